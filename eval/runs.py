@@ -1,0 +1,176 @@
+"""Read a run folder: its configuration, its record and, where there is one, its held-out evaluation."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+
+VARIANTS = ("plain", "control", "A", "B", "C")
+
+# The counter of each stage in metrics.jsonl: it tells a stage that did not run from one that was not timed.
+STAGE_COUNTERS = {
+    "rollout": "tokens_generated",
+    "old": "old_forward_calls",
+    "ref": "ref_forward_calls",
+    "update": "policy_forward_calls",
+}
+
+
+class InputError(ValueError):
+    """Bad input: one line that names the key, the value and the cure."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    One training run as its folder records it.
+
+    Attributes:
+        path (`Path`): The run folder.
+        name (`str`): Name of the arm in tables and figures.
+        config (`dict`): `config.yaml`; a missing key means the default.
+        env (`dict`): `env.json`: variant, execution, seed, versions.
+        metrics (`pd.DataFrame`): `metrics.jsonl`, one row per optimizer step, sorted by `step`. NaN or a missing column
+            means not measured.
+        events (`pd.DataFrame` or `None`): `events.jsonl`, one row per event; `None` if there is no such file.
+        passk (`dict` or `None`): `passk.json`; `None` if the run was not evaluated.
+    """
+
+    path: Path
+    name: str
+    config: dict
+    env: dict
+    metrics: pd.DataFrame
+    events: pd.DataFrame | None
+    passk: dict | None
+
+    @property
+    def variant(self) -> str:
+        return str(self.env.get("variant", "unknown"))
+
+    @property
+    def seed(self):
+        return self.env.get("seed", self.config.get("seed"))
+
+    def measured(self, key: str) -> pd.Series | None:
+        """Values of one metric at the steps where it was measured, indexed by step; `None` if it never was."""
+        if key not in self.metrics:
+            return None
+        values = pd.to_numeric(self.metrics.set_index("step")[key], errors="coerce").dropna()
+        return None if values.empty else values
+
+    def total(self, key: str) -> float | None:
+        """Sum of one metric over the steps; `None` if it was never measured."""
+        values = self.measured(key)
+        return None if values is None else float(values.sum())
+
+    def stage_total(self, stage: str) -> float | None:
+        """
+        Seconds of one stage (`rollout`, `old`, `ref`, `update`) over the whole run; `None` if it was not timed.
+
+        A stage leaves no time in a step that never entered it, so a run that timed no such stage at all but counted 0
+        of its calls spent 0 seconds there.
+        """
+        seconds = self.total(f"time_{stage}")
+        if seconds is None and self.total(STAGE_COUNTERS[stage]) == 0:
+            return 0.0
+        return seconds
+
+    def reset_steps(self) -> list[int] | None:
+        """Optimizer steps at which a reset was applied; `None` if the run kept no record of events."""
+        if self.events is None:
+            return None
+        if self.events.empty:
+            return []
+        # The same file also records growth and resumes.
+        resets = self.events[self.events["event"].str.contains("reset")] if "event" in self.events else self.events
+        return [int(step) for step in resets["step_applied"]]
+
+
+def load_config(run_dir) -> dict:
+    """
+    `config.yaml` of a run folder.
+
+    Raises:
+        InputError: If the folder or the file is missing, or the file is no mapping.
+    """
+    run_dir = Path(run_dir)
+    if not run_dir.is_dir():
+        raise InputError(f"run folder '{run_dir}' does not exist; give the folder a training run wrote")
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe the run was started with there")
+    config = yaml.safe_load(path.read_text())
+    if not isinstance(config, dict):
+        raise InputError(f"'{path}' holds a {type(config).__name__}; it must be a flat mapping of recipe keys")
+    return config
+
+
+def read_jsonl(path: Path) -> pd.DataFrame:
+    """
+    One row per JSON object; an object without a key has NaN there. A last line that was cut off, as in a run that is
+    still being written, is left out.
+
+    Raises:
+        InputError: If a whole line is not JSON.
+    """
+    rows = []
+    whole_lines = path.read_text().split("\n")[:-1]
+    for number, line in enumerate(whole_lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise InputError(f"'{path}' line {number} is not JSON ({error}); remove the line") from error
+    return pd.DataFrame(rows)
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise InputError(f"'{path}' is not JSON ({error}); write it again") from error
+
+
+def load_run(run_dir, name: str | None = None) -> Run:
+    """
+    Read a run folder.
+
+    Args:
+        run_dir (`str` or `Path`): The folder; it needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`.
+        name (`str`, *optional*): Name of the arm; the folder's name by default.
+
+    Returns:
+        [`Run`]
+
+    Raises:
+        InputError: If a file is missing or unreadable.
+    """
+    run_dir = Path(run_dir)
+    config = load_config(run_dir)
+    for file in ("env.json", "metrics.jsonl"):
+        if not (run_dir / file).is_file():
+            raise InputError(
+                f"'{run_dir / file}' is missing; give a run folder in which at least one step was recorded"
+            )
+    metrics = read_jsonl(run_dir / "metrics.jsonl")
+    if "step" not in metrics:
+        raise InputError(f"'{run_dir / 'metrics.jsonl'}' records no step; train the run first")
+    events, passk = run_dir / "events.jsonl", run_dir / "passk.json"
+    return Run(
+        path=run_dir,
+        name=name or run_dir.resolve().name,
+        config=config,
+        env=_read_json(run_dir / "env.json"),
+        metrics=metrics.sort_values("step", ignore_index=True),
+        events=read_jsonl(events) if events.is_file() else None,
+        passk=_read_json(passk) if passk.is_file() else None,
+    )
+
+
+def sort_runs(runs: list[Run]) -> list[Run]:
+    """Runs in the order plain, control, A, B, C, then the rest; within a variant by name."""
+    rank = {variant: position for position, variant in enumerate(VARIANTS)}
+    return sorted(runs, key=lambda run: (rank.get(run.variant, len(rank)), run.name))

@@ -1,0 +1,187 @@
+"""What the numbers say, in words made from the numbers, and what they cannot say."""
+
+import math
+import shlex
+
+from eval.runs import Run
+from eval.statistics import Estimate, paired_bootstrap_difference, paired_bootstrap_ratio
+from eval.tables import (
+    DIFFERENT_OBJECTIVE,
+    SEED_AND_PATH_KEYS,
+    both_a_and_b,
+    gain,
+    per_prompt,
+    repetitions,
+    seed_count,
+)
+
+
+TARGET_GAIN = 0.35
+
+# What defines an arm; in every other key the arms of a comparison should agree.
+ARM_KEYS = {"beta", "beta_old", "beta_base", "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
+ARM_PREFIXES = ("ref_", "optimizer_reset")
+
+
+def passk_command(runs: list[Run]) -> str:
+    """The command that evaluates these runs."""
+    return "python -m eval.passk " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
+
+
+def same_prompts(a: Run, b: Run) -> bool:
+    """Whether two runs were evaluated on the same prompts in the same way, so that prompts can be paired."""
+    if a.passk is None or b.passk is None:
+        return False
+    evaluated_alike = all(
+        a.passk.get(key) == b.passk.get(key) for key in ("split", "prompts", "n", "temperature", "task", "level")
+    )
+    return evaluated_alike and all(
+        (a.config.get(key) or None) == (b.config.get(key) or None) for key in ("task_options", "task_seed")
+    )
+
+
+def pairs(runs: list[Run], first: str, second: str) -> list[tuple[Run, Run]]:
+    """Runs of two variants that belong together: those of one seed, or all combinations where no seed is shared."""
+    combinations = [(a, b) for a in runs if a.variant == first for b in runs if b.variant == second]
+    return [(a, b) for a, b in combinations if a.seed == b.seed] or combinations
+
+
+def gain_statements(runs: list[Run]) -> list[str]:
+    """Whether each run of A, B or C gained at least `TARGET_GAIN` in held-out pass@1 over base."""
+    lines = []
+    for run in runs:
+        if run.variant not in ("A", "B", "C") or run.passk is None:
+            continue
+        estimate = gain(run)
+        reached = "at least" if estimate.value >= TARGET_GAIN else "less than"
+        line = (
+            f"`{run.name}` ({run.variant}) went from {per_prompt(run, 'base').mean():.3f} to "
+            f"{per_prompt(run, 'trained').mean():.3f} in held-out pass@1, a gain of {_signed(estimate)}: {reached} "
+            f"{TARGET_GAIN:.2f}."
+        )
+        if estimate.low < TARGET_GAIN <= estimate.high:
+            line += f" The interval covers {TARGET_GAIN:.2f}."
+        lines.append(line)
+    return lines
+
+
+def share_statements(runs: list[Run]) -> list[str]:
+    """B's held-out pass@1 as a share of A's, with the warning that the two optimise different objectives."""
+    lines = []
+    for b, a in pairs(runs, "B", "A"):
+        heading = f"`{b.name}` (B) against `{a.name}` (A), held-out pass@1: "
+        if not same_prompts(a, b):
+            body = _not_comparable(a, b)
+        elif not any(a.passk["trained"]["correct"]):
+            body = "A solved no prompt, so there is no share to give."
+        else:
+            share = paired_bootstrap_ratio(per_prompt(b, "trained"), per_prompt(a, "trained"))
+            high = f"{100 * share.high:.0f} %" if math.isfinite(share.high) else "unbounded"
+            body = f"B reaches {100 * share.value:.0f} % of A's [{100 * share.low:.0f} %, {high}]."
+        lines.append(f"{heading}{body} {DIFFERENT_OBJECTIVE}")
+    return lines
+
+
+def control_statements(runs: list[Run]) -> list[str]:
+    """Control less A in held-out pass@1: what moving the reference changed, or how large a change would have shown."""
+    lines = []
+    for control, a in pairs(runs, "control", "A"):
+        heading = f"`{control.name}` (control) less `{a.name}` (A), held-out pass@1: "
+        if not same_prompts(control, a):
+            lines.append(heading + _not_comparable(control, a))
+            continue
+        difference = paired_bootstrap_difference(per_prompt(control, "trained"), per_prompt(a, "trained"))
+        if difference.low <= 0 <= difference.high:
+            half_width = (difference.high - difference.low) / 2
+            body = f"no difference found; differences smaller than {half_width:.3f} could not have been seen."
+        else:
+            body = f"the {'control' if difference.value > 0 else 'A'} run is higher."
+        lines.append(f"{heading}{_signed(difference)}: {body}")
+    return lines
+
+
+def missing_statements(runs: list[Run]) -> list[str]:
+    """Which runs lack a held-out evaluation, and the command that makes it."""
+    missing = [run for run in runs if run.passk is None]
+    if not missing:
+        return []
+    names = ", ".join(f"`{run.name}`" for run in missing)
+    return [f"Not evaluated on held-out prompts: {names}. Run `{passk_command(missing)}`, then this report again."]
+
+
+def caveats(runs: list[Run]) -> list[str]:
+    """What the numbers cannot show: seeds, evaluation, differences between the runs beyond their variants."""
+    lines = []
+    groups = repetitions(runs)
+    if all(seed_count(group) == 1 for group in groups):
+        lines.append(
+            "One training seed per arm: the intervals are over prompts only and say nothing of the variation between "
+            "seeds, which may be larger than the differences shown."
+        )
+    else:
+        counts = ", ".join(f"{seed_count(group)} ({group[0].variant})" for group in groups)
+        lines.append(
+            f"Training seeds per arm: {counts}. Intervals of single runs are over prompts only; those in the table "
+            "over seeds are over seeds only, and wide, for the seeds are few."
+        )
+    settings = {
+        f"{run.passk['split']} split, {run.passk['prompts']} prompts, {run.passk['n']} samples each, "
+        f"{'greedy decoding' if run.passk['temperature'] == 0 else 'temperature {:g}'.format(run.passk['temperature'])}"
+        for run in runs
+        if run.passk
+    }
+    if settings:
+        lines.append(
+            f"Held-out numbers: {'; '.join(sorted(settings))}. pass@k is the unbiased estimator of Chen et al. (2021), "
+            "its intervals are 95 % percentile bootstraps over prompts. Training reward is on training prompts and is "
+            "no held-out number."
+        )
+    if len(settings) > 1:
+        lines.append("The runs were not all evaluated in the same way: compare held-out numbers only where it agrees.")
+    if any(run.variant == "B" for run in runs):
+        lines.append(
+            "B's KL to the sampling policy overlaps with what the clipping of the ratio does: B's numbers do not tell "
+            "the two apart."
+        )
+    steps = {int(run.metrics["step"].max()) for run in runs}
+    if len(steps) > 1:
+        lines.append(f"The runs differ in length, {min(steps)} to {max(steps)} steps; nothing is matched by steps.")
+    lines += _config_differences(runs)
+    for key, consequence in (
+        ("execution", "step times compare these ways of computing too"),
+        ("hardware", "step times do not compare"),
+    ):
+        if len({repr(run.env.get(key)) for run in runs}) > 1:
+            lines.append(f"The runs differ in `{key}` (see `env.json`): {consequence}.")
+    return lines
+
+
+def comparison_statements(runs: list[Run]) -> list[str]:
+    """Everything that is said of the runs, in the order of the report."""
+    lines = gain_statements(runs) + share_statements(runs) + control_statements(runs) + missing_statements(runs)
+    if both_a_and_b(runs) and not any(DIFFERENT_OBJECTIVE in line for line in lines):
+        lines.append(DIFFERENT_OBJECTIVE)
+    return lines
+
+
+def _signed(estimate: Estimate) -> str:
+    return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+
+
+def _not_comparable(a: Run, b: Run) -> str:
+    if a.passk is None or b.passk is None:
+        return "not compared, for not both were evaluated."
+    return "not compared, for they were not evaluated on the same prompts in the same way."
+
+
+def _config_differences(runs: list[Run]) -> list[str]:
+    expected = ARM_KEYS | SEED_AND_PATH_KEYS
+    keys = sorted({key for run in runs for key in run.config} - expected)
+    differing = []
+    for key in keys:
+        if key.startswith(ARM_PREFIXES):
+            continue
+        values = {repr(run.config.get(key, "default")): None for run in runs}
+        if len(values) > 1:
+            differing.append(f"`{key}` ({', '.join(value.strip(chr(39)) for value in values)})")
+    return [f"The runs differ beyond their variants, in {', '.join(differing)}."] if differing else []

@@ -1,0 +1,276 @@
+"""The report's tables, a row per run: numbers taken from the record, and what was not measured left open."""
+
+import math
+from dataclasses import dataclass, field
+
+import pandas as pd
+from rich.table import Table as RichTable
+
+from eval.runs import Run
+from eval.statistics import (
+    Estimate,
+    paired_bootstrap_difference,
+    pass_at_k_per_prompt,
+    t_interval,
+)
+
+
+NOT_MEASURED = "–"
+FIRST_SHARE, LAST_SHARE = 0.05, 0.10
+
+ANCHORS = {
+    "plain": "none",
+    "control": "KL to initial policy",
+    "A": "KL to moving reference",
+    "B": "KL to pi_old (a different objective)",
+    "C": "KL to moving reference",
+}
+
+DIFFERENT_OBJECTIVE = (
+    "B optimises a different objective from A: its KL term is taken to the policy that sampled the batch, A's to a "
+    "reference that moves only at resets."
+)
+
+# Settings in which runs may differ and still be repetitions of one another.
+SEED_AND_PATH_KEYS = {
+    "seed",
+    "data_seed",
+    "task_seed",
+    "output_dir",
+    "run_dir",
+    "run_name",
+    "logging_dir",
+    "report_to",
+}
+
+
+@dataclass
+class Table:
+    """Cells as text: rendered as GitHub markdown in the report and by rich in the terminal."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+
+    def to_markdown(self) -> str:
+        lines = [self.header, ["---"] * len(self.header), *self.rows]
+        table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+        return "\n\n".join([table, *self.notes])
+
+    def to_rich(self) -> RichTable:
+        table = RichTable(title=self.title, caption=" ".join(self.notes) or None, caption_justify="left")
+        for name in self.header:
+            table.add_column(name)
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+def cell(value: float | None, spec: str) -> str:
+    """A number in the given format; an en dash for what was not measured."""
+    return NOT_MEASURED if value is None or math.isnan(value) else format(value, spec)
+
+
+def interval_cell(estimate: Estimate | None, spec: str) -> str:
+    """`value [low, high]`, or an en dash."""
+    if estimate is None:
+        return NOT_MEASURED
+    return "{} [{}, {}]".format(*(format(part, spec) for part in estimate))
+
+
+def first_mean(values: pd.Series | None) -> float | None:
+    """Mean of the first 5 % of the measured steps, at least one."""
+    return None if values is None else float(values.iloc[: max(1, round(FIRST_SHARE * len(values)))].mean())
+
+
+def last_mean(values: pd.Series | None) -> float | None:
+    """Mean of the last 10 % of the measured steps, at least one."""
+    return None if values is None else float(values.iloc[-max(1, round(LAST_SHARE * len(values))) :].mean())
+
+
+def median_step_seconds(run: Run) -> float | None:
+    """Median seconds of an optimizer step."""
+    seconds = run.measured("time_step")
+    return None if seconds is None else float(seconds.median())
+
+
+def mean_step_seconds(run: Run) -> float | None:
+    """Mean seconds of an optimizer step; the one to compare where only some steps generate."""
+    seconds = run.measured("time_step")
+    return None if seconds is None else float(seconds.mean())
+
+
+def reference_share(run: Run) -> float | None:
+    """Seconds spent scoring with the reference over all seconds, in [0, 1]."""
+    reference, step = run.stage_total("ref"), run.total("time_step")
+    return None if reference is None or not step else reference / step
+
+
+def control_of(run: Run, runs: list[Run]) -> Run | None:
+    """The control a run is compared with: the one of its seed, else the first one, else `None`."""
+    controls = [other for other in runs if other.variant == "control"]
+    return next((control for control in controls if control.seed == run.seed), controls[0] if controls else None)
+
+
+def held_out(run: Run, side: str, k: int) -> Estimate | None:
+    """Held-out pass@k of one side (`base` or `trained`) with its interval; `None` if not evaluated."""
+    result = (run.passk or {}).get(side, {})
+    if f"pass@{k}" not in result:
+        return None
+    return Estimate(result[f"pass@{k}"], *result[f"interval@{k}"])
+
+
+def per_prompt(run: Run, side: str, k: int = 1):
+    """pass@k of each held-out prompt, shape (P,); the run must have been evaluated."""
+    return pass_at_k_per_prompt(run.passk[side]["correct"], run.passk["n"], k)
+
+
+def gain(run: Run) -> Estimate | None:
+    """Held-out pass@1, trained less base, with its paired interval over prompts; `None` if not evaluated."""
+    if run.passk is None:
+        return None
+    return paired_bootstrap_difference(per_prompt(run, "trained"), per_prompt(run, "base"))
+
+
+def both_a_and_b(runs: list[Run]) -> bool:
+    """Whether A and B stand side by side, so that their objectives must be told apart."""
+    return {"A", "B"} <= {run.variant for run in runs}
+
+
+def objective_notes(runs: list[Run]) -> list[str]:
+    return [DIFFERENT_OBJECTIVE] if both_a_and_b(runs) else []
+
+
+def learning_table(runs: list[Run]) -> Table:
+    """What each run learned: rewards in training, pass@k on held-out prompts, distance from the anchors."""
+    header = [
+        "arm",
+        "variant",
+        "anchor",
+        "resets",
+        "steps",
+        "training reward, first 5 % → last 10 %",
+        "held-out pass@1, base → trained [95 %]",
+        "gain in pass@1 [95 %]",
+        "pass@4",
+        "pass@8",
+        "final kl_ref",
+        "final kl_old",
+    ]
+    with_clipping = any(run.measured("clip_region_mean") is not None for run in runs)
+    rows = []
+    for run in runs:
+        resets, reward, base = run.reset_steps(), run.measured("reward"), held_out(run, "base", 1)
+        pass_4, pass_8 = held_out(run, "trained", 4), held_out(run, "trained", 8)
+        row = [
+            run.name,
+            run.variant,
+            ANCHORS.get(run.variant, NOT_MEASURED),
+            NOT_MEASURED if resets is None else str(len(resets)),
+            str(int(run.metrics["step"].max())),
+            f"{cell(first_mean(reward), '.3f')} → {cell(last_mean(reward), '.3f')}" if reward is not None else "–",
+            f"{cell(base.value, '.3f')} → {interval_cell(held_out(run, 'trained', 1), '.3f')}" if base else "–",
+            interval_cell(gain(run), "+.3f"),
+            cell(pass_4.value if pass_4 else None, ".3f"),
+            cell(pass_8.value if pass_8 else None, ".3f"),
+            cell(last_mean(run.measured("kl_ref")), ".2e"),
+            cell(last_mean(run.measured("kl_old")), ".2e"),
+        ]
+        if with_clipping:
+            row.append(cell(last_mean(run.measured("clip_region_mean")), ".4f"))
+        rows.append(row)
+    notes = [
+        "pass@k is of the trained model where only one number stands. KL is the k3 mean over tokens in nats"
+        f"{', the clip ratio the share of tokens clipped' if with_clipping else ''}; final means the mean of the last "
+        f"10 % of the steps. {NOT_MEASURED} means not measured."
+    ]
+    header = header + ["final clip ratio"] if with_clipping else header
+    return Table("What was learned", header, rows, notes + objective_notes(runs))
+
+
+def cost_table(runs: list[Run]) -> Table:
+    """What each run cost: scoring calls of the reference and of the old policy, and time."""
+    rows = []
+    for run in runs:
+        seconds, control, share = mean_step_seconds(run), control_of(run, runs), reference_share(run)
+        control_seconds = mean_step_seconds(control) if control else None
+        rows.append(
+            [
+                run.name,
+                run.variant,
+                cell(run.total("ref_forward_calls"), ",.0f"),
+                cell(run.total("old_forward_calls"), ",.0f"),
+                cell(None if share is None else 100 * share, ".1f"),
+                cell(median_step_seconds(run), ".3g"),
+                cell(seconds, ".3g"),
+                cell(seconds / control_seconds if seconds and control_seconds else None, ".2f"),
+            ]
+        )
+    header = [
+        "arm",
+        "variant",
+        "reference forward calls",
+        "old-policy forward calls",
+        "reference share of time (%)",
+        "median seconds a step",
+        "mean seconds a step",
+        "mean step time / control's",
+    ]
+    notes = [
+        "A forward call is one scoring call of the model, generation and evaluation not counted; calls are totals over "
+        f"the run. {NOT_MEASURED} means not measured."
+    ]
+    return Table("What it cost", header, rows, notes + objective_notes(runs))
+
+
+def repetitions(runs: list[Run]) -> list[list[Run]]:
+    """Groups of runs with one variant and one configuration, which differ in seeds and paths only, in given order."""
+    groups = {}
+    for run in runs:
+        settings = {key: value for key, value in run.config.items() if key not in SEED_AND_PATH_KEYS}
+        groups.setdefault((run.variant, repr(sorted(settings.items()))), []).append(run)
+    return list(groups.values())
+
+
+def seed_count(group: list[Run]) -> int:
+    return len({str(run.seed) for run in group})
+
+
+def seeds_table(runs: list[Run]) -> Table | None:
+    """Mean over training seeds with its 95 % t-interval, a row per configuration; `None` if none has 2 seeds."""
+    groups = repetitions(runs)
+    if all(seed_count(group) < 2 for group in groups):
+        return None
+
+    def over_seeds(values: list, spec: str) -> str:
+        values = [value for value in values if value is not None]
+        if not values:
+            return NOT_MEASURED
+        return interval_cell(t_interval(values), spec) if len(values) > 1 else format(values[0], spec)
+
+    rows = []
+    for group in groups:
+        trained, gains = [held_out(run, "trained", 1) for run in group], [gain(run) for run in group]
+        rows.append(
+            [
+                group[0].variant,
+                ", ".join(run.name for run in group),
+                str(seed_count(group)),
+                over_seeds([last_mean(run.measured("reward")) for run in group], ".3f"),
+                over_seeds([estimate and estimate.value for estimate in trained], ".3f"),
+                over_seeds([estimate and estimate.value for estimate in gains], "+.3f"),
+                over_seeds([mean_step_seconds(run) for run in group], ".3g"),
+            ]
+        )
+    header = [
+        "variant",
+        "arms",
+        "seeds",
+        "training reward, last 10 % [95 %]",
+        "held-out pass@1, trained [95 %]",
+        "gain in pass@1 [95 %]",
+        "mean seconds a step [95 %]",
+    ]
+    notes = ["Mean over training seeds with Student's t-interval; no interval where there is one seed."]
+    return Table("Over seeds", header, rows, notes + objective_notes(runs))

@@ -1,0 +1,119 @@
+"""The demo: embedded model, five arms of `recipes/tiny`, held-out pass@k, report. `make demo` runs it.
+
+Arms run side by side, one thread each. What is finished is kept: run it again to go on where it stopped.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from trl_prorl.meter import read_jsonl
+
+
+ROOT = Path(__file__).resolve().parent.parent
+ARMS = ("control", "variantA", "variantB", "variantC", "plain")
+console = Console()
+
+
+class Arm:
+    """One training run in a process of its own."""
+
+    def __init__(self, recipe: Path, out: Path, seed: int, overrides: list[str]):
+        self.name, self.out = out.name, out
+        self.log = out.with_suffix(".log")
+        self.command = [sys.executable, str(ROOT / "recipes" / "grpo_variantA.py"), "--config", str(recipe)]
+        self.command += ["--output_dir", str(out), "--seed", str(seed), "--disable_tqdm", "true", *overrides]
+        steps = overrides[overrides.index("--max_steps") + 1] if "--max_steps" in overrides else None
+        self.steps = int(steps or yaml.safe_load(recipe.read_text())["max_steps"])
+        self.process: subprocess.Popen | None = None
+
+    @property
+    def finished(self) -> bool:
+        return (self.out / "adapter_model.safetensors").exists() or (self.out / "model.safetensors").exists()
+
+    def start(self) -> None:
+        if self.out.exists():  # left by a run that was stopped
+            shutil.rmtree(self.out)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            self.command, stdout=self.log.open("w"), stderr=subprocess.STDOUT, env=env, cwd=ROOT
+        )
+
+    def check(self) -> None:
+        if self.process.returncode:
+            tail = "".join(self.log.read_text().splitlines(keepends=True)[-15:])
+            raise SystemExit(f"{self.name} failed with exit code {self.process.returncode}; {self.log} ends:\n{tail}")
+
+
+def train(arms: list[Arm], side_by_side: int) -> None:
+    """Train all arms, at most `side_by_side` at a time, with a bar for each."""
+    waiting, running = [arm for arm in arms if not arm.finished], []
+    columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[reward]}"), console=console) as progress:
+        bars = {arm: progress.add_task(arm.name, total=arm.steps, start=False, reward="") for arm in waiting}
+        try:
+            while waiting or running:
+                while waiting and len(running) < side_by_side:
+                    arm = waiting.pop(0)
+                    arm.start()
+                    progress.start_task(bars[arm])
+                    running.append(arm)
+                time.sleep(1.0)
+                for arm in list(running):
+                    rows = read_jsonl(arm.out / "metrics.jsonl")
+                    last = rows[-20:]
+                    reward = f"reward {sum(row['reward'] for row in last) / len(last):.2f}" if last else ""
+                    progress.update(bars[arm], completed=len(rows), reward=reward)
+                    if arm.process.poll() is not None:
+                        running.remove(arm)
+                        progress.stop_task(bars[arm])
+                        arm.check()
+        finally:
+            for arm in running:
+                arm.process.terminate()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--recipes", type=Path, default=ROOT / "recipes" / "tiny", help="folder of recipes")
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="where the runs go")
+    parser.add_argument("--arms", nargs="+", default=ARMS, help="recipes of the folder, without .yaml")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="one run of every arm for each seed")
+    parser.add_argument("--side-by-side", type=int, default=os.cpu_count(), help="arms that train at the same time")
+    parser.add_argument("--prompts", default="256", help="held-out prompts of the evaluation")
+    parser.add_argument("--samples", default="16", help="samples per prompt")
+    args, overrides = parser.parse_known_args()
+    os.chdir(ROOT)
+
+    with console.status("embedded model: supervised warm start (once, up to 2 minutes)"):
+        made = subprocess.run(
+            [sys.executable, "-m", "trl_prorl.embedded"], capture_output=True, text=True, check=False
+        )
+    if made.returncode:
+        raise SystemExit(made.stderr)
+    console.print(f"embedded model: {made.stdout.split()[-1]}")
+
+    def folder(arm: str, seed: int) -> Path:
+        return args.out / (arm if len(args.seeds) == 1 else f"{arm}_seed{seed}")
+
+    arms = [
+        Arm(args.recipes / f"{arm}.yaml", folder(arm, seed), seed, overrides) for seed in args.seeds for arm in args.arms
+    ]
+    train(arms, max(1, args.side_by_side))
+    runs = [str(arm.out) for arm in arms]
+    evaluate = [sys.executable, "-m", "eval.passk", "--n", args.samples, "--prompts", args.prompts]
+    subprocess.run([*evaluate, *(part for run in runs for part in ("--run", run))], check=True)
+    subprocess.run([sys.executable, "-m", "eval.report", "--runs", *runs, "--out", str(args.out)], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""Variant A. `accelerate launch recipes/grpo_variantA.py [--config RECIPE.yaml] [--key value ...]`"""
+
+from pathlib import Path
+
+from trl_prorl.train import main
+
+
+if __name__ == "__main__":
+    main(Path(__file__).parent / "tiny" / "variantA.yaml")

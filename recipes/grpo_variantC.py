@@ -1,0 +1,9 @@
+"""Variant C. `accelerate launch recipes/grpo_variantC.py [--config RECIPE.yaml] [--key value ...]`"""
+
+from pathlib import Path
+
+from trl_prorl.train import main
+
+
+if __name__ == "__main__":
+    main(Path(__file__).parent / "tiny" / "variantC.yaml")

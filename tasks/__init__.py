@@ -1,0 +1,7 @@
+"""Verifiable tasks: questions with content-disjoint splits and one verifier for training and evaluation."""
+
+from .base import Task
+from .registry import get_task, task_names
+
+
+__all__ = ["Task", "get_task", "task_names"]

@@ -1,0 +1,116 @@
+"""What a task is, and how the content of a question decides its split."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from datasets import Dataset
+
+
+SPLITS = ("train", "validation", "test")
+NUM_BUCKETS = 10
+TEST_BUCKET = 0
+VALIDATION_BUCKET = 1
+
+
+def stable_hash(*parts: object) -> int:
+    """
+    64-bit hash of the parts, the same in every process and on every machine.
+
+    Python's own `hash` is salted per process, so it can decide neither splits nor seeds.
+    """
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def content_bucket(task: str, question: str) -> int:
+    """
+    The bucket, 0 to 9, that a question's content puts it in.
+
+    Neither a seed nor a level enters, so that a question is in the same split wherever it turns up.
+    """
+    return stable_hash(task, question) % NUM_BUCKETS
+
+
+def content_split(task: str, question: str) -> str:
+    """The split of a question: 10 % of all questions are test, 10 % validation and 80 % train."""
+    return {TEST_BUCKET: "test", VALIDATION_BUCKET: "validation"}.get(content_bucket(task, question), "train")
+
+
+def check_integer(name: str, value: object) -> None:
+    """Raises `ValueError` unless `value` is an integer (a bool is not)."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be an integer")
+
+
+def check_request(split: object, n: object, seed: object) -> None:
+    """
+    Checks the arguments of [`Task.rows`].
+
+    Raises:
+        `ValueError`: if the split is unknown, `n` is neither `None` nor an integer >= 1, or `seed` is no integer.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split={split!r} must be one of {', '.join(SPLITS)}")
+    if n is not None:
+        check_integer("n", n)
+        if n < 1:
+            raise ValueError(f"n={n} must be at least 1")
+    check_integer("seed", seed)
+
+
+def build_dataset(name: str, level: int, prompts: Sequence[str], answers: Sequence[str]) -> Dataset:
+    """The rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`."""
+    return Dataset.from_dict(
+        {
+            "prompt": [[{"role": "user", "content": prompt}] for prompt in prompts],
+            "answer": list(answers),
+            "task": [name] * len(prompts),
+            "level": [level] * len(prompts),
+        }
+    )
+
+
+class Task(ABC):
+    """
+    Questions whose answers can be checked.
+
+    Attributes:
+        name (`str`): name of the task in the registry.
+        level (`int`): difficulty, from 1.
+    """
+
+    name: str
+    level: int
+
+    @abstractmethod
+    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+        """
+        Questions of one split; the same arguments always give the same rows, and no question occurs twice.
+
+        Splits are disjoint by content, whatever the seed.
+
+        Args:
+            split (`str`): `"train"`, `"validation"` or `"test"`.
+            n (`int` or `None`): number of rows; `None` means all of them, which only a finite data set has.
+            seed (`int`, *optional*, defaults to `0`): which rows, and in which order.
+
+        Returns:
+            `datasets.Dataset` with the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
+            `level` (`int`) and what the task needs beyond.
+
+        Raises:
+            `ValueError`: if an argument is wrong or the split has fewer than `n` questions.
+        """
+
+    @abstractmethod
+    def verify(self, completion: str, row: Mapping) -> bool:
+        """Whether the completion, as plain text, answers the row correctly; never raises on any text."""
+
+    def reward(self, completion: str, row: Mapping) -> float:
+        """Reward of the completion in [0, 1]: 1.0 if it is correct, else 0.0 unless the task grades; never raises."""
+        return float(self.verify(completion, row))
+
+    def gold(self, row: Mapping) -> str:
+        """A completion of the row that [`Task.verify`] accepts."""
+        return row["answer"]

@@ -1,0 +1,68 @@
+"""Is a string of brackets balanced."""
+
+from random import Random
+
+from .generated import GeneratedTask
+
+
+CLOSER = {"(": ")", "[": "]", "{": "}"}
+
+
+def is_balanced(brackets: str) -> bool:
+    """Whether every bracket of a string of `()[]{}` closes the latest one that is still open, and none stays open."""
+    expected = []
+    for bracket in brackets:
+        if bracket in CLOSER:
+            expected.append(CLOSER[bracket])
+        elif not expected or expected.pop() != bracket:
+            return False
+    return not expected
+
+
+def sample_balanced(rng: Random, pairs: int) -> str:
+    """A balanced string of `2 * pairs` brackets."""
+    brackets, expected = [], []
+    to_open = pairs
+    while to_open or expected:
+        if to_open and (not expected or rng.random() < 0.5):
+            opener = rng.choice("([{")
+            brackets.append(opener)
+            expected.append(CLOSER[opener])
+            to_open -= 1
+        else:
+            brackets.append(expected.pop())
+    return "".join(brackets)
+
+
+def sample_unbalanced(rng: Random, pairs: int) -> str:
+    """
+    An unbalanced string of `2 * pairs` brackets, `pairs` >= 2: a balanced one with two brackets swapped.
+
+    The first and the last bracket stay, and so do the counts of each kind, so that neither the length, nor the ends,
+    nor counting tells the two classes apart.
+    """
+    while True:
+        brackets = list(sample_balanced(rng, pairs))
+        i, j = rng.sample(range(1, 2 * pairs - 1), 2)
+        brackets[i], brackets[j] = brackets[j], brackets[i]
+        if not is_balanced("".join(brackets)):
+            return "".join(brackets)
+
+
+class BracketMatching(GeneratedTask):
+    """
+    Is a string of brackets balanced: `balanced, yes or no? ([]{})` -> `yes`.
+
+    Level L, 1 to 8, has 5 to L + 5 pairs of brackets, every number equally likely; about half of the questions are
+    balanced (fewer, once nearly all balanced strings of a split are drawn). The reward can be guessed: one of the two words scores 0.5 on average.
+    """
+
+    name = "bracket_matching"
+
+    def sample(self, rng: Random) -> tuple[str, str]:
+        # Fewer than 5 pairs have so few balanced strings that drawing without repetition would leave mostly
+        # unbalanced ones, and a short length would give the answer away.
+        pairs = rng.randint(5, self.level + 5)
+        balanced = rng.random() < 0.5
+        brackets = sample_balanced(rng, pairs) if balanced else sample_unbalanced(rng, pairs)
+        return f"balanced, yes or no? {brackets}", "yes" if balanced else "no"

@@ -1,0 +1,63 @@
+"""Tasks whose questions are generated: an endless supply, drawn by hashed seeds."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from random import Random
+
+from datasets import Dataset
+
+from .base import Task, build_dataset, check_integer, check_request, content_split, stable_hash
+
+
+MAX_LEVEL = 8
+# A new question of the rarest split turns up in one attempt of ten, so this many misses mean there is none left.
+MAX_MISSES = 1000
+
+
+class GeneratedTask(Task):
+    """
+    A task that draws its questions from a random generator.
+
+    Args:
+        level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8; what it sets, the task says.
+
+    Raises:
+        `ValueError`: if the level is not an integer from 1 to 8.
+    """
+
+    def __init__(self, level: int = 3):
+        check_integer("level", level)
+        if not 1 <= level <= MAX_LEVEL:
+            raise ValueError(f"level={level}: {self.name} has the levels 1 to {MAX_LEVEL}")
+        self.level = level
+
+    @abstractmethod
+    def sample(self, rng: Random) -> tuple[str, str]:
+        """Draws one question; returns the text of its prompt and its answer."""
+
+    def rows(self, split: str, n: int, seed: int = 0) -> Dataset:
+        """See [`Task.rows`]; `n=None` is refused, for there is no such thing as all generated questions."""
+        check_request(split, n, seed)
+        if n is None:
+            raise ValueError(f"n=None: {self.name} generates its questions, so say how many")
+        answers: dict[str, str] = {}
+        while len(answers) < n:
+            prompt, answer = self._draw(split, n, seed, answers)
+            answers[prompt] = answer
+        return build_dataset(self.name, self.level, list(answers), list(answers.values()))
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        return completion.strip() == row["answer"]
+
+    def _draw(self, split: str, n: int, seed: int, seen: Mapping[str, str]) -> tuple[str, str]:
+        """The next question of the split that is not in `seen`."""
+        for attempt in range(MAX_MISSES):
+            # Hashing every coordinate, rather than adding seed and index, keeps the streams of two seeds apart.
+            rng = Random(stable_hash(self.name, self.level, split, seed, len(seen), attempt))
+            prompt, answer = self.sample(rng)
+            if prompt not in seen and content_split(self.name, prompt) == split:
+                return prompt, answer
+        raise ValueError(
+            f"n={n}: only {len(seen)} different {split} questions of {self.name} were found at level {self.level}; "
+            "ask for fewer rows or for a higher level"
+        )

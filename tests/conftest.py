@@ -1,0 +1,165 @@
+"""A tiny model and a way to train it: shared by the tests of the trainer."""
+
+import os
+
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import warnings
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.embedded import EmbeddedSettings, byte_tokenizer, new_model
+
+
+torch.set_num_threads(1)
+
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+
+
+def vowels(completions, **kwargs):
+    """A reward that differs within almost every group: the share of bytes below 'g'."""
+    texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]
+    return [sum(ord(ch) < 103 for ch in text) / (len(text) + 1) for text in texts]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Path of a two-layer Qwen2 with random weights, large enough that its distribution is not flat."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = byte_tokenizer()
+    settings = EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3)
+    model = new_model(settings, tokenizer)
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.dim() > 1:
+                param.mul_(5.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def make_trainer(tiny_model, tmp_path):
+    """A function that builds a trainer: `make_trainer(ProRLTrainer, lora=True, beta=0.1, ...)`."""
+    counter = iter(range(1000))
+
+    def make(cls=ProRLTrainer, lora=True, reward=vowels, model=None, prompts=16, trainer_kwargs=None, **keys):
+        defaults = {
+            "output_dir": str(tmp_path / f"run{next(counter)}"),
+            "max_steps": 4,
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "num_iterations": 2,
+            "max_completion_length": 6,
+            "learning_rate": 5e-3,
+            "lr_scheduler_type": "constant",
+            "bf16": False,
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "report_to": "none",
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "disable_tqdm": True,
+            "seed": 7,
+        }
+        config_class = ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            args = config_class(**{**defaults, **keys})
+            return cls(
+                model=tiny_model if model is None else model,
+                reward_funcs=reward,
+                args=args,
+                train_dataset=Dataset.from_dict(
+                    {"prompt": [[{"role": "user", "content": f"say {i * 37 % 101}" + "!" * (i % 3)}] for i in range(prompts)]}
+                ),
+                processing_class=AutoTokenizer.from_pretrained(tiny_model),
+                peft_config=LoraConfig(**LORA) if lora else None,
+                **(trainer_kwargs or {}),
+            )
+
+    return make
+
+
+@pytest.fixture
+def run(make_trainer):
+    """A function that builds a trainer and trains it at once: building sets the seed, so the order matters."""
+
+    def build_and_train(*args, **kwargs):
+        trainer = make_trainer(*args, **kwargs)
+        trainer.train()
+        return trainer
+
+    return build_and_train
+
+
+@pytest.fixture
+def trained_adapter(tiny_model):
+    """A `PeftModel` whose adapter is not zero, as after earlier training."""
+
+    def make():
+        from peft import get_peft_model
+
+        torch.manual_seed(11)
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
+        with torch.no_grad():
+            for name, param in model.named_parameters():
+                if "lora_B" in name:
+                    param.normal_(std=0.05)
+        return model
+
+    return make
+
+
+class MovedEveryGeneration(GRPOTrainer):
+    """The control for B, of TRL's own code alone: its reference becomes the policy before every generation."""
+
+    def _generate_and_score_completions(self, inputs):
+        if self.model.training:
+            policy = dict(self.model.named_parameters())
+            with torch.no_grad():
+                for name, param in policy.items():
+                    if ".default." in name:
+                        policy[name.replace(".default.", ".ref.")].copy_(param)
+        return super()._generate_and_score_completions(inputs)
+
+
+@pytest.fixture
+def moved_every_generation():
+    return MovedEveryGeneration
+
+
+@pytest.fixture
+def weights():
+    """Trained parameters of a trainer's model, by name."""
+
+    def collect(trainer):
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        return {
+            name: param.detach().clone()
+            for name, param in model.named_parameters()
+            if ".ref." not in name and "base_layer" not in name
+        }
+
+    return collect
+
+
+@pytest.fixture
+def largest_difference(weights):
+    """The largest absolute difference between the trained weights of two trainers."""
+
+    def compare(first, second):
+        a, b = weights(first), weights(second)
+        assert a.keys() == b.keys()
+        return max((a[name] - b[name]).abs().max().item() for name in a)
+
+    return compare

@@ -1,0 +1,71 @@
+"""Synthetic run folders, as a training run would have left them."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def build_passk_result(base, trained, n=8, **changes):
+    """`passk.json` from counts of correct samples per prompt; pass@1 by definition, made-up numbers for pass@4 and 8."""
+    sides = {}
+    for side, counts in (("base", base), ("trained", trained)):
+        mean = float(np.mean(counts)) / n
+        sides[side] = {"pass@1": mean, "interval@1": [mean - 0.05, mean + 0.05], "correct": list(counts)}
+        for k in (4, 8):
+            sides[side] |= {f"pass@{k}": min(1.0, mean + 0.1 * k), f"interval@{k}": [0.0, 1.0]}
+    return {
+        "split": "test",
+        "prompts": len(base),
+        "n": n,
+        "k": [1, 4, 8],
+        "temperature": 1.0,
+        "seed": 0,
+        "task": "reverse_digits",
+        "level": 3,
+        **sides,
+        **changes,
+    }
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Writes a run folder below `tmp_path/runs`; `rows` are the lines of metrics.jsonl."""
+
+    def make(name, variant, rows, events=(), passk=None, config=None, env=None):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        base = {"model_name_or_path": "tiny", "task": "reverse_digits", "task_level": 3}
+        (folder / "config.yaml").write_text(yaml.safe_dump({**base, **(config or {})}))
+        (folder / "env.json").write_text(json.dumps({"variant": variant, "seed": 0, **(env or {})}))
+        write_jsonl(folder / "metrics.jsonl", rows)
+        if events is not None:
+            write_jsonl(folder / "events.jsonl", events)
+        if passk is not None:
+            (folder / "passk.json").write_text(json.dumps(passk))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def passk_result():
+    return build_passk_result
+
+
+@pytest.fixture
+def make_rows():
+    """Lines of metrics.jsonl, one per step from 1; a value is a constant or a function of the step."""
+
+    def make(steps=20, **values):
+        return [
+            {"step": step, **{key: value(step) if callable(value) else value for key, value in values.items()}}
+            for step in range(1, steps + 1)
+        ]
+
+    return make

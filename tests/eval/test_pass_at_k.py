@@ -1,0 +1,83 @@
+from itertools import combinations
+from pathlib import Path
+
+import evaluate
+import pytest
+
+import eval.metrics.pass_at_k
+from eval.metrics.pass_at_k.pass_at_k import pass_at_k
+
+
+METRIC = str(Path(eval.metrics.pass_at_k.__file__).parent)
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    """No network: a socket that is opened fails the test."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the metric opened a network connection")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "expected"),
+    [
+        (4, 1, 1, 1 / 4),
+        (4, 1, 2, 1 / 2),  # 1 - C(3,2)/C(4,2) = 1 - 3/6
+        (5, 2, 3, 9 / 10),  # 1 - C(3,3)/C(5,3) = 1 - 1/10
+        (16, 0, 8, 0.0),
+        (16, 9, 8, 1.0),  # fewer wrong samples than the draw takes
+        (200, 1, 100, 1 / 2),
+    ],
+)
+def test_hand_computed(n, c, k, expected):
+    assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_against_all_subsets(n):
+    for c in range(n + 1):
+        samples = [True] * c + [False] * (n - c)
+        for k in range(1, n + 1):
+            draws = [any(draw) for draw in combinations(samples, k)]
+            assert pass_at_k(n, c, k) == pytest.approx(sum(draws) / len(draws), abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 0), (4, 5, 1), (4, -1, 1)])
+def test_impossible_counts_are_refused(n, c, k):
+    with pytest.raises(ValueError, match=r"k=0|c=5|c=-1"):
+        pass_at_k(n, c, k)
+
+
+def test_loads_offline_and_averages_over_prompts(offline, tmp_path):
+    metric = evaluate.load(METRIC, cache_dir=str(tmp_path))
+    predictions = [[True, False, False, False], [False, False]]  # n may differ between prompts
+    assert metric.compute(predictions=predictions) == {"pass@1": pytest.approx(1 / 8)}
+    assert metric.compute(predictions=predictions, k=2) == {"pass@2": pytest.approx(1 / 4)}
+    assert metric.compute(predictions=predictions, k=[1, 2]) == {
+        "pass@1": pytest.approx(1 / 8),
+        "pass@2": pytest.approx(1 / 4),
+    }
+
+
+def test_add_batch(offline, tmp_path):
+    metric = evaluate.load(METRIC, cache_dir=str(tmp_path))
+    metric.add_batch(predictions=[[True, True], [False, False]])
+    metric.add_batch(predictions=[[False, True]])
+    assert metric.compute(k=[1, 2]) == {"pass@1": pytest.approx(1 / 2), "pass@2": pytest.approx(2 / 3)}
+
+
+def test_combine(offline, tmp_path):
+    metrics = {name: evaluate.load(METRIC, cache_dir=str(tmp_path / name)) for name in ("first", "second")}
+    combined = evaluate.combine(metrics, force_prefix=True)
+    combined.add_batch(predictions=[[True, False, False]])
+    assert combined.compute(k=2) == {"first_pass@2": pytest.approx(2 / 3), "second_pass@2": pytest.approx(2 / 3)}
+
+
+def test_k_above_n_names_both(tmp_path):
+    metric = evaluate.load(METRIC, cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="k=3 exceeds n=2"):
+        metric.compute(predictions=[[True, False, True], [True, False]], k=3)

@@ -1,0 +1,61 @@
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from eval import plots
+from eval.runs import load_run
+
+
+@pytest.fixture
+def runs(make_run, make_rows):
+    events = [{"event": "reset", "step_applied": 10}]
+    reference = {"kl_ref": lambda step: 0.0 if step in (1, 11) else 0.01, "time_ref": 0.2, "ref_forward_calls": 4}
+    common = {"reward": lambda step: step / 20, "entropy": 0.5, "time_step": 1.0, "time_update": 0.4}
+    return [
+        load_run(make_run("plain", "plain", make_rows(20, **common))),
+        load_run(make_run("A", "A", make_rows(20, **common, **reference), events=events)),
+        load_run(make_run("B", "B", make_rows(20, **common, kl_ref=0.3, kl_old=1e-6, ref_forward_calls=0))),
+        load_run(make_run("C", "C", make_rows(20, **common, **reference), events=events)),
+    ]
+
+
+@pytest.mark.parametrize("plot", [plots.plot_summary, plots.plot_ref_cost])
+def test_pictures_open(plot, runs, make_run, make_rows, tmp_path):
+    bare = load_run(make_run("bare", "own", make_rows(1), events=None))
+    for name, group in (("all", runs), ("one", runs[:1]), ("bare", [bare])):
+        path = tmp_path / f"{name}.png"
+        plot(group, path)
+        with Image.open(path) as picture:
+            picture.load()
+            assert picture.format == "PNG"
+            assert picture.width == 1600
+            assert 500 <= picture.height <= 1200
+
+
+def test_b_shows_kl_to_the_sampling_policy(runs, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
+    plots.plot_summary(runs, tmp_path / "unused.png")
+    kl = figures[0].axes[1]
+    assert kl.get_legend_handles_labels()[1] == ["A: kl_ref", "B: kl_old", "C: kl_ref"]
+    assert kl.get_yscale() == "symlog"
+    assert any(plots.OBJECTIVE_FOOTNOTE == text.get_text() for text in figures[0].texts)
+
+
+def test_only_what_was_measured_is_drawn(runs, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
+    plots.plot_ref_cost(runs, tmp_path / "unused.png")
+    calls, stages, share = figures[0].axes
+    assert calls.get_legend_handles_labels()[1] == ["A: 80", "B: 0", "C: 80"]
+    assert [text.get_text().strip() for text in share.texts] == ["– not measured", "20.0 %", "0.0 %", "20.0 %"]
+    drawn = {(round(bar.get_y() + 0.4), round(bar.get_x(), 6), round(bar.get_width(), 6)) for bar in stages.patches}
+    assert {(0, 0.0, 0.4), (1, 0.0, 0.2), (1, 0.2, 0.4)} <= drawn
+    assert figures[0].texts  # A and B are both there
+
+
+def test_one_colour_per_variant_and_dashes_within(runs):
+    styles = plots.line_styles([*runs, runs[1]])
+    assert len({style["color"] for style in styles}) == 4
+    assert styles[4]["color"] == styles[1]["color"]
+    assert styles[4]["linestyle"] != styles[1]["linestyle"]

@@ -1,0 +1,120 @@
+import re
+
+import pytest
+
+from eval import statements
+from eval.runs import load_run
+from eval.tables import DIFFERENT_OBJECTIVE
+
+
+@pytest.fixture
+def arm(make_run, make_rows, passk_result):
+    """A run of a variant whose 40 prompts have the given numbers of correct samples out of 8."""
+
+    def make(variant, trained=None, base=None, name=None, seed=0, steps=4, config=None, env=None, **passk):
+        base = base or [1] * 40
+        result = None if trained is None else passk_result(base=base, trained=trained, **passk)
+        folder = make_run(
+            name or variant,
+            variant,
+            make_rows(steps),
+            passk=result,
+            config={"seed": seed, **(config or {})},
+            env={"seed": seed, **(env or {})},
+        )
+        return load_run(folder)
+
+    return make
+
+
+def test_gains(arm):
+    lines = statements.gain_statements([arm("control", [8] * 40), arm("A", [5] * 40), arm("B", [2] * 40), arm("C")])
+    assert len(lines) == 2  # no target for the control, nothing to say of an unevaluated run
+    assert "`A` (A) went from 0.125 to 0.625" in lines[0]
+    assert "+0.500 [+0.500, +0.500]: at least 0.35." in lines[0]
+    assert "+0.125 [+0.125, +0.125]: less than 0.35." in lines[1]
+
+
+def test_a_gain_near_the_target_says_so(arm):
+    (line,) = statements.gain_statements([arm("A", [1, 7] * 20)])
+    assert "The interval covers 0.35." in line
+
+
+def test_share_of_a(arm):
+    (line,) = statements.share_statements([arm("A", [8] * 40), arm("B", [6] * 40)])
+    assert "B reaches 75 % of A's [75 %, 75 %]." in line
+    assert line.endswith(DIFFERENT_OBJECTIVE)
+
+
+def test_share_of_nothing(arm):
+    (line,) = statements.share_statements([arm("A", [0] * 40), arm("B", [6] * 40)])
+    assert "no share to give" in line
+    assert DIFFERENT_OBJECTIVE in line
+
+
+def test_no_difference_says_what_could_have_been_seen(arm):
+    (line,) = statements.control_statements([arm("control", [4, 5] * 20), arm("A", [5, 4] * 20)])
+    # Differences of +-1/8 at 40 prompts: half-width 1.96 * 0.125 / sqrt(40) = 0.039.
+    found = re.search(r"no difference found; differences smaller than ([\d.]+) could not have been seen\.", line)
+    assert float(found[1]) == pytest.approx(0.039, abs=0.003)
+
+
+@pytest.mark.parametrize(("control", "a", "higher"), [(7, 4, "control"), (4, 7, "A")])
+def test_a_difference_names_the_higher_run(arm, control, a, higher):
+    (line,) = statements.control_statements([arm("control", [control] * 40), arm("A", [a] * 40)])
+    assert f"the {higher} run is higher" in line
+    assert "no difference" not in line
+
+
+@pytest.mark.parametrize("change", [{"split": "train"}, {"temperature": 0.7}, {"level": 4}])
+def test_only_the_same_prompts_are_paired(arm, change):
+    runs = [arm("control", [4] * 40), arm("A", [4] * 40, **change), arm("B", [4] * 40)]
+    lines = statements.control_statements(runs) + statements.share_statements(runs)
+    assert len(lines) == 2
+    assert all("not evaluated on the same prompts" in line for line in lines)
+
+
+def test_other_task_seed_is_other_prompts(arm):
+    assert not statements.same_prompts(arm("A", [4] * 40), arm("B", [4] * 40, config={"task_seed": 1}))
+
+
+def test_pairs_share_the_seed_where_they_can(arm):
+    runs = [arm("A", name="A0"), arm("A", name="A1", seed=1), arm("B", name="B1", seed=1)]
+    assert [(b.name, a.name) for b, a in statements.pairs(runs, "B", "A")] == [("B1", "A1")]
+    assert [(b.name, a.name) for b, a in statements.pairs([runs[0], runs[2]], "B", "A")] == [("B1", "A0")]
+
+
+def test_missing_evaluation_says_how_to_make_it(arm):
+    run = arm("A")
+    (line,) = statements.missing_statements([run, arm("B", [4] * 40)])
+    assert f"python -m eval.passk --run {run.path}" in line
+    assert "`B`" not in line
+
+
+def test_unevaluated_a_and_b_are_still_told_apart(arm):
+    assert any(DIFFERENT_OBJECTIVE in line for line in statements.comparison_statements([arm("A"), arm("B")]))
+
+
+def test_caveats(arm):
+    one = statements.caveats([arm("A", [4] * 40), arm("B", [4] * 40, temperature=0.5)])
+    assert any("One training seed per arm" in line for line in one)
+    assert any("test split, 40 prompts, 8 samples each, temperature 1" in line for line in one)
+    assert any("not all evaluated in the same way" in line for line in one)
+    assert any("overlaps with what the clipping" in line for line in one)
+
+    two = [arm("C", name="C0"), arm("C", name="C1", seed=1)]
+    assert any("Training seeds per arm: 2 (C)." in line for line in statements.caveats(two))
+
+
+def test_differences_beyond_the_variant_are_named(arm):
+    runs = [
+        arm("A", config={"beta": 0.1, "ref_reset_every": 5, "learning_rate": 1e-5}, env={"hardware": "x"}),
+        arm("B", config={"beta_old": 0.1}, env={"hardware": "y"}, steps=7),
+    ]
+    text = " ".join(statements.caveats(runs))
+    assert "`learning_rate` (1e-05, default)" in text
+    assert "beta" not in text
+    assert "ref_reset_every" not in text
+    assert "differ in length, 4 to 7 steps" in text
+    assert "differ in `hardware`" in text
+    assert "differ in `execution`" not in text

@@ -1,0 +1,349 @@
+import json
+import shutil
+
+import datasets
+import pytest
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tasks.gsm8k
+from tasks import get_task
+
+
+NAMES = ["Ada", "Ben", "Cleo", "Dan", "Eve", "Finn"]
+
+
+def problem(i):
+    name, bags, apples = NAMES[i % len(NAMES)], i + 2, 10 * i + 3
+    return {
+        "question": f"{name} has {bags} bags with {apples} apples each. How many apples does {name} have?",
+        "answer": f"{name} has {bags} * {apples} = <<{bags}*{apples}={bags * apples}>>{bags * apples} apples.\n"
+        f"#### {bags * apples:,}",
+    }
+
+
+TRAIN = [problem(i) for i in range(100)]
+TEST = [problem(i) for i in range(100, 120)]
+
+
+def write(folder, train=TRAIN, test=TEST):
+    folder.mkdir(exist_ok=True)
+    for name, rows in (("train", train), ("test", test)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(folder)
+
+
+def questions(dataset):
+    return [messages[0]["content"].split("\n")[0] for messages in dataset["prompt"]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("gsm8k"))
+
+
+@pytest.fixture(scope="module")
+def task(folder):
+    return get_task("gsm8k", path=folder)
+
+
+# Rows
+
+
+def test_rows(task):
+    dataset = task.rows("test", None)
+    assert set(dataset.column_names) == {"prompt", "answer", "task", "level"}
+    assert sorted(questions(dataset)) == sorted(row["question"] for row in TEST)
+    row = dataset[0]
+    assert row["task"] == "gsm8k"
+    assert row["level"] == task.level == 1
+    assert len(row["prompt"]) == 1 and row["prompt"][0]["role"] == "user"
+    assert "####" in row["prompt"][0]["content"]
+
+
+def test_answers_are_plain_numbers(task):
+    expected = {row["question"]: row["answer"].split("#### ")[1].replace(",", "") for row in TRAIN}
+    dataset = task.rows("train", None)
+    assert dict(zip(questions(dataset), dataset["answer"], strict=True)).items() <= expected.items()
+
+
+def test_gold_solutions_verify(task):
+    solutions = {row["question"]: row["answer"] for row in TRAIN + TEST}
+    for split in ("train", "validation", "test"):
+        dataset = task.rows(split, None)
+        for question, row in zip(questions(dataset), dataset, strict=True):
+            assert task.verify(solutions[question], row) is True
+            assert task.verify(task.gold(row), row) is True
+            assert task.reward(solutions[question], row) == 1.0
+
+
+def test_validation_is_a_part_of_the_training_file(task):
+    train, validation = (questions(task.rows(split, None)) for split in ("train", "validation"))
+    assert sorted(train + validation) == sorted(row["question"] for row in TRAIN)
+    # 100 draws of a tenth: 10, standard deviation 3.
+    assert 1 <= len(validation) <= 22
+
+
+def test_the_split_is_by_content_and_not_by_position(task, tmp_path):
+    other = get_task("gsm8k", path=write(tmp_path / "other", train=TRAIN[::-1][:70]))
+    assert set(questions(other.rows("validation", None))) <= set(questions(task.rows("validation", None)))
+    assert set(questions(other.rows("train", None))) <= set(questions(task.rows("train", None)))
+
+
+def test_training_questions_that_are_in_test_are_dropped(tmp_path):
+    test = [dict(row, question=row["question"].upper().replace(" ", "  ")) for row in TRAIN[:40]]
+    task = get_task("gsm8k", path=write(tmp_path / "leak", test=test))
+    kept = questions(task.rows("train", None)) + questions(task.rows("validation", None))
+    assert sorted(kept) == sorted(row["question"] for row in TRAIN[40:])
+    assert len(task.rows("test", None)) == 40
+
+
+def test_no_question_occurs_twice(tmp_path):
+    task = get_task("gsm8k", path=write(tmp_path / "twice", test=TEST + TEST))
+    assert sorted(questions(task.rows("test", None))) == sorted(row["question"] for row in TEST)
+
+
+def test_seeds_shuffle(task):
+    orders = [questions(task.rows("train", None, seed)) for seed in (0, 1)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert questions(task.rows("train", 5, 1)) == orders[1][:5]
+
+
+def test_the_order_of_the_file_does_not_matter(task, tmp_path):
+    other = get_task("gsm8k", path=write(tmp_path / "reversed", train=TRAIN[::-1]))
+    assert other.rows("train", 10)[:] == task.rows("train", 10)[:]
+
+
+def test_data_are_loaded_once(tmp_path):
+    folder = write(tmp_path / "gone")
+    before = get_task("gsm8k", path=folder).rows("test", None)[:]
+    task = get_task("gsm8k", path=folder)
+    shutil.rmtree(folder)
+    assert task.rows("test", None)[:] == before
+
+
+def test_hub(monkeypatch):
+    calls = []
+
+    def load(path, config, split):
+        calls.append((path, config, split))
+        return Dataset.from_list({"train": TRAIN, "test": TEST}[split])
+
+    monkeypatch.setattr(tasks.gsm8k, "load_dataset", load)
+    assert len(get_task("gsm8k", path="someone/gsm8k-copy").rows("test", None)) == len(TEST)
+    assert sorted(calls) == [("someone/gsm8k-copy", "main", "test"), ("someone/gsm8k-copy", "main", "train")]
+
+
+def test_the_default_is_the_original_on_the_hub():
+    assert get_task("gsm8k").path == "openai/gsm8k"
+
+
+# Errors
+
+
+def test_too_many_rows(task):
+    with pytest.raises(ValueError, match="n=21: gsm8k has 20 test questions"):
+        task.rows("test", 21)
+
+
+def test_an_empty_split_is_an_error(tmp_path):
+    task = get_task("gsm8k", path=write(tmp_path / "tiny", train=TEST))
+    with pytest.raises(ValueError, match="has 0 validation questions"):
+        task.rows("validation", None)
+
+
+def test_wrong_request(task):
+    with pytest.raises(ValueError, match="split='dev'"):
+        task.rows("dev", 1)
+    with pytest.raises(ValueError, match="n=0"):
+        task.rows("test", 0)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "/no/such/folder", "./gsm8k", "a/b/c", 3, None])
+def test_wrong_path(path):
+    with pytest.raises(ValueError, match="path=.*Hub"):
+        get_task("gsm8k", path=path)
+
+
+@pytest.mark.parametrize("file", ["train.jsonl", "test.jsonl"])
+def test_missing_file(tmp_path, file):
+    folder = write(tmp_path)
+    (tmp_path / file).unlink()
+    with pytest.raises(ValueError, match=f"path='{folder}'.* no {file}; put train.jsonl and test.jsonl there"):
+        get_task("gsm8k", path=folder)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "no rows.*'question' and 'answer'"),
+        ("\n \n", "no rows"),
+        ("not json\n", "JSON Lines"),
+        ('{"question": "a"}\n', "row 0: 'answer' is missing"),
+        ('{"prompt": "a", "answer": "#### 1"}\n', "row 0: 'question' is missing"),
+        ('{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n', "row 1: 'answer' is missing"),
+        ('{"question": "a", "answer": 1}\n', "'answer' is missing; every row needs it, as text"),
+        ('{"question": "a", "answer": "1"}\n', "row 0: 'answer' must end in '#### ' and a number"),
+        ('{"question": "a", "answer": "#### many"}\n', "row 0: 'answer' must end in '#### ' and a number"),
+    ],
+)
+@pytest.mark.parametrize("file", ["train.jsonl", "test.jsonl"])
+def test_bad_file(tmp_path, file, text, message):
+    folder = write(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ValueError, match=f"(?s)path='{folder}', {file}.*{message}"):
+        get_task("gsm8k", path=folder).rows("test", 1)
+
+
+def test_the_hub_is_out_of_reach(monkeypatch):
+    def load(path, config, split):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(tasks.gsm8k, "load_dataset", load)
+    with pytest.raises(ValueError, match="path='someone/unreachable'.*no route.*connection"):
+        get_task("gsm8k", path="someone/unreachable").rows("test", 1)
+
+
+# Verification
+
+CORRECT = [
+    ("42", "#### 42"),
+    ("42", "6 * 7 = 42\n#### 42"),
+    ("42", "####42"),
+    ("42", "#### 42\nThat is all."),
+    ("42", "#### 42.0"),
+    ("42", "#### 42."),
+    ("42", "#### +42"),
+    ("42", "#### **42**"),
+    ("42", "#### 42 apples"),
+    ("42", "#### $42$"),
+    ("42", "#### 42\n#### 42"),
+    ("42", "#### 42 #### 42.00"),
+    ("42", "#### Solution\nSix times seven.\n#### 42"),
+    ("42", "So it is \\boxed{42}."),
+    ("42", "\\boxed{42\\text{ apples}}"),
+    ("42", "\\boxed{42}\n#### 42"),
+    ("42", "#### \\boxed{42}"),
+    ("1234", "#### 1,234"),
+    ("1234567", "#### $1,234,567.00"),
+    ("18", "#### $18"),
+    ("18", "\\boxed{\\$18}"),
+    ("18", "#### $18.00 per hour"),
+    ("25", "#### 25%"),
+    ("25", "\\boxed{25\\%}"),
+    ("-5", "#### -5"),
+    ("-5", "#### -$5"),
+    ("-5", "#### \u22125"),
+    ("0.5", "#### .5"),
+    ("0.5", "#### 0.50"),
+    ("5", "#### 5 km/h"),
+    # No binary fraction is 0.1, so that only decimal numbers compare exactly.
+    ("0.1", "#### 0.10"),
+]
+WRONG = [
+    ("42", ""),
+    ("42", "42"),
+    ("42", "The answer is 42."),
+    ("42", "<answer>42</answer>"),
+    ("42", "### 42"),
+    ("42", "####"),
+    ("42", "####\n42"),
+    ("42", "\\boxed{42"),
+    ("42", "#### 43"),
+    ("42", "#### -42"),
+    ("42", "#### 42.01"),
+    ("42", "#### 40+2"),
+    ("42", "#### 40 + 2 = 42"),
+    ("42", "#### 41 42"),
+    ("41", "#### 41 42"),
+    ("42", "#### 42 or 43"),
+    ("42", "#### 42 #43"),
+    ("42", "#### 41\n#### 42"),
+    ("42", "#### 42\n#### 41"),
+    ("42", "#### 42 #### 41"),
+    ("42", "#### 40+2\n#### 42"),
+    ("42", "#### 42\n\\boxed{41}"),
+    ("42", "#### 42\n\\boxed{\\text{41}}"),
+    ("42", "#### Step 1\n#### 42"),
+    ("42", "#### about 42"),
+    ("42", "#### forty-two"),
+    ("42", "#### ٤٢"),
+    ("42", "#### 42½"),
+    ("42", "#### 42 thousand"),
+    ("42", "#### 42k"),
+    ("1", "#### 1/2"),
+    ("4", "#### 4e1"),
+    ("123", "#### 1,23"),
+    ("1", "#### 1,23"),
+    ("1234", "#### 1 234"),
+    ("10000000000000000000000000000000", "#### 10000000000000000000000000000001"),
+]
+
+
+@pytest.mark.parametrize("answer, completion", CORRECT)
+def test_correct(answer, completion):
+    assert get_task("gsm8k").verify(completion, {"answer": answer}) is True
+    assert get_task("gsm8k").reward(completion, {"answer": answer}) == 1.0
+
+
+@pytest.mark.parametrize("answer, completion", WRONG)
+def test_wrong(answer, completion):
+    assert get_task("gsm8k").verify(completion, {"answer": answer}) is False
+    assert get_task("gsm8k").reward(completion, {"answer": answer}) == 0.0
+
+
+PIECES = [
+    "#### ",
+    "####",
+    "\\boxed{",
+    "{",
+    "}",
+    "$",
+    "\\",
+    "-",
+    "\u2212",
+    ".",
+    ",",
+    "e",
+    "nan",
+    "inf",
+    "7",
+    "½",
+    "\n",
+    "9" * 10_000,
+]
+completions = st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3))).map("".join))
+
+
+@settings(deadline=None, max_examples=500)
+@given(completions)
+def test_scoring_never_raises(completion):
+    task, row = get_task("gsm8k"), {"answer": "42"}
+    assert type(task.verify(completion, row)) is bool
+    assert task.reward(completion, row) == float(task.verify(completion, row))
+
+
+@pytest.mark.parametrize(
+    "completion", ["#### " + "9" * 10**5, "\\boxed{" * 10**4, "#" * 10**5, "#### 1" + ",123" * 10**4, "\ud800"]
+)
+def test_long_texts_are_wrong(completion):
+    assert get_task("gsm8k").verify(completion, {"answer": "42"}) is False
+
+
+@settings(deadline=None)
+@given(st.integers(-(10**12), 10**12))
+def test_every_way_to_write_a_number(value):
+    task, row = get_task("gsm8k"), {"answer": str(value)}
+    for text in (f"{value}", f"{value:,}", f"{value}.00", f"{value} apples", f"{value:,}%"):
+        assert task.verify(f"#### {text}", row)
+        assert task.verify(f"\\boxed{{{text}}}", row)
+        assert not task.verify(f"#### {text}", {"answer": str(value + 1)})

@@ -1,0 +1,62 @@
+import importlib
+import pkgutil
+
+import pytest
+
+import tasks
+from tasks import Task, get_task, task_names
+from tasks.registry import task_class
+
+
+def test_task_names():
+    assert {"bracket_matching", "digit_checksum", "gsm8k", "parity", "reverse_digits", "sorting"} <= set(task_names())
+    assert task_names() == sorted(task_names())
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_every_entry_is_a_task_of_that_name(name):
+    assert issubclass(task_class(name), Task)
+    assert task_class(name).name == name
+
+
+def concrete_tasks(cls):
+    for subclass in cls.__subclasses__():
+        yield from concrete_tasks(subclass)
+        if subclass.__module__.startswith("tasks.") and not subclass.__abstractmethods__:
+            yield subclass
+
+
+def test_every_task_is_registered():
+    for module in pkgutil.iter_modules(tasks.__path__, "tasks."):
+        if module.name != "tasks.__main__":
+            importlib.import_module(module.name)
+    assert set(concrete_tasks(Task)) == {task_class(name) for name in task_names()}
+
+
+def test_an_unknown_task_names_the_nearest():
+    with pytest.raises(
+        ValueError, match=r"'revers_digits'.*mean 'reverse_digits'.*Tasks: bracket_matching, .*sorting"
+    ):
+        get_task("revers_digits")
+
+
+@pytest.mark.parametrize("name", ["", "xyzzy", None, 3, [1]])
+def test_a_name_that_is_near_none(name):
+    with pytest.raises(ValueError, match="is not a task. Tasks: bracket_matching"):
+        get_task(name)
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(ValueError, match=r"levle=2 .*'sorting'.*mean 'level'.*Options: level, reward"):
+        get_task("sorting", levle=2)
+
+
+def test_options_belong_to_their_task():
+    with pytest.raises(ValueError, match=r"reward='distance' .*'parity'.*Options: level"):
+        get_task("parity", reward="distance")
+    with pytest.raises(ValueError, match=r"level=1 .*'gsm8k'.*Options: path"):
+        get_task("gsm8k", level=1)
+
+
+def test_options_arrive():
+    assert get_task("parity", level=2).level == 2

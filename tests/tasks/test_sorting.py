@@ -1,0 +1,128 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks import get_task
+from tasks.sorting import longest_common_subsequence
+
+
+ROW = {"answer": "1 3 7 9"}
+
+
+@pytest.mark.parametrize("level", [1, 3, 8])
+def test_lengths_and_answers(level):
+    for row in get_task("sorting", level=level).rows("train", 100):
+        verb, *digits = row["prompt"][0]["content"].split(" ")
+        assert verb == "sort"
+        assert len(digits) == level + 3
+        assert row["answer"] == " ".join(map(str, sorted(map(int, digits))))
+
+
+@pytest.mark.parametrize("reward", ["exact", "distance", "inclusion_order"])
+@pytest.mark.parametrize(
+    "completion, correct",
+    [
+        ("1 3 7 9", True),
+        (" 1\t3\n7  9 ", True),
+        ("1 3 9 7", False),
+        ("1379", False),
+        ("1, 3, 7, 9", False),
+        ("01 3 7 9", False),
+        ("1.0 3 7 9", False),
+        ("1 3 7", False),
+        ("1 3 7 9 9", False),
+        ("", False),
+    ],
+)
+def test_verify_is_the_same_for_every_reward(reward, completion, correct):
+    task = get_task("sorting", reward=reward)
+    assert task.verify(completion, ROW) is correct
+    assert (task.reward(completion, ROW) == 1.0) is correct
+
+
+def test_exact_is_the_default():
+    assert get_task("sorting").reward("1 3 9 7", ROW) == 0.0
+
+
+@pytest.mark.parametrize(
+    "completion, reward",
+    [
+        # The largest errors of 1, 3, 7 and 9 are 8, 6, 7 and 9: 30 in all.
+        ("1 3 7 9", 1.0),
+        ("1 3 7 8", 1 - 1 / 30),
+        ("1 3 9 7", 1 - 4 / 30),
+        ("9 7 3 1", 1 - (8 + 4 + 4 + 8) / 30),
+        ("9 9 0 0", 0.0),
+        # An error counts for no more than the largest one of its place.
+        ("1 3 7 100", 1 - 9 / 30),
+        ("-5 3 7 9", 1 - 6 / 30),
+        ("1 3 7 " + "9" * 5000, 1 - 9 / 30),
+        # The wrong count, or not numbers.
+        ("1 3 7", 0.0),
+        ("1 3 7 9 9", 0.0),
+        ("1 3 7 x", 0.0),
+        ("1 3 7 nan", 0.0),
+        ("1 3 7 inf", 0.0),
+        ("1 3 7 09", 0.0),
+        ("1 3 7 ٩", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_distance(completion, reward):
+    assert get_task("sorting", reward="distance").reward(completion, ROW) == pytest.approx(reward, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "completion, reward",
+    [
+        ("1 3 7 9", 1.0),
+        # All four included; in order 1 3 and one of 9 7.
+        ("1 3 9 7", 0.5 * 4 / 4 + 0.5 * 3 / 4),
+        ("9 7 3 1", 0.5 * 4 / 4 + 0.5 * 1 / 4),
+        ("1 3 7", 0.5 * 3 / 4 + 0.5 * 3 / 4),
+        # Padding: the denominator is the larger of the two counts.
+        ("1 3 7 9 9", 0.5 * 4 / 5 + 0.5 * 4 / 5),
+        ("0 1 2 3 4 5 6 7 8 9", 0.5 * 4 / 10 + 0.5 * 4 / 10),
+        # A repeated number counts only as often as it is required.
+        ("1 1 1 1", 0.5 * 1 / 4 + 0.5 * 1 / 4),
+        ("2 4 6 8", 0.0),
+        ("a b", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_inclusion_order(completion, reward):
+    assert get_task("sorting", reward="inclusion_order").reward(completion, ROW) == pytest.approx(reward, abs=1e-12)
+
+
+def test_repeated_numbers_are_all_required():
+    task = get_task("sorting", reward="inclusion_order")
+    assert task.reward("2 2 5", {"answer": "2 2 5 5"}) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    "a, b, length", [("", "", 0), ("abc", "", 0), ("abc", "abc", 3), ("abcbdab", "bdcaba", 4), ("ab", "ba", 1)]
+)
+def test_longest_common_subsequence(a, b, length):
+    assert longest_common_subsequence(a, b) == length
+
+
+@pytest.mark.parametrize("reward", ["distance", "inclusion_order"])
+def test_rewards_lie_in_the_unit_interval_and_are_1_exactly_if_correct(reward):
+    task = get_task("sorting", reward=reward)
+    digits = st.lists(st.integers(0, 9), min_size=1, max_size=6)
+
+    @settings(deadline=None)
+    @given(digits, digits)
+    def holds(given_digits, required):
+        row = {"answer": " ".join(map(str, sorted(required)))}
+        value = task.reward(" ".join(map(str, given_digits)), row)
+        assert 0.0 <= value <= 1.0
+        assert (value == 1.0) == (given_digits == sorted(required))
+
+    holds()
+
+
+@pytest.mark.parametrize("reward", ["dist", "", None, 1, ["distance"]])
+def test_unknown_reward(reward):
+    with pytest.raises(ValueError, match="reward=.*exact, distance, inclusion_order"):
+        get_task("sorting", reward=reward)

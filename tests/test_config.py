@@ -1,0 +1,117 @@
+"""Bad configurations are refused at once, with the key, the value and the cure."""
+
+import dataclasses
+import warnings
+
+import pytest
+from trl import GRPOConfig
+
+from trl_prorl import ProRLConfig
+
+
+BASE = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8, "num_generations": 4}
+
+
+def config(**keys):
+    return ProRLConfig(**{**BASE, **keys})
+
+
+@pytest.mark.parametrize(
+    "keys, parts",
+    [
+        ({"beta_old": 0.1}, ["beta_old=0.1", "num_iterations: 2"]),
+        ({"beta_old": 0.1, "gradient_accumulation_steps": 4, "steps_per_generation": 2}, ["beta_old=0.1", "can do nothing"]),
+        ({"beta_old": -1.0, "num_iterations": 2}, ["beta_old=-1.0"]),
+        ({"beta": -0.1}, ["beta=-0.1"]),
+        ({"beta": float("nan")}, ["beta=nan"]),
+        ({"kl_estimator": "k4"}, ["kl_estimator='k4'", "k1, k2, k3"]),
+        ({"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False}, ["k1", "use_bias_correction_kl: true"]),
+        ({"ref_compute": "always"}, ["ref_compute='always'", "cached"]),
+        ({"ref_compute": "naive_epoch"}, ["ref_compute='naive_epoch'", "beta > 0"]),
+        ({"ref_reset_every": 10}, ["ref_reset_every=10", "beta > 0"]),
+        ({"beta": 0.1, "ref_reset_every": -5}, ["ref_reset_every=-5"]),
+        ({"beta": 0.1, "ref_reset_every": 2.5}, ["ref_reset_every=2.5", "whole number"]),
+        ({"beta": 0.1, "ref_reset_every": 10, "ref_reset_mix": 1.5}, ["ref_reset_mix=1.5"]),
+        ({"beta": 0.1, "ref_reset_every": 10, "ref_reset_mix": 0.0}, ["ref_reset_mix=0", "optimizer_reset"]),
+        ({"beta": 0.1, "optimizer_reset": "hard"}, ["optimizer_reset='hard'", "ref_reset_every"]),
+        ({"optimizer_reset": "medium"}, ["optimizer_reset='medium'", "keep, hard, soft, asym"]),
+        ({"optimizer_reset_alpha": 0.0}, ["optimizer_reset_alpha=0.0", "(0, 1]", "hard"]),
+        ({"optimizer_reset_alpha": 1.5}, ["optimizer_reset_alpha=1.5"]),
+        ({"beta": 0.1, "ref_reset_every": 10, "sync_ref_model": True}, ["sync_ref_model"]),
+        (
+            {"beta": 0.1, "ref_reset_every": 10, "gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterations": 2},
+            ["gradient_accumulation_steps=4", "steps_per_generation=3", "num_iterations=2", "multiple"],
+        ),
+    ],
+)
+def test_refused_with_key_value_and_cure(keys, parts):
+    with pytest.raises(ValueError) as error:
+        config(**keys)
+    for part in parts:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "keys, variant",
+    [
+        ({}, "plain"),
+        ({"beta": 0.1}, "control"),
+        ({"beta": 0.1, "ref_reset_every": 10}, "A"),
+        ({"beta_old": 0.1, "num_iterations": 2}, "B"),
+        ({"beta": 0.1, "ref_reset_every": 10, "optimizer_reset": "soft"}, "C"),
+        ({"ref_reset_every": 10, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}, "plain"),
+    ],
+)
+def test_variant_is_told_from_the_keys(keys, variant):
+    assert config(**keys).variant == variant
+
+
+@pytest.mark.parametrize(
+    "accumulation, per_generation, iterations, reuse, source",
+    [
+        (1, 1, 1, True, "policy"),
+        (4, 2, 2, True, "policy"),
+        (1, 1, 2, True, "first_pass"),
+        (1, 1, 2, False, "forward"),
+        (2, 2, 3, True, "first_pass"),
+        (1, 4, 1, True, "forward"),
+        (2, 4, 2, True, "forward"),
+    ],
+)
+def test_where_old_log_probabilities_come_from(accumulation, per_generation, iterations, reuse, source):
+    args = config(
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=per_generation,
+        num_iterations=iterations,
+        reuse_old_logps=reuse,
+    )
+    assert args.old_logps_source == source
+
+
+@pytest.mark.parametrize(
+    "keys, warned",
+    [
+        ({"beta": 0.1}, []),
+        ({"beta": 0.1, "kl_estimator": "k2", "use_bias_correction_kl": False}, []),
+        ({"beta": 0.1, "kl_estimator": "k2", "use_bias_correction_kl": False, "num_iterations": 2}, ["beta"]),
+        ({"beta": 0.1, "use_bias_correction_kl": False}, ["beta"]),
+        ({"beta": 0.1, "beta_old": 0.1, "kl_estimator": "k2", "num_iterations": 2}, ["beta", "beta_old"]),
+        ({"beta_old": 0.1, "num_iterations": 2, "importance_sampling_level": "sequence"}, ["beta_old"]),
+        ({"beta_old": 0.1, "num_iterations": 2}, []),
+    ],
+)
+def test_biased_gradients_warn_for_each_anchor_and_say_what_is_exact(keys, warned):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config(**keys)
+    messages = [str(w.message) for w in caught if "penalty is biased" in str(w.message)]
+    assert [message.split()[4] for message in messages] == warned
+    assert all("kl_estimator: k3, use_bias_correction_kl: true" in message for message in messages)
+
+
+def test_every_key_of_ours_is_documented_and_defaults_to_trl():
+    ours = {f.name for f in dataclasses.fields(ProRLConfig)} - {f.name for f in dataclasses.fields(GRPOConfig)}
+    for name in ours:
+        assert f"        {name} (" in ProRLConfig.__doc__, f"{name} is not in the docstring"
+    plain = config()
+    assert plain.variant == "plain" and not plain.adds_penalty and not plain.resets

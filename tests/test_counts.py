@@ -1,0 +1,103 @@
+"""The record's counts against a hook on the base model, from outside."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+
+class Witness:
+    """Counts scoring forwards of the backbone by what the network itself shows at that moment."""
+
+    def __init__(self, trainer):
+        self.calls, self.tokens = {"policy": 0, "ref": 0, "old": 0}, {"policy": 0, "ref": 0, "old": 0}
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        self.tuner = next((m for m in model.modules() if isinstance(m, BaseTunerLayer)), None)
+        backbones = [(model.get_base_model() if self.tuner else model).model]
+        if trainer.ref_model is not None:
+            backbones.append(trainer.accelerator.unwrap_model(trainer.ref_model).model)
+        for number, backbone in enumerate(backbones):
+            backbone.register_forward_pre_hook(
+                lambda module, args, kwargs, second=number == 1: self.see(second, kwargs), with_kwargs=True
+            )
+
+    def see(self, second_model, kwargs):
+        if kwargs.get("use_cache") is not False:
+            return  # generation
+        frozen = self.tuner is not None and (self.tuner.disable_adapters or "ref" in self.tuner.active_adapters)
+        kind = "ref" if second_model or frozen else "policy" if torch.is_grad_enabled() else "old"
+        self.calls[kind] += 1
+        self.tokens[kind] += kwargs["input_ids"].numel()
+
+
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize(
+    "keys, ref, old",
+    [
+        ({"beta": 0.1}, 1, 1),
+        ({"beta": 0.1, "ref_reset_every": 2}, 1, 1),
+        ({"beta": 0.1, "ref_reset_every": 2, "reuse_old_logps": True}, 1, 0),
+        ({"beta": 0.1, "ref_reset_every": 2, "ref_compute": "naive_epoch", "reuse_old_logps": True}, 2, 0),
+        ({"beta_old": 0.1}, 0, 1),
+        ({"beta_old": 0.1, "reuse_old_logps": True}, 0, 0),
+        ({}, 0, 1),
+        ({"num_iterations": 1}, 0, 0),
+    ],
+    ids=["control", "A", "A+reuse", "A0", "B", "B+reuse", "plain", "plain on-policy"],
+)
+def test_counts_agree_with_a_hook_on_the_model(make_trainer, lora, keys, ref, old):
+    """`ref` and `old` are scorings of the whole generation batch, of which there are two in this run."""
+    steps_per_generation, iterations = 2, keys.get("num_iterations", 2)
+    trainer = make_trainer(
+        lora=lora,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        max_steps=2 * iterations,
+        **{"num_iterations": 2, **keys},
+    )
+    witness = Witness(trainer)
+    trainer.train()
+    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+    for kind in ("policy", "ref", "old"):
+        assert sum(row[f"{kind}_forward_calls"] for row in rows) == witness.calls[kind]
+        assert sum(row[f"tokens_processed_{kind}"] for row in rows) == witness.tokens[kind]
+    assert witness.calls["ref"] == 2 * ref * steps_per_generation
+    assert witness.calls["old"] == 2 * old * steps_per_generation
+    assert witness.calls["policy"] == 2 * iterations * steps_per_generation
+
+
+def test_b_has_no_reference_of_any_kind(make_trainer):
+    trainer = make_trainer(beta_old=0.1)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    assert list(model.peft_config) == ["default"]
+    assert trainer.ref_model is None and trainer.reference is None
+    trainer.train()
+    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+    assert all("kl_ref" not in row and row["time_ref"] == 0.0 for row in rows)
+
+
+def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
+    trainer = make_trainer(beta=0.1, ref_reset_every=4, max_steps=5)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    refs = {name: p for name, p in model.named_parameters() if ".ref." in name}
+    assert refs and not any(p.requires_grad for p in refs.values())
+    before = {name: p.detach().clone() for name, p in refs.items()}
+    seen = []
+
+    original = trainer._apply_requested_reset
+
+    def watched():
+        unchanged = all(torch.equal(refs[name], before[name]) for name in refs)
+        original()
+        policy = dict(model.named_parameters())
+        equal = all(torch.equal(refs[name], policy[name.replace(".ref.", ".default.")]) for name in refs)
+        seen.append((trainer.state.global_step, unchanged, equal))
+
+    trainer._apply_requested_reset = watched
+    trainer.train()
+    assert seen == [(0, True, True), (2, True, False), (4, True, True)]
+    trained = {p for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert not trained & set(refs.values())
+    assert not any(p.requires_grad for p in refs.values())

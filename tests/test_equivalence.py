@@ -1,0 +1,127 @@
+"""The design's equivalence facts, on real training steps, with TRL as the control."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+
+LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+
+
+def rows(trainer, file="metrics.jsonl"):
+    return [json.loads(line) for line in Path(trainer.args.output_dir, file).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("beta", [0.0, 0.2])
+def test_all_options_off_is_trl_bit_for_bit(run, weights, lora, beta):
+    ours = run(lora=lora, beta=beta)
+    theirs = run(GRPOTrainer, lora=lora, beta=beta)
+    a, b = weights(ours), weights(theirs)
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    log = [{k: v for k, v in entry.items() if "time" not in k and "second" not in k} for entry in theirs.state.log_history]
+    for mine, entry in zip(ours.state.log_history, log, strict=True):
+        assert {k: mine[k] for k in entry} == entry
+
+
+@pytest.mark.parametrize("corrected", [True, False], ids=["corrected", "plain"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_b_is_trl_with_the_reference_moved_before_every_generation(
+    run, moved_every_generation, trained_adapter, largest_difference, loss_type, level, corrected
+):
+    """TRL's own loss, KL included, is the control for the term that we add to it: every normaliser, both ratios."""
+    shared = {
+        "loss_type": loss_type,
+        "importance_sampling_level": level,
+        "use_bias_correction_kl": corrected,
+        "max_steps": 8,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 2,
+        "per_device_train_batch_size": 4,
+        "lora": False,  # no `peft_config`: the models are wrapped already
+    }
+    b = run(model=trained_adapter(), beta_old=0.5, **shared)
+    control = run(moved_every_generation, model=trained_adapter(), beta=0.5, **shared)
+    without = run(model=trained_adapter(), **shared)
+    assert largest_difference(b, control) < 2e-6
+    assert largest_difference(b, without) > 1e-4  # the penalty does something here
+
+
+def test_a_reset_at_every_boundary_is_b_plus_a_reference_forward(run, largest_difference):
+    a = run(beta=0.5, ref_reset_every=1, max_steps=8)
+    b = run(beta_old=0.5, max_steps=8)
+    assert largest_difference(a, b) < 2e-6
+    of_a, of_b = rows(a), rows(b)
+    assert [r["kl_ref"] for r in of_a] == pytest.approx([r["kl_old"] for r in of_b], abs=1e-6)
+    assert [r["kl_penalty"] for r in of_a] == pytest.approx([r["kl_penalty"] for r in of_b], abs=1e-6)
+    assert [r["ref_forward_calls"] for r in of_a] == [1, 0] * 4
+    assert [r["ref_forward_calls"] for r in of_b] == [0] * 8
+
+
+@pytest.mark.parametrize("estimator, corrected", [("k1", True), ("k2", False), ("k2", True)])
+def test_a_at_every_boundary_is_b_for_every_estimator(run, largest_difference, estimator, corrected):
+    shared = {"kl_estimator": estimator, "use_bias_correction_kl": corrected, "max_steps": 6}
+    a = run(beta=0.5, ref_reset_every=1, **shared)
+    b = run(beta_old=0.5, **shared)
+    k3 = run(beta_old=0.5, max_steps=6)
+    assert largest_difference(a, b) < 2e-6
+    assert largest_difference(b, k3) > 1e-5
+
+
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("resets", [0, 2])
+def test_ref_compute_changes_the_cost_and_not_the_numbers(run, largest_difference, lora, resets):
+    shared = {"lora": lora, "beta": 0.5, "ref_reset_every": resets, "max_steps": 6, "num_iterations": 3}
+    cached, naive = run(**shared), run(ref_compute="naive_epoch", **shared)
+    assert largest_difference(cached, naive) < 2e-6
+    assert [r["kl_ref"] for r in rows(cached)] == pytest.approx([r["kl_ref"] for r in rows(naive)], abs=1e-6)
+    assert [r["ref_forward_calls"] for r in rows(cached)] == [1, 0, 0] * 2
+    assert [r["ref_forward_calls"] for r in rows(naive)] == [1] * 6
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_c_with_keep_and_with_soft_one_are_a(run, largest_difference, lora):
+    shared = {"lora": lora, "beta": 0.5, "ref_reset_every": 2, "max_steps": 6}
+    a = run(**shared)
+    keep = run(optimizer_reset="keep", **shared)
+    soft = run(optimizer_reset="soft", optimizer_reset_alpha=1.0, **shared)
+    hard = run(optimizer_reset="hard", **shared)
+    assert largest_difference(a, keep) == 0.0
+    assert largest_difference(a, soft) == 0.0
+    assert largest_difference(a, hard) > 1e-5
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_kl_ref_is_zero_after_a_reset_until_the_next_update(run, lora):
+    trainer = run(lora=lora, beta=0.1, ref_reset_every=4, max_steps=10)
+    kl = {row["step"]: row["kl_ref"] for row in rows(trainer)}
+    assert [event["step_applied"] for event in rows(trainer, "events.jsonl")] == [4, 8]
+    for step in (1, 5, 9):
+        assert kl[step] == pytest.approx(0.0, abs=1e-6)
+    for step in (2, 3, 4, 6, 7, 8, 10):
+        assert kl[step] > 1e-5
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_first_pass_log_probabilities_are_those_of_a_forward_of_their_own(run, largest_difference, lora):
+    shared = {"lora": lora, "beta_old": 0.5, "max_steps": 6, "gradient_accumulation_steps": 2}
+    shared |= {"per_device_train_batch_size": 4, "num_iterations": 3}
+    reused, forward = run(reuse_old_logps=True, **shared), run(**shared)
+    assert largest_difference(reused, forward) < 2e-6
+    assert [row["old_forward_calls"] for row in rows(forward)] == [2, 0, 0] * 2
+    assert [row["old_forward_calls"] for row in rows(reused)] == [0] * 6
+    assert [row["kl_old"] for row in rows(reused)] == pytest.approx([row["kl_old"] for row in rows(forward)], abs=1e-6)
+
+
+def test_where_the_first_pass_comes_after_an_update_the_forward_stays(run, largest_difference):
+    # Four micro-batches of a generation, an update after each: only the first is scored before an update.
+    shared = {"beta_old": 0.5, "max_steps": 8, "steps_per_generation": 4, "per_device_train_batch_size": 4}
+    asked, forward = run(reuse_old_logps=True, **shared), run(**shared)
+    assert largest_difference(asked, forward) == 0.0
+    assert sum(row["old_forward_calls"] for row in rows(asked)) == 4
+    env = json.loads(Path(asked.args.output_dir, "env.json").read_text())
+    assert env["execution"]["old_logps"] == "forward"

@@ -1,0 +1,107 @@
+"""The meter: exclusive stages, token means, files that survive."""
+
+import json
+
+import pytest
+import torch
+
+import trl_prorl.meter as meter_module
+from trl_prorl.meter import JsonLines, Meter, StageTimer, read_jsonl
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves only when told."""
+
+    class Clock:
+        now = 100.0
+
+        def perf_counter(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(meter_module.time, "perf_counter", clock.perf_counter)
+    return clock
+
+
+def test_a_second_belongs_to_the_innermost_stage(clock):
+    timer = StageTimer(CPU)
+    with timer.stage("update"):
+        clock.now += 1
+        with timer.stage("rollout"):
+            clock.now += 2
+            with timer.stage("ref"):
+                clock.now += 4
+            clock.now += 8
+        clock.now += 16
+    assert dict(timer.seconds) == {"update": 17.0, "rollout": 10.0, "ref": 4.0}
+
+
+def test_a_stage_ends_when_its_body_raises(clock):
+    timer = StageTimer(CPU)
+    with pytest.raises(KeyError), timer.stage("ref"):
+        clock.now += 1
+        raise KeyError
+    assert timer.stack == [] and timer.seconds["ref"] == 1.0
+
+
+def test_row_of_a_step(clock):
+    meter = Meter(CPU)
+    meter.begin_step()
+    with meter.timer.stage("ref"):
+        clock.now += 3
+    model = meter.counted(lambda **inputs: "scored", "ref")
+    assert model(input_ids=torch.zeros(2, 5)) == "scored"
+    meter.counted(lambda **inputs: None, "policy")(input_ids=torch.zeros(4, 5))
+    meter.add_mean("kl_ref", torch.tensor([[1.0, 9.0]]), torch.tensor([[1, 0]]))
+    meter.add_mean("kl_ref", torch.tensor([[2.0, 6.0]]), torch.tensor([[1, 1]]))
+    meter.add_total("kl_penalty", torch.tensor(0.5))
+    meter.add_total("kl_penalty", torch.tensor(0.25))
+    clock.now += 1
+    row = meter.end_step(lambda tensor: tensor)
+    assert row["kl_ref"] == 3.0 and row["kl_penalty"] == 0.75
+    assert (row["ref_forward_calls"], row["tokens_processed_ref"]) == (1, 10)
+    assert (row["policy_forward_calls"], row["old_forward_calls"]) == (1, 0)
+    assert (row["time_ref"], row["time_update"], row["time_step"]) == (3.0, 1.0, 4.0)
+    assert row["ref_time_fraction"] == 0.75 and row["tokens_per_second"] == 5.0
+    assert "kl_old" not in row and "peak_memory_gib" not in row  # not measured
+
+
+def test_nothing_of_a_step_is_left_in_the_next(clock):
+    meter = Meter(CPU)
+    for _ in range(2):
+        meter.begin_step()
+        assert meter.open
+        meter.counted(lambda **inputs: None, "old")(input_ids=torch.zeros(1, 3))
+        clock.now += 1
+        row = meter.end_step(lambda tensor: tensor)
+        assert not meter.open
+        assert row["old_forward_calls"] == 1 and row["time_step"] == 1.0
+
+
+def test_means_over_processes_are_means_over_all_tokens():
+    meter = Meter(CPU)
+    meter.begin_step()
+    meter.add_mean("kl_ref", torch.tensor([[1.0]]), torch.tensor([[1]]))
+    other = torch.tensor([9.0, 3.0], dtype=torch.float64)  # three tokens of 3.0 elsewhere
+    assert meter.peek_mean("kl_ref", lambda tensor: tensor + other) == 2.5
+
+
+def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 8)) + '{"step": 8, "rew')
+    log = JsonLines(path, resume_step=5)
+    log.write({"step": 6, "again": True})
+    assert read_jsonl(path) == [{"step": s} for s in range(1, 6)] + [{"step": 6, "again": True}]
+
+
+def test_a_new_run_keeps_the_record_of_an_older_one(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for number in range(3):
+        JsonLines(path).write({"step": number})
+    assert read_jsonl(path) == [{"step": 2}]
+    assert read_jsonl(tmp_path / "metrics.1.jsonl") == [{"step": 0}]
+    assert read_jsonl(tmp_path / "metrics.2.jsonl") == [{"step": 1}]

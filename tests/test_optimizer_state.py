@@ -1,0 +1,153 @@
+"""Resets of optimizer state: hand-computed numbers, and real optimizers."""
+
+import bitsandbytes
+import pytest
+import torch
+
+from trl_prorl.optimizer_state import check_optimizer, reset_optimizer, reset_scaler, transform_state
+
+
+LR, B1, B2, EPS = 0.1, 0.9, 0.99, 1e-8
+
+
+def adam(kind="loop", **kwargs):
+    """An AdamW after two updates with gradients 1 and 3: m = 0.39, v = 0.0999, t = 2."""
+    param = torch.nn.Parameter(torch.zeros(3))
+    flags = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[kind]
+    optimizer = torch.optim.AdamW([param], lr=LR, betas=(B1, B2), eps=EPS, weight_decay=0.0, **flags, **kwargs)
+    for value in (1.0, 3.0):
+        param.grad = torch.full_like(param, value)
+        optimizer.step()
+    return param, optimizer
+
+
+def update_after(param, optimizer, gradient):
+    before = param.detach().clone()
+    param.grad = torch.full_like(param, gradient)
+    optimizer.step()
+    return (param.detach() - before)[0].item()
+
+
+def by_hand(m, v, t, gradient):
+    """Adam's next update from (m, v, t)."""
+    m, v, t = B1 * m + (1 - B1) * gradient, B2 * v + (1 - B2) * gradient**2, t + 1
+    return -LR * (m / (1 - B1**t)) / ((v / (1 - B2**t)) ** 0.5 + EPS)
+
+
+M, V = 0.9 * 0.1 * 1 + 0.1 * 3, 0.99 * 0.01 * 1 + 0.01 * 9
+
+
+@pytest.mark.parametrize("kind", ["loop", "foreach", "fused"])
+@pytest.mark.parametrize(
+    "mode, alpha, m, v, t",
+    [
+        ("keep", 1.0, M, V, 2),
+        ("hard", 1.0, 0.0, 0.0, 0),
+        ("soft", 0.1, 0.1 * M, 0.1 * V, 2),
+        ("asym", 1.0, 0.0, V, 2),
+    ],
+)
+def test_state_and_first_update_by_hand(kind, mode, alpha, m, v, t):
+    param, optimizer = adam(kind)
+    reset_optimizer(optimizer, mode, alpha)
+    state = optimizer.state[param]
+    assert state["exp_avg"].tolist() == pytest.approx([m] * 3, rel=1e-5)
+    assert state["exp_avg_sq"].tolist() == pytest.approx([v] * 3, rel=1e-5)
+    assert float(state["step"]) == t
+    assert update_after(param, optimizer, 2.0) == pytest.approx(by_hand(m, v, t, 2.0), rel=1e-4)
+
+
+def test_hard_is_what_a_new_optimizer_does():
+    param, optimizer = adam()
+    reset_optimizer(optimizer, "hard")
+    fresh_param = torch.nn.Parameter(param.detach().clone())
+    fresh = torch.optim.AdamW([fresh_param], lr=LR, betas=(B1, B2), eps=EPS, weight_decay=0.0)
+    for gradient in (2.0, -1.0, 0.5):
+        assert update_after(param, optimizer, gradient) == update_after(fresh_param, fresh, gradient)
+
+
+def test_soft_with_alpha_one_is_keep():
+    kept, other = adam(), adam()
+    reset_optimizer(kept[1], "keep")
+    reset_optimizer(other[1], "soft", 1.0)
+    assert update_after(*kept, 2.0) == update_after(*other, 2.0)
+
+
+def test_amsgrad_maximum_follows_the_second_moment():
+    param, optimizer = adam(amsgrad=True)
+    maximum = optimizer.state[param]["max_exp_avg_sq"].clone()
+    reset_optimizer(optimizer, "soft", 0.5)
+    assert torch.allclose(optimizer.state[param]["max_exp_avg_sq"], 0.5 * maximum)
+    reset_optimizer(optimizer, "hard")
+    assert optimizer.state[param]["max_exp_avg_sq"].eq(0).all()
+
+
+def test_state_tensors_keep_their_storage():
+    param, optimizer = adam()
+    pointer = optimizer.state[param]["exp_avg"].data_ptr()
+    reset_optimizer(optimizer, "soft", 0.5)
+    assert optimizer.state[param]["exp_avg"].data_ptr() == pointer
+
+
+@pytest.mark.parametrize("values", [100, 8192])
+@pytest.mark.parametrize("mode, alpha", [("soft", 0.25), ("asym", 1.0), ("hard", 1.0)])
+def test_bitsandbytes_8bit_scales_its_maxima_and_never_its_codes(values, mode, alpha):
+    generator = torch.Generator().manual_seed(0)
+    param = torch.nn.Parameter(torch.randn(values, generator=generator))
+    optimizer = bitsandbytes.optim.AdamW8bit([param], lr=1e-3)
+    for _ in range(3):
+        param.grad = torch.randn(values, generator=generator)
+        optimizer.step()
+    before = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in optimizer.state[param].items()}
+    blockwise = before["state1"].dtype == torch.uint8
+    assert blockwise == (values >= 4096)
+    reset_optimizer(optimizer, mode, alpha)
+    after = optimizer.state[param]
+    first = {"soft": alpha, "asym": 0.0, "hard": 0.0}[mode]
+    second = {"soft": alpha, "asym": 1.0, "hard": 0.0}[mode]
+    for number, factor in ((1, first), (2, second)):
+        scale = f"absmax{number}" if blockwise else f"state{number}"
+        assert torch.equal(after[scale], before[scale] * factor)
+        if blockwise:
+            assert torch.equal(after[f"state{number}"], before[f"state{number}"])
+    assert after["step"] == (0 if mode == "hard" else before["step"])
+
+
+def test_a_state_that_is_not_understood_changes_nothing():
+    first, second = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.AdamW([first, second])
+    first.grad = second.grad = torch.ones(2)
+    optimizer.step()
+    optimizer.state[second]["momentum_of_the_future"] = torch.ones(2)
+    before = optimizer.state[first]["exp_avg"].clone()
+    with pytest.raises(ValueError, match="momentum_of_the_future"):
+        reset_optimizer(optimizer, "hard")
+    assert torch.equal(optimizer.state[first]["exp_avg"], before)
+
+
+def test_optimizers_that_are_not_understood_are_refused():
+    param = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match="RMSprop.*optimizer_reset: keep"):
+        check_optimizer(torch.optim.RMSprop([param]))
+    check_optimizer(torch.optim.AdamW([param]))
+    check_optimizer(bitsandbytes.optim.PagedAdamW8bit([param]))
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, float("nan")])
+def test_alpha_outside_its_range_is_refused(alpha):
+    with pytest.raises(ValueError, match="optimizer_reset_alpha"):
+        transform_state({}, "soft", alpha)
+
+
+def test_scaler_goes_back_to_its_initial_scale():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    param = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([param], lr=0.1)
+    for _ in range(2):
+        scaler.scale(param.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 4096.0
+    reset_scaler(scaler, 1024.0)
+    assert scaler.get_scale() == 1024.0
+    assert scaler.state_dict()["_growth_tracker"] == 0

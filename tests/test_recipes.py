@@ -1,0 +1,61 @@
+"""Recipes parse, and the arms of a folder differ only in the keys that define the variant."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from trl import ModelConfig, TrlParser
+
+from trl_prorl import ProRLConfig
+from trl_prorl.train import TaskArguments
+
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+FILES = sorted(RECIPES.rglob("*.yaml"))
+FOLDERS = sorted({file.parent for file in FILES})
+VARIANT_KEYS = {"output_dir", "beta", "beta_old", "ref_reset_every", "optimizer_reset", "optimizer_reset_alpha"}
+EXPECTED = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
+
+
+def name(path):
+    return str(path.relative_to(RECIPES))
+
+
+def parse(file, *extra):
+    # A GPU recipe is parsed on any machine.
+    overrides = ["--bf16", "false", "--use_cpu", "true", *extra]
+    return TrlParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(["--config", str(file), *overrides])
+
+
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_parses_into_its_variant(file):
+    _, args, _ = parse(file)
+    variant = "A" if file.stem == "variantC_keep" else EXPECTED[file.stem.split("_")[0]]
+    assert args.variant == variant
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_arms_of_a_folder_differ_only_in_the_keys_that_define_the_variant(folder):
+    recipes = {file.stem: yaml.safe_load(file.read_text()) for file in folder.glob("*.yaml")}
+    assert set(EXPECTED) <= set(recipes)
+    shared = {stem: {k: v for k, v in keys.items() if k not in VARIANT_KEYS} for stem, keys in recipes.items()}
+    assert all(keys == shared["control"] for keys in shared.values())
+    assert len({keys["output_dir"] for keys in recipes.values()}) == len(recipes)
+    # A and its control have the same coefficient, C is A but for the optimizer, and B has no reference.
+    assert recipes["variantA"]["beta"] == recipes["control"]["beta"] == recipes["variantC"]["beta"]
+    assert recipes["variantA"]["ref_reset_every"] == recipes["variantC"]["ref_reset_every"]
+    assert "beta" not in recipes["variantB"] and "beta" not in recipes["plain"]
+
+
+def test_the_command_line_wins_over_the_recipe():
+    file = RECIPES / "tiny" / "variantA.yaml"
+    recipe = yaml.safe_load(file.read_text())
+    _, args, model_args = parse(file, "--beta", "0.125", "--lora_r", "3")
+    assert recipe["beta"] != 0.125 and args.beta == 0.125
+    assert model_args.lora_r == 3 and args.ref_reset_every == recipe["ref_reset_every"]
+
+
+def test_every_variant_has_its_script():
+    for variant in "ABC":
+        script = (RECIPES / f"grpo_variant{variant}.py").read_text()
+        assert f"variant{variant}.yaml" in script

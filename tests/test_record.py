@@ -1,0 +1,45 @@
+"""`config.yaml` says what a run was, and `env.json` where."""
+
+import json
+from dataclasses import dataclass, field
+
+import yaml
+
+from trl_prorl import ProRLConfig
+from trl_prorl.record import set_keys, write_config, write_env
+
+
+@dataclass
+class Some:
+    given: int = 1
+    kept: float = 0.5
+    items: list = field(default_factory=list)
+    nothing: str | None = None
+    thing: object = None
+
+
+def test_keys_that_differ_from_their_defaults_and_can_be_spelt():
+    assert set_keys(Some(given=2, items=[1], thing=object())) == {"given": 2, "items": [1]}
+    assert set_keys(Some(), always=frozenset({"kept", "nothing"})) == {"kept": 0.5}
+
+
+def test_our_keys_are_always_there_and_what_trl_derives_is_not(tmp_path):
+    args = ProRLConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, beta=0.25, gradient_accumulation_steps=2)
+    write_config(tmp_path, args, recipe=(Some(),))
+    keys = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert keys["beta"] == 0.25 and keys["beta_old"] == 0.0 and keys["optimizer_reset"] == "keep"
+    assert keys["given"] == 1
+    assert "generation_batch_size" not in keys and "run_dir" not in keys
+
+
+def test_env_names_versions_seed_hardware_and_execution(tmp_path, tiny_model):
+    import torch
+
+    args = ProRLConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, beta_old=0.1, num_iterations=2, reuse_old_logps=True, seed=5
+    )
+    write_env(tmp_path, args, torch.nn.Linear(2, 3))
+    env = json.loads((tmp_path / "env.json").read_text())
+    assert env["variant"] == "B" and env["seed"] == 5 and env["parameters"] == 9
+    assert env["execution"] == {"old_logps": "first_pass", "ref_compute": "none", "loss": "trl + added penalty"}
+    assert env["versions"]["torch"] == torch.__version__ and "git_commit" in env and env["hardware"]["cpus"] > 0

@@ -1,0 +1,98 @@
+"""Recipe scripts as a user starts them, in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from trl import ModelConfig, TrlParser
+
+from trl_prorl import ProRLConfig
+from trl_prorl.train import TaskArguments, task_reward
+
+
+ROOT = Path(__file__).parent.parent
+GSM8K = ROOT / "recipes" / "gsm8k" / "qwen2.5-0.5b" / "variantA.yaml"
+SMALL = ["--max_steps", "3", "--per_device_train_batch_size", "8", "--num_generations", "4", "--train_rows", "32"]
+SMALL += ["--ref_reset_every", "2", "--lora_r", "4", "--disable_tqdm", "true"]
+
+
+def script(*arguments, launcher=()):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [*(launcher or [sys.executable]), str(ROOT / "recipes" / "grpo_variantA.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+
+
+def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(tiny_model, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    done = script("--model_name_or_path", tiny_model, "--output_dir", str(first), *SMALL)
+    assert done.returncode == 0, done.stderr
+    for file in ("config.yaml", "env.json", "metrics.jsonl", "events.jsonl", "adapter_model.safetensors"):
+        assert (first / file).exists()
+    config = yaml.safe_load((first / "config.yaml").read_text())
+    assert (config["task"], config["beta"], config["ref_reset_every"]) == ("reverse_digits", 1.0, 2)
+    env = json.loads((first / "env.json").read_text())
+    assert env["variant"] == "A" and env["execution"]["old_logps"] == "first_pass"
+    event = json.loads((first / "events.jsonl").read_text())
+    assert (event["event"], event["reason"], event["step_applied"]) == ("reset", "periodic", 2)
+
+    # The record is a recipe, and gives the same run.
+    done = script("--config", str(first / "config.yaml"), "--output_dir", str(again))
+    assert done.returncode == 0, done.stderr
+
+    def untimed(folder):
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in row.items() if "time" not in k and "second" not in k} for row in rows]
+
+    assert untimed(first) == untimed(again) and len(untimed(first)) == 3
+
+    # A folder that holds a run is not overwritten.
+    before = (first / "metrics.jsonl").read_text()
+    refused = script("--model_name_or_path", tiny_model, "--output_dir", str(first), *SMALL)
+    assert refused.returncode == 2 and "already holds a run" in refused.stderr
+    assert (first / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "arguments, parts",
+    [
+        (["--kl_estimator", "k1", "--use_bias_correction_kl", "false"], ["kl_estimator='k1'"]),
+        (["--task", "reverse_digit"], ["reverse_digit", "reverse_digits"]),
+        (["--optimizer_reset", "hard", "--ref_reset_every", "0"], ["optimizer_reset='hard'"]),
+        (["--task", "gsm8k"], ["level=3", "gsm8k", "path"]),
+        (["--config", str(GSM8K), "--bf16", "false", "--use_cpu", "true", "--dataset_name", "/nowhere"], ["/nowhere"]),
+        (["--optimizer_reset", "hard", "--optim", "sgd"], ["optimizer_reset", "SGD", "keep"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(tmp_path, tiny_model, arguments, parts):
+    out = tmp_path / "run"
+    done = script("--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, *arguments)
+    assert done.returncode == 2, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "Traceback" not in done.stderr
+    for part in parts:
+        assert part in errors[0]
+    assert not out.exists()
+
+
+def test_a_reward_sees_plain_text_and_its_own_row():
+    class Echo:
+        name = "echo"
+
+        def reward(self, completion, row):
+            return float(completion == row["answer"])
+
+    reward = task_reward(Echo())
+    completions = [[{"role": "assistant", "content": text}] for text in ("1", "2", "3")]
+    assert reward(completions=completions, answer=["1", "0", "3"], trainer_state=object()) == [1.0, 0.0, 1.0]
+    assert reward.__name__ == "echo"
+
+
+def test_task_options_are_json_on_the_command_line():
+    parser = TrlParser((TaskArguments, ProRLConfig, ModelConfig))
+    arguments = ["--task", "sorting", "--task_level", "2", "--task_options", '{"reward": "distance"}']
+    task_args, _, _ = parser.parse_args_and_config([*arguments, "--use_cpu", "true", "--bf16", "false"])
+    assert task_args.make_task().name == "sorting"

@@ -1,0 +1,11 @@
+"""Prolonged GRPO on one GPU, on top of Hugging Face TRL."""
+
+from .callbacks import ReferenceResetCallback
+from .config import ProRLConfig
+from .trainer import ProRLTrainer
+from .triggers import Periodic, Reason
+
+
+__version__ = "0.1.0"
+
+__all__ = ["Periodic", "ProRLConfig", "ProRLTrainer", "Reason", "ReferenceResetCallback"]

@@ -1,0 +1,135 @@
+"""KL estimators between the policy and an anchor: their values and, through autograd, their gradients.
+
+Pure tensors in, tensors out. Throughout, `logps` are the policy's log-probabilities of the sampled tokens (with
+gradient), `anchor_logps` the anchor's (without), and the quantity estimated is the per-token reverse KL at the visited
+states, KL(π_θ(·|s) ‖ π_anchor(·|s)). The KL of whole sequences has one more term, through the states; no estimator here
+contains it.
+
+In a loss the *gradient* of an estimator matters, not its value. With samples from π_old and the per-token importance
+ratio r = exp(logπ_θ − logπ_old):
+
+| estimator | in the loss alone | multiplied by r ("bias correction") |
+|---|---|---|
+| k1 | zero expected gradient on-policy: refused | exact per token, on- and off-policy |
+| k2 | exact on-policy, biased off-policy | biased |
+| k3 | biased | exact per token, on- and off-policy |
+
+A ratio of whole sequences is exact for none of them. The values are from J. Schulman's note "Approximating KL
+Divergence" (2020, http://joschu.net/blog/kl-approx.html); the statements on gradients are checked in `tests/test_kl.py`
+by enumerating every completion.
+"""
+
+import torch
+
+
+ESTIMATORS = ("k1", "k2", "k3")
+
+
+def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = "k3") -> torch.Tensor:
+    r"""
+    Per-token KL estimates, in nats.
+
+    With \\( d = \log\pi_\theta - \log\pi_{anchor} \\): k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d.
+
+    Args:
+        logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities of the sampled tokens under the policy.
+        anchor_logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities of the same tokens under the anchor.
+        estimator (`str`, *optional*, defaults to `"k3"`):
+            `"k1"`, `"k2"` or `"k3"`.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)`.
+    """
+    if logps.shape != anchor_logps.shape:
+        raise ValueError(f"logps {tuple(logps.shape)} and anchor_logps {tuple(anchor_logps.shape)} differ in shape.")
+    log_ratio = logps - anchor_logps
+    if estimator == "k1":
+        return log_ratio
+    if estimator == "k2":
+        return 0.5 * log_ratio.square()
+    if estimator == "k3":
+        # In TRL's order of operations, so that the two agree to the last bit.
+        return torch.exp(-log_ratio) - -log_ratio - 1
+    raise ValueError(f"kl_estimator={estimator!r} is not one of {', '.join(ESTIMATORS)}.")
+
+
+def kl_penalty(
+    logps: torch.Tensor,
+    anchor_logps: torch.Tensor,
+    estimator: str = "k3",
+    importance_ratio: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """
+    The per-token penalty that enters the loss: the estimate, times the importance ratio if one is given.
+
+    Args:
+        logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities under the policy, with gradient.
+        anchor_logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities under the anchor.
+        estimator (`str`, *optional*, defaults to `"k3"`):
+            `"k1"`, `"k2"` or `"k3"`.
+        importance_ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`, *optional*):
+            π_θ/π_old, *with* gradient, per token or per sequence: TRL's `use_bias_correction_kl`.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)`.
+    """
+    values = kl_values(logps, anchor_logps.detach(), estimator)
+    return values if importance_ratio is None else values * importance_ratio
+
+
+def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
+    """
+    π_θ/π_old per token, or its geometric mean over a sequence (GSPO, arXiv 2507.18071), with gradient in θ.
+
+    Args:
+        logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities under the policy.
+        old_logps (`torch.Tensor` of shape `(B, T)`):
+            Log-probabilities under the policy that sampled the batch.
+        mask (`torch.Tensor` of shape `(B, T)`):
+            1 where a token counts.
+        level (`str`):
+            `"token"` or `"sequence"`.
+
+    Returns:
+        `torch.Tensor` of shape `(B, T)` for `"token"`, `(B, 1)` for `"sequence"`.
+    """
+    log_ratio = logps - old_logps.detach()
+    if level == "token":
+        return torch.exp(log_ratio)
+    if level == "sequence":
+        mean = (log_ratio * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1.0)
+        return torch.exp(mean)
+    raise ValueError(f"importance_sampling_level={level!r} is neither 'token' nor 'sequence'.")
+
+
+def gradient_bias(estimator: str, corrected: bool, level: str, on_policy: bool) -> str | None:
+    """
+    Why the penalty's expected gradient is not that of the per-token reverse KL, or `None` where it is.
+
+    Args:
+        estimator (`str`):
+            `"k1"`, `"k2"` or `"k3"`.
+        corrected (`bool`):
+            Whether the penalty is multiplied by the importance ratio.
+        level (`str`):
+            `importance_sampling_level`: `"token"` or `"sequence"`.
+        on_policy (`bool`):
+            Whether π_θ = π_old wherever the penalty is evaluated.
+    """
+    exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
+    if corrected and level == "sequence":
+        return f"a sequence-level ratio corrects no estimator exactly; exact per token: {exact}"
+    if estimator == "k2":
+        if corrected:
+            return f"k2 times the importance ratio is biased on- and off-policy; exact per token: {exact}"
+        if not on_policy:
+            return f"k2 is exact on-policy only, and here samples are used after an update; exact per token: {exact}"
+        return None
+    if not corrected:
+        return f"{estimator} without use_bias_correction_kl is biased; exact per token: {exact}"
+    return None

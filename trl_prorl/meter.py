@@ -1,0 +1,230 @@
+"""What a run costs and what it measured: forward calls, tokens, stage times, and token means, one row per step.
+
+The meter only observes. Absent means not measured, never 0.
+"""
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
+
+
+class StageTimer:
+    """
+    Wall-clock seconds by stage. Stages nest, and a second belongs to the innermost stage only.
+
+    On a GPU the device is synchronised at each change of stage. `overhead` is what the bookkeeping itself takes.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.overhead = 0.0
+        self.stack: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self, name: str) -> None:
+        now = self._settle()
+        self.stack.append(name)
+        self._resume(now)
+
+    def leave(self) -> None:
+        now = self._settle()
+        self.stack.pop()
+        self._resume(now)
+
+    def clear(self) -> None:
+        self.seconds.clear()
+        self.overhead = 0.0
+        self.stack.clear()
+
+    def _settle(self) -> float:
+        """Give the time since the last change of stage to the stage on top."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the wait is the stage's own work, still running on the device
+        now = time.perf_counter()
+        if self.stack:
+            self.seconds[self.stack[-1]] += now - self._since
+        return now
+
+    def _resume(self, settled: float) -> None:
+        self._since = time.perf_counter()
+        self.overhead += self._since - settled
+
+
+class Meter:
+    """
+    Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`.
+
+    Args:
+        device (`torch.device`):
+            Where the model runs.
+    """
+
+    KINDS = ("policy", "ref", "old")
+
+    def __init__(self, device: torch.device):
+        self.timer = StageTimer(device)
+        self.device = device
+        self._began: float | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.calls: dict[str, int] = defaultdict(int)
+        self.tokens: dict[str, int] = defaultdict(int)
+        self._sums: dict[str, list[torch.Tensor]] = {}
+        self._totals: dict[str, torch.Tensor] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether a step is under way."""
+        return self._began is not None
+
+    def begin_step(self) -> None:
+        """Start the clock; what no other stage claims counts as `update`."""
+        self.timer.clear()
+        self._clear()
+        self.timer.enter("update")
+        self._began = time.perf_counter()
+
+    def counted(self, model: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        """`model`, each call of which counts as one forward of this kind, with its positions (padding included)."""
+
+        def call(**inputs):
+            self.calls[kind] += 1
+            self.tokens[kind] += inputs["input_ids"].numel()
+            return model(**inputs)
+
+        return call
+
+    def add_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        """Add to the mean over tokens of the step. `values` and `mask` have shape `(B, T)`."""
+        pair = [(values.detach() * mask).sum().double(), mask.sum().double()]
+        if name in self._sums:
+            pair = [old + new for old, new in zip(self._sums[name], pair, strict=True)]
+        self._sums[name] = pair
+
+    def add_total(self, name: str, value: torch.Tensor) -> None:
+        """Add a scalar to a sum over the micro-batches of the step."""
+        self._totals[name] = self._totals.get(name, 0.0) + value.detach().double()
+
+    def peek_mean(self, name: str, reduce: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
+        """The step's mean over tokens so far, over all processes, or `None` where nothing was measured."""
+        if name not in self._sums:
+            return None
+        total, count = reduce(torch.stack(self._sums[name])).tolist()
+        return total / count if count else None
+
+    def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
+        """
+        Stop the clock.
+
+        Args:
+            reduce (`Callable`):
+                Sums a tensor over processes.
+            processes (`int`, *optional*, defaults to `1`):
+                Number of processes.
+
+        Returns:
+            `dict[str, float]`: the row, without the keys that only the trainer knows.
+        """
+        self.timer.leave()
+        seconds = time.perf_counter() - self._began
+        self._began = None
+        row: dict[str, float] = {}
+        for name in self._sums:
+            mean = self.peek_mean(name, reduce)
+            if mean is not None:
+                row[name] = mean
+        for name, total in self._totals.items():
+            row[name] = (reduce(total) / processes).item()
+        for kind in self.KINDS:
+            row[f"{kind}_forward_calls"] = self.calls[kind]
+            row[f"tokens_processed_{kind}"] = self.tokens[kind]
+        for stage in ("rollout", "old", "ref", "update", "reset"):
+            row[f"time_{stage}"] = self.timer.seconds.get(stage, 0.0)
+        row["time_step"] = seconds
+        row["time_meter"] = self.timer.overhead + self.timer.seconds.get("meter", 0.0)
+        row["ref_time_fraction"] = self.timer.seconds.get("ref", 0.0) / seconds
+        row["tokens_per_second"] = self.tokens["policy"] / seconds
+        row.update(gpu_row(self.device))
+        return row
+
+
+def gpu_row(device: torch.device) -> dict[str, float]:
+    """GPU utilisation in percent (where NVML is there) and the step's peak memory in GiB; empty on a CPU."""
+    if device.type != "cuda":
+        return {}
+    row = {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        row["gpu_utilization"] = float(torch.cuda.utilization(device))
+    except (ModuleNotFoundError, RuntimeError):
+        pass  # no NVML: not measured
+    return row
+
+
+class JsonLines:
+    """
+    A file of one JSON object a line, written line by line.
+
+    Args:
+        path (`str` or `os.PathLike`):
+            The file.
+        resume_step (`int`, *optional*):
+            Continue after this step: later lines, which a run cut short left behind, are dropped. `None`: a new file;
+            one that is there is kept under a numbered name.
+        step_key (`str`, *optional*, defaults to `"step"`):
+            The key that holds a line's step.
+    """
+
+    def __init__(self, path: str | os.PathLike, resume_step: int | None = None, step_key: str = "step"):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if resume_step is None:
+            if self.path.exists() and self.path.stat().st_size:
+                self.path.rename(free_name(self.path))
+            self.path.touch()
+        else:
+            kept = [row for row in read_jsonl(self.path) if row[step_key] <= resume_step]
+            aside = self.path.with_suffix(".tmp")
+            aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            os.replace(aside, self.path)
+
+    def write(self, row: dict[str, Any]) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """The whole lines of a file; a last line cut off in the middle is left out, a missing file is empty."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def free_name(path: Path) -> Path:
+    """`metrics.jsonl` → `metrics.1.jsonl`, or the next number that is free."""
+    number = 1
+    while (candidate := path.with_suffix(f".{number}{path.suffix}")).exists():
+        number += 1
+    return candidate

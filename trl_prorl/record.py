@@ -1,0 +1,138 @@
+"""The record of a run beside its metrics: `config.yaml`, which starts the run again, and `env.json`."""
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from trl import GRPOConfig
+
+
+CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
+PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
+
+
+def set_keys(config: Any, always: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """
+    The fields of a dataclass instance that differ from their defaults, as plain YAML values.
+
+    Args:
+        config (dataclass instance):
+            The configuration.
+        always (`frozenset[str]`, *optional*):
+            Fields that are there whatever their value, unless that is `None`.
+    """
+    keys = {}
+    for field in dataclasses.fields(config):
+        if not field.init:
+            continue
+        default = field.default if field.default is not dataclasses.MISSING else None
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        value = getattr(config, field.name)
+        if (value != default or field.name in always) and (plain := as_plain(value)) is not None:
+            keys[field.name] = plain
+    return keys
+
+
+def field_names(config: Any) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(config))
+
+
+def as_plain(value: Any) -> Any:
+    """A value that YAML can hold, or `None` for objects that a recipe cannot spell."""
+    if isinstance(value, str):
+        return str(getattr(value, "value", value))
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [as_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    return None
+
+
+def write_config(run_dir: str | os.PathLike, args: GRPOConfig, recipe: tuple = ()) -> None:
+    """
+    Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults.
+
+    Args:
+        run_dir (`str` or `os.PathLike`):
+            The run folder.
+        args ([`ProRLConfig`]):
+            The trainer's configuration.
+        recipe (`tuple` of dataclass instances, *optional*):
+            What the trainer does not see: the task, the model.
+    """
+    ours = field_names(args) - field_names(GRPOConfig)
+    keys = set_keys(args, always=ours | {"beta", "temperature", "seed", "max_completion_length"})
+    for part in recipe:
+        keys |= set_keys(part, always=field_names(part))
+    if "steps_per_generation" in keys:
+        keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
+    path = Path(run_dir) / CONFIG_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(keys, sort_keys=True))
+
+
+def write_env(run_dir: str | os.PathLike, args: Any, model: torch.nn.Module) -> None:
+    """
+    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run computes what it computes.
+
+    Args:
+        run_dir (`str` or `os.PathLike`):
+            The run folder.
+        args ([`ProRLConfig`]):
+            The configuration.
+        model (`torch.nn.Module`):
+            The policy.
+    """
+    env = {
+        "variant": args.variant,
+        "execution": {
+            "old_logps": args.old_logps_source,
+            "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
+            "loss": "trl + added penalty" if args.adds_penalty else "trl",
+        },
+        "seed": args.seed,
+        "data_seed": args.data_seed,
+        "versions": {"python": platform.python_version(), **versions()},
+        "git_commit": git_commit(),
+        "hardware": hardware(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+    Path(run_dir, ENV_FILE).write_text(json.dumps(env, indent=2) + "\n")
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            pass
+    return found
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that this file lies in, with `-dirty` if it was changed; `None` outside one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def hardware() -> dict[str, Any]:
+    found = {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+        found["gpus"] = torch.cuda.device_count()
+    return found

@@ -1,0 +1,476 @@
+"""`ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and a record.
+
+The only file that knows TRL's private methods; `tests/test_upstream_contract.py` pins them. With every ProRL key at its
+default TRL's own methods compute everything, and this class only watches.
+"""
+
+import inspect
+import json
+import math
+import tempfile
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from accelerate.utils import broadcast_object_list, set_seed
+from peft import get_peft_model
+from transformers import PreTrainedModel, Trainer
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import create_model_from_path, get_config_model_id
+
+from . import kl
+from .callbacks import ReferenceResetCallback
+from .config import ProRLConfig
+from .meter import EVENTS_FILE, METRICS_FILE, JsonLines, Meter
+from .normalizer import token_weights
+from .optimizer_state import check_optimizer, check_optimizer_class, reset_optimizer, reset_scaler
+from .record import write_config, write_env
+from .reference import AdapterReference, SnapshotReference, move_reference
+from .schedule import restart_schedule, snapshot_schedule
+from .triggers import Periodic, Reason
+
+
+STATE_FILE = "prorl_state.json"
+
+
+class ProRLTrainer(GRPOTrainer):
+    """
+    Trainer for prolonged GRPO: see [`ProRLConfig`] for what it adds to [`~trl.GRPOTrainer`], whose arguments it takes.
+
+    With LoRA, a reset copies the trained adapter onto the frozen adapter `ref`; with full fine-tuning, the model onto
+    a snapshot. Variant B (`beta=0`, `beta_old>0`) has neither.
+
+    Example:
+
+    ```python
+    >>> from trl_prorl import ProRLConfig, ProRLTrainer
+
+    >>> trainer = ProRLTrainer(
+    ...     model="Qwen/Qwen2.5-0.5B-Instruct",
+    ...     reward_funcs=reward,
+    ...     args=ProRLConfig(beta=0.05, num_iterations=2, ref_reset_every=200, reuse_old_logps=True),
+    ...     train_dataset=dataset,
+    ...     peft_config=LoraConfig(),
+    ... )
+    >>> trainer.train()
+    ```
+    """
+
+    _tag_names = ["trl", "grpo", "prorl"]
+
+    def __init__(self, model, reward_funcs=None, args=None, *others, **named):
+        if args is None:
+            name = model if isinstance(model, str) else get_config_model_id(model.config)
+            args = ProRLConfig(f"{name.split('/')[-1]}-GRPO")
+        if not isinstance(args, ProRLConfig):
+            raise TypeError(f"args is a {type(args).__name__}; ProRLTrainer needs a ProRLConfig.")
+        bound = inspect.signature(GRPOTrainer.__init__).bind(self, model, reward_funcs, args, *others, **named)
+        given = {name: value for name, value in bound.arguments.items() if name != "self"}
+        self._check_optimizer(args, given.get("optimizers"))
+        watched = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
+        self._resets = args.resets or watched
+        if self._resets:
+            args.check_reset_schedule()
+        moves = args.beta != 0.0 and self._resets
+        if moves and given.get("peft_config") is not None:
+            # Given a `peft_config`, TRL's reference is the base model, which cannot move; given a `PeftModel`, it is an
+            # adapter of its own. The seed is set as TRL sets it before it wraps a model.
+            set_seed(args.seed)
+            model = _loaded(model, args, given.pop("quantization_config", None))
+            given["model"] = get_peft_model(model, given.pop("peft_config"))
+        full = given.get("peft_config") is None and isinstance(given["model"], PreTrainedModel)
+        with _reloadable(given["model"]) if full and args.beta != 0.0 else nullcontext():
+            super().__init__(**given)
+        self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
+        self.reference = self._make_reference(moves)
+        self.meter = Meter(self.accelerator.device)
+        self._metrics_log = self._events_log = None
+        self._generation_row: dict[str, list[float]] = {}
+        self._tokens_generated: int | None = None
+        self._score_kinds: list[str] = []
+        self._captured: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._requests: list[Reason] = []
+        self._last_kl_ref: float | None = None
+        self._learning_rate: float | None = None
+        self._schedule_start: dict | None = None
+        self._initial_scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else None
+        if args.resets:
+            self.add_callback(ReferenceResetCallback([Periodic(args.ref_reset_every)]))
+
+    # ------------------------------------------------------------------------------------------- construction
+
+    @staticmethod
+    def _check_optimizer(args: ProRLConfig, optimizers) -> None:
+        if args.optimizer_reset == "keep":
+            return
+        if optimizers is not None and optimizers[0] is not None:
+            check_optimizer(optimizers[0])
+        else:
+            check_optimizer_class(Trainer.get_optimizer_cls_and_kwargs(args)[0])
+
+    def _make_reference(self, moves: bool) -> AdapterReference | SnapshotReference | None:
+        if self.beta == 0.0:
+            return None
+        if self.ref_model is not None:
+            reference = SnapshotReference(
+                self.accelerator.unwrap_model(self.model), self.accelerator.unwrap_model(self.ref_model)
+            )
+            if moves or self.args.ref_compute != "cached":
+                # TRL reloads it from the model's path, which is not the policy if that was changed in memory.
+                move_reference(reference, mix=1.0)
+            return reference
+        return AdapterReference(self.accelerator.unwrap_model(self.model))
+
+    def add_callback(self, callback):
+        if isinstance(callback, ReferenceResetCallback) and not self._resets:
+            raise ValueError(
+                "A ReferenceResetCallback was added to a trainer whose reference cannot move: pass it in "
+                "callbacks=[...] when the trainer is made."
+            )
+        super().add_callback(callback)
+
+    def create_scheduler(self, *args, **kwargs):
+        scheduler = super().create_scheduler(*args, **kwargs)
+        self._schedule_start = snapshot_schedule(scheduler)
+        return scheduler
+
+    # ------------------------------------------------------------------------------------------------- resets
+
+    def request_reset(self, reason: Reason) -> None:
+        """Ask for a reset; it is applied at the next generation boundary, together with all that wait by then."""
+        self._requests.append(reason)
+
+    def _waiting_requests(self) -> list[Reason]:
+        """What the main process's callbacks, or the user, have requested, on every process."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ReferenceResetCallback):
+                self._requests.extend(callback.take_requests())
+        requests, self._requests = self._requests, []
+        if self.accelerator.num_processes > 1:
+            requests = broadcast_object_list([requests])[0]
+        return requests
+
+    def _apply_requested_reset(self) -> None:
+        """Everything a reset does, in order: agree, move the reference, treat the optimizer, log one event."""
+        with self._timed_part("sync") as sync:
+            requests = self._waiting_requests()
+        if not requests:
+            return
+        with self._timed_part("copy") as copy:
+            if self.reference is not None:
+                move_reference(self.reference, self.args.ref_reset_mix)
+        with self._timed_part("optimizer") as optimizer:
+            self._treat_optimizer()
+        self._metrics["train"]["prorl/resets"].append(1.0)
+        first = requests[0]
+        event = {
+            "event": "reset",
+            "step_requested": first.step,
+            "step_applied": self.state.global_step,
+            "reason": "+".join(dict.fromkeys(request.reason for request in requests)),
+            "value": first.value,
+            "threshold": first.threshold,
+            "requests": [request.to_dict() for request in requests],
+            "ref_reset_mix": self.args.ref_reset_mix,
+            "optimizer_reset": self.args.optimizer_reset,
+            "seconds_copy": copy["seconds"],
+            "seconds_optimizer": optimizer["seconds"],
+            "seconds_sync": sync["seconds"],
+            "world_size": self.accelerator.num_processes,
+        }
+        if self.args.optimizer_reset == "soft":
+            event["alpha"] = self.args.optimizer_reset_alpha
+        if self._last_kl_ref is not None:
+            event["kl_before"] = self._last_kl_ref
+        if self._events_log is not None:
+            self._events_log.write(event)
+
+    def _treat_optimizer(self) -> None:
+        mode = self.args.optimizer_reset
+        reset_optimizer(self.optimizer, mode, self.args.optimizer_reset_alpha)
+        if mode != "hard":
+            return
+        restart_schedule(self.lr_scheduler, self._schedule_start)
+        if self.accelerator.scaler is not None:
+            reset_scaler(self.accelerator.scaler, self._initial_scale)
+
+    @contextmanager
+    def _timed_part(self, name: str):
+        """A part of the stage `reset`; its own seconds are in the dict that it yields, once it is over."""
+        part: dict[str, float] = {}
+        timer = self.meter.timer
+        before = timer.seconds["reset"]
+        with timer.stage("reset"):
+            yield part
+        part["seconds"] = timer.seconds["reset"] - before
+
+    # ------------------------------------------------------------------------- scoring: counted, and reused
+
+    def _generate_and_score_completions(self, inputs):
+        if not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        if self._resets:
+            self._apply_requested_reset()
+        # TRL scores under π_old first, then under the reference.
+        sampler_correction = self.use_vllm and self.vllm_importance_sampling_correction
+        scores_old = not self.args.on_policy or sampler_correction
+        self._score_kinds = ["old"] * scores_old + ["ref"] * (self.beta != 0.0)
+        with self.meter.timer.stage("rollout"):
+            batch = super()._generate_and_score_completions(inputs)
+        self._note_generation(batch)
+        return batch
+
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+        kind = "policy"
+        if self.model.training and self._score_kinds:
+            kind = self._score_kinds.pop(0)
+            # What `_compute_loss` provides is left out of TRL's scoring.
+            if kind == "old" and self.args.old_logps_source == "first_pass":
+                return None, None, None
+            if kind == "ref" and self.args.ref_compute == "naive_epoch" and self._generating:
+                return None, None, None
+        if not self.model.training:
+            result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        elif kind == "policy":
+            counted = self.meter.counted(model, kind)
+            result = super()._get_per_token_logps_and_entropies(counted, *args, **kwargs)
+        else:
+            counted = self.meter.counted(model, kind)
+            with self.meter.timer.stage(kind):
+                return super()._get_per_token_logps_and_entropies(counted, *args, **kwargs)
+        self._captured = result[:2]
+        return result
+
+    @property
+    def _generating(self) -> bool:
+        return "rollout" in self.meter.timer.stack
+
+    def _reference_logps(self, model, inputs) -> torch.Tensor:
+        """Log-probabilities of a micro-batch under the reference, shape `(B, T)`: for `naive_epoch`."""
+        unsupported = [key for key in inputs if key in ("pixel_values", "num_images", "token_type_ids")]
+        if unsupported:
+            raise ValueError(f"ref_compute='naive_epoch' scores text only, and the batch has {unsupported}.")
+        self._score_kinds = ["ref"]
+        with (
+            torch.no_grad(),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+            self.reference.active(model) as reference,
+        ):
+            logps, _, _ = self._get_per_token_logps_and_entropies(
+                reference,
+                torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+                torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+                inputs["completion_ids"].size(1),
+            )
+        return logps
+
+    # --------------------------------------------------------------------------------------------------- loss
+
+    def _compute_loss(self, model, inputs):
+        training = self.model.training
+        if training and self.args.ref_compute == "naive_epoch":
+            inputs["ref_per_token_logps"] = self._reference_logps(model, inputs)
+        if self.args.adds_penalty:
+            # TRL's own loss without its KL term, and ours on the log-probabilities that it computed on the way.
+            beta, self.beta = self.beta, 0.0
+            try:
+                loss = super()._compute_loss(model, inputs)
+            finally:
+                self.beta = beta
+            (logps, entropies), self._captured = self._captured, None
+            penalties = self._penalties(inputs, logps)
+            loss = loss + self._normalised(inputs, sum(penalties.values()))
+            self._log_kl(inputs, penalties)
+        else:
+            loss = super()._compute_loss(model, inputs)
+            (logps, entropies), self._captured = self._captured, None
+        if training:
+            logps = logps.detach()
+            if self.args.old_logps_source == "first_pass":
+                # The buffer hands out the same dict in the next inner pass.
+                inputs.setdefault("old_per_token_logps", logps)
+            with self.meter.timer.stage("meter"), torch.no_grad():
+                self._observe(inputs, logps, entropies)
+        return loss
+
+    def _penalties(self, inputs, logps: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Coefficient times per-token penalty, shape `(B, T)`, of every anchor that has a coefficient."""
+        old = inputs.get("old_per_token_logps", logps.detach())
+        anchors = {}
+        if self.beta != 0.0:
+            anchors["ref"] = (self.beta, inputs["ref_per_token_logps"])
+        if self.args.beta_old != 0.0:
+            anchors["old"] = (self.args.beta_old, old)
+        ratio = None
+        if self.args.use_bias_correction_kl:
+            ratio = kl.importance_ratio(logps, old, self._mask(inputs), self.importance_sampling_level)
+        return {
+            name: coefficient * kl.kl_penalty(logps, anchor, self.args.kl_estimator, ratio)
+            for name, (coefficient, anchor) in anchors.items()
+        }
+
+    def _normalised(self, inputs, per_token: torch.Tensor) -> torch.Tensor:
+        """Per-token values of shape `(B, T)`, aggregated as TRL aggregates its loss: a scalar."""
+        training = self.model.training
+        accumulation = self.current_gradient_accumulation_steps if training else 1.0
+        window = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        if training:
+            window = window * accumulation / self.args.steps_per_generation
+        mask = self._mask(inputs)
+        weights = token_weights(mask, self.loss_type, accumulation, self.max_completion_length, window)
+        return (per_token * weights).sum()
+
+    def _log_kl(self, inputs, penalties: dict[str, torch.Tensor]) -> None:
+        """TRL's metric `kl`, which its loss leaves out when its KL term is switched off, and `kl_old` beside it."""
+        mask, mode = self._mask(inputs), "train" if self.model.training else "eval"
+        for name, coefficient, metric in (("ref", self.beta, "kl"), ("old", self.args.beta_old, "kl_old")):
+            if name in penalties:
+                total = (penalties[name].detach() / coefficient * mask).sum()
+                total, count = self._sum_over_processes(torch.stack([total, mask.sum().float()]))
+                self._metrics[mode][metric].append((total / count.clamp(min=1.0)).item())
+
+    def _mask(self, inputs) -> torch.Tensor:
+        mask = inputs["completion_mask"]
+        return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+    # ------------------------------------------------------------------------------------------------- record
+
+    def _note_generation(self, batch) -> None:
+        """What the record says of a generation batch, from what TRL has just measured of it."""
+        names = {
+            "reward": "reward",
+            "reward_std": "reward_std",
+            "frac_reward_zero_std": "frac_reward_zero_std",
+            "completion_length": "completions/mean_length",
+        }
+        values = {name: self._metrics["train"][theirs][-1] for name, theirs in names.items()}
+        advantages = self.accelerator.gather(batch["advantages"].float())
+        values["advantage_mean"] = advantages.mean().item()
+        values["advantage_std"] = advantages.std().item()
+        if self._tokens_generated is None:  # the first generation of this step
+            self._generation_row, self._tokens_generated = {}, 0
+        for name, value in values.items():
+            self._generation_row.setdefault(name, []).append(value)
+        self._tokens_generated += int(self.accelerator.gather(batch["completion_mask"].sum()).sum())
+
+    def _observe(self, inputs, logps: torch.Tensor, entropies: torch.Tensor) -> None:
+        """Means over tokens of one micro-batch; everything has shape `(B, T)`, without gradient."""
+        mask, meter = self._mask(inputs), self.meter
+        ref, old = inputs.get("ref_per_token_logps"), inputs.get("old_per_token_logps")
+        meter.add_mean("entropy", entropies, mask)
+        if ref is not None:
+            meter.add_mean("kl_ref", kl.kl_values(logps, ref, "k3"), mask)
+        if old is not None:
+            meter.add_mean("kl_old", kl.kl_values(logps, old, "k3"), mask)
+            meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
+            if ref is not None:
+                meter.add_mean("k2_ref_over_old", kl.kl_values(ref, old, "k2"), mask)
+        if self.beta != 0.0 or self.args.beta_old != 0.0:
+            meter.add_total("kl_penalty", self._normalised(inputs, sum(self._penalties(inputs, logps).values())))
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        if not self.meter.open:
+            self.meter.begin_step()
+            self._learning_rate = self.optimizer.param_groups[0]["lr"]
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, **kwargs):
+        # Called once more at the end of an epoch, with no step open.
+        if self.meter.open:
+            self._record_step(grad_norm)
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
+
+    def _record_step(self, grad_norm) -> None:
+        row = {"step": self.state.global_step}
+        row.update({name: sum(values) / len(values) for name, values in self._generation_row.items()})
+        row.update(self.meter.end_step(self._sum_over_processes, self.accelerator.num_processes))
+        row["beta"] = self.beta or self.args.beta_old
+        row["lr"] = self._learning_rate
+        row["tokens_generated"] = self._tokens_generated or 0
+        self._tokens_generated = None
+        if grad_norm is not None:
+            row["grad_norm"] = float(grad_norm)
+        self._last_kl_ref = row.get("kl_ref")
+        for name in ("kl_ref", "kl_old", "kl_penalty", "ref_forward_calls", "old_forward_calls", "ref_time_fraction"):
+            if name in row:
+                self._metrics["train"][f"prorl/{name}"].append(row[name])
+        if self._metrics_log is not None:
+            self._metrics_log.write({name: value for name, value in row.items() if _is_measured(value)})
+
+    def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.accelerator.reduce(tensor, reduction="sum")
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the record goes."""
+        return Path(self.args.run_dir or self.args.output_dir)
+
+    def _inner_training_loop(self, *args, resume_from_checkpoint=None, **kwargs):
+        resume_step = None
+        if resume_from_checkpoint is not None:
+            resume_step = json.loads((Path(resume_from_checkpoint) / "trainer_state.json").read_text())["global_step"]
+        if self.is_world_process_zero():
+            self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, resume_step)
+            self._events_log = JsonLines(self.run_dir / EVENTS_FILE, resume_step, step_key="step_applied")
+            write_config(self.run_dir, self.args, self.recipe)
+            write_env(self.run_dir, self.args, self.model)
+        return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    # -------------------------------------------------------------------------------------------- checkpoints
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        if not self.args.should_save:
+            return
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        if self.reference is not None and self._resets:
+            self.reference.save(folder)
+        waiting = [cb.requests for cb in self.callback_handler.callbacks if isinstance(cb, ReferenceResetCallback)]
+        requests = [request.to_dict() for request in sum(waiting, self._requests)]
+        (folder / STATE_FILE).write_text(json.dumps({"requests": requests, "kl_ref": self._last_kl_ref}))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        folder = Path(resume_from_checkpoint)
+        if self.reference is not None and self._resets:
+            self.reference.load(folder)
+        if (folder / STATE_FILE).exists():
+            state = json.loads((folder / STATE_FILE).read_text())
+            self._requests = [Reason(**request) for request in state["requests"]]
+            self._last_kl_ref = state["kl_ref"]
+
+
+def _is_measured(value) -> bool:
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
+
+
+def _loaded(model, args: ProRLConfig, quantization_config):
+    """The model itself, loaded as TRL loads it if it is a path or a Hub name."""
+    if not isinstance(model, str):
+        return model
+    init = dict(args.model_init_kwargs or {})
+    if quantization_config is not None:
+        init["quantization_config"] = quantization_config
+    if args.distributed_state.distributed_type in ["MULTI_GPU", "DEEPSPEED"]:
+        init["device_map"] = None
+    init.setdefault("trust_remote_code", args.trust_remote_code)
+    return create_model_from_path(model, **init)
+
+
+@contextmanager
+def _reloadable(model: PreTrainedModel):
+    """
+    TRL builds a full-model reference by loading the policy's path again. A model made in memory has none: give it one
+    for as long as that takes.
+    """
+    if get_config_model_id(model.config):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        model.config._name_or_path = folder
+        try:
+            yield
+        finally:
+            model.config._name_or_path = ""
