@@ -106,7 +106,9 @@ def main() -> None:
         return args.out / (arm if len(args.seeds) == 1 else f"{arm}_seed{seed}")
 
     arms = [
-        Arm(args.recipes / f"{arm}.yaml", folder(arm, seed), seed, overrides) for seed in args.seeds for arm in args.arms
+        Arm(args.recipes / f"{arm}.yaml", folder(arm, seed), seed, overrides)
+        for seed in args.seeds
+        for arm in args.arms
     ]
     train(arms, max(1, args.side_by_side))
     runs = [str(arm.out) for arm in arms]

@@ -80,7 +80,12 @@ def make_trainer(tiny_model, tmp_path):
                 reward_funcs=reward,
                 args=args,
                 train_dataset=Dataset.from_dict(
-                    {"prompt": [[{"role": "user", "content": f"say {i * 37 % 101}" + "!" * (i % 3)}] for i in range(prompts)]}
+                    {
+                        "prompt": [
+                            [{"role": "user", "content": f"say {i * 37 % 101}" + "!" * (i % 3)}]
+                            for i in range(prompts)
+                        ]
+                    }
                 ),
                 processing_class=AutoTokenizer.from_pretrained(tiny_model),
                 peft_config=LoraConfig(**LORA) if lora else None,

@@ -20,7 +20,10 @@ def config(**keys):
     "keys, parts",
     [
         ({"beta_old": 0.1}, ["beta_old=0.1", "num_iterations: 2"]),
-        ({"beta_old": 0.1, "gradient_accumulation_steps": 4, "steps_per_generation": 2}, ["beta_old=0.1", "can do nothing"]),
+        (
+            {"beta_old": 0.1, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
+            ["beta_old=0.1", "can do nothing"],
+        ),
         ({"beta_old": -1.0, "num_iterations": 2}, ["beta_old=-1.0"]),
         ({"beta": -0.1}, ["beta=-0.1"]),
         ({"beta": float("nan")}, ["beta=nan"]),
@@ -39,7 +42,13 @@ def config(**keys):
         ({"optimizer_reset_alpha": 1.5}, ["optimizer_reset_alpha=1.5"]),
         ({"beta": 0.1, "ref_reset_every": 10, "sync_ref_model": True}, ["sync_ref_model"]),
         (
-            {"beta": 0.1, "ref_reset_every": 10, "gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterations": 2},
+            {
+                "beta": 0.1,
+                "ref_reset_every": 10,
+                "gradient_accumulation_steps": 4,
+                "steps_per_generation": 3,
+                "num_iterations": 2,
+            },
             ["gradient_accumulation_steps=4", "steps_per_generation=3", "num_iterations=2", "multiple"],
         ),
     ],

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from tasks import get_task
-from trl_prorl.embedded import EmbeddedSettings, byte_tokenizer, demonstrations, embedded_model, new_model, wrong_answer
+from trl_prorl.embedded import (
+    EmbeddedSettings,
+    byte_tokenizer,
+    demonstrations,
+    embedded_model,
+    new_model,
+    wrong_answer,
+)
 
 
 TOKENIZER = byte_tokenizer()

@@ -22,7 +22,9 @@ def test_all_options_off_is_trl_bit_for_bit(run, weights, lora, beta):
     theirs = run(GRPOTrainer, lora=lora, beta=beta)
     a, b = weights(ours), weights(theirs)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    log = [{k: v for k, v in entry.items() if "time" not in k and "second" not in k} for entry in theirs.state.log_history]
+    log = [
+        {k: v for k, v in entry.items() if "time" not in k and "second" not in k} for entry in theirs.state.log_history
+    ]
     for mine, entry in zip(ours.state.log_history, log, strict=True):
         assert {k: mine[k] for k in entry} == entry
 

@@ -60,9 +60,11 @@ def test_row_of_a_step(clock):
     meter.add_mean("kl_ref", torch.tensor([[2.0, 6.0]]), torch.tensor([[1, 1]]))
     meter.add_total("kl_penalty", torch.tensor(0.5))
     meter.add_total("kl_penalty", torch.tensor(0.25))
+    meter.add_average("clip_region_mean", 0.25)
+    meter.add_average("clip_region_mean", 0.75)
     clock.now += 1
     row = meter.end_step(lambda tensor: tensor)
-    assert row["kl_ref"] == 3.0 and row["kl_penalty"] == 0.75
+    assert row["kl_ref"] == 3.0 and row["kl_penalty"] == 0.75 and row["clip_region_mean"] == 0.5
     assert (row["ref_forward_calls"], row["tokens_processed_ref"]) == (1, 10)
     assert (row["policy_forward_calls"], row["old_forward_calls"]) == (1, 0)
     assert (row["time_ref"], row["time_update"], row["time_step"]) == (3.0, 1.0, 4.0)
@@ -93,7 +95,7 @@ def test_means_over_processes_are_means_over_all_tokens():
 def test_a_resume_drops_what_came_after_its_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 8)) + '{"step": 8, "rew')
-    log = JsonLines(path, resume_step=5)
+    log = JsonLines(path, keep=lambda row: row["step"] <= 5)
     log.write({"step": 6, "again": True})
     assert read_jsonl(path) == [{"step": s} for s in range(1, 6)] + [{"step": 6, "again": True}]
 

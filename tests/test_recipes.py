@@ -24,7 +24,9 @@ def name(path):
 def parse(file, *extra):
     # A GPU recipe is parsed on any machine.
     overrides = ["--bf16", "false", "--use_cpu", "true", *extra]
-    return TrlParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(["--config", str(file), *overrides])
+    return TrlParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(
+        ["--config", str(file), *overrides]
+    )
 
 
 @pytest.mark.parametrize("file", FILES, ids=name)

@@ -36,7 +36,13 @@ def test_env_names_versions_seed_hardware_and_execution(tmp_path, tiny_model):
     import torch
 
     args = ProRLConfig(
-        output_dir=str(tmp_path), use_cpu=True, bf16=False, beta_old=0.1, num_iterations=2, reuse_old_logps=True, seed=5
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        beta_old=0.1,
+        num_iterations=2,
+        reuse_old_logps=True,
+        seed=5,
     )
     write_env(tmp_path, args, torch.nn.Linear(2, 3))
     env = json.loads((tmp_path / "env.json").read_text())

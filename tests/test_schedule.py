@@ -19,7 +19,9 @@ def lambda_schedule(name):
         lambda_schedule("linear"),
         lambda_schedule("cosine"),
         lambda_schedule("constant_with_warmup"),
-        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10),  # recursive, not closed form
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
+            optimizer, T_max=10
+        ),  # recursive, not closed form
     ],
     ids=["linear", "cosine", "warmup", "torch cosine"],
 )

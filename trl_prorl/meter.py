@@ -91,6 +91,7 @@ class Meter:
         self.tokens: dict[str, int] = defaultdict(int)
         self._sums: dict[str, list[torch.Tensor]] = {}
         self._totals: dict[str, torch.Tensor] = {}
+        self._averages: dict[str, list[float]] = defaultdict(list)
 
     @property
     def open(self) -> bool:
@@ -125,6 +126,10 @@ class Meter:
         """Add a scalar to a sum over the micro-batches of the step."""
         self._totals[name] = self._totals.get(name, 0.0) + value.detach().double()
 
+    def add_average(self, name: str, value: float) -> None:
+        """Add to a plain average over the micro-batches of the step."""
+        self._averages[name].append(value)
+
     def peek_mean(self, name: str, reduce: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
         """The step's mean over tokens so far, over all processes, or `None` where nothing was measured."""
         if name not in self._sums:
@@ -153,6 +158,7 @@ class Meter:
             mean = self.peek_mean(name, reduce)
             if mean is not None:
                 row[name] = mean
+        row.update({name: sum(values) / len(values) for name, values in self._averages.items()})
         for name, total in self._totals.items():
             row[name] = (reduce(total) / processes).item()
         for kind in self.KINDS:
@@ -188,24 +194,21 @@ class JsonLines:
     Args:
         path (`str` or `os.PathLike`):
             The file.
-        resume_step (`int`, *optional*):
-            Continue after this step: later lines, which a run cut short left behind, are dropped. `None`: a new file;
-            one that is there is kept under a numbered name.
-        step_key (`str`, *optional*, defaults to `"step"`):
-            The key that holds a line's step.
+        keep (`Callable`, *optional*):
+            Continue a file: the lines for which this is true stay, those that a run cut short left behind are dropped.
+            `None`: a new file; one that is there is kept under a numbered name.
     """
 
-    def __init__(self, path: str | os.PathLike, resume_step: int | None = None, step_key: str = "step"):
+    def __init__(self, path: str | os.PathLike, keep: Callable[[dict[str, Any]], bool] | None = None):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if resume_step is None:
+        if keep is None:
             if self.path.exists() and self.path.stat().st_size:
                 self.path.rename(free_name(self.path))
             self.path.touch()
         else:
-            kept = [row for row in read_jsonl(self.path) if row[step_key] <= resume_step]
             aside = self.path.with_suffix(".tmp")
-            aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            aside.write_text("".join(json.dumps(row) + "\n" for row in read_jsonl(self.path) if keep(row)))
             os.replace(aside, self.path)
 
     def write(self, row: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """From a recipe to a trained model: parse, check, build, train, save. What every `recipes/grpo_*.py` runs."""
 
 import json
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -150,7 +149,6 @@ def main(default_recipe: str | Path, argv: list[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if "--config" not in argv:
         argv = ["--config", str(default_recipe), *argv]
-    logging.getLogger("kernels").setLevel(logging.ERROR)
     try:
         parser = TrlParser((TaskArguments, ProRLConfig, ModelConfig))
         train(*parser.parse_args_and_config(argv))

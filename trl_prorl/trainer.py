@@ -138,7 +138,17 @@ class ProRLTrainer(GRPOTrainer):
     # ------------------------------------------------------------------------------------------------- resets
 
     def request_reset(self, reason: Reason) -> None:
-        """Ask for a reset; it is applied at the next generation boundary, together with all that wait by then."""
+        """
+        Ask for a reset; it is applied at the next generation boundary, together with all that wait by then.
+
+        Raises:
+            `ValueError`: nothing of this trainer can be reset.
+        """
+        if not self._resets:
+            raise ValueError(
+                "A reset was requested of a trainer that was made without any: set ref_reset_every, or pass a "
+                "ReferenceResetCallback in callbacks=[...]."
+            )
         self._requests.append(reason)
 
     def _waiting_requests(self) -> list[Reason]:
@@ -359,6 +369,8 @@ class ProRLTrainer(GRPOTrainer):
         mask, meter = self._mask(inputs), self.meter
         ref, old = inputs.get("ref_per_token_logps"), inputs.get("old_per_token_logps")
         meter.add_mean("entropy", entropies, mask)
+        if clipped := self._metrics["train"].get("clip_ratio/region_mean"):
+            meter.add_average("clip_region_mean", clipped[-1])
         if ref is not None:
             meter.add_mean("kl_ref", kl.kl_values(logps, ref, "k3"), mask)
         if old is not None:
@@ -372,8 +384,9 @@ class ProRLTrainer(GRPOTrainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         if not self.meter.open:
             self.meter.begin_step()
-            self._learning_rate = self.optimizer.param_groups[0]["lr"]
-        return super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._learning_rate = self.optimizer.param_groups[0]["lr"]  # after a reset, before the update
+        return loss
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, **kwargs):
         # Called once more at the end of an epoch, with no step open.
@@ -407,12 +420,15 @@ class ProRLTrainer(GRPOTrainer):
         return Path(self.args.run_dir or self.args.output_dir)
 
     def _inner_training_loop(self, *args, resume_from_checkpoint=None, **kwargs):
-        resume_step = None
+        keep_row = keep_event = None
         if resume_from_checkpoint is not None:
-            resume_step = json.loads((Path(resume_from_checkpoint) / "trainer_state.json").read_text())["global_step"]
+            state = json.loads((Path(resume_from_checkpoint) / "trainer_state.json").read_text())
+            keep_row = lambda row: row["step"] <= state["global_step"]  # noqa: E731
+            # A reset at the checkpoint's own step came after the save, and comes again.
+            keep_event = lambda event: event["step_applied"] < state["global_step"]  # noqa: E731
         if self.is_world_process_zero():
-            self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, resume_step)
-            self._events_log = JsonLines(self.run_dir / EVENTS_FILE, resume_step, step_key="step_applied")
+            self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, keep_row)
+            self._events_log = JsonLines(self.run_dir / EVENTS_FILE, keep_event)
             write_config(self.run_dir, self.args, self.recipe)
             write_env(self.run_dir, self.args, self.model)
         return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)

@@ -1,0 +1,130 @@
+"""When resets are applied, what they leave in the log, and what they need."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback
+
+
+def events(trainer):
+    return [json.loads(line) for line in Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()]
+
+
+def metrics(trainer):
+    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "accumulation, per_generation, iterations, every, applied",
+    [
+        (1, 1, 1, 2, [(2, 2), (4, 4)]),
+        (1, 1, 2, 3, [(3, 4)]),  # requested in the middle of a buffer
+        (2, 4, 1, 3, [(3, 4)]),
+        (2, 2, 3, 2, [(2, 3)]),  # 4 would be applied at 6, where the run ends
+        (4, 2, 1, 2, [(2, 2), (4, 4)]),  # two generations in one step
+    ],
+)
+def test_a_reset_waits_for_the_next_generation(run, accumulation, per_generation, iterations, every, applied):
+    trainer = run(
+        beta=0.1,
+        ref_reset_every=every,
+        max_steps=6,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=per_generation,
+        num_iterations=iterations,
+    )
+    assert [(e["step_requested"], e["step_applied"]) for e in events(trainer)] == applied
+    after = {e["step_applied"] + 1 for e in events(trainer)}
+    assert all(row["time_reset"] > 0 for row in metrics(trainer) if row["step"] in after)
+
+
+def test_an_event_says_what_happened(run):
+    trainer = run(
+        beta=0.1, ref_reset_every=2, optimizer_reset="soft", optimizer_reset_alpha=0.3, ref_reset_mix=0.5, max_steps=3
+    )
+    (event,) = events(trainer)
+    assert event["event"] == "reset" and event["reason"] == "periodic"
+    assert (event["value"], event["threshold"]) == (2, 2)
+    assert (event["optimizer_reset"], event["alpha"], event["ref_reset_mix"]) == ("soft", 0.3, 0.5)
+    assert event["kl_before"] == metrics(trainer)[1]["kl_ref"] > 0
+    assert event["world_size"] == 1
+    assert all(event[key] >= 0 for key in ("seconds_copy", "seconds_optimizer", "seconds_sync"))
+
+
+class Always:
+    """A trigger of somebody else's."""
+
+    def observe_step(self, step):
+        return Reason("always", value=step, threshold=0.0, step=step)
+
+
+def test_own_triggers_and_requests_that_wait_together_become_one_event(run):
+    callback = ReferenceResetCallback([Always(), Periodic(every=2)])
+    trainer = run(beta=0.1, max_steps=3, trainer_kwargs={"callbacks": [callback]})
+    (event,) = events(trainer)
+    assert event["reason"] == "always+periodic" and event["step_applied"] == 2
+    assert [(r["reason"], r["step"]) for r in event["requests"]] == [("always", 1), ("always", 2), ("periodic", 2)]
+
+
+def test_a_trainer_made_without_resets_refuses_them(make_trainer):
+    trainer = make_trainer(beta=0.1)
+    with pytest.raises(ValueError, match="ref_reset_every"):
+        trainer.request_reset(Reason("by hand", 0.0, 0.0, 0))
+    with pytest.raises(ValueError, match="callbacks="):
+        trainer.add_callback(ReferenceResetCallback([]))
+
+
+def test_optimizer_alone_is_reset_where_there_is_no_reference(run, largest_difference):
+    shared = {"max_steps": 4, "num_iterations": 1}
+    hard = run(ref_reset_every=2, ref_reset_mix=0.0, optimizer_reset="hard", **shared)
+    none = run(**shared)
+    assert [e["step_applied"] for e in events(hard)] == [2] and hard.reference is None
+    assert largest_difference(hard, none) > 1e-5
+
+
+def test_hard_starts_the_schedule_again_and_keep_does_not(run):
+    shared = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 6, "lr_scheduler_type": "linear", "num_iterations": 1}
+    rates = [row["lr"] for row in metrics(run(optimizer_reset="hard", **shared))]
+    kept = [row["lr"] for row in metrics(run(optimizer_reset="keep", **shared))]
+    assert rates == pytest.approx([kept[0], kept[1]] * 3)
+    assert kept == sorted(kept, reverse=True) and len(set(kept)) == 6
+
+
+def test_a_full_model_made_in_memory_is_its_own_reference(run, tiny_model):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.01)
+    for name in ("", tiny_model):  # no path at all, and the path of what it was before
+        model.config._name_or_path = name
+        trainer = run(model=model, lora=False, beta=0.1, ref_reset_every=4, max_steps=1)
+        assert metrics(trainer)[0]["kl_ref"] == pytest.approx(0.0, abs=1e-6)
+        assert model.config._name_or_path == name
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_moved_reference_and_a_waiting_request_survive_a_resume(make_trainer, run, largest_difference, lora):
+    keys = {"lora": lora, "beta": 0.3, "ref_reset_every": 2, "max_steps": 8, "num_iterations": 1}
+    keys |= {"optimizer_reset": "hard", "save_strategy": "steps", "save_steps": 4}
+    whole = run(**keys)
+    again = make_trainer(output_dir=whole.args.output_dir, **keys)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-4")))
+    assert largest_difference(whole, again) < 1e-6
+    assert [(e["step_requested"], e["step_applied"]) for e in events(again)] == [(2, 2), (4, 4), (6, 6)]
+    assert [row["step"] for row in metrics(again)] == list(range(1, 9))
+
+
+def test_args_must_be_ours(tiny_model):
+    from trl import GRPOConfig
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        args = GRPOConfig(use_cpu=True, bf16=False)
+    with pytest.raises(TypeError, match="ProRLConfig"):
+        ProRLTrainer(tiny_model, lambda **kwargs: [0.0], args)

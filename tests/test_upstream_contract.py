@@ -1,0 +1,94 @@
+"""What the trainer relies on inside TRL and transformers. A failure here names what changed and what depends on it."""
+
+import inspect
+import re
+
+import pytest
+import torch
+from transformers import Trainer
+from trl import GRPOTrainer
+
+
+PRIVATE_METHODS = {
+    "_generate_and_score_completions": "where a reset is applied and π_old and π_ref are scored",
+    "_get_per_token_logps_and_entropies": "where forwards are counted and log-probabilities are captured",
+    "_compute_loss": "where penalties are added",
+    "_prepare_inputs": "which hands out the dicts of the buffer, so that the first pass's log-probabilities last",
+    "_save_checkpoint": "after which the reference's state is saved",
+}
+
+
+def source(function):
+    return inspect.getsource(inspect.unwrap(function))
+
+
+@pytest.mark.parametrize("name", PRIVATE_METHODS)
+def test_grpo_trainer_still_has(name):
+    assert hasattr(GRPOTrainer, name), f"TRL no longer has GRPOTrainer.{name}, {PRIVATE_METHODS[name]}"
+
+
+@pytest.mark.parametrize("name", ["_maybe_log_save_evaluate", "_inner_training_loop", "_load_from_checkpoint"])
+def test_trainer_still_has(name):
+    assert hasattr(Trainer, name), f"transformers no longer has Trainer.{name}"
+
+
+def test_grad_norm_is_the_second_argument_of_the_record_point():
+    parameters = list(inspect.signature(Trainer._maybe_log_save_evaluate).parameters)
+    assert parameters[1:3] == ["tr_loss", "grad_norm"], "the per-step record reads grad_norm there"
+
+
+def test_scoring_takes_the_model_first_and_calls_it_with_keywords_only():
+    parameters = list(inspect.signature(inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)).parameters)
+    assert parameters[1:5] == ["model", "input_ids", "attention_mask", "logits_to_keep"]
+    calls = re.findall(r"\bmodel\(([^)]*)\)", source(GRPOTrainer._get_per_token_logps_and_entropies))
+    assert calls == ["**model_inputs, labels=labels, fused_lm_head=True"], "forwards are counted by wrapping this call"
+
+
+def test_old_policy_is_scored_before_the_reference_and_under_the_same_conditions():
+    text = source(GRPOTrainer._generate_and_score_completions)
+    old, ref = text.index("old_per_token_logps, _, _ = "), text.index("ref_per_token_logps, _, _ = ")
+    assert old < ref, "forwards are told apart by their order"
+    assert "self.args.gradient_accumulation_steps % generate_every != 0" in text
+    assert text.count("ref_per_token_logps, _, _ = ") == 2 and "if self.beta != 0.0:" in text
+    assert "if old_per_token_logps is not None" in text, "None says that the first pass provides them"
+    assert "if ref_per_token_logps is not None" in text, "None says that every pass provides them"
+
+
+def test_the_loss_reads_beta_and_the_buffer_where_we_write_them():
+    text = source(GRPOTrainer._compute_loss)
+    assert text.count("if self.beta != 0.0:") == 3, "the KL term is switched off through self.beta"
+    assert 'inputs.get("old_per_token_logps")' in text and 'inputs["ref_per_token_logps"]' in text
+    assert "compute_entropy=True" in text
+
+
+def test_every_loss_type_of_trl_has_known_weights():
+    from trl_prorl.normalizer import token_weights
+
+    text = source(GRPOTrainer._compute_loss)
+    aggregation = text[text.index('mode = "train" if self.model.training') :]
+    aggregation = aggregation[: aggregation.index("# Entropy bonus")]
+    branches = re.findall(r"self\.loss_type (?:==|in) (.*):", aggregation)
+    named = {name for branch in branches for name in re.findall(r'"(\w+)"', branch)}
+    assert len(named) >= 8, "the aggregation was not found"
+    for loss_type in named:
+        token_weights(torch.ones(1, 2), loss_type, max_completion_length=2, items_per_window=1.0)
+
+
+def test_the_buffer_hands_out_the_same_dict_twice(make_trainer):
+    trainer = make_trainer()
+    trainer.model.train()
+    batch = [{"prompt": trainer.train_dataset[0]["prompt"]} for _ in range(8)]
+    first = trainer._prepare_inputs(batch)
+    trainer._step += 1
+    assert trainer._prepare_inputs(batch) is first
+
+
+def test_ref_is_made_beside_default_for_a_peft_model(make_trainer, trained_adapter):
+    trainer = make_trainer(model=trained_adapter(), lora=False, beta=0.1)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    assert set(model.peft_config) == {"default", "ref"} and model.active_adapter == "default"
+    parameters = dict(model.named_parameters())
+    names = [name for name in parameters if ".default." in name]
+    assert names and all(
+        torch.equal(parameters[name], parameters[name.replace(".default.", ".ref.")]) for name in names
+    )
