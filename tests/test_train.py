@@ -65,6 +65,7 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(tiny_mo
         (["--task", "gsm8k"], ["level=3", "gsm8k", "path"]),
         (["--config", str(GSM8K), "--bf16", "false", "--use_cpu", "true", "--dataset_name", "/nowhere"], ["/nowhere"]),
         (["--optimizer_reset", "hard", "--optim", "sgd"], ["optimizer_reset", "SGD", "keep"]),
+        (["--resume_from_checkpoint", "True"], ["resume_from_checkpoint=True", "holds no checkpoint"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path, tiny_model, arguments, parts):

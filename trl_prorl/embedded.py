@@ -56,9 +56,9 @@ class EmbeddedSettings:
 
     task: str = "reverse_digits"
     level: int = 3
-    wrong_share: float = 0.45
+    wrong_share: float = 0.55
     rows: int = 8192
-    steps: int = 500
+    steps: int = 700
     batch_size: int = 64
     learning_rate: float = 3e-3
     seed: int = 0

@@ -101,6 +101,11 @@ def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) 
             f"output_dir={args.output_dir!r} already holds a run ({metrics}): choose another output_dir, remove it, or "
             "continue it with --resume_from_checkpoint True."
         )
+    checkpoint = args.resume_from_checkpoint
+    if isinstance(checkpoint, str) and checkpoint.lower() == "true":
+        checkpoint = trainer_utils.get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+        if checkpoint is None:
+            raise ValueError(f"resume_from_checkpoint=True, but output_dir={args.output_dir!r} holds no checkpoint.")
     if model_args.model_name_or_path is None:
         raise ValueError(f"model_name_or_path is missing: a Hub name, a local folder, or {EMBEDDED!r}.")
     if model_args.model_name_or_path == EMBEDDED:
@@ -125,9 +130,6 @@ def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) 
         quantization_config=get_quantization_config(model_args),
     )
     trainer.recipe = (task_args, model_args)
-    checkpoint = args.resume_from_checkpoint
-    if isinstance(checkpoint, str) and checkpoint.lower() in ("true", "last"):
-        checkpoint = trainer_utils.get_last_checkpoint(args.output_dir)
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     if args.push_to_hub:
