@@ -19,7 +19,14 @@ from rich.console import Console
 from eval.plots import plot_ref_cost, plot_summary
 from eval.runs import InputError, Run, load_run, sort_runs
 from eval.statements import caveats, comparison_statements, passk_command
-from eval.tables import DIFFERENT_OBJECTIVE, both_a_and_b, cost_table, learning_table, seeds_table
+from eval.tables import (
+    DIFFERENT_OBJECTIVE,
+    both_a_and_b,
+    cost_table,
+    learning_table,
+    overview_table,
+    seeds_table,
+)
 
 
 VARIANT_DESCRIPTIONS = {
@@ -177,11 +184,8 @@ def main(argv=None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    # Without a terminal rich assumes 80 columns, too few for a row per run.
-    console = Console() if sys.stdout.isatty() else Console(width=220)
-    for table in (learning_table(runs), seeds_table(runs), cost_table(runs)):
-        if table:
-            console.print(table.to_rich())
+    console = Console()
+    console.print(overview_table(runs).to_rich())
     for line in comparison_statements(runs):
         console.print(f"- {line}", markup=False, highlight=False)
     print(f"Wrote {out / 'report.md'}, summary.png and ref_cost.png.")

@@ -142,6 +142,28 @@ def objective_notes(runs: list[Run]) -> list[str]:
     return [DIFFERENT_OBJECTIVE] if both_a_and_b(runs) else []
 
 
+def overview_table(runs: list[Run]) -> Table:
+    """The few numbers that fit a terminal of 80 columns."""
+    rows = []
+    for run in runs:
+        seconds, control, resets = mean_step_seconds(run), control_of(run, runs), run.reset_steps()
+        control_seconds = mean_step_seconds(control) if control else None
+        base, share = held_out(run, "base", 1), reference_share(run)
+        rows.append(
+            [
+                f"{run.name} ({run.variant})" if run.variant not in run.name else run.name,
+                f"{cell(base.value, '.2f')} → {interval_cell(held_out(run, 'trained', 1), '.2f')}" if base else "–",
+                NOT_MEASURED if resets is None else str(len(resets)),
+                cell(run.total("ref_forward_calls"), ",.0f"),
+                cell(None if share is None else 100 * share, ".0f"),
+                cell(seconds, ".2f"),
+                cell(seconds / control_seconds if seconds and control_seconds else None, ".2f"),
+            ]
+        )
+    header = ["arm", "pass@1, base → trained", "resets", "ref calls", "ref %", "s/step", "/control"]
+    return Table("Held-out pass@1 [95 % over prompts] and cost", header, rows, objective_notes(runs))
+
+
 def learning_table(runs: list[Run]) -> Table:
     """What each run learned: rewards in training, pass@k on held-out prompts, distance from the anchors."""
     header = [

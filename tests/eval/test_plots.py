@@ -59,3 +59,13 @@ def test_one_colour_per_variant_and_dashes_within(runs):
     assert len({style["color"] for style in styles}) == 4
     assert styles[4]["color"] == styles[1]["color"]
     assert styles[4]["linestyle"] != styles[1]["linestyle"]
+
+
+def test_one_wild_kl_does_not_hide_the_others(make_run, make_rows, tmp_path, monkeypatch):
+    # Zero in every first pass, one outlier: the strong line stays at the usual value.
+    run = load_run(make_run("A", "A", make_rows(40, kl_ref=lambda step: 5e3 if step == 20 else 0.01 * (step % 2))))
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
+    plots.plot_summary([run], tmp_path / "unused.png")
+    strong = max(figures[0].axes[1].lines, key=lambda line: line.get_linewidth() * (len(line.get_xdata()) > 2))
+    assert list(strong.get_ydata()) == pytest.approx([0.01] * 21)

@@ -106,3 +106,17 @@ def test_seeds_table(make_run, make_rows):
 def test_markdown():
     table = tables.Table("title", ["a", "b"], [["1", "–"]], ["a note"])
     assert table.to_markdown() == "| a | b |\n| --- | --- |\n| 1 | – |\n\na note"
+
+
+def test_overview_table_by_hand(make_run, make_rows, passk_result):
+    result = passk_result(base=[0, 2, 0, 2], trained=[8, 4, 8, 4])
+    control = make_rows(4, time_step=2.0, time_ref=0.5, ref_forward_calls=10)
+    b = make_rows(4, time_step=1.0, time_ref=0.0, ref_forward_calls=0)
+    runs = [
+        load_run(make_run("control", "control", control, passk=result)),
+        load_run(make_run("B", "B", b, events=None)),
+    ]
+    assert tables.overview_table(runs).rows == [
+        ["control", "0.12 → 0.75 [0.70, 0.80]", "0", "40", "25", "2.00", "1.00"],
+        ["B", "–", "–", "0", "0", "1.00", "0.50"],
+    ]
