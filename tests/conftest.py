@@ -88,8 +88,7 @@ def make_trainer(tiny_model, tmp_path):
                     }
                 ),
                 processing_class=AutoTokenizer.from_pretrained(tiny_model),
-                peft_config=LoraConfig(**LORA) if lora else None,
-                **(trainer_kwargs or {}),
+                **{"peft_config": LoraConfig(**LORA) if lora else None, **(trainer_kwargs or {})},
             )
 
     return make

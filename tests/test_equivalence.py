@@ -42,8 +42,8 @@ def test_b_is_trl_with_the_reference_moved_before_every_generation(
         "use_bias_correction_kl": corrected,
         "max_steps": 8,
         "gradient_accumulation_steps": 2,
-        "steps_per_generation": 2,
-        "per_device_train_batch_size": 4,
+        "steps_per_generation": 4,
+        "per_device_train_batch_size": 2,
         "lora": False,  # no `peft_config`: the models are wrapped already
     }
     b = run(model=trained_adapter(), beta_old=0.5, **shared)

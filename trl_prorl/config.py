@@ -127,6 +127,11 @@ class ProRLConfig(GRPOConfig):
         return self.ref_reset_every > 0
 
     @property
+    def is_trl(self) -> bool:
+        """Whether every key of ours that could change a number or a forward is off."""
+        return not (self.adds_penalty or self.resets or self.reuse_old_logps or self.ref_compute != "cached")
+
+    @property
     def adds_penalty(self) -> bool:
         """Whether the loss has a KL term that TRL's own loss cannot express."""
         return self.beta_old != 0.0 or (self.beta != 0.0 and self.kl_estimator != "k3")

@@ -22,6 +22,7 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 from . import kl
 from .callbacks import ReferenceResetCallback
 from .config import ProRLConfig
+from .dropout import check_dropout, check_dropout_config
 from .meter import EVENTS_FILE, METRICS_FILE, JsonLines, Meter
 from .normalizer import token_weights
 from .optimizer_state import check_optimizer, check_optimizer_class, reset_optimizer, reset_scaler
@@ -72,6 +73,8 @@ class ProRLTrainer(GRPOTrainer):
         self._resets = args.resets or watched
         if self._resets:
             args.check_reset_schedule()
+        if not args.is_trl and not args.disable_dropout:
+            check_dropout_config(given.get("peft_config"))
         moves = args.beta != 0.0 and self._resets
         if moves and given.get("peft_config") is not None:
             # Given a `peft_config`, TRL's reference is the base model, which cannot move; given a `PeftModel`, it is an
@@ -82,6 +85,8 @@ class ProRLTrainer(GRPOTrainer):
         full = given.get("peft_config") is None and isinstance(given["model"], PreTrainedModel)
         with _reloadable(given["model"]) if full and args.beta != 0.0 else nullcontext():
             super().__init__(**given)
+        if not args.is_trl:
+            check_dropout(self.model)
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
         self.reference = self._make_reference(moves)
         self.meter = Meter(self.accelerator.device)

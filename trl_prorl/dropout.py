@@ -1,0 +1,36 @@
+"""Active dropout is refused: it makes every KL noise, and a reused log-probability that of another network."""
+
+from typing import Any
+
+import torch
+
+
+CURE = (
+    "With active dropout two forwards of the same weights differ, so a KL is not 0 where it should be and a reused "
+    "log-probability belongs to another network. Set lora_dropout: 0.0, or disable_dropout: true."
+)
+
+
+def check_dropout_config(peft_config: Any | None) -> None:
+    """
+    Refuse a PEFT configuration with dropout, before a model is loaded.
+
+    Raises:
+        `ValueError`: naming the value and the cure.
+    """
+    rate = getattr(peft_config, "lora_dropout", 0.0)
+    if rate:
+        raise ValueError(f"lora_dropout={rate} is active. {CURE}")
+
+
+def check_dropout(model: torch.nn.Module) -> None:
+    """
+    Refuse a model with active dropout: modules, and rates that attention layers apply themselves.
+
+    Raises:
+        `ValueError`: naming the first place and the cure.
+    """
+    for name, module in model.named_modules():
+        rate = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", 0.0)
+        if isinstance(rate, (int, float)) and rate > 0:
+            raise ValueError(f"{name} has a dropout rate of {rate}. {CURE}")
