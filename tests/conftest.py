@@ -159,11 +159,14 @@ def weights():
 
 @pytest.fixture
 def largest_difference(weights):
-    """The largest absolute difference between the trained weights of two trainers."""
+    """
+    The largest absolute difference between the trained weights of two trainers, key biases left out: attention does not
+    depend on them, so their gradient is rounding noise, which Adam blows up to the size of an update.
+    """
 
     def compare(first, second):
         a, b = weights(first), weights(second)
         assert a.keys() == b.keys()
-        return max((a[name] - b[name]).abs().max().item() for name in a)
+        return max((a[name] - b[name]).abs().max().item() for name in a if not name.endswith("k_proj.bias"))
 
     return compare

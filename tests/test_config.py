@@ -41,6 +41,37 @@ def config(**keys):
         ({"optimizer_reset_alpha": 0.0}, ["optimizer_reset_alpha=0.0", "(0, 1]", "hard"]),
         ({"optimizer_reset_alpha": 1.5}, ["optimizer_reset_alpha=1.5"]),
         ({"beta": 0.1, "ref_reset_every": 10, "sync_ref_model": True}, ["sync_ref_model"]),
+        ({"ref_reset_kl": 0.1}, ["ref_reset_kl=0.1", "beta > 0"]),
+        ({"ref_reset_kl": 0.1, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}, ["ref_reset_kl=0.1", "beta > 0"]),
+        ({"beta": 0.1, "ref_reset_kl": -0.1}, ["ref_reset_kl=-0.1", "positive"]),
+        ({"beta": 0.1, "ref_reset_kl": 0.1, "ref_reset_kl_window": 0}, ["ref_reset_kl_window=0"]),
+        ({"beta": 0.1, "ref_reset_stall": 2}, ["ref_reset_stall", "eval_reward", "eval_strategy: steps"]),
+        ({"beta": 0.1, "ref_reset_drop": 0.1}, ["ref_reset_drop", "eval_strategy"]),
+        (
+            {"beta": 0.1, "ref_reset_every": 9, "ref_reset_metric_mode": "best"},
+            ["ref_reset_metric_mode='best'", "max"],
+        ),
+        ({"beta": 0.1, "ref_reset_every": 9, "ref_reset_min_delta": -1}, ["ref_reset_min_delta=-1"]),
+        ({"beta": 0.1, "ref_reset_cooldown": 5}, ["ref_reset_cooldown=5", "never applied"]),
+        ({"beta": 0.1, "ref_reset_every": 9, "ref_reset_cooldown": -5}, ["ref_reset_cooldown=-5"]),
+        (
+            {"beta": 0.1, "optimizer_reset_schedule": "restart"},
+            ["optimizer_reset_schedule='restart'", "never applied"],
+        ),
+        (
+            {"beta": 0.1, "ref_reset_every": 9, "optimizer_reset_schedule": "again"},
+            ["optimizer_reset_schedule='again'"],
+        ),
+        ({"beta": 0.1, "optimizer_reset_rewarmup_steps": 5}, ["optimizer_reset_rewarmup_steps=5", "never applied"]),
+        ({"beta": 0.1, "ref_reset_every": 9, "optimizer_reset_rewarmup_steps": -1}, ["rewarmup_steps=-1"]),
+        ({"beta_base": -0.1}, ["beta_base=-0.1"]),
+        ({"beta_base": 0.1, "base_anchor_every": 0}, ["base_anchor_every=0", "from 1"]),
+        ({"kl_target": 0.1}, ["kl_target=0.1", "there is none"]),
+        ({"beta": 0.1, "kl_target": 0.0}, ["kl_target=0.0", "positive"]),
+        ({"beta": 0.1, "kl_target": 0.1, "kl_horizon": 0}, ["kl_horizon=0"]),
+        ({"elastic_reset_every": -1}, ["elastic_reset_every=-1"]),
+        ({"elastic_reset_every": 5, "elastic_ema": 1.0}, ["elastic_ema=1.0", "[0, 1)"]),
+        ({"beta": "strong"}, ["beta='strong'"]),
         (
             {
                 "beta": 0.1,
@@ -69,6 +100,14 @@ def test_refused_with_key_value_and_cure(keys, parts):
         ({"beta_old": 0.1, "num_iterations": 2}, "B"),
         ({"beta": 0.1, "ref_reset_every": 10, "optimizer_reset": "soft"}, "C"),
         ({"ref_reset_every": 10, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}, "plain"),
+        ({"beta": 0.1, "ref_reset_kl": 0.1}, "A"),
+        (
+            {"beta": 0.1, "ref_reset_stall": 3, "eval_strategy": "steps", "eval_steps": 5, "optimizer_reset": "hard"},
+            "C",
+        ),
+        ({"beta": 0.1, "ref_reset_every": 10, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}, "optimizer-only"),
+        ({"beta_base": 0.1}, "base-anchored"),
+        ({"elastic_reset_every": 10}, "elastic"),
     ],
 )
 def test_variant_is_told_from_the_keys(keys, variant):

@@ -3,6 +3,8 @@
 import bitsandbytes
 import pytest
 import torch
+from accelerate import Accelerator
+from transformers.optimization import Adafactor
 
 from trl_prorl.optimizer_state import check_optimizer, reset_optimizer, reset_scaler, transform_state
 
@@ -89,6 +91,99 @@ def test_state_tensors_keep_their_storage():
     assert optimizer.state[param]["exp_avg"].data_ptr() == pointer
 
 
+SGD_BUFFER = 0.9 * 1 + 3  # momentum 0.9, gradients 1 and 3
+
+
+@pytest.mark.parametrize("mode, alpha, buffer", [("keep", 1.0, SGD_BUFFER), ("soft", 0.1, 0.1 * SGD_BUFFER)])
+def test_sgd_momentum_is_a_first_moment(mode, alpha, buffer):
+    param = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([param], lr=LR, momentum=0.9)
+    update_after(param, optimizer, 1.0), update_after(param, optimizer, 3.0)
+    reset_optimizer(optimizer, mode, alpha)
+    assert optimizer.state[param]["momentum_buffer"].tolist() == pytest.approx([buffer] * 3)
+    assert update_after(param, optimizer, 2.0) == pytest.approx(-LR * (0.9 * buffer + 2.0))
+
+
+@pytest.mark.parametrize("mode", ["hard", "asym"])
+def test_sgd_momentum_cleared_is_a_new_sgd_dampening_included(mode):
+    param = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([param], lr=LR, momentum=0.9, dampening=0.5)
+    update_after(param, optimizer, 1.0), update_after(param, optimizer, 3.0)
+    reset_optimizer(optimizer, mode)
+    assert update_after(param, optimizer, 2.0) == pytest.approx(-LR * 2.0)
+
+
+def torch_adafactor(param):
+    return torch.optim.Adafactor([param], lr=LR)
+
+
+def transformers_adafactor(param):
+    return Adafactor([param], lr=LR, scale_parameter=False, relative_step=False, beta1=0.9)
+
+
+ADAFACTOR_SECOND = {"row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"}
+
+
+@pytest.mark.parametrize("make", [torch_adafactor, transformers_adafactor])
+@pytest.mark.parametrize("shape", [(3,), (3, 4)])
+@pytest.mark.parametrize("mode, alpha", [("soft", 0.25), ("asym", 1.0), ("hard", 1.0)])
+def test_adafactor_scales_its_factored_moments(make, shape, mode, alpha):
+    param = torch.nn.Parameter(torch.ones(shape))
+    optimizer = make(param)
+    for seed in range(3):
+        param.grad = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        optimizer.step()
+    before = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in optimizer.state[param].items()}
+    reset_optimizer(optimizer, mode, alpha)
+    after = optimizer.state[param]
+    second = {"soft": alpha, "asym": 1.0, "hard": 0.0}[mode]
+    first = {"soft": alpha, "asym": 0.0, "hard": 0.0}[mode]
+    assert ADAFACTOR_SECOND & set(before)
+    for key, value in before.items():
+        if key in ADAFACTOR_SECOND and value is not None:
+            assert torch.equal(after[key], value * second)
+        elif key == "exp_avg":
+            assert torch.equal(after[key], value * first)
+    assert float(after["step"]) == (0 if mode == "hard" else 3)
+
+
+@pytest.mark.parametrize("make", [torch_adafactor, transformers_adafactor])
+def test_hard_adafactor_is_a_new_adafactor(make):
+    param = torch.nn.Parameter(torch.ones(3, 4))
+    optimizer = make(param)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        param.grad = torch.randn(3, 4, generator=generator)
+        optimizer.step()
+    reset_optimizer(optimizer, "hard")
+    fresh_param = torch.nn.Parameter(param.detach().clone())
+    fresh = make(fresh_param)
+    for _ in range(2):
+        param.grad = torch.randn(3, 4, generator=generator)
+        fresh_param.grad = param.grad.clone()
+        optimizer.step(), fresh.step()
+        assert torch.allclose(param, fresh_param, atol=1e-7)
+
+
+def test_through_the_wrapper_of_accelerate():
+    param, optimizer = adam()
+    reset_optimizer(Accelerator(cpu=True).prepare(optimizer), "asym")
+    assert optimizer.state[param]["exp_avg"].eq(0).all() and optimizer.state[param]["exp_avg_sq"].gt(0).all()
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.25])
+def test_soft_raises_the_first_update_by_up_to_one_over_the_root_of_alpha(alpha):
+    # Equal gradients: a kept update is lr. With β1 = 0 the first moment refills at once; with β2 near 1 the second
+    # does not, and the step count says that it should have.
+    param = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([param], lr=LR, betas=(0.0, 0.999), eps=0.0, weight_decay=0.0)
+    for _ in range(3000):
+        update_after(param, optimizer, 1.0)
+    assert -update_after(param, optimizer, 1.0) == pytest.approx(LR, rel=1e-3)
+    reset_optimizer(optimizer, "soft", alpha)
+    assert -update_after(param, optimizer, 1.0) == pytest.approx(LR / alpha**0.5, rel=0.01)
+
+
 @pytest.mark.parametrize("values", [100, 8192])
 @pytest.mark.parametrize("mode, alpha", [("soft", 0.25), ("asym", 1.0), ("hard", 1.0)])
 def test_bitsandbytes_8bit_scales_its_maxima_and_never_its_codes(values, mode, alpha):
@@ -129,6 +224,9 @@ def test_optimizers_that_are_not_understood_are_refused():
     param = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(ValueError, match="RMSprop.*optimizer_reset: keep"):
         check_optimizer(torch.optim.RMSprop([param]))
+    with pytest.raises(ValueError, match="without momentum"):
+        check_optimizer(torch.optim.SGD([param], lr=0.1))
+    check_optimizer(torch.optim.SGD([param], lr=0.1, momentum=0.9))
     check_optimizer(torch.optim.AdamW([param]))
     check_optimizer(bitsandbytes.optim.PagedAdamW8bit([param]))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback
+from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
 
 
 def events(trainer):
@@ -57,10 +57,10 @@ def test_an_event_says_what_happened(run):
     assert all(event[key] >= 0 for key in ("seconds_copy", "seconds_optimizer", "seconds_sync"))
 
 
-class Always:
+class Always(Trigger):
     """A trigger of somebody else's."""
 
-    def observe_step(self, step):
+    def observe_step(self, step, kl_ref=None):
         return Reason("always", value=step, threshold=0.0, step=step)
 
 
@@ -128,3 +128,96 @@ def test_args_must_be_ours(tiny_model):
         args = GRPOConfig(use_cpu=True, bf16=False)
     with pytest.raises(TypeError, match="ProRLConfig"):
         ProRLTrainer(tiny_model, lambda **kwargs: [0.0], args)
+
+
+@pytest.fixture
+def validation(tiny_model):
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"hear {i}"}] for i in range(2)]})
+    return {"eval_dataset": rows}
+
+
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "num_generations_eval": 4}
+
+
+@pytest.mark.parametrize("reset", ["keep", "hard"])
+def test_a_kl_spike_resets_a_and_c(run, reset):
+    trainer = run(
+        beta=0.01, ref_reset_kl=2e-3, ref_reset_kl_window=2, ref_reset_cooldown=4, optimizer_reset=reset, max_steps=12
+    )
+    fired = events(trainer)
+    kl = {row["step"]: row["kl_ref"] for row in metrics(trainer)}
+    assert fired and {e["reason"] for e in fired} == {"kl_spike"}
+    for event in fired:
+        step = event["step_requested"]
+        assert event["value"] == pytest.approx((kl[step] + kl[step - 1]) / 2) and event["value"] > 2e-3
+        assert event["threshold"] == 2e-3
+    applied = [e["step_applied"] for e in fired]
+    assert all(later - sooner >= 4 for sooner, later in zip(applied, applied[1:], strict=False))
+
+
+def test_a_stalled_validation_resets(run, validation):
+    # A reward that cannot improve: the first evaluation is the best, and every second one after it asks.
+    trainer = run(
+        beta=0.1,
+        ref_reset_stall=2,
+        max_steps=8,
+        num_iterations=1,
+        reward=lambda completions, **kwargs: [0.5] * len(completions),
+        trainer_kwargs=validation,
+        **EVALUATED,
+    )
+    assert [(e["reason"], e["step_applied"], e["value"], e["threshold"]) for e in events(trainer)] == [
+        ("stall", 3, 0.5, 0.5),
+        ("stall", 5, 0.5, 0.5),
+        ("stall", 7, 0.5, 0.5),
+    ]
+
+
+def test_a_metric_that_no_evaluation_has_is_named(make_trainer, validation):
+    trainer = make_trainer(
+        beta=0.1, ref_reset_stall=1, ref_reset_metric="eval_rewrad", trainer_kwargs=validation, **EVALUATED
+    )
+    with pytest.raises(ValueError, match="eval_rewrad.*eval_reward"):
+        trainer.train()
+
+
+def test_how_often_one_evaluates_does_not_change_the_training(run, validation, largest_difference):
+    shared = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 4, "trainer_kwargs": validation}
+    never = run(**shared)
+    often = run(**shared, **EVALUATED)
+    assert largest_difference(never, often) == 0.0
+
+
+def test_a_separate_schedule_key_changes_the_moments_and_nothing_else(run):
+    shared = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 6, "lr_scheduler_type": "linear", "num_iterations": 1}
+    plain = [row["lr"] for row in metrics(run(**shared))]
+    kept = [row["lr"] for row in metrics(run(optimizer_reset="hard", optimizer_reset_schedule="keep", **shared))]
+    restarted = [
+        row["lr"] for row in metrics(run(optimizer_reset="soft", optimizer_reset_schedule="restart", **shared))
+    ]
+    assert kept == pytest.approx(plain)
+    assert restarted == pytest.approx(plain[:2] * 3)
+
+
+def test_rewarmup_scales_the_rates_after_a_reset(run):
+    trainer = run(beta=0.1, ref_reset_every=2, max_steps=8, num_iterations=2, optimizer_reset_rewarmup_steps=4)
+    rates = [row["lr"] / 5e-3 for row in metrics(trainer)]
+    assert rates == pytest.approx([1, 1, 0.25, 0.5, 0.25, 0.5, 0.25, 0.5])
+
+
+def test_update_norm_is_the_distance_that_the_weights_moved(make_trainer, weights):
+    trainer = make_trainer(beta=0.1, ref_reset_every=2, max_steps=1, log_update_norm=True)
+    before = weights(trainer)
+    trainer.train()
+    after = weights(trainer)
+    moved = sum(((after[name] - before[name]) ** 2).sum() for name in before) ** 0.5
+    assert metrics(trainer)[0]["update_norm"] == pytest.approx(moved.item(), rel=1e-5)
+
+
+def test_soft_raises_the_first_update_after_it(run):
+    shared = {"beta": 0.1, "ref_reset_every": 20, "max_steps": 21, "num_iterations": 1, "log_update_norm": True}
+    keep = [row["update_norm"] for row in metrics(run(**shared))]
+    soft = [row["update_norm"] for row in metrics(run(optimizer_reset="soft", optimizer_reset_alpha=0.1, **shared))]
+    assert soft[:20] == pytest.approx(keep[:20]) and soft[20] != pytest.approx(keep[20], rel=0.01)

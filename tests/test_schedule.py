@@ -5,7 +5,7 @@ import torch
 from accelerate import Accelerator
 from transformers import get_scheduler
 
-from trl_prorl.schedule import restart_schedule, snapshot_schedule
+from trl_prorl.schedule import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
 
 
 def lambda_schedule(name):
@@ -46,3 +46,34 @@ def test_the_rates_after_a_restart_are_those_of_a_new_schedule(make, wrapped):
     assert rates(6) == pytest.approx(first)
     restart_schedule(schedule, start)  # the snapshot is not used up
     assert rates(3) == pytest.approx(first[:3])
+
+
+def test_rewarmup_factor_by_hand():
+    assert [rewarmup_factor(n, 4) for n in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert rewarmup_factor(None, 4) == rewarmup_factor(0, 0) == rewarmup_factor(0, 1) == 1.0
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone(recursive):
+    param = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([param], lr=1.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10) if recursive else None
+    rewarmup = Rewarmup(optimizer, steps=4)
+    moved, rates = [], []
+    for step in range(8):
+        if step == 2:
+            rewarmup.begin()
+        before = param.item()
+        param.grad = torch.ones(1)
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        moved.append(before - param.item())
+        if schedule:
+            schedule.step()
+    factors = [moved[i] / rates[i] for i in range(8)]
+    assert factors == pytest.approx([1, 1, 0.25, 0.5, 0.75, 1, 1, 1], rel=1e-4)
+    if recursive:
+        plain = torch.optim.lr_scheduler.CosineAnnealingLR(torch.optim.SGD([param], lr=1.0), T_max=10)
+        for step in range(8):
+            assert rates[step] == pytest.approx(plain.get_last_lr()[0])
+            plain.optimizer.step(), plain.step()

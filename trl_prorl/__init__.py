@@ -3,9 +3,18 @@
 from .callbacks import ReferenceResetCallback
 from .config import ProRLConfig
 from .trainer import ProRLTrainer
-from .triggers import Periodic, Reason
+from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
 
 
 __version__ = "0.1.0"
 
-__all__ = ["Periodic", "ProRLConfig", "ProRLTrainer", "Reason", "ReferenceResetCallback"]
+__all__ = [
+    "KLSpike",
+    "Periodic",
+    "ProRLConfig",
+    "ProRLTrainer",
+    "Reason",
+    "ReferenceResetCallback",
+    "Stall",
+    "Trigger",
+]

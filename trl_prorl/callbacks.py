@@ -1,22 +1,25 @@
 """Callbacks observe, and may request a reset. They never change weights; the trainer applies what they request."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from transformers import TrainerCallback
 
-from .triggers import Reason
+from .triggers import Reason, Trigger, TriggerSet
 
 
 class ReferenceResetCallback(TrainerCallback):
     """
     Watches triggers and requests a reset when one fires.
 
-    [`ProRLTrainer`] makes one from the `ref_reset_*` keys. Pass your own in `callbacks=[...]` for other triggers: any
-    object with `observe_step(step) -> Reason | None`.
+    [`ProRLTrainer`] makes one from the `ref_reset_*` keys. Pass your own in `callbacks=[...]` for other triggers:
+    subclasses of [`~trl_prorl.triggers.Trigger`].
 
     Args:
-        triggers (`Iterable`):
+        triggers (`Iterable[Trigger]`):
             See [`~trl_prorl.triggers`].
+        cooldown (`int`, *optional*, defaults to `0`):
+            Optimizer steps since the last applied reset before which none of them fires.
 
     Example:
 
@@ -25,17 +28,34 @@ class ReferenceResetCallback(TrainerCallback):
     ```
     """
 
-    def __init__(self, triggers: Iterable):
-        self.triggers = list(triggers)
+    def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):
+        self.triggers = TriggerSet(triggers, cooldown)
         self.requests: list[Reason] = []
+        # The trainer binds this: the KL to the reference of the step that has just ended, or None.
+        self.kl_ref: Callable[[], float | None] = lambda: None
 
     def on_step_end(self, args, state, control, **kwargs):
-        for trigger in self.triggers:
-            reason = trigger.observe_step(state.global_step)
-            if reason is not None:
-                self.requests.append(reason)
+        self.requests += self.triggers.observe_step(state.global_step, self.kl_ref())
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        metrics = metrics or {}
+        for trigger in self.triggers.triggers:
+            name = getattr(trigger, "metric", None)
+            if name is not None and name not in metrics:
+                known = ", ".join(sorted(metrics))
+                raise ValueError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
+        self.requests += self.triggers.observe_evaluation(state.global_step, metrics)
 
     def take_requests(self) -> list[Reason]:
         """The requests made since the last call, which are then the caller's."""
         taken, self.requests = self.requests, []
         return taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """Requests that wait, and what the triggers remember, as JSON values."""
+        return {"requests": [request.to_dict() for request in self.requests], "triggers": self.triggers.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the callback of another process stopped."""
+        self.requests = [Reason(**request) for request in state["requests"]]
+        self.triggers.load_state_dict(state["triggers"])

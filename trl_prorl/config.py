@@ -1,5 +1,6 @@
 """`ProRLConfig`: TRL's `GRPOConfig` and the keys of prolonged training. Every key's default is off, i.e. plain TRL."""
 
+import math
 import warnings
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from .optimizer_state import MODES
 
 
 REF_COMPUTE = ("cached", "naive_epoch")
+METRIC_MODES = ("max", "min")
+SCHEDULES = ("keep", "restart")
 
 
 @dataclass
@@ -28,6 +31,11 @@ class ProRLConfig(GRPOConfig):
             Coefficient of the KL to π_old, the policy that sampled the batch. Costs no forward of its own. Acts only
             where samples are used after an update: `num_iterations` > 1, or a generation batch spread over several
             optimizer steps.
+        beta_base (`float`, *optional*, defaults to `0.0`):
+            Coefficient of the KL to the base policy, the policy as the run began, in A and B alike. Costs a forward.
+        base_anchor_every (`int`, *optional*, defaults to `1`):
+            The base anchor acts on every N-th generation batch, and costs a forward on those alone. The coefficient is
+            not scaled up for it.
         kl_estimator (`str`, *optional*, defaults to `"k3"`):
             `"k1"`, `"k2"` or `"k3"`, for every anchor; together with TRL's `use_bias_correction_kl`. See
             [`~trl_prorl.kl`] for which combination has which gradient.
@@ -35,11 +43,33 @@ class ProRLConfig(GRPOConfig):
             `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores it again in every
             inner pass, with the same numbers; the wasteful baseline.
 
+        kl_target (`float`, *optional*):
+            Adapt the coefficient of the active anchor (`beta`, else `beta_old`, else `beta_base`) so that its KL goes to
+            this many nats per token (arXiv 1909.08593). `None`: a fixed coefficient.
+        kl_horizon (`int`, *optional*, defaults to `100`):
+            Optimizer steps in which a persistent error of 20 % or more moves the coefficient by 20 %.
+
         > Parameters that control the resets
 
         ref_reset_every (`int`, *optional*, defaults to `0`):
             Request a reset whenever the number of optimizer steps done is a multiple of this. It is applied at the
             next generation boundary. 0: never.
+        ref_reset_kl (`float`, *optional*):
+            Request a reset when the KL to the reference (`kl_ref`, nats per token) exceeds this. `None`: never.
+        ref_reset_kl_window (`int`, *optional*, defaults to `1`):
+            Steps over which that KL is averaged.
+        ref_reset_stall (`int`, *optional*, defaults to `0`):
+            Request a reset after so many evaluations without improving on the best. 0: never.
+        ref_reset_drop (`float`, *optional*):
+            Request a reset when the metric falls below its best by more than this. `None`: never.
+        ref_reset_metric (`str`, *optional*, defaults to `"eval_reward"`):
+            The validation metric that `ref_reset_stall` and `ref_reset_drop` watch.
+        ref_reset_metric_mode (`str`, *optional*, defaults to `"max"`):
+            `"max"` if larger is better, `"min"` if smaller is.
+        ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
+            What counts as an improvement of that metric.
+        ref_reset_cooldown (`int`, *optional*, defaults to `0`):
+            Optimizer steps since the last applied reset before which no trigger fires.
         ref_reset_mix (`float`, *optional*, defaults to `1.0`):
             What the reference becomes at a reset: `mix` · policy + (1 − `mix`) · reference. 1 is a hard copy; between
             0 and 1 the parameters are averaged (with LoRA the factors A and B, which is not the average of their
@@ -47,9 +77,20 @@ class ProRLConfig(GRPOConfig):
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
             What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
             rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
-            `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept).
+            `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept). See
+            [`~trl_prorl.optimizer_state`] for each optimizer.
         optimizer_reset_alpha (`float`, *optional*, defaults to `0.1`):
             Factor of `optimizer_reset: soft`, in (0, 1].
+        optimizer_reset_schedule (`str`, *optional*):
+            What a reset does to the learning-rate schedule: `"keep"` or `"restart"`. `None`: restart with `hard`, keep
+            otherwise.
+        optimizer_reset_rewarmup_steps (`int`, *optional*, defaults to `0`):
+            After a reset the learning rate rises linearly to the schedule's within so many updates.
+        elastic_reset_every (`int`, *optional*, defaults to `0`):
+            Elastic Reset (arXiv 2312.07551) every so many optimizer steps, at the next generation boundary: policy ← its
+            moving average, average ← the initial policy. 0: never.
+        elastic_ema (`float`, *optional*, defaults to `0.99`):
+            Decay of that moving average, per optimizer step.
 
         > Parameters that control the cost
 
@@ -63,11 +104,20 @@ class ProRLConfig(GRPOConfig):
 
         run_dir (`str`, *optional*):
             Where the record of the run goes. `None`: `output_dir`.
+        log_update_norm (`bool`, *optional*, defaults to `False`):
+            Record the norm of every update of the trained parameters, which shows what a reset does to the first ones.
+            Costs a copy of those parameters.
     """
 
     beta_old: float = field(
         default=0.0,
         metadata={"help": "Coefficient of the KL to pi_old, the policy that sampled the batch (variant B)."},
+    )
+    beta_base: float = field(
+        default=0.0, metadata={"help": "Coefficient of the KL to the base policy, the policy as the run began."}
+    )
+    base_anchor_every: int = field(
+        default=1, metadata={"help": "The base anchor acts on every N-th generation batch."}
     )
     kl_estimator: str = field(
         default="k3", metadata={"help": "KL estimator of every anchor.", "choices": list(ESTIMATORS)}
@@ -79,8 +129,31 @@ class ProRLConfig(GRPOConfig):
             "choices": list(REF_COMPUTE),
         },
     )
+    kl_target: float | None = field(
+        default=None, metadata={"help": "Adapt the active anchor's coefficient towards this KL, in nats per token."}
+    )
+    kl_horizon: int = field(default=100, metadata={"help": "Horizon of the adaptive coefficient, in optimizer steps."})
     ref_reset_every: int = field(
         default=0, metadata={"help": "Request a reset every this many optimizer steps. 0: never."}
+    )
+    ref_reset_kl: float | None = field(
+        default=None, metadata={"help": "Request a reset when the KL to the reference exceeds this."}
+    )
+    ref_reset_kl_window: int = field(default=1, metadata={"help": "Steps over which that KL is averaged."})
+    ref_reset_stall: int = field(
+        default=0, metadata={"help": "Request a reset after so many evaluations without improving on the best."}
+    )
+    ref_reset_drop: float | None = field(
+        default=None, metadata={"help": "Request a reset when the metric is worse than its best by more than this."}
+    )
+    ref_reset_metric: str = field(default="eval_reward", metadata={"help": "The validation metric that is watched."})
+    ref_reset_metric_mode: str = field(
+        default="max",
+        metadata={"help": "Whether larger or smaller is better.", "choices": list(METRIC_MODES)},
+    )
+    ref_reset_min_delta: float = field(default=0.0, metadata={"help": "What counts as an improvement."})
+    ref_reset_cooldown: int = field(
+        default=0, metadata={"help": "Optimizer steps since the last reset before which no trigger fires."}
     )
     ref_reset_mix: float = field(
         default=1.0,
@@ -90,9 +163,25 @@ class ProRLConfig(GRPOConfig):
         default="keep", metadata={"help": "What a reset does to the optimizer's state.", "choices": list(MODES)}
     )
     optimizer_reset_alpha: float = field(default=0.1, metadata={"help": "Factor of optimizer_reset=soft, in (0, 1]."})
+    optimizer_reset_schedule: str | None = field(
+        default=None,
+        metadata={
+            "help": "What a reset does to the learning-rate schedule: keep or restart. None: restart with hard."
+        },
+    )
+    optimizer_reset_rewarmup_steps: int = field(
+        default=0, metadata={"help": "After a reset the learning rate rises linearly within so many updates."}
+    )
+    elastic_reset_every: int = field(
+        default=0, metadata={"help": "Elastic Reset every so many optimizer steps. 0: never."}
+    )
+    elastic_ema: float = field(default=0.99, metadata={"help": "Decay of Elastic Reset's moving average."})
     reuse_old_logps: bool = field(
         default=False,
         metadata={"help": "Take pi_old's log-probabilities from the first inner pass wherever that is sound."},
+    )
+    log_update_norm: bool = field(
+        default=False, metadata={"help": "Record the norm of every update of the trained parameters."}
     )
     run_dir: str | None = field(default=None, metadata={"help": "Where the record of the run goes. None: output_dir."})
 
@@ -124,17 +213,40 @@ class ProRLConfig(GRPOConfig):
     @property
     def resets(self) -> bool:
         """Whether a reset can ever be requested by a key of this configuration."""
-        return self.ref_reset_every > 0
+        return self.ref_reset_every > 0 or self.ref_reset_kl is not None or self.watches_metric
+
+    @property
+    def watches_metric(self) -> bool:
+        """Whether a trigger needs evaluations."""
+        return self.ref_reset_stall > 0 or self.ref_reset_drop is not None
+
+    @property
+    def restarts_schedule(self) -> bool:
+        """Whether a reset starts the learning-rate schedule again."""
+        if self.optimizer_reset_schedule is None:
+            return self.optimizer_reset == "hard"
+        return self.optimizer_reset_schedule == "restart"
+
+    @property
+    def treats_optimizer(self) -> bool:
+        """Whether a reset changes anything of the optimizer or its learning rate."""
+        return self.optimizer_reset != "keep" or self.restarts_schedule or self.optimizer_reset_rewarmup_steps > 0
+
+    @property
+    def anchored(self) -> bool:
+        """Whether there is a KL term at all."""
+        return self.beta != 0.0 or self.beta_old != 0.0 or self.beta_base != 0.0
 
     @property
     def is_trl(self) -> bool:
         """Whether every key of ours that could change a number or a forward is off."""
-        return not (self.adds_penalty or self.resets or self.reuse_old_logps or self.ref_compute != "cached")
+        changes = self.adds_penalty or self.resets or self.elastic_reset_every > 0 or self.kl_target is not None
+        return not (changes or self.reuse_old_logps or self.ref_compute != "cached")
 
     @property
     def adds_penalty(self) -> bool:
         """Whether the loss has a KL term that TRL's own loss cannot express."""
-        return self.beta_old != 0.0 or (self.beta != 0.0 and self.kl_estimator != "k3")
+        return self.beta_old != 0.0 or self.beta_base != 0.0 or (self.beta != 0.0 and self.kl_estimator != "k3")
 
     @property
     def first_pass_is_old_policy(self) -> bool:
@@ -153,35 +265,62 @@ class ProRLConfig(GRPOConfig):
 
     @property
     def variant(self) -> str:
-        """`"plain"` (no KL), `"control"` (a reference that never moves), `"A"`, `"B"` or `"C"`."""
+        """`"plain"` (no KL), `"control"` (a reference that never moves), `"A"`, `"B"`, `"C"`, and the arms beside them:
+        `"optimizer-only"` (the reference stays), `"base-anchored"` (the base anchor alone), `"elastic"`."""
+        if self.elastic_reset_every:
+            return "elastic"
         if self.beta != 0.0:
             if not self.resets:
                 return "control"
-            return "A" if self.optimizer_reset == "keep" else "C"
-        return "B" if self.beta_old != 0.0 else "plain"
+            if self.ref_reset_mix == 0.0:
+                return "optimizer-only"
+            return "C" if self.treats_optimizer else "A"
+        if self.beta_old != 0.0:
+            return "B"
+        return "base-anchored" if self.beta_base != 0.0 else "plain"
 
     def _check_values(self):
-        for name, choices in (("kl_estimator", ESTIMATORS), ("ref_compute", REF_COMPUTE), ("optimizer_reset", MODES)):
+        for name, choices in (
+            ("kl_estimator", ESTIMATORS),
+            ("ref_compute", REF_COMPUTE),
+            ("optimizer_reset", MODES),
+            ("ref_reset_metric_mode", METRIC_MODES),
+            ("optimizer_reset_schedule", (None, *SCHEDULES)),
+        ):
             value = getattr(self, name)
             if value not in choices:
-                raise ValueError(f"{name}={value!r} is not one of {', '.join(choices)}.")
-        for name in ("beta", "beta_old", "ref_reset_every"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= 0:
-                raise ValueError(f"{name}={value!r} must be a number that is not negative.")
-        if int(self.ref_reset_every) != self.ref_reset_every:
-            raise ValueError(f"ref_reset_every={self.ref_reset_every!r} must be a whole number of optimizer steps.")
-        if not 0.0 <= self.ref_reset_mix <= 1.0:
-            raise ValueError(f"ref_reset_mix={self.ref_reset_mix!r} is outside [0, 1]; 1 is a hard copy.")
-        if not 0.0 < self.optimizer_reset_alpha <= 1.0:
-            raise ValueError(
-                f"optimizer_reset_alpha={self.optimizer_reset_alpha!r} is outside (0, 1]; to clear the state use "
-                "optimizer_reset: hard."
-            )
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(map(str, choices))}.")
+        for name in ("beta", "beta_old", "beta_base", "ref_reset_min_delta"):
+            self._check_number(name, lambda value: 0 <= value < math.inf, "a finite number that is not negative")
+        for name in (
+            "ref_reset_every",
+            "ref_reset_stall",
+            "ref_reset_cooldown",
+            "optimizer_reset_rewarmup_steps",
+            "elastic_reset_every",
+        ):
+            self._check_number(name, lambda value: value >= 0 and value == int(value), "a whole number from 0")
+        for name in ("base_anchor_every", "ref_reset_kl_window", "kl_horizon"):
+            self._check_number(name, lambda value: value >= 1 and value == int(value), "a whole number from 1")
+        for name in ("ref_reset_kl", "ref_reset_drop", "kl_target"):
+            if getattr(self, name) is not None:
+                self._check_number(name, lambda value: 0 < value < math.inf, "a positive number")
+        self._check_number("ref_reset_mix", lambda value: 0 <= value <= 1, "in [0, 1]; 1 is a hard copy")
+        self._check_number("elastic_ema", lambda value: 0 <= value < 1, "in [0, 1)")
+        self._check_number(
+            "optimizer_reset_alpha",
+            lambda value: 0 < value <= 1,
+            "in (0, 1]; to clear the state use optimizer_reset: hard",
+        )
+
+    def _check_number(self, name, is_right, what):
+        value = getattr(self, name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
+        if not (number and is_right(value)):
+            raise ValueError(f"{name}={value!r} must be {what}.")
 
     def _check_combinations(self):
-        anchored = self.beta != 0.0 or self.beta_old != 0.0
-        if anchored and self.kl_estimator == "k1" and not self.use_bias_correction_kl:
+        if self.anchored and self.kl_estimator == "k1" and not self.use_bias_correction_kl:
             raise ValueError(
                 "kl_estimator='k1' with use_bias_correction_kl=False has zero expected gradient: it would penalise "
                 "nothing. Set use_bias_correction_kl: true, or kl_estimator: k3."
@@ -194,29 +333,59 @@ class ProRLConfig(GRPOConfig):
             )
         if self.ref_compute == "naive_epoch" and self.beta == 0.0:
             raise ValueError("ref_compute='naive_epoch' needs a reference: set beta > 0, or ref_compute: cached.")
-        if self.optimizer_reset != "keep" and not self.resets:
+        if self.kl_target is not None and not self.anchored:
             raise ValueError(
-                f"optimizer_reset={self.optimizer_reset!r} is never applied: nothing requests a reset. Set "
-                "ref_reset_every to a number of optimizer steps, or optimizer_reset: keep."
+                f"kl_target={self.kl_target} adapts the coefficient of an anchor, and there is none. Set beta, beta_old "
+                "or beta_base to where it shall start."
             )
+        if self.elastic_reset_every:
+            self.check_reset_schedule()
         if not self.resets:
+            for name, off in (
+                ("optimizer_reset", "keep"),
+                ("optimizer_reset_schedule", None),
+                ("optimizer_reset_rewarmup_steps", 0),
+                ("ref_reset_cooldown", 0),
+            ):
+                if getattr(self, name) != off:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)!r} is never applied: nothing requests a reset. Set ref_reset_every "
+                        f"(or ref_reset_kl, ref_reset_stall, ref_reset_drop), or leave {name} out."
+                    )
             return
+        trigger = self._first_trigger
         if self.beta == 0.0 and self.ref_reset_mix != 0.0:
             raise ValueError(
-                f"ref_reset_every={self.ref_reset_every} moves a reference, but beta=0 means that there is none. Set "
+                f"{trigger}={getattr(self, trigger)} moves a reference, but beta=0 means that there is none. Set "
                 "beta > 0 (variants A and C), or ref_reset_mix: 0 to reset the optimizer alone."
             )
-        if self.ref_reset_mix == 0.0 and self.optimizer_reset == "keep":
+        if self.beta == 0.0 and self.ref_reset_kl is not None:
+            raise ValueError(
+                f"ref_reset_kl={self.ref_reset_kl} watches the KL to a reference, but beta=0 means that there is none. "
+                "Set beta > 0, or use another trigger."
+            )
+        if self.ref_reset_mix == 0.0 and not self.treats_optimizer:
             raise ValueError(
                 "ref_reset_mix=0 with optimizer_reset='keep' resets nothing. Set ref_reset_mix: 1, or an "
                 "optimizer_reset of hard, soft or asym."
             )
+        if self.watches_metric and self.eval_strategy == "no":
+            raise ValueError(
+                f"{'ref_reset_stall' if self.ref_reset_stall else 'ref_reset_drop'} watches "
+                f"ref_reset_metric={self.ref_reset_metric!r}, but eval_strategy='no' never measures it. Set "
+                "eval_strategy: steps and eval_steps."
+            )
         if self.sync_ref_model:
             raise ValueError(
-                "sync_ref_model=True and ref_reset_every both move the reference, and TRL's callback moves it in the "
+                f"sync_ref_model=True and {trigger} both move the reference, and TRL's callback moves it in the "
                 "middle of a generation batch. Set sync_ref_model: false."
             )
         self.check_reset_schedule()
+
+    @property
+    def _first_trigger(self) -> str:
+        names = ("ref_reset_every", "ref_reset_kl", "ref_reset_stall", "ref_reset_drop")
+        return next(name for name in names if getattr(self, name))
 
     def check_reset_schedule(self):
         """
@@ -234,7 +403,7 @@ class ProRLConfig(GRPOConfig):
             )
 
     def _warn_of_biased_gradients(self):
-        for name in ("beta", "beta_old"):
+        for name in ("beta", "beta_old", "beta_base"):
             if getattr(self, name) == 0.0:
                 continue
             bias = gradient_bias(

@@ -78,7 +78,7 @@ class Meter:
             Where the model runs.
     """
 
-    KINDS = ("policy", "ref", "old")
+    KINDS = ("policy", "ref", "old", "base")
 
     def __init__(self, device: torch.device):
         self.timer = StageTimer(device)
@@ -164,7 +164,7 @@ class Meter:
         for kind in self.KINDS:
             row[f"{kind}_forward_calls"] = self.calls[kind]
             row[f"tokens_processed_{kind}"] = self.tokens[kind]
-        for stage in ("rollout", "old", "ref", "update", "reset"):
+        for stage in ("rollout", "old", "ref", "base", "update", "reset"):
             row[f"time_{stage}"] = self.timer.seconds.get(stage, 0.0)
         row["time_step"] = seconds
         row["time_meter"] = self.timer.overhead + self.timer.seconds.get("meter", 0.0)
@@ -172,6 +172,36 @@ class Meter:
         row["tokens_per_second"] = self.tokens["policy"] / seconds
         row.update(gpu_row(self.device))
         return row
+
+
+class UpdateNorm:
+    """
+    The norm of an optimizer's last update, over all its parameters.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`):
+            Hooks are registered on it; the parameters are copied before every update.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.value: float | None = None
+        self._before: list[torch.Tensor] = []
+        optimizer.register_step_pre_hook(self._copy)
+        optimizer.register_step_post_hook(self._measure)
+
+    @staticmethod
+    def _parameters(optimizer) -> list[torch.Tensor]:
+        return [param for group in optimizer.param_groups for param in group["params"]]
+
+    def _copy(self, optimizer, args, kwargs) -> None:
+        self._before = [param.detach().clone() for param in self._parameters(optimizer)]
+
+    def _measure(self, optimizer, args, kwargs) -> None:
+        moved = zip(self._parameters(optimizer), self._before, strict=True)
+        self.value = (
+            torch.stack([(param.detach() - old).float().square().sum() for param, old in moved]).sum().sqrt().item()
+        )
+        self._before = []
 
 
 def gpu_row(device: torch.device) -> dict[str, float]:

@@ -1,11 +1,19 @@
 """What a reset does to an optimizer's memory: keep, hard, soft(α), asym, as pure functions on one parameter's state.
 
-| mode | first moment m | second moment v (and amsgrad's maximum) | step count |
+| mode | first moment m | second moment v | step count |
 |---|---|---|---|
 | `keep` | m | v | t |
 | `hard` | 0 | 0 | 0 |
 | `soft` | αm | αv | t |
 | `asym` | 0 | v | t |
+
+| optimizer | first moment | second moment |
+|---|---|---|
+| torch Adam, AdamW | `exp_avg` | `exp_avg_sq`, amsgrad's `max_exp_avg_sq` |
+| torch SGD with momentum | `momentum_buffer` | none |
+| torch Adafactor | none | `row_var`, `col_var`, `variance` |
+| transformers Adafactor | `exp_avg` (with β1) | `exp_avg_sq_row`, `exp_avg_sq_col`, `exp_avg_sq` |
+| bitsandbytes Adam family | `state1` or its `absmax1` | `state2` or its `absmax2` |
 
 `hard` gives what a new optimizer would have (ProRL, arXiv 2505.24864; arXiv 2306.17833). `soft(1)` is `keep`. Because t
 stays, the first updates after `soft(α)` grow by up to 1/√α: m shrinks by α, √v by √α only, and m is refilled faster.
@@ -17,17 +25,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers.optimization import Adafactor
 
 
 MODES = ("keep", "hard", "soft", "asym")
 
-# Names of the first and the second moments in the optimizers that are understood.
-FIRST_MOMENTS = ("exp_avg",)
-SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
-# bitsandbytes: `state1`/`state2` are fp32 below 4096 values, else uint8 codes scaled by `absmax1`/`absmax2`; the
-# `qmap` tables are constants shared by all parameters.
-BNB_FIRST, BNB_SECOND = ("state1", "absmax1"), ("state2", "absmax2")
-BNB_CONSTANTS = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2")
+MOMENTUM = "momentum_buffer"
+FIRST_MOMENTS = ("exp_avg", MOMENTUM, "state1", "absmax1")
+SECOND_MOMENTS = (
+    *("exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col"),
+    *("row_var", "col_var", "variance", "state2", "absmax2"),
+)
+# bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, computed anew in every update.
+NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
 STEP = "step"
 
 
@@ -54,85 +64,114 @@ def factors(mode: str, alpha: float) -> tuple[float, float, bool]:
     raise ValueError(f"optimizer_reset={mode!r} is not one of {', '.join(MODES)}.")
 
 
-@torch.no_grad()
-def transform_state(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, Any]:
+def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
     """
-    One parameter's optimizer state after a reset. The input is not modified.
+    What a reset does to one parameter's optimizer state: the factor on every entry that changes.
 
     Args:
         state (`Mapping[str, Any]`):
-            Entry of `optimizer.state` of one parameter: Adam's (torch) or AdamW's (bitsandbytes, 32- or 8-bit). Empty
-            before the first update, and then returned empty.
+            Entry of `optimizer.state` of one parameter, of an optimizer in the table above. Empty before the first
+            update.
         mode (`str`):
             `"keep"`, `"hard"`, `"soft"` or `"asym"`.
         alpha (`float`, *optional*, defaults to `1.0`):
             Factor of `"soft"`, in (0, 1].
-
-    Returns:
-        `dict[str, Any]`: the same keys, tensors of the same shapes and dtypes.
 
     Raises:
         `ValueError`: an entry whose meaning is not known.
     """
     on_first, on_second, clear_step = factors(mode, alpha)
     check_state(state)
-    new = dict(state)
-    if mode == "keep":
-        return new
+    found = {}
     for key, value in state.items():
-        if key in (*FIRST_MOMENTS, *BNB_FIRST) and is_scale(state, key):
-            new[key] = scaled(value, on_first)
-        elif key in (*SECOND_MOMENTS, *BNB_SECOND) and is_scale(state, key):
-            new[key] = scaled(value, on_second)
+        if value is None or (isinstance(value, torch.Tensor) and value.dtype == torch.uint8):
+            continue  # no memory, or the codes of an 8-bit state, whose scale is in `absmax`
+        if key in FIRST_MOMENTS:
+            found[key] = on_first
+        elif key in SECOND_MOMENTS:
+            found[key] = on_second
         elif key == STEP and clear_step:
-            new[key] = torch.zeros_like(value) if isinstance(value, torch.Tensor) else type(value)(0)
-    return new
+            found[key] = 0.0
+    return {key: factor for key, factor in found.items() if factor != 1.0}
+
+
+@torch.no_grad()
+def transform_state(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, Any]:
+    """
+    One parameter's optimizer state after a reset; the input is not modified. Arguments and errors as in `changes`.
+
+    Returns:
+        `dict[str, Any]`: the same keys, tensors of the same shapes and dtypes.
+    """
+    copy = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+    apply_changes(copy, changes(state, mode, alpha))
+    return copy
+
+
+@torch.no_grad()
+def apply_changes(state: dict[str, Any], factors_by_key: Mapping[str, float]) -> None:
+    """Scale entries of a state in place: tensors keep their storage."""
+    for key, factor in factors_by_key.items():
+        value = state[key]
+        if key == MOMENTUM and factor == 0.0:
+            state[key] = None  # as in a new SGD, whose first update takes the gradient without dampening
+        elif not isinstance(value, torch.Tensor):
+            state[key] = type(value)(value * factor)
+        elif factor == 0.0:
+            value.zero_()  # a fill, not a product: 0 · inf would be NaN
+        else:
+            value.mul_(factor)
 
 
 def check_state(state: Mapping[str, Any]) -> None:
     """Raise `ValueError` if one parameter's state has an entry whose meaning is not known."""
-    unknown = set(state) - {*FIRST_MOMENTS, *SECOND_MOMENTS, *BNB_FIRST, *BNB_SECOND, *BNB_CONSTANTS, STEP}
+    unknown = set(state) - {*FIRST_MOMENTS, *SECOND_MOMENTS, *NOT_MEMORY, STEP}
     if unknown:
         raise ValueError(
             f"optimizer state {sorted(unknown)} is not understood: a reset cannot say what becomes of it."
         )
 
 
-def is_scale(state: Mapping[str, Any], key: str) -> bool:
-    """Whether multiplying this entry scales the moment: true of everything but the uint8 codes of an 8-bit state."""
-    return not (isinstance(state[key], torch.Tensor) and state[key].dtype == torch.uint8)
-
-
-def scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
-    # 0 · inf would be NaN: clearing is a fill, not a product.
-    return torch.zeros_like(value) if factor == 0.0 else value * factor
-
-
-def check_optimizer_class(cls: type) -> None:
+def check_optimizer_class(cls: type, momentum: float = 0.0) -> None:
     """
-    Refuse an optimizer whose state a reset would not understand, before any training.
+    Refuse an optimizer whose state a reset would not understand, or which has none, before any training.
+
+    Args:
+        cls (`type`):
+            The optimizer's class.
+        momentum (`float`, *optional*, defaults to `0.0`):
+            SGD's momentum; without one there is nothing to reset.
 
     Raises:
         `ValueError`: naming the optimizer and those that are understood.
     """
-    torch_adam = issubclass(cls, (torch.optim.Adam, torch.optim.AdamW))
+    name = f"{cls.__module__}.{cls.__name__}"
+    if issubclass(cls, torch.optim.SGD):
+        if not momentum:
+            raise ValueError(
+                f"optimizer_reset has nothing to reset in {name} without momentum: pass optimizers=(SGD(..., "
+                "momentum=0.9), None) to the trainer, or set optimizer_reset: keep."
+            )
+        return
+    torch_like = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adafactor, Adafactor)
     bnb_adam = cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
-    if not (torch_adam or bnb_adam):
+    if not (issubclass(cls, torch_like) or bnb_adam):
         raise ValueError(
-            f"optimizer_reset does not understand the state of {cls.__module__}.{cls.__name__}: use torch's Adam or "
-            "AdamW (optim: adamw_torch, adamw_torch_fused) or bitsandbytes' (optim: adamw_8bit, paged_adamw_8bit), or "
-            "set optimizer_reset: keep."
+            f"optimizer_reset does not understand the state of {name}: use torch's Adam, AdamW, Adafactor or SGD with "
+            "momentum (optim: adamw_torch, adamw_torch_fused, adafactor), or bitsandbytes' Adam family (optim: "
+            "adamw_8bit, paged_adamw_8bit), or set optimizer_reset: keep."
         )
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """`check_optimizer_class` of an instance, Accelerate's wrapper looked through."""
-    check_optimizer_class(type(getattr(optimizer, "optimizer", optimizer)))
+    inner = getattr(optimizer, "optimizer", optimizer)
+    check_optimizer_class(type(inner), max(group.get("momentum", 0.0) for group in inner.param_groups))
 
 
 def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0) -> None:
     """
-    Apply `transform_state` to every parameter of an optimizer, in place: the state's tensors keep their storage.
+    `transform_state` of every parameter of an optimizer, in place: the state's tensors keep their storage.
 
     Nothing is written unless every state is understood.
 
@@ -150,15 +189,9 @@ def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 
     if mode == "keep":
         return
     states = list(getattr(optimizer, "optimizer", optimizer).state.values())
-    factors(mode, alpha)
-    for state in states:
-        check_state(state)
-    for state in states:
-        for key, value in transform_state(state, mode, alpha).items():
-            if isinstance(value, torch.Tensor) and value is not state[key]:
-                state[key].copy_(value)
-            else:
-                state[key] = value
+    planned = [changes(state, mode, alpha) for state in states]
+    for state, factors_by_key in zip(states, planned, strict=True):
+        apply_changes(state, factors_by_key)
 
 
 def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:

@@ -1,4 +1,4 @@
-"""The moving reference π_ref: a frozen LoRA adapter named `ref`, or a full snapshot. Copy, save, load."""
+"""The moving reference π_ref: a frozen LoRA adapter named `ref`, or a full snapshot. Copy, save, load. And the base."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from trl.trainer.utils import use_adapter
+from transformers import AutoModelForCausalLM
+from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 
 SNAPSHOT_FILE = "reference.safetensors"
@@ -22,32 +23,65 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def frozen_adapter(model, name: str) -> str:
+    """
+    Add a frozen copy of a [`~peft.PeftModel`]'s adapter `default` under another name, which is returned. It shares the
+    configuration object with `default`, as TRL's own `ref` does.
+    """
+    with torch.random.fork_rng():  # the adapter is made at random first, which must not change the run
+        model.add_adapter(name, model.peft_config["default"])
+    for ref, policy in AdapterReference(model, name).pairs():
+        ref.data.copy_(policy.data)
+    return name
+
+
+def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
+    """
+    A frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do.
+
+    It is built anew and filled: a policy that TRL has prepared cannot be deep-copied, for its patched forward closes over
+    the original.
+    """
+    config = model.config
+    with torch.random.fork_rng():  # it is made at random first, which must not change the run
+        copy = AutoModelForCausalLM.from_config(
+            config, dtype=model.dtype, attn_implementation=config._attn_implementation, trust_remote_code=False
+        )
+    copy.load_state_dict(model.state_dict())
+    copy.requires_grad_(False)
+    add_fused_lm_head(copy, temperature=temperature, cast_lm_head_to_fp32=cast_lm_head_to_fp32)
+    return copy
+
+
 class AdapterReference:
     """
-    The adapter `ref` of a [`~peft.PeftModel`], beside the trained adapter `default`.
+    An adapter of a [`~peft.PeftModel`], beside the trained adapter `default`.
 
     It shares the base weights with the policy, so a copy moves a few MB, and PEFT saves and loads it with the policy.
 
     Args:
         model ([`~peft.PeftModel`]):
             The policy, with both adapters.
+        name (`str` or `None`, *optional*, defaults to `"ref"`):
+            The adapter; `None` is the model without any adapter, which cannot be moved.
     """
 
-    def __init__(self, model):
-        self.model = model
+    def __init__(self, model, name: str | None = "ref"):
+        self.model, self.name = model, name
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(reference, policy) for every parameter of the adapter."""
-        policy = {name: param for name, param in self.model.named_parameters() if ".default." in name}
+        parameters = dict(self.model.named_parameters())
         return [
-            (self.model.get_parameter(name.replace(".default.", ".ref.")), param) for name, param in policy.items()
+            (parameters[name.replace(".default.", f".{self.name}.")], param)
+            for name, param in parameters.items()
+            if ".default." in name
         ]
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
         """A model that scores as the reference, as long as the context lasts. `policy` is the (wrapped) policy."""
-        # Without an adapter of its own (TRL given a `peft_config`) the reference is the base model.
-        with use_adapter(self.model, adapter_name="ref" if "ref" in self.model.peft_config else None):
+        with use_adapter(self.model, adapter_name=self.name):
             yield policy
 
     def save(self, folder: Path) -> None:
@@ -116,8 +150,12 @@ def move_reference(reference: AdapterReference | SnapshotReference, mix: float) 
     """
     if mix == 0.0:
         return
-    for ref, policy in reference.pairs():
-        if mix == 1.0 or not ref.is_floating_point():
-            ref.data.copy_(policy.data)
+    references, policies = ([tensor.data for tensor in tensors] for tensors in zip(*reference.pairs(), strict=True))
+    if mix == 1.0:
+        torch._foreach_copy_(references, policies)
+        return
+    for ref, policy in zip(references, policies, strict=True):
+        if ref.is_floating_point():
+            ref.lerp_(policy, mix)
         else:
-            ref.data.lerp_(policy.data, mix)
+            ref.copy_(policy)

@@ -1,7 +1,9 @@
-"""Starting a learning-rate schedule again from its first step."""
+"""What a reset does to the learning rate: start the schedule again, or warm up again."""
 
 import copy
 from typing import Any
+
+import torch
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
@@ -32,3 +34,59 @@ def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     inner.load_state_dict(copy.deepcopy(start["state"]))
     for group, lr in zip(inner.optimizer.param_groups, start["lrs"], strict=True):
         group["lr"] = lr
+
+
+def rewarmup_factor(updates: int | None, steps: int) -> float:
+    """
+    Factor on the learning rate of the next update after a reset: 1/steps, 2/steps, …, 1.
+
+    Args:
+        updates (`int` or `None`):
+            Updates made since the last reset; `None` if there was none.
+        steps (`int`):
+            Updates until the full rate; 0 and 1 do nothing.
+    """
+    if updates is None or steps <= 1:
+        return 1.0
+    return min(1.0, (updates + 1) / steps)
+
+
+class Rewarmup:
+    """
+    Scales an optimizer's learning rates during each update, and leaves them as the schedule set them.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`):
+            The optimizer, or Accelerate's wrapper of it.
+        steps (`int`):
+            See `rewarmup_factor`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: int):
+        self.steps = steps
+        self.updates: int | None = None
+        self._rates: list[float] = []
+        inner = getattr(optimizer, "optimizer", optimizer)
+        inner.register_step_pre_hook(self._before)
+        inner.register_step_post_hook(self._after)
+
+    @property
+    def factor(self) -> float:
+        """The factor on the next update."""
+        return rewarmup_factor(self.updates, self.steps)
+
+    def begin(self) -> None:
+        """A reset was applied."""
+        self.updates = 0
+
+    def _before(self, optimizer, args, kwargs) -> None:
+        factor = self.factor
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+
+    def _after(self, optimizer, args, kwargs) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        if self.updates is not None:
+            self.updates += 1

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import broadcast_object_list, is_peft_model, set_seed
 from peft import get_peft_model
 from transformers import PreTrainedModel, Trainer
 from trl import GRPOTrainer
@@ -20,16 +20,18 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from . import kl
+from .adaptive import next_coefficient
 from .callbacks import ReferenceResetCallback
 from .config import ProRLConfig
 from .dropout import check_dropout, check_dropout_config
-from .meter import EVENTS_FILE, METRICS_FILE, JsonLines, Meter
+from .elastic import ElasticAverage
+from .meter import EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
 from .normalizer import token_weights
 from .optimizer_state import check_optimizer, check_optimizer_class, reset_optimizer, reset_scaler
 from .record import write_config, write_env
-from .reference import AdapterReference, SnapshotReference, move_reference
-from .schedule import restart_schedule, snapshot_schedule
-from .triggers import Periodic, Reason
+from .reference import AdapterReference, SnapshotReference, frozen_adapter, frozen_copy, move_reference
+from .schedule import Rewarmup, restart_schedule, snapshot_schedule
+from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
 
 
 STATE_FILE = "prorl_state.json"
@@ -73,9 +75,11 @@ class ProRLTrainer(GRPOTrainer):
         self._resets = args.resets or watched
         if self._resets:
             args.check_reset_schedule()
+        self._check_sharding(args)
         if not args.is_trl and not args.disable_dropout:
             check_dropout_config(given.get("peft_config"))
         moves = args.beta != 0.0 and self._resets
+        fresh_adapter = given.get("peft_config") is not None
         if moves and given.get("peft_config") is not None:
             # Given a `peft_config`, TRL's reference is the base model, which cannot move; given a `PeftModel`, it is an
             # adapter of its own. The seed is set as TRL sets it before it wraps a model.
@@ -88,7 +92,10 @@ class ProRLTrainer(GRPOTrainer):
         if not args.is_trl:
             check_dropout(self.model)
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
+        self.beta_old, self.beta_base = args.beta_old, args.beta_base  # with `beta`, what `kl_target` adapts
         self.reference = self._make_reference(moves)
+        self.base = self._make_base(fresh_adapter) if args.beta_base else None
+        self.elastic = self._make_elastic() if args.elastic_reset_every else None
         self.meter = Meter(self.accelerator.device)
         self._metrics_log = self._events_log = None
         self._generation_row: dict[str, list[float]] = {}
@@ -96,12 +103,20 @@ class ProRLTrainer(GRPOTrainer):
         self._score_kinds: list[str] = []
         self._captured: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._requests: list[Reason] = []
+        self._elastic_requested: int | None = None
         self._last_kl_ref: float | None = None
+        self._kl_since_generation: list[float] = []
+        self._generations = 0
         self._learning_rate: float | None = None
         self._schedule_start: dict | None = None
+        self._rewarmup: Rewarmup | None = None
+        self._resumed_updates: int | None = None
+        self._update_norm: UpdateNorm | None = None
         self._initial_scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else None
+        for callback in self._reset_callbacks():
+            self._bind(callback)
         if args.resets:
-            self.add_callback(ReferenceResetCallback([Periodic(args.ref_reset_every)]))
+            self.add_callback(ReferenceResetCallback(self._configured_triggers(), args.ref_reset_cooldown))
 
     # ------------------------------------------------------------------------------------------- construction
 
@@ -112,7 +127,29 @@ class ProRLTrainer(GRPOTrainer):
         if optimizers is not None and optimizers[0] is not None:
             check_optimizer(optimizers[0])
         else:
-            check_optimizer_class(Trainer.get_optimizer_cls_and_kwargs(args)[0])
+            cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
+            check_optimizer_class(cls, arguments.get("momentum", 0.0))
+
+    def _check_sharding(self, args: ProRLConfig) -> None:
+        """Where parameters or optimizer states are sharded, a plain copy would do nothing or half of it: refuse."""
+        copies = self._resets or args.elastic_reset_every > 0 or args.beta_base != 0.0
+        plugin = args.deepspeed_plugin
+        if plugin is not None and plugin.zero_stage == 3 and copies:
+            raise ValueError(
+                "zero_stage=3 shards the parameters, and copying them onto a reference would silently do nothing. Use "
+                "zero_stage: 2 (accelerate_configs/zero2.yaml) or a single process."
+            )
+        if plugin is not None and self._resets and args.treats_optimizer:
+            raise ValueError(
+                f"optimizer_reset={args.optimizer_reset!r} under DeepSpeed, which partitions the optimizer's state, is "
+                "not supported. Use optimizer_reset: keep without a schedule restart, or DDP "
+                "(accelerate_configs/multi_gpu.yaml)."
+            )
+        if args.fsdp and (args.elastic_reset_every or args.beta_base != 0.0):
+            raise ValueError(
+                "elastic_reset_every and beta_base keep whole copies of the parameters, which FSDP shards. Use DDP "
+                "(accelerate_configs/multi_gpu.yaml)."
+            )
 
     def _make_reference(self, moves: bool) -> AdapterReference | SnapshotReference | None:
         if self.beta == 0.0:
@@ -125,15 +162,67 @@ class ProRLTrainer(GRPOTrainer):
                 # TRL reloads it from the model's path, which is not the policy if that was changed in memory.
                 move_reference(reference, mix=1.0)
             return reference
-        return AdapterReference(self.accelerator.unwrap_model(self.model))
+        policy = self.accelerator.unwrap_model(self.model)
+        # Without an adapter of its own (TRL given a `peft_config`) the reference is the base model.
+        return AdapterReference(policy, "ref" if "ref" in policy.peft_config else None)
+
+    def _make_base(self, fresh_adapter: bool) -> AdapterReference | SnapshotReference:
+        """The policy as the run began, for `beta_base`."""
+        policy = self.accelerator.unwrap_model(self.model)
+        if not is_peft_model(policy):
+            copy = frozen_copy(policy, self.temperature, self.args.cast_lm_head_to_fp32)
+            return SnapshotReference(policy, self.accelerator.prepare_model(copy, evaluation_mode=True))
+        if fresh_adapter:
+            return AdapterReference(policy, None)  # a new adapter is zero: the base is the model without it
+        return AdapterReference(policy, frozen_adapter(policy, "base"))
+
+    def _make_elastic(self) -> ElasticAverage:
+        policy = self.accelerator.unwrap_model(self.model)
+        trained = {name: param for name, param in policy.named_parameters() if param.requires_grad}
+        return ElasticAverage(trained, self.args.elastic_ema)
+
+    def _configured_triggers(self) -> list[Trigger]:
+        args, triggers = self.args, []
+        if args.ref_reset_every:
+            triggers.append(Periodic(args.ref_reset_every))
+        if args.ref_reset_kl is not None:
+            triggers.append(KLSpike(args.ref_reset_kl, args.ref_reset_kl_window))
+        if args.watches_metric:
+            triggers.append(
+                Stall(
+                    args.ref_reset_metric,
+                    args.ref_reset_stall,
+                    args.ref_reset_drop,
+                    args.ref_reset_metric_mode,
+                    args.ref_reset_min_delta,
+                )
+            )
+        return triggers
+
+    def _reset_callbacks(self) -> list[ReferenceResetCallback]:
+        return [cb for cb in self.callback_handler.callbacks if isinstance(cb, ReferenceResetCallback)]
+
+    def _bind(self, callback: ReferenceResetCallback) -> None:
+        callback.kl_ref = lambda: self.meter.peek_mean("kl_ref", self._sum_over_processes)
 
     def add_callback(self, callback):
-        if isinstance(callback, ReferenceResetCallback) and not self._resets:
-            raise ValueError(
-                "A ReferenceResetCallback was added to a trainer whose reference cannot move: pass it in "
-                "callbacks=[...] when the trainer is made."
-            )
+        if isinstance(callback, ReferenceResetCallback):
+            if not self._resets:
+                raise ValueError(
+                    "A ReferenceResetCallback was added to a trainer whose reference cannot move: pass it in "
+                    "callbacks=[...] when the trainer is made."
+                )
+            self._bind(callback)
         super().add_callback(callback)
+
+    def create_optimizer(self, *args, **kwargs):
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self._rewarmup is None:
+            self._rewarmup = Rewarmup(optimizer, self.args.optimizer_reset_rewarmup_steps)
+            self._rewarmup.updates = self._resumed_updates
+        if self._update_norm is None and self.args.log_update_norm:
+            self._update_norm = UpdateNorm(optimizer)
+        return optimizer
 
     def create_scheduler(self, *args, **kwargs):
         scheduler = super().create_scheduler(*args, **kwargs)
@@ -158,9 +247,8 @@ class ProRLTrainer(GRPOTrainer):
 
     def _waiting_requests(self) -> list[Reason]:
         """What the main process's callbacks, or the user, have requested, on every process."""
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, ReferenceResetCallback):
-                self._requests.extend(callback.take_requests())
+        for callback in self._reset_callbacks():
+            self._requests.extend(callback.take_requests())
         requests, self._requests = self._requests, []
         if self.accelerator.num_processes > 1:
             requests = broadcast_object_list([requests])[0]
@@ -177,6 +265,8 @@ class ProRLTrainer(GRPOTrainer):
                 move_reference(self.reference, self.args.ref_reset_mix)
         with self._timed_part("optimizer") as optimizer:
             self._treat_optimizer()
+        for callback in self._reset_callbacks():
+            callback.triggers.applied(self.state.global_step)
         self._metrics["train"]["prorl/resets"].append(1.0)
         first = requests[0]
         event = {
@@ -198,17 +288,55 @@ class ProRLTrainer(GRPOTrainer):
             event["alpha"] = self.args.optimizer_reset_alpha
         if self._last_kl_ref is not None:
             event["kl_before"] = self._last_kl_ref
-        if self._events_log is not None:
-            self._events_log.write(event)
+        self._log_event(event)
 
     def _treat_optimizer(self) -> None:
         mode = self.args.optimizer_reset
         reset_optimizer(self.optimizer, mode, self.args.optimizer_reset_alpha)
-        if mode != "hard":
-            return
-        restart_schedule(self.lr_scheduler, self._schedule_start)
-        if self.accelerator.scaler is not None:
+        if mode == "hard" and self.accelerator.scaler is not None:
             reset_scaler(self.accelerator.scaler, self._initial_scale)
+        if self.args.restarts_schedule:
+            restart_schedule(self.lr_scheduler, self._schedule_start)
+        self._rewarmup.begin()
+
+    def _apply_elastic_reset(self) -> None:
+        """policy ← its average, average ← initial policy, as one logged event."""
+        requested, self._elastic_requested = self._elastic_requested, None
+        with self._timed_part("elastic") as part:
+            self.elastic.reset()
+        self._log_event(
+            {
+                "event": "elastic_reset",
+                "step_requested": requested,
+                "step_applied": self.state.global_step,
+                "reason": "periodic",
+                "value": requested,
+                "threshold": self.args.elastic_reset_every,
+                "seconds_copy": part["seconds"],
+                "world_size": self.accelerator.num_processes,
+            }
+        )
+
+    def _log_event(self, event: dict) -> None:
+        if self._events_log is not None:
+            self._events_log.write(event)
+
+    # --------------------------------------------------------------------------- the active anchor's coefficient
+
+    @property
+    def _active_anchor(self) -> str | None:
+        """The first of `beta`, `beta_old`, `beta_base` that is not 0."""
+        return next((name for name in ("beta", "beta_old", "beta_base") if getattr(self, name) != 0.0), None)
+
+    def _adapt_coefficient(self) -> None:
+        values, self._kl_since_generation = self._kl_since_generation, []
+        if self.args.kl_target is None or not values:
+            return
+        name, kl_mean = self._active_anchor, sum(values) / len(values)
+        coefficient = next_coefficient(
+            getattr(self, name), kl_mean, self.args.kl_target, len(values), self.args.kl_horizon
+        )
+        setattr(self, name, coefficient)
 
     @contextmanager
     def _timed_part(self, name: str):
@@ -225,14 +353,21 @@ class ProRLTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
+        if self._elastic_requested is not None:
+            self._apply_elastic_reset()
         if self._resets:
             self._apply_requested_reset()
+        self._adapt_coefficient()
         # TRL scores under π_old first, then under the reference.
         sampler_correction = self.use_vllm and self.vllm_importance_sampling_correction
         scores_old = not self.args.on_policy or sampler_correction
         self._score_kinds = ["old"] * scores_old + ["ref"] * (self.beta != 0.0)
         with self.meter.timer.stage("rollout"):
             batch = super()._generate_and_score_completions(inputs)
+            if self.base is not None and self._generations % self.args.base_anchor_every == 0:
+                size = self.args.per_device_train_batch_size
+                batch["base_per_token_logps"] = self._anchor_logps("base", self.base, self.model, batch, size)
+        self._generations += 1
         self._note_generation(batch)
         return batch
 
@@ -261,22 +396,23 @@ class ProRLTrainer(GRPOTrainer):
     def _generating(self) -> bool:
         return "rollout" in self.meter.timer.stack
 
-    def _reference_logps(self, model, inputs) -> torch.Tensor:
-        """Log-probabilities of a micro-batch under the reference, shape `(B, T)`: for `naive_epoch`."""
+    def _anchor_logps(self, kind: str, anchor, model, inputs, batch_size: int | None = None) -> torch.Tensor:
+        """Log-probabilities of a batch under an anchor, shape `(B, T)`, in chunks of `batch_size` rows."""
         unsupported = [key for key in inputs if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:
-            raise ValueError(f"ref_compute='naive_epoch' scores text only, and the batch has {unsupported}.")
-        self._score_kinds = ["ref"]
+            raise ValueError(f"ref_compute='naive_epoch' and beta_base score text only; the batch has {unsupported}.")
+        self._score_kinds = [kind]
         with (
             torch.no_grad(),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
-            self.reference.active(model) as reference,
+            anchor.active(model) as scorer,
         ):
             logps, _, _ = self._get_per_token_logps_and_entropies(
-                reference,
+                scorer,
                 torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
                 torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
                 inputs["completion_ids"].size(1),
+                batch_size=batch_size,
             )
         return logps
 
@@ -285,7 +421,7 @@ class ProRLTrainer(GRPOTrainer):
     def _compute_loss(self, model, inputs):
         training = self.model.training
         if training and self.args.ref_compute == "naive_epoch":
-            inputs["ref_per_token_logps"] = self._reference_logps(model, inputs)
+            inputs["ref_per_token_logps"] = self._anchor_logps("ref", self.reference, model, inputs)
         if self.args.adds_penalty:
             # TRL's own loss without its KL term, and ours on the log-probabilities that it computed on the way.
             beta, self.beta = self.beta, 0.0
@@ -295,7 +431,8 @@ class ProRLTrainer(GRPOTrainer):
                 self.beta = beta
             (logps, entropies), self._captured = self._captured, None
             penalties = self._penalties(inputs, logps)
-            loss = loss + self._normalised(inputs, sum(penalties.values()))
+            if penalties:
+                loss = loss + self._normalised(inputs, sum(penalties.values()))
             self._log_kl(inputs, penalties)
         else:
             loss = super()._compute_loss(model, inputs)
@@ -315,8 +452,10 @@ class ProRLTrainer(GRPOTrainer):
         anchors = {}
         if self.beta != 0.0:
             anchors["ref"] = (self.beta, inputs["ref_per_token_logps"])
-        if self.args.beta_old != 0.0:
-            anchors["old"] = (self.args.beta_old, old)
+        if self.beta_old != 0.0:
+            anchors["old"] = (self.beta_old, old)
+        if self.beta_base != 0.0 and "base_per_token_logps" in inputs:
+            anchors["base"] = (self.beta_base, inputs["base_per_token_logps"])
         ratio = None
         if self.args.use_bias_correction_kl:
             ratio = kl.importance_ratio(logps, old, self._mask(inputs), self.importance_sampling_level)
@@ -337,10 +476,12 @@ class ProRLTrainer(GRPOTrainer):
         return (per_token * weights).sum()
 
     def _log_kl(self, inputs, penalties: dict[str, torch.Tensor]) -> None:
-        """TRL's metric `kl`, which its loss leaves out when its KL term is switched off, and `kl_old` beside it."""
+        """TRL's metric `kl`, which its loss leaves out when its KL term is switched off, and its like."""
         mask, mode = self._mask(inputs), "train" if self.model.training else "eval"
-        for name, coefficient, metric in (("ref", self.beta, "kl"), ("old", self.args.beta_old, "kl_old")):
+        coefficients = {"ref": self.beta, "old": self.beta_old, "base": self.beta_base}
+        for name, metric in (("ref", "kl"), ("old", "kl_old"), ("base", "kl_base")):
             if name in penalties:
+                coefficient = coefficients[name]
                 total = (penalties[name].detach() / coefficient * mask).sum()
                 total, count = self._sum_over_processes(torch.stack([total, mask.sum().float()]))
                 self._metrics[mode][metric].append((total / count.clamp(min=1.0)).item())
@@ -373,6 +514,7 @@ class ProRLTrainer(GRPOTrainer):
         """Means over tokens of one micro-batch; everything has shape `(B, T)`, without gradient."""
         mask, meter = self._mask(inputs), self.meter
         ref, old = inputs.get("ref_per_token_logps"), inputs.get("old_per_token_logps")
+        base = inputs.get("base_per_token_logps")
         meter.add_mean("entropy", entropies, mask)
         if clipped := self._metrics["train"].get("clip_ratio/region_mean"):
             meter.add_average("clip_region_mean", clipped[-1])
@@ -383,14 +525,17 @@ class ProRLTrainer(GRPOTrainer):
             meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
             if ref is not None:
                 meter.add_mean("k2_ref_over_old", kl.kl_values(ref, old, "k2"), mask)
-        if self.beta != 0.0 or self.args.beta_old != 0.0:
-            meter.add_total("kl_penalty", self._normalised(inputs, sum(self._penalties(inputs, logps).values())))
+        if base is not None:
+            meter.add_mean("kl_base", kl.kl_values(logps, base, "k3"), mask)
+        if penalties := self._penalties(inputs, logps):
+            meter.add_total("kl_penalty", self._normalised(inputs, sum(penalties.values())))
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         if not self.meter.open:
             self.meter.begin_step()
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self._learning_rate = self.optimizer.param_groups[0]["lr"]  # after a reset, before the update
+        # After a reset, before the update.
+        self._learning_rate = self.optimizer.param_groups[0]["lr"] * self._rewarmup.factor
         return loss
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, **kwargs):
@@ -400,17 +545,27 @@ class ProRLTrainer(GRPOTrainer):
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)
 
     def _record_step(self, grad_norm) -> None:
-        row = {"step": self.state.global_step}
+        step = self.state.global_step
+        if self.elastic is not None:
+            self.elastic.update()
+            if step % self.args.elastic_reset_every == 0:
+                self._elastic_requested = step
+        row = {"step": step}
         row.update({name: sum(values) / len(values) for name, values in self._generation_row.items()})
         row.update(self.meter.end_step(self._sum_over_processes, self.accelerator.num_processes))
-        row["beta"] = self.beta or self.args.beta_old
+        row["beta"] = getattr(self, self._active_anchor) if self._active_anchor else 0.0
         row["lr"] = self._learning_rate
         row["tokens_generated"] = self._tokens_generated or 0
         self._tokens_generated = None
         if grad_norm is not None:
             row["grad_norm"] = float(grad_norm)
+        if self._update_norm is not None:
+            row["update_norm"] = self._update_norm.value
         self._last_kl_ref = row.get("kl_ref")
-        for name in ("kl_ref", "kl_old", "kl_penalty", "ref_forward_calls", "old_forward_calls", "ref_time_fraction"):
+        active_kl = {"beta": "kl_ref", "beta_old": "kl_old", "beta_base": "kl_base", None: None}[self._active_anchor]
+        if active_kl in row:
+            self._kl_since_generation.append(row[active_kl])
+        for name in ("kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction"):
             if name in row:
                 self._metrics["train"][f"prorl/{name}"].append(row[name])
         if self._metrics_log is not None:
@@ -423,6 +578,13 @@ class ProRLTrainer(GRPOTrainer):
     def run_dir(self) -> Path:
         """Where the record goes."""
         return Path(self.args.run_dir or self.args.output_dir)
+
+    def evaluate(self, *args, **kwargs):
+        if self.args.is_trl and not self._resets:
+            return super().evaluate(*args, **kwargs)
+        # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
+        with torch.random.fork_rng():
+            return super().evaluate(*args, **kwargs)
 
     def _inner_training_loop(self, *args, resume_from_checkpoint=None, **kwargs):
         keep_row = keep_event = None
@@ -447,19 +609,44 @@ class ProRLTrainer(GRPOTrainer):
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         if self.reference is not None and self._resets:
             self.reference.save(folder)
-        waiting = [cb.requests for cb in self.callback_handler.callbacks if isinstance(cb, ReferenceResetCallback)]
-        requests = [request.to_dict() for request in sum(waiting, self._requests)]
-        (folder / STATE_FILE).write_text(json.dumps({"requests": requests, "kl_ref": self._last_kl_ref}))
+        if self.elastic is not None:
+            self.elastic.save(folder)
+        (folder / STATE_FILE).write_text(json.dumps(self._prorl_state()))
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         folder = Path(resume_from_checkpoint)
         if self.reference is not None and self._resets:
             self.reference.load(folder)
+        if self.elastic is not None:
+            self.elastic.load(folder)
         if (folder / STATE_FILE).exists():
-            state = json.loads((folder / STATE_FILE).read_text())
-            self._requests = [Reason(**request) for request in state["requests"]]
-            self._last_kl_ref = state["kl_ref"]
+            self._load_prorl_state(json.loads((folder / STATE_FILE).read_text()))
+
+    def _prorl_state(self) -> dict:
+        """What the trainer remembers beyond weights and optimizer, as JSON values."""
+        return {
+            "requests": [request.to_dict() for request in self._requests],
+            "callbacks": [callback.state_dict() for callback in self._reset_callbacks()],
+            "elastic_requested": self._elastic_requested,
+            "coefficients": {name: getattr(self, name) for name in ("beta", "beta_old", "beta_base")},
+            "kl_since_generation": self._kl_since_generation,
+            "kl_ref": self._last_kl_ref,
+            "generations": self._generations,
+            "updates_since_reset": self._rewarmup.updates,
+        }
+
+    def _load_prorl_state(self, state: dict) -> None:
+        self._requests = [Reason(**request) for request in state["requests"]]
+        for callback, theirs in zip(self._reset_callbacks(), state["callbacks"], strict=True):
+            callback.load_state_dict(theirs)
+        self._elastic_requested = state["elastic_requested"]
+        for name, value in state["coefficients"].items():
+            setattr(self, name, value)
+        self._kl_since_generation = state["kl_since_generation"]
+        self._last_kl_ref = state["kl_ref"]
+        self._generations = state["generations"]
+        self._resumed_updates = state["updates_since_reset"]
 
 
 def _is_measured(value) -> bool:

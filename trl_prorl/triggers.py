@@ -1,5 +1,12 @@
-"""When to reset: small objects that watch numbers and answer with a reason or `None`. Pure and serialisable."""
+"""When to reset: small objects that watch numbers and answer with a reason or `None`. Pure and serialisable.
 
+A trigger sees every optimizer step (`observe_step`), every evaluation (`observe_evaluation`) and every reset that was
+applied (`applied`), whoever asked for it. What was not measured is `None`; that and NaN tell it nothing and change nothing.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,18 +36,179 @@ class Reason:
         return asdict(self)
 
 
-@dataclass
-class Periodic:
+class Trigger:
+    """Base of all triggers: sees everything, never fires."""
+
+    def observe_step(self, step: int, kl_ref: float | None = None) -> Reason | None:
+        """`step` optimizer steps are done, from 1; `kl_ref` is the last one's KL to the reference in nats per token."""
+        return None
+
+    def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
+        """An evaluation after `step` optimizer steps, with its metrics by name (`eval_reward`, ...)."""
+        return None
+
+    def applied(self, step: int) -> None:
+        """A reset was applied after `step` optimizer steps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the trigger remembers, as JSON values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remember what another trigger of the same settings remembered."""
+
+
+def measured(value: float | None) -> bool:
+    """Whether a value is a number; ∞ is one, NaN is not."""
+    return value is not None and not math.isnan(value)
+
+
+class Periodic(Trigger):
     """
-    Fires when the number of optimizer steps done is a multiple of `every`.
+    Fires when the number of optimizer steps done is a multiple of `every`. ProRL v2 resets every 200 to 500 steps.
 
-    ProRL v2 resets its reference every 200 to 500 steps.
+    Args:
+        every (`int`):
+            Optimizer steps.
     """
 
-    every: int
+    def __init__(self, every: int):
+        self.every = every
 
-    def observe_step(self, step: int) -> Reason | None:
-        """`step` is the number of optimizer steps done, from 1."""
+    def observe_step(self, step, kl_ref=None):
         if step > 0 and step % self.every == 0:
             return Reason("periodic", value=step, threshold=self.every, step=step)
         return None
+
+
+class KLSpike(Trigger):
+    """
+    Fires when the mean of the last `window` measured values of the KL to the reference exceeds `threshold`.
+
+    A reset empties the window: the KL to the old reference says nothing of the new one.
+
+    Args:
+        threshold (`float`):
+            Nats per token.
+        window (`int`, *optional*, defaults to `1`):
+            Steps; it does not fire before there are as many.
+    """
+
+    def __init__(self, threshold: float, window: int = 1):
+        self.threshold = threshold
+        self.values: deque[float] = deque(maxlen=window)
+
+    def observe_step(self, step, kl_ref=None):
+        if not measured(kl_ref):
+            return None
+        self.values.append(kl_ref)
+        mean = sum(self.values) / len(self.values)
+        if len(self.values) == self.values.maxlen and mean > self.threshold:
+            return Reason("kl_spike", value=mean, threshold=self.threshold, step=step)
+        return None
+
+    def applied(self, step):
+        self.values.clear()
+
+    def state_dict(self):
+        return {"values": list(self.values)}
+
+    def load_state_dict(self, state):
+        self.values = deque(state["values"], maxlen=self.values.maxlen)
+
+
+class Stall(Trigger):
+    """
+    Watches one metric of the evaluations: fires after `patience` evaluations without improving on the best by more than
+    `min_delta`, or when the metric is worse than the best by more than `drop`. ProRL resets when validation stalls.
+
+    The best is kept across resets; the count of evaluations starts again.
+
+    Args:
+        metric (`str`):
+            Name of the metric, a validation metric and never the reported test.
+        patience (`int`, *optional*, defaults to `0`):
+            Evaluations. 0: never fires for a stall.
+        drop (`float`, *optional*):
+            In the metric's own unit. `None`: never fires for a drop.
+        mode (`str`, *optional*, defaults to `"max"`):
+            `"max"` if larger is better, `"min"` if smaller is.
+        min_delta (`float`, *optional*, defaults to `0.0`):
+            What counts as an improvement.
+    """
+
+    def __init__(
+        self, metric: str, patience: int = 0, drop: float | None = None, mode: str = "max", min_delta: float = 0.0
+    ):
+        self.metric, self.patience, self.drop, self.min_delta = metric, patience, drop, min_delta
+        self.sign = {"max": 1.0, "min": -1.0}[mode]
+        self.best: float | None = None
+        self.without_improvement = 0
+
+    def observe_evaluation(self, step, metrics):
+        value = metrics.get(self.metric)
+        if not measured(value):
+            return None
+        if self.best is None or self.sign * (value - self.best) > self.min_delta:
+            self.best = value
+            self.without_improvement = 0
+            return None
+        self.without_improvement += 1
+        if self.drop is not None and self.sign * (self.best - value) > self.drop:
+            return Reason("drop", value=value, threshold=self.best - self.sign * self.drop, step=step)
+        if self.patience and self.without_improvement >= self.patience:
+            return Reason("stall", value=value, threshold=self.best, step=step)
+        return None
+
+    def applied(self, step):
+        self.without_improvement = 0
+
+    def state_dict(self):
+        return {"best": self.best, "without_improvement": self.without_improvement}
+
+    def load_state_dict(self, state):
+        self.best, self.without_improvement = state["best"], state["without_improvement"]
+
+
+class TriggerSet:
+    """
+    Several triggers, which may not fire until `cooldown` optimizer steps have passed since the last applied reset. They
+    observe all the same.
+
+    Args:
+        triggers (`Iterable[Trigger]`):
+            The triggers.
+        cooldown (`int`, *optional*, defaults to `0`):
+            Optimizer steps. Before the first reset there is none.
+    """
+
+    def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):
+        self.triggers = list(triggers)
+        self.cooldown = cooldown
+        self.last: int | None = None
+
+    def observe_step(self, step: int, kl_ref: float | None = None) -> list[Reason]:
+        """Every reason of a step."""
+        return self._allowed(step, [trigger.observe_step(step, kl_ref) for trigger in self.triggers])
+
+    def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> list[Reason]:
+        """Every reason of an evaluation."""
+        return self._allowed(step, [trigger.observe_evaluation(step, metrics) for trigger in self.triggers])
+
+    def _allowed(self, step: int, reasons: list[Reason | None]) -> list[Reason]:
+        if self.last is not None and step - self.last < self.cooldown:
+            return []
+        return [reason for reason in reasons if reason is not None]
+
+    def applied(self, step: int) -> None:
+        self.last = step
+        for trigger in self.triggers:
+            trigger.applied(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self.last, "triggers": [trigger.state_dict() for trigger in self.triggers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.last = state["last"]
+        for trigger, theirs in zip(self.triggers, state["triggers"], strict=True):
+            trigger.load_state_dict(theirs)

@@ -1,0 +1,108 @@
+"""
+What a reset costs, against a plain copy of the same bytes: `python -m eval.reset_cost`.
+
+For LoRA and for full fine-tuning, and for each optimizer mode: the median time of moving the reference, of treating the
+optimizer, and of `copy_` over tensors of the same sizes, alternating in one process. Ratios are what to quote.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from peft import LoraConfig, get_peft_model
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from trl_prorl.optimizer_state import MODES, reset_optimizer
+from trl_prorl.reference import AdapterReference, SnapshotReference, frozen_adapter, move_reference
+
+
+def build(kind: str, args: argparse.Namespace):
+    """A policy with its reference and an AdamW that has made one update."""
+    config = Qwen2Config(
+        vocab_size=args.vocabulary,
+        hidden_size=args.hidden,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.hidden // 64,
+        num_key_value_heads=max(1, args.hidden // 448),
+        intermediate_size=args.intermediate,
+        tie_word_embeddings=True,
+    )
+    model = Qwen2ForCausalLM(config).to(args.device)
+    if kind == "lora":
+        model = get_peft_model(model, LoraConfig(r=args.rank, target_modules="all-linear"))
+        reference = AdapterReference(model, frozen_adapter(model, "ref"))
+    else:
+        reference = SnapshotReference(model, Qwen2ForCausalLM(config).to(args.device))
+    trained = [param for param in model.parameters() if param.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
+    for param in trained:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    optimizer.zero_grad()
+    return reference, optimizer
+
+
+def seconds(work, device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
+    """A row per optimizer mode: bytes, seconds of the reset, seconds of the plain copies, their ratio."""
+    reference, optimizer = build(kind, args)
+    references = [ref.data for ref, _ in reference.pairs()]
+    moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    rows = []
+    for mode in MODES:
+        # The same bytes: the reference, and what the mode writes of the optimizer (asym clears one moment of two).
+        touched = {"keep": [], "asym": moments[::2]}.get(mode, moments)
+        tensors = references + touched
+        sources = [torch.zeros_like(tensor) for tensor in tensors]
+
+        def plain(tensors=tensors, sources=sources):
+            for tensor, source in zip(tensors, sources, strict=True):
+                tensor.copy_(source)
+
+        def reset(mode=mode):
+            move_reference(reference, 1.0)
+            reset_optimizer(optimizer, mode, 0.1)
+
+        pairs = [(seconds(reset, args.device), seconds(plain, args.device)) for _ in range(args.repeats + 1)][1:]
+        ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+        megabytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / 1e6
+        ours, theirs = (statistics.median(values) for values in zip(*pairs, strict=True))
+        rows.append([kind, mode, f"{megabytes:,.1f}", f"{1e3 * ours:.2f}", f"{1e3 * theirs:.2f}", f"{ratio:.2f}"])
+    return rows
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
+    parser.add_argument(
+        "--hidden", type=int, default=896, help="of the model; the defaults are Qwen2.5-0.5B's, fewer layers"
+    )
+    parser.add_argument("--intermediate", type=int, default=4864)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--vocabulary", type=int, default=32000)
+    parser.add_argument("--rank", type=int, default=32, help="of the LoRA adapter")
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args(argv)
+    table = Table(title=f"A reset against copy_ of the same bytes, {args.device}, median of {args.repeats}")
+    for name in ("", "optimizer_reset", "MB written", "reset, ms", "copy_, ms", "ratio"):
+        table.add_column(name, justify="left" if name in ("", "optimizer_reset") else "right")
+    for kind in ("lora", "full"):
+        for row in measure(kind, args):
+            table.add_row(*row)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""One of several real processes, started by `torchrun` from test_distributed.py."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoTokenizer
+
+from trl_prorl import ProRLConfig, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
+
+
+class SeenBy(Trigger):
+    """Fires after step 2 in one process alone."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def observe_step(self, step, kl_ref=None):
+        here = torch.distributed.get_rank()
+        return Reason(f"seen by {here}", 1.0, 0.0, step) if step == 2 and here == self.rank else None
+
+
+def digest(tensors):
+    return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
+
+
+def main(model, out, kind, seen_by):
+    torch.set_num_threads(1)
+    args = ProRLConfig(
+        output_dir=out,
+        beta=0.1,
+        max_steps=4,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        num_iterations=2,
+        max_completion_length=6,
+        learning_rate=5e-3,
+        lr_scheduler_type="constant",
+        optimizer_reset="keep",
+        reuse_old_logps=True,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=7,
+        ddp_find_unused_parameters=False,
+    )
+    prompts = [[{"role": "user", "content": f"say {i}"}] for i in range(16)]
+    trainer = ProRLTrainer(
+        model=model,
+        reward_funcs=lambda completions, **kwargs: [len(set(c[-1]["content"])) / 6 for c in completions],
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=AutoTokenizer.from_pretrained(model),
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if kind == "lora" else None,
+        callbacks=[ReferenceResetCallback([SeenBy(seen_by)])],
+    )
+    seen = []
+    original = trainer._apply_requested_reset
+
+    def watched():
+        before = digest(ref for ref, _ in trainer.reference.pairs())
+        original()
+        references, policies = zip(*trainer.reference.pairs(), strict=True)
+        seen.append(
+            {
+                "step": trainer.state.global_step,
+                "moved": digest(references) != before,
+                "reference": digest(references),
+                "policy": digest(policies),
+            }
+        )
+
+    trainer._apply_requested_reset = watched
+    trainer.train()
+    Path(out, f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], int(sys.argv[4]))

@@ -1,0 +1,54 @@
+"""Elastic Reset: by hand, and in training."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trl_prorl.elastic import ElasticAverage
+
+
+def test_average_and_reset_by_hand(tmp_path):
+    policy = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    elastic = ElasticAverage({"w": policy}, decay=0.9)
+    with torch.no_grad():
+        policy.copy_(torch.tensor([2.0, 4.0]))
+    elastic.update()
+    assert elastic.average["w"].tolist() == pytest.approx([1.1, 2.2])
+    elastic.save(tmp_path)
+    elastic.reset()
+    assert policy.tolist() == pytest.approx([1.1, 2.2])
+    assert elastic.average["w"].tolist() == [1.0, 2.0]
+    again = ElasticAverage({"w": torch.nn.Parameter(torch.zeros(2))}, decay=0.9)
+    again.load(tmp_path)
+    assert again.average["w"].tolist() == pytest.approx([1.1, 2.2]) and again.initial["w"].tolist() == [1.0, 2.0]
+
+
+def test_a_checkpoint_without_it_is_named(tmp_path):
+    with pytest.raises(ValueError, match="elastic.safetensors"):
+        ElasticAverage({}, decay=0.5).load(tmp_path)
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora):
+    trainer = make_trainer(lora=lora, elastic_reset_every=2, elastic_ema=0.5, max_steps=3, num_iterations=2)
+    trained = {n: p for n, p in trainer.accelerator.unwrap_model(trainer.model).named_parameters() if p.requires_grad}
+    snapshots = [{name: param.detach().clone() for name, param in trained.items()}]
+    update, reset, after = trainer.elastic.update, trainer.elastic.reset, {}
+
+    def watched_update():
+        snapshots.append({name: param.detach().clone() for name, param in trained.items()})
+        update()
+
+    def watched_reset():
+        reset()
+        after.update({name: param.detach().clone() for name, param in trained.items()})
+
+    trainer.elastic.update, trainer.elastic.reset = watched_update, watched_reset
+    trainer.train()
+    start, first, second = snapshots[:3]
+    for name in trained:
+        assert torch.allclose(after[name], 0.25 * start[name] + 0.25 * first[name] + 0.5 * second[name], atol=1e-6)
+    (event,) = [json.loads(line) for line in Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()]
+    assert (event["event"], event["step_requested"], event["step_applied"]) == ("elastic_reset", 2, 2)
