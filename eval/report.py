@@ -36,6 +36,9 @@ VARIANT_DESCRIPTIONS = {
     "B": "KL to pi_old, the policy that sampled the batch: no reference model and no reference forward; a different "
     "objective from A's",
     "C": "as A, and the optimizer's state is reset together with the reference",
+    "optimizer-only": "KL to the initial policy, whose reference stays while the optimizer's state is reset",
+    "base-anchored": "KL to the base policy alone, by `beta_base`",
+    "elastic": "Elastic Reset: the policy becomes its moving average, the average the initial policy",
 }
 DESCRIBED_KEYS = (
     "beta",

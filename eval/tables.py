@@ -24,6 +24,8 @@ ANCHORS = {
     "A": "KL to moving reference",
     "B": "KL to pi_old (a different objective)",
     "C": "KL to moving reference",
+    "optimizer-only": "KL to initial policy",
+    "base-anchored": "KL to base policy",
 }
 
 DIFFERENT_OBJECTIVE = (

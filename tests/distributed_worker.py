@@ -80,6 +80,7 @@ def main(model, out, kind, seen_by):
     trainer._apply_requested_reset = watched
     trainer.train()
     Path(out, f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

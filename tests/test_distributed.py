@@ -9,16 +9,20 @@ from pathlib import Path
 import pytest
 
 
-WORKER = Path(__file__).parent / "distributed_worker.py"
+HERE = Path(__file__).parent
 
 
-def two_processes(model, out, kind, seen_by):
+def two_processes(worker, *arguments):
     env = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(WORKER)]
-    done = subprocess.run(
-        [*command, model, str(out), kind, str(seen_by)], capture_output=True, text=True, env=env, check=False
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(HERE / worker), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def train(model, out, kind, seen_by):
+    two_processes("distributed_worker.py", model, out, kind, seen_by)
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)], events, metrics
@@ -26,7 +30,7 @@ def two_processes(model, out, kind, seen_by):
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
 def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(tiny_model, tmp_path, kind):
-    ranks, events, metrics = two_processes(tiny_model, tmp_path, kind, seen_by=0)
+    ranks, events, metrics = train(tiny_model, tmp_path, kind, seen_by=0)
     assert ranks[0] == ranks[1]  # bitwise: the same hashes at the same steps
     assert [(seen["step"], seen["moved"]) for seen in ranks[0]] == [(0, False), (2, True)]
     assert ranks[0][1]["reference"] == ranks[0][1]["policy"] != ranks[0][0]["policy"]
@@ -37,6 +41,11 @@ def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(tiny_m
 
 
 def test_what_another_process_alone_sees_is_not_the_run_s_decision(tiny_model, tmp_path):
-    ranks, events, _ = two_processes(tiny_model, tmp_path, "lora", seen_by=1)
+    ranks, events, _ = train(tiny_model, tmp_path, "lora", seen_by=1)
     assert ranks[0] == ranks[1] and events == []
     assert not any(seen["moved"] for seen in ranks[0])
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_copies_and_optimizer_resets_reach_every_shard_of_fsdp2(tiny_model, kind):
+    assert two_processes("sharded_worker.py", tiny_model, kind).count("every shard was reached") == 2

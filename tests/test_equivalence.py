@@ -60,6 +60,11 @@ def test_a_reset_at_every_boundary_is_b_plus_a_reference_forward(run, largest_di
     of_a, of_b = rows(a), rows(b)
     assert [r["kl_ref"] for r in of_a] == pytest.approx([r["kl_old"] for r in of_b], abs=1e-6)
     assert [r["kl_penalty"] for r in of_a] == pytest.approx([r["kl_penalty"] for r in of_b], abs=1e-6)
+    # TRL's own metric of A, and what we log in its place for B.
+    kl_a, kl_b = (
+        [entry[name] for entry in t.state.log_history if name in entry] for t, name in ((a, "kl"), (b, "kl_old"))
+    )
+    assert kl_a == pytest.approx(kl_b, abs=1e-6) and max(kl_a) > 1e-4
     assert [r["ref_forward_calls"] for r in of_a] == [1, 0] * 4
     assert [r["ref_forward_calls"] for r in of_b] == [0] * 8
 

@@ -184,12 +184,13 @@ def test_soft_raises_the_first_update_by_up_to_one_over_the_root_of_alpha(alpha)
     assert -update_after(param, optimizer, 1.0) == pytest.approx(LR / alpha**0.5, rel=0.01)
 
 
+@pytest.mark.parametrize("make", [bitsandbytes.optim.AdamW8bit, bitsandbytes.optim.PagedAdamW8bit])
 @pytest.mark.parametrize("values", [100, 8192])
 @pytest.mark.parametrize("mode, alpha", [("soft", 0.25), ("asym", 1.0), ("hard", 1.0)])
-def test_bitsandbytes_8bit_scales_its_maxima_and_never_its_codes(values, mode, alpha):
+def test_bitsandbytes_8bit_scales_its_maxima_and_never_its_codes(make, values, mode, alpha):
     generator = torch.Generator().manual_seed(0)
     param = torch.nn.Parameter(torch.randn(values, generator=generator))
-    optimizer = bitsandbytes.optim.AdamW8bit([param], lr=1e-3)
+    optimizer = make([param], lr=1e-3)
     for _ in range(3):
         param.grad = torch.randn(values, generator=generator)
         optimizer.step()
@@ -206,6 +207,23 @@ def test_bitsandbytes_8bit_scales_its_maxima_and_never_its_codes(values, mode, a
         if blockwise:
             assert torch.equal(after[f"state{number}"], before[f"state{number}"])
     assert after["step"] == (0 if mode == "hard" else before["step"])
+
+
+@pytest.mark.parametrize("values", [100, 8192])
+def test_hard_8bit_is_a_new_8bit_optimizer(values):
+    generator = torch.Generator().manual_seed(0)
+    param = torch.nn.Parameter(torch.randn(values, generator=generator))
+    optimizer = bitsandbytes.optim.AdamW8bit([param], lr=1e-2)
+    for _ in range(3):
+        param.grad = torch.randn(values, generator=generator)
+        optimizer.step()
+    reset_optimizer(optimizer, "hard")
+    fresh_param = torch.nn.Parameter(param.detach().clone())
+    fresh = bitsandbytes.optim.AdamW8bit([fresh_param], lr=1e-2)
+    param.grad = torch.randn(values, generator=generator)
+    fresh_param.grad = param.grad.clone()
+    optimizer.step(), fresh.step()
+    assert torch.allclose(param, fresh_param, atol=1e-6)
 
 
 def test_a_state_that_is_not_understood_changes_nothing():

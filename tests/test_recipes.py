@@ -42,7 +42,6 @@ def test_arms_of_a_folder_differ_only_in_the_keys_that_define_the_variant(folder
     recipes = {file.stem: yaml.safe_load(file.read_text()) for file in folder.glob("*.yaml")}
     assert set(EXPECTED) <= set(recipes)
 
-
     def defines_the_variant(key):
         return key in VARIANT_KEYS or key.startswith(VARIANT_PREFIXES)
 

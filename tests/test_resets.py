@@ -109,14 +109,21 @@ def test_a_full_model_made_in_memory_is_its_own_reference(run, tiny_model):
 
 
 @pytest.mark.parametrize("lora", [True, False])
-def test_a_moved_reference_and_a_waiting_request_survive_a_resume(make_trainer, run, largest_difference, lora):
-    keys = {"lora": lora, "beta": 0.3, "ref_reset_every": 2, "max_steps": 8, "num_iterations": 1}
+@pytest.mark.parametrize(
+    "every, applied",
+    [(2, [(2, 2), (4, 4), (6, 6)]), (3, [(3, 3), (6, 6)])],
+    ids=["a request waits", "the reference has moved"],
+)
+def test_a_moved_reference_and_a_waiting_request_survive_a_resume(
+    make_trainer, run, largest_difference, lora, every, applied
+):
+    keys = {"lora": lora, "beta": 0.3, "ref_reset_every": every, "max_steps": 8, "num_iterations": 1}
     keys |= {"optimizer_reset": "hard", "save_strategy": "steps", "save_steps": 4}
     whole = run(**keys)
     again = make_trainer(output_dir=whole.args.output_dir, **keys)
     again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-4")))
     assert largest_difference(whole, again) < 1e-6
-    assert [(e["step_requested"], e["step_applied"]) for e in events(again)] == [(2, 2), (4, 4), (6, 6)]
+    assert [(e["step_requested"], e["step_applied"]) for e in events(again)] == applied
     assert [row["step"] for row in metrics(again)] == list(range(1, 9))
 
 

@@ -169,11 +169,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     check_optimizer_class(type(inner), max(group.get("momentum", 0.0) for group in inner.param_groups))
 
 
-def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0) -> None:
+def plan_reset(
+    optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
+) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """
-    `transform_state` of every parameter of an optimizer, in place: the state's tensors keep their storage.
-
-    Nothing is written unless every state is understood.
+    Every parameter's state with what a reset will do to it. Nothing is written.
 
     Args:
         optimizer (`torch.optim.Optimizer`):
@@ -187,11 +187,20 @@ def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 
         `ValueError`: a state that is not understood.
     """
     if mode == "keep":
-        return
-    states = list(getattr(optimizer, "optimizer", optimizer).state.values())
-    planned = [changes(state, mode, alpha) for state in states]
-    for state, factors_by_key in zip(states, planned, strict=True):
+        return []
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return [(state, changes(state, mode, alpha)) for state in inner.state.values()]
+
+
+def apply_reset(plan: list[tuple[dict[str, Any], dict[str, float]]]) -> None:
+    """Carry out a plan of `plan_reset`, in place: tensors keep their storage."""
+    for state, factors_by_key in plan:
         apply_changes(state, factors_by_key)
+
+
+def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0) -> None:
+    """`plan_reset`, then `apply_reset`: `transform_state` of every parameter, or nothing."""
+    apply_reset(plan_reset(optimizer, mode, alpha))
 
 
 def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:

@@ -150,12 +150,9 @@ def move_reference(reference: AdapterReference | SnapshotReference, mix: float) 
     """
     if mix == 0.0:
         return
-    references, policies = ([tensor.data for tensor in tensors] for tensors in zip(*reference.pairs(), strict=True))
-    if mix == 1.0:
-        torch._foreach_copy_(references, policies)
-        return
-    for ref, policy in zip(references, policies, strict=True):
-        if ref.is_floating_point():
-            ref.lerp_(policy, mix)
+    # Tensor by tensor: torch's foreach copy does not know the DTensors of FSDP2.
+    for ref, policy in reference.pairs():
+        if mix == 1.0 or not ref.is_floating_point():
+            ref.data.copy_(policy.data)
         else:
-            ref.copy_(policy)
+            ref.data.lerp_(policy.data, mix)

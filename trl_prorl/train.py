@@ -153,7 +153,8 @@ def main(default_recipe: str | Path, argv: list[str] | None = None) -> None:
         argv = ["--config", str(default_recipe), *argv]
     try:
         parser = TrlParser((TaskArguments, ProRLConfig, ModelConfig))
-        train(*parser.parse_args_and_config(argv))
+        trainer = train(*parser.parse_args_and_config(argv))
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
+    trainer.accelerator.end_training()  # several processes part in good order

@@ -7,6 +7,7 @@ default TRL's own methods compute everything, and this class only watches.
 import inspect
 import json
 import math
+import os
 import tempfile
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -27,7 +28,7 @@ from .dropout import check_dropout, check_dropout_config
 from .elastic import ElasticAverage
 from .meter import EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
 from .normalizer import token_weights
-from .optimizer_state import check_optimizer, check_optimizer_class, reset_optimizer, reset_scaler
+from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
 from .record import write_config, write_env
 from .reference import AdapterReference, SnapshotReference, frozen_adapter, frozen_copy, move_reference
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
@@ -79,7 +80,8 @@ class ProRLTrainer(GRPOTrainer):
         if not args.is_trl and not args.disable_dropout:
             check_dropout_config(given.get("peft_config"))
         moves = args.beta != 0.0 and self._resets
-        fresh_adapter = given.get("peft_config") is not None
+        # A new LoRA adapter is zero, unless it is initialised from the weights, which it then changes (PiSSA and others).
+        fresh_adapter = getattr(given.get("peft_config"), "init_lora_weights", None) in (True, "gaussian")
         if moves and given.get("peft_config") is not None:
             # Given a `peft_config`, TRL's reference is the base model, which cannot move; given a `PeftModel`, it is an
             # adapter of its own. The seed is set as TRL sets it before it wraps a model.
@@ -145,7 +147,8 @@ class ProRLTrainer(GRPOTrainer):
                 "not supported. Use optimizer_reset: keep without a schedule restart, or DDP "
                 "(accelerate_configs/multi_gpu.yaml)."
             )
-        if args.fsdp and (args.elastic_reset_every or args.beta_base != 0.0):
+        fsdp = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+        if fsdp and (args.elastic_reset_every or args.beta_base != 0.0):
             raise ValueError(
                 "elastic_reset_every and beta_base keep whole copies of the parameters, which FSDP shards. Use DDP "
                 "(accelerate_configs/multi_gpu.yaml)."
@@ -158,7 +161,7 @@ class ProRLTrainer(GRPOTrainer):
             reference = SnapshotReference(
                 self.accelerator.unwrap_model(self.model), self.accelerator.unwrap_model(self.ref_model)
             )
-            if moves or self.args.ref_compute != "cached":
+            if (moves or self.args.ref_compute != "cached") and not self.is_fsdp_enabled:
                 # TRL reloads it from the model's path, which is not the policy if that was changed in memory.
                 move_reference(reference, mix=1.0)
             return reference
@@ -255,16 +258,17 @@ class ProRLTrainer(GRPOTrainer):
         return requests
 
     def _apply_requested_reset(self) -> None:
-        """Everything a reset does, in order: agree, move the reference, treat the optimizer, log one event."""
+        """Everything a reset does, in order, or nothing: agree, move the reference, treat the optimizer, log one event."""
         with self._timed_part("sync") as sync:
             requests = self._waiting_requests()
         if not requests:
             return
+        plan = plan_reset(self.optimizer, self.args.optimizer_reset, self.args.optimizer_reset_alpha)
         with self._timed_part("copy") as copy:
             if self.reference is not None:
                 move_reference(self.reference, self.args.ref_reset_mix)
         with self._timed_part("optimizer") as optimizer:
-            self._treat_optimizer()
+            self._treat_optimizer(plan)
         for callback in self._reset_callbacks():
             callback.triggers.applied(self.state.global_step)
         self._metrics["train"]["prorl/resets"].append(1.0)
@@ -290,10 +294,9 @@ class ProRLTrainer(GRPOTrainer):
             event["kl_before"] = self._last_kl_ref
         self._log_event(event)
 
-    def _treat_optimizer(self) -> None:
-        mode = self.args.optimizer_reset
-        reset_optimizer(self.optimizer, mode, self.args.optimizer_reset_alpha)
-        if mode == "hard" and self.accelerator.scaler is not None:
+    def _treat_optimizer(self, plan) -> None:
+        apply_reset(plan)
+        if self.args.optimizer_reset == "hard" and self.accelerator.scaler is not None:
             reset_scaler(self.accelerator.scaler, self._initial_scale)
         if self.args.restarts_schedule:
             restart_schedule(self.lr_scheduler, self._schedule_start)
