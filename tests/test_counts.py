@@ -44,8 +44,11 @@ class Witness:
         ({"beta_old": 0.1, "reuse_old_logps": True}, 0, 0),
         ({}, 0, 1),
         ({"num_iterations": 1}, 0, 0),
+        # TRL's own defaults, on a CPU too.
+        ({"beta": 0.1, "ref_reset_every": 2, "bf16": True, "gradient_checkpointing": True}, 1, 1),
+        ({"beta_old": 0.1, "reuse_old_logps": True, "bf16": True, "gradient_checkpointing": True}, 0, 0),
     ],
-    ids=["control", "A", "A+reuse", "A0", "B", "B+reuse", "plain", "plain on-policy"],
+    ids=["control", "A", "A+reuse", "A0", "B", "B+reuse", "plain", "plain on-policy", "A, bf16", "B, bf16"],
 )
 def test_counts_agree_with_a_hook_on_the_model(make_trainer, lora, keys, ref, old):
     """`ref` and `old` are scorings of the whole generation batch, of which there are two in this run."""
