@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trl import ModelConfig, TrlParser
+from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
+from trl_prorl.recipe import RecipeParser
 from trl_prorl.train import TaskArguments
 
 
@@ -25,7 +26,7 @@ def name(path):
 def parse(file, *extra):
     # A GPU recipe is parsed on any machine.
     overrides = ["--bf16", "false", "--use_cpu", "true", *extra]
-    return TrlParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(
+    return RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(
         ["--config", str(file), *overrides]
     )
 

@@ -56,19 +56,35 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(tiny_mo
     assert (first / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.parametrize(
-    "arguments, parts",
-    [
-        (["--kl_estimator", "k1", "--use_bias_correction_kl", "false"], ["kl_estimator='k1'"]),
-        (["--task", "reverse_digit"], ["reverse_digit", "reverse_digits"]),
-        (["--optimizer_reset", "hard", "--ref_reset_every", "0"], ["optimizer_reset='hard'"]),
-        (["--task", "gsm8k"], ["level=3", "gsm8k", "path"]),
-        (["--config", str(GSM8K), "--bf16", "false", "--use_cpu", "true", "--dataset_name", "/nowhere"], ["/nowhere"]),
-        (["--optimizer_reset", "hard", "--optim", "sgd"], ["optimizer_reset", "SGD", "keep"]),
-        (["--resume_from_checkpoint", "True"], ["resume_from_checkpoint=True", "holds no checkpoint"]),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_two(tmp_path, tiny_model, arguments, parts):
+BAD = {
+    "contradiction": (["--kl_estimator", "k1", "--use_bias_correction_kl", "false"], ["kl_estimator='k1'"]),
+    "task": (["--task", "reverse_digit"], ["reverse_digit", "reverse_digits"]),
+    "never applied": (["--optimizer_reset", "hard", "--ref_reset_every", "0"], ["optimizer_reset='hard'"]),
+    "task option": (["--task", "gsm8k"], ["level=3", "gsm8k", "path"]),
+    "dataset": (
+        ["--config", str(GSM8K), "--bf16", "false", "--use_cpu", "true", "--dataset_name", "/nowhere"],
+        ["/nowhere"],
+    ),
+    "optimizer": (["--optimizer_reset", "hard", "--optim", "sgd"], ["optimizer_reset", "SGD", "keep"]),
+    "no checkpoint": (["--resume_from_checkpoint", "True"], ["resume_from_checkpoint=True", "holds no checkpoint"]),
+    "misspelt option": (["--ref_reset_evry", "5"], ["--ref_reset_evry", "--ref_reset_every"]),
+    "wrong type": (["--max_steps", "many"], ["max_steps", "many"]),
+    "no recipe": (["--config", "nowhere.yaml"], ["nowhere.yaml"]),
+    "misspelt key": (["--config", "misspelt.yaml"], ["misspelt.yaml", "'beta_odl'", "'beta_old'"]),
+    "wrong type in a recipe": (["--config", "typed.yaml"], ["num_generations=2.5", "a whole number"]),
+    "model folder": (["--model_name_or_path", "./no/such/folder"], ["model_name_or_path='./no/such/folder'"]),
+    "few rows": (["--train_rows", "1"], ["1 prompts", "train_rows"]),
+    "context": (["--max_completion_length", "4000"], ["max_completion_length=4000", "context of 2048"]),
+    "task options": (["--task_options", "{reward"], ["task_options='{reward'", "JSON"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_two(tmp_path, tiny_model, case):
+    arguments, parts = BAD[case]
+    (tmp_path / "misspelt.yaml").write_text("beta_odl: 0.1\n")
+    (tmp_path / "typed.yaml").write_text("num_generations: 2.5\n")
+    arguments = [str(tmp_path / a) if a.endswith(("misspelt.yaml", "typed.yaml")) else a for a in arguments]
     out = tmp_path / "run"
     done = script("--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, *arguments)
     assert done.returncode == 2, done.stderr

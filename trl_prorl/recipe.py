@@ -1,0 +1,111 @@
+"""Reading a recipe: what is wrong with it is said in one line, with the key, the value and the cure, before anything runs."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from trl import TrlParser
+
+
+class RecipeParser(TrlParser):
+    """[`~trl.TrlParser`] whose every complaint is a `ValueError` of one line, misspelt keys and wrong types included."""
+
+    def error(self, message):
+        raise ValueError(message)
+
+    def parse_args_and_config(self, args, **kwargs):
+        args = list(args)
+        flags = {"--config"} | {flag for action in self._actions for flag in action.option_strings}
+        for argument in args:
+            if argument.startswith("--") and argument.split("=")[0] not in flags:
+                raise ValueError(f"unknown option {argument!r}{nearest(argument.split('=')[0], flags)}.")
+        if "--config" in args:
+            position = args.index("--config") + 1
+            if position == len(args):
+                raise ValueError("--config needs the path of a recipe after it.")
+            check_recipe(args[position], self.dataclass_types)
+        return super().parse_args_and_config(args, **kwargs)
+
+
+def check_recipe(path: str | Path, dataclass_types: Iterable[type]) -> None:
+    """
+    Check a YAML recipe's keys and the types of its values.
+
+    Args:
+        path (`str` or `Path`):
+            The recipe.
+        dataclass_types (iterable of dataclasses):
+            Whose fields are the keys.
+
+    Raises:
+        `ValueError`: naming the recipe, the key, the value and what is right.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"--config {path}: there is no such file.")
+    try:
+        recipe = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path} is not YAML: {error}") from error
+    if not isinstance(recipe, dict):
+        raise ValueError(f"--config {path} holds {type(recipe).__name__}; a recipe is a mapping of keys to values.")
+    hints = {}
+    for dataclass_type in dataclass_types:
+        types_by_name = typing.get_type_hints(dataclass_type)
+        hints |= {field.name: types_by_name[field.name] for field in dataclasses.fields(dataclass_type) if field.init}
+    for key, value in recipe.items():
+        if key == "env":
+            continue
+        if key not in hints:
+            raise ValueError(f"{path}: unknown key {key!r}{nearest(str(key), hints)}.")
+        if not fits(value, hints[key]):
+            raise ValueError(f"{path}: {key}={value!r} is {kind(value)}, and {key} takes {spelt(hints[key])}.")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"`, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """
+    Whether a YAML value fits a field's type. Text fits anything: the parser converts it or complains, and one word may
+    stand for a list (`lora_target_modules: all-linear`).
+    """
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, option) for option in typing.get_args(hint))
+    if hint is type(None):
+        return value is None
+    if isinstance(value, str):
+        return True
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (bool, str, list, dict) or origin in (list, dict):
+        return isinstance(value, origin or hint)
+    return True  # enumerations and the like: checked where they are used
+
+
+def kind(value: Any) -> str:
+    if value is None:
+        return "empty"
+    names = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a mapping"}
+    return names.get(type(value), type(value).__name__)
+
+
+def spelt(hint: Any) -> str:
+    """A type as a reader of recipes would put it."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+    words = []
+    for option in options:
+        origin = typing.get_origin(option) or option
+        words.append(names.get(origin) or {list: "a list", dict: "a mapping"}.get(origin, "text"))
+    return " or ".join(dict.fromkeys(words))
