@@ -183,14 +183,13 @@ def load_task(config: dict):
     Raises:
         InputError: If there is no such task, or it does not take the level or the options.
     """
-    options = dict(config.get("task_options") or {})
-    if config.get("task_level") is not None:
-        options["level"] = config["task_level"]
+    keys = {"level": "task_level", "options": "task_options", "path": "dataset_name"}
+    given = {name: config.get(key) for name, key in keys.items()}
     try:
-        return tasks.get_task(config["task"], **options)
+        return tasks.task_of_recipe(config["task"], **given)
     except (KeyError, TypeError, ValueError) as error:
         message = " ".join(str(error).split())
-        raise InputError(f"task '{config['task']}' with options {options}: {message}; correct config.yaml") from error
+        raise InputError(f"task '{config['task']}' with {given}: {message}; correct config.yaml") from error
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -282,7 +281,7 @@ def evaluate_run(run_dir: Path, config: dict, args, base_cache: dict) -> dict:
         )
 
     # The command line is the same for all runs, so the prompts and these settings decide what base scores.
-    model_and_task = ("model_name_or_path", "model_revision", "task", "task_level", "task_options")
+    model_and_task = ("model_name_or_path", "model_revision", "task", "task_level", "task_options", "dataset_name")
     shared = {key: config.get(key) for key in model_and_task}
     key = json.dumps([shared, settings, tokenizer.chat_template, rows["prompt"][:]], sort_keys=True)
     if key not in base_cache:

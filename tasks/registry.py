@@ -68,6 +68,23 @@ def get_task(name: str, **options) -> Task:
     return cls(**options)
 
 
+def task_of_recipe(name: str, level: int | None = None, options: dict | None = None, path: str | None = None) -> Task:
+    """
+    The task that a recipe's keys name, for training and for evaluation alike.
+
+    Args:
+        name (`str`): the key `task`.
+        level (`int`, *optional*): the key `task_level`; `None` is the task's own default.
+        options (`dict`, *optional*): the key `task_options`.
+        path (`str`, *optional*): the key `dataset_name`: a Hub name or a local folder, of a task that reads one.
+
+    Raises:
+        `ValueError`: as [`get_task`].
+    """
+    given = {"level": level, "path": path}
+    return get_task(name, **(options or {}), **{key: value for key, value in given.items() if value is not None})
+
+
 def _suggest(value: object, known: list[str]) -> str:
     matches = get_close_matches(str(value), known, n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""

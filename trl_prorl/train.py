@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer, trainer_utils
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
-from tasks import get_task
+from tasks import task_of_recipe
 
 from .config import ProRLConfig
 from .embedded import EMBEDDED, embedded_model
@@ -56,12 +56,7 @@ class TaskArguments(ScriptArguments):
 
     def make_task(self):
         """The task; `dataset_name` is its `path`."""
-        options = dict(self.task_options or {})
-        if self.task_level is not None:
-            options["level"] = self.task_level
-        if self.dataset_name is not None:
-            options["path"] = self.dataset_name
-        return get_task(self.task, **options)
+        return task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
 
 
 def task_reward(task) -> Callable[..., list[float]]:

@@ -82,15 +82,19 @@ class ProRLTrainer(GRPOTrainer):
         moves = args.beta != 0.0 and self._resets
         # A new LoRA adapter is zero, unless it is initialised from the weights, which it then changes (PiSSA and others).
         fresh_adapter = getattr(given.get("peft_config"), "init_lora_weights", None) in (True, "gaussian")
+        init_kwargs = args.model_init_kwargs
         if moves and given.get("peft_config") is not None:
             # Given a `peft_config`, TRL's reference is the base model, which cannot move; given a `PeftModel`, it is an
             # adapter of its own. The seed is set as TRL sets it before it wraps a model.
             set_seed(args.seed)
-            model = _loaded(model, args, given.pop("quantization_config", None))
-            given["model"] = get_peft_model(model, given.pop("peft_config"))
+            given["model"] = get_peft_model(
+                _loaded(model, args, given.pop("quantization_config", None)), given.pop("peft_config")
+            )
+            args.model_init_kwargs = None  # used; TRL would warn that it ignores them
         full = given.get("peft_config") is None and isinstance(given["model"], PreTrainedModel)
         with _reloadable(given["model"]) if full and args.beta != 0.0 else nullcontext():
             super().__init__(**given)
+        args.model_init_kwargs = init_kwargs
         if not args.is_trl:
             check_dropout(self.model)
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`

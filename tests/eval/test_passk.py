@@ -9,7 +9,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
-import tasks
 from eval import passk
 
 
@@ -46,7 +45,7 @@ def one_thread():
 @pytest.fixture
 def task(monkeypatch):
     task = ParityTask()
-    monkeypatch.setattr(tasks, "get_task", lambda name, **options: task)
+    monkeypatch.setattr("tasks.registry.get_task", lambda name, **options: task)
     return task
 
 
@@ -241,13 +240,13 @@ def test_level_options_and_task_seed_reach_the_task(run_dir, monkeypatch):
         asked.append((name, options))
         return Recorder()
 
-    monkeypatch.setattr(tasks, "get_task", get_task)
+    monkeypatch.setattr("tasks.registry.get_task", get_task)
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    config |= {"task_level": 4, "task_options": {"base": 2}, "task_seed": 7}
+    config |= {"task_level": 4, "task_options": {"base": 2}, "task_seed": 7, "dataset_name": "some/where"}
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
     arguments = ["--run", str(run_dir), "--prompts", "2", "--n", "1", "--split", "validation"]
     assert passk.main(arguments) == 0
-    assert ("parity", {"level": 4, "base": 2}) in asked
+    assert ("parity", {"level": 4, "base": 2, "path": "some/where"}) in asked
     assert ("validation", 2, 7) in asked
     assert json.loads((run_dir / "passk.json").read_text())["level"] == 4
 
@@ -299,7 +298,7 @@ def test_an_unknown_task_is_one_line(run_dir, monkeypatch, capsys):
     def get_task(name, **options):
         raise ValueError(f"name={name!r} is not a task")
 
-    monkeypatch.setattr(tasks, "get_task", get_task)
+    monkeypatch.setattr("tasks.registry.get_task", get_task)
     assert passk.main(["--run", str(run_dir)]) == 2
     assert "'parity' is not a task" in capsys.readouterr().err
 
