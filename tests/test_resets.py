@@ -190,6 +190,11 @@ def test_a_metric_that_no_evaluation_has_is_named(make_trainer, validation):
         trainer.train()
 
 
+def test_evaluating_something_else_by_hand_is_no_error(make_trainer, validation):
+    trainer = make_trainer(beta=0.1, ref_reset_stall=1, trainer_kwargs=validation, **EVALUATED)
+    assert "test_loss" in trainer.evaluate(metric_key_prefix="test")
+
+
 def test_how_often_one_evaluates_does_not_change_the_training(run, validation, largest_difference):
     shared = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 4, "trainer_kwargs": validation}
     never = run(**shared)

@@ -27,7 +27,9 @@ def test_grpo_trainer_still_has(name):
     assert hasattr(GRPOTrainer, name), f"TRL no longer has GRPOTrainer.{name}, {PRIVATE_METHODS[name]}"
 
 
-@pytest.mark.parametrize("name", ["_maybe_log_save_evaluate", "_inner_training_loop", "_load_from_checkpoint"])
+@pytest.mark.parametrize(
+    "name", ["_maybe_log_save_evaluate", "_evaluate", "_inner_training_loop", "_load_from_checkpoint"]
+)
 def test_trainer_still_has(name):
     assert hasattr(Trainer, name), f"transformers no longer has Trainer.{name}"
 

@@ -38,18 +38,16 @@ class ReferenceResetCallback(TrainerCallback):
         self.requests += self.triggers.observe_step(state.global_step, self.kl_ref())
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        metrics = metrics or {}
-        for trigger in self.triggers.triggers:
-            name = getattr(trigger, "metric", None)
-            if name is not None and name not in metrics:
-                known = ", ".join(sorted(metrics))
-                raise ValueError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
-        self.requests += self.triggers.observe_evaluation(state.global_step, metrics)
+        self.requests += self.triggers.observe_evaluation(state.global_step, metrics or {})
 
     def take_requests(self) -> list[Reason]:
         """The requests made since the last call, which are then the caller's."""
         taken, self.requests = self.requests, []
         return taken
+
+    def metrics(self) -> list[str]:
+        """Names of the evaluation metrics that its triggers watch."""
+        return [trigger.metric for trigger in self.triggers.triggers if hasattr(trigger, "metric")]
 
     def state_dict(self) -> dict[str, Any]:
         """Requests that wait, and what the triggers remember, as JSON values."""

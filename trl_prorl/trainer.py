@@ -593,6 +593,14 @@ class ProRLTrainer(GRPOTrainer):
         with torch.random.fork_rng():
             return super().evaluate(*args, **kwargs)
 
+    def _evaluate(self, *args, **kwargs):
+        metrics = super()._evaluate(*args, **kwargs)
+        for name in (name for callback in self._reset_callbacks() for name in callback.metrics()):
+            if name not in metrics:
+                known = ", ".join(sorted(metrics))
+                raise ValueError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
+        return metrics
+
     def _inner_training_loop(self, *args, resume_from_checkpoint=None, **kwargs):
         keep_row = keep_event = None
         if resume_from_checkpoint is not None:
