@@ -88,6 +88,31 @@ def test_optimizer_alone_is_reset_where_there_is_no_reference(run, largest_diffe
     assert largest_difference(hard, none) > 1e-5
 
 
+def test_an_optimizer_of_one_s_own_is_reset_too(run, trained_adapter):
+    model = trained_adapter()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3, momentum=0.9)
+    cleared = []
+
+    class Witness(Trigger):
+        def observe_step(self, step, kl_ref=None):
+            cleared.append(all(state["momentum_buffer"] is None for state in optimizer.state.values()))
+
+        def applied(self, step):
+            cleared.append(all(state["momentum_buffer"] is None for state in optimizer.state.values()))
+
+    run(
+        model=model,
+        lora=False,
+        beta=0.1,
+        ref_reset_every=2,
+        optimizer_reset="asym",
+        max_steps=3,
+        num_iterations=1,
+        trainer_kwargs={"optimizers": (optimizer, None), "callbacks": [ReferenceResetCallback([Witness()])]},
+    )
+    assert cleared == [False, False, True, False]
+
+
 def test_hard_starts_the_schedule_again_and_keep_does_not(run):
     shared = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 6, "lr_scheduler_type": "linear", "num_iterations": 1}
     rates = [row["lr"] for row in metrics(run(optimizer_reset="hard", **shared))]

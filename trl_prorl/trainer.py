@@ -115,7 +115,7 @@ class ProRLTrainer(GRPOTrainer):
         self._generations = 0
         self._learning_rate: float | None = None
         self._schedule_start: dict | None = None
-        self._rewarmup: Rewarmup | None = None
+        self._rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
         self._resumed_updates: int | None = None
         self._update_norm: UpdateNorm | None = None
         self._initial_scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else None
@@ -304,7 +304,8 @@ class ProRLTrainer(GRPOTrainer):
             reset_scaler(self.accelerator.scaler, self._initial_scale)
         if self.args.restarts_schedule:
             restart_schedule(self.lr_scheduler, self._schedule_start)
-        self._rewarmup.begin()
+        if self._rewarmup is not None:
+            self._rewarmup.begin()
 
     def _apply_elastic_reset(self) -> None:
         """policy ← its average, average ← initial policy, as one logged event."""
@@ -542,7 +543,8 @@ class ProRLTrainer(GRPOTrainer):
             self.meter.begin_step()
         loss = super().training_step(model, inputs, num_items_in_batch)
         # After a reset, before the update.
-        self._learning_rate = self.optimizer.param_groups[0]["lr"] * self._rewarmup.factor
+        factor = self._rewarmup.factor if self._rewarmup is not None else 1.0
+        self._learning_rate = self.optimizer.param_groups[0]["lr"] * factor
         return loss
 
     def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args, **kwargs):
@@ -648,7 +650,7 @@ class ProRLTrainer(GRPOTrainer):
             "kl_since_generation": self._kl_since_generation,
             "kl_ref": self._last_kl_ref,
             "generations": self._generations,
-            "updates_since_reset": self._rewarmup.updates,
+            "updates_since_reset": self._rewarmup.updates if self._rewarmup is not None else None,
         }
 
     def _load_prorl_state(self, state: dict) -> None:
