@@ -27,7 +27,7 @@ def update_after(param, optimizer, gradient):
     before = param.detach().clone()
     param.grad = torch.full_like(param, gradient)
     optimizer.step()
-    return (param.detach() - before)[0].item()
+    return (param.detach() - before).flatten()[0].item()
 
 
 def by_hand(m, v, t, gradient):
@@ -82,6 +82,55 @@ def test_amsgrad_maximum_follows_the_second_moment():
     assert torch.allclose(optimizer.state[param]["max_exp_avg_sq"], 0.5 * maximum)
     reset_optimizer(optimizer, "hard")
     assert optimizer.state[param]["max_exp_avg_sq"].eq(0).all()
+
+
+ALL_MODES = [("keep", 1.0), ("hard", 1.0), ("soft", 0.25), ("asym", 1.0)]
+
+
+def after(mode, alpha, m, v, t):
+    """(m, v, t) after a reset, by the table."""
+    return {"keep": (m, v, t), "hard": (0.0, 0.0, 0), "soft": (alpha * m, alpha * v, t), "asym": (0.0, v, t)}[mode]
+
+
+@pytest.mark.parametrize("mode, alpha", ALL_MODES)
+def test_first_update_of_amsgrad_by_hand(mode, alpha):
+    param, optimizer = adam(amsgrad=True)
+    reset_optimizer(optimizer, mode, alpha)
+    m, v, t = after(mode, alpha, M, V, 2)
+    largest = v  # the second moment has only grown
+    gradient = 0.1
+    m, v, t = B1 * m + (1 - B1) * gradient, B2 * v + (1 - B2) * gradient**2, t + 1
+    expected = -LR * (m / (1 - B1**t)) / ((max(largest, v) / (1 - B2**t)) ** 0.5 + EPS)
+    assert update_after(param, optimizer, gradient) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("values", [100, 8192])
+@pytest.mark.parametrize("mode, alpha", ALL_MODES)
+def test_first_update_of_bitsandbytes_by_hand(mode, alpha, values):
+    # One gradient for all values: every block holds its own maximum, which the 8-bit codes represent exactly.
+    param = torch.nn.Parameter(torch.zeros(values))
+    optimizer = bitsandbytes.optim.AdamW8bit([param], lr=LR, betas=(B1, B2), eps=EPS, weight_decay=0.0)
+    for gradient in (1.0, 3.0):
+        update_after(param, optimizer, gradient)
+    reset_optimizer(optimizer, mode, alpha)
+    expected = by_hand(*after(mode, alpha, M, V, 2), 2.0)
+    assert update_after(param, optimizer, 2.0) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("mode, alpha", ALL_MODES)
+def test_first_update_of_adafactor_by_hand(mode, alpha):
+    # Equal gradients g: the factored second moment is g² exactly, and the update 1 as long as it is kept. The step t is
+    # the third: ω = t^-0.8 of the new square enters; clipping of updates (d) is out of the way.
+    param = torch.nn.Parameter(torch.ones(3, 4))
+    optimizer = torch.optim.Adafactor([param], lr=LR, d=1e9)
+    for _ in range(2):
+        update_after(param, optimizer, 2.0)
+    reset_optimizer(optimizer, mode, alpha)
+    _, v, t = after(mode, alpha, 0.0, 2.0**2, 2)
+    share = (t + 1) ** -0.8
+    second = (1 - share) * v + share * 2.0**2
+    rate = min(LR, 1 / (t + 1) ** 0.5) * param.detach().square().mean().sqrt().item()
+    assert -update_after(param, optimizer, 2.0) == pytest.approx(rate * 2.0 / second**0.5, rel=1e-4)
 
 
 def test_state_tensors_keep_their_storage():
