@@ -111,6 +111,10 @@ def test_kl_ref_is_zero_after_a_reset_until_the_next_update(run, lora):
         assert kl[step] == pytest.approx(0.0, abs=1e-6)
     for step in (2, 3, 4, 6, 7, 8, 10):
         assert kl[step] > 1e-5
+    # The diagnostic compares the reference with the policy that sampled, whatever has been updated since.
+    k2 = {row["step"]: row["k2_ref_over_old"] for row in rows(trainer)}
+    assert max(k2[step] for step in (1, 2, 5, 6, 9, 10)) == pytest.approx(0.0, abs=1e-6)
+    assert min(k2[step] for step in (3, 4, 7, 8)) > 1e-5
 
 
 @pytest.mark.parametrize("lora", [True, False])
