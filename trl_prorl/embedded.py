@@ -51,7 +51,7 @@ class EmbeddedSettings:
         rows, steps, batch_size (`int`), learning_rate, adam_beta2 (`float`), seed (`int`):
             The supervised run.
         hidden_size, layers, heads, intermediate_size (`int`), initializer_range (`float`):
-            The network. Weights start at the scale of its width; at the 0.02 of large models it learns far more slowly.
+            The network. Its weights start larger than a wide network's 0.02.
     """
 
     task: str = "reverse_digits"
