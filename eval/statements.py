@@ -93,7 +93,8 @@ def control_statements(runs: list[Run]) -> list[str]:
         difference = paired_bootstrap_difference(per_prompt(control, "trained"), per_prompt(a, "trained"))
         if difference.low <= 0 <= difference.high:
             half_width = (difference.high - difference.low) / 2
-            body = f"no difference found; differences smaller than {half_width:.3f} could not have been seen."
+            seen = f"differences smaller than {half_width:.3f} could not have been seen"
+            body = f"no difference found; {seen if half_width else 'every prompt was solved equally often'}."
         else:
             body = f"the {'control' if difference.value > 0 else 'A'} run is higher."
         lines.append(f"{heading}{_signed(difference)}: {body}")

@@ -52,6 +52,11 @@ def test_share_of_nothing(arm):
     assert DIFFERENT_OBJECTIVE in line
 
 
+def test_runs_that_answer_alike_claim_no_resolution(arm):
+    (line,) = statements.control_statements([arm("control", [4, 5] * 20), arm("A", [4, 5] * 20)])
+    assert line.endswith("no difference found; every prompt was solved equally often.")
+
+
 def test_no_difference_says_what_could_have_been_seen(arm):
     (line,) = statements.control_statements([arm("control", [4, 5] * 20), arm("A", [5, 4] * 20)])
     # Differences of +-1/8 at 40 prompts: half-width 1.96 * 0.125 / sqrt(40) = 0.039.
