@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 from transformers.optimization import Adafactor
 
-from trl_prorl.optimizer_state import check_optimizer, reset_optimizer, reset_scaler, transform_state
+from trl_prorl.optimizer_state import changes, check_optimizer, reset_optimizer, reset_scaler
 
 
 LR, B1, B2, EPS = 0.1, 0.9, 0.99, 1e-8
@@ -301,7 +301,7 @@ def test_optimizers_that_are_not_understood_are_refused():
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, float("nan")])
 def test_alpha_outside_its_range_is_refused(alpha):
     with pytest.raises(ValueError, match="optimizer_reset_alpha"):
-        transform_state({}, "soft", alpha)
+        changes({}, "soft", alpha)
 
 
 def test_scaler_goes_back_to_its_initial_scale():

@@ -207,6 +207,45 @@ def test_a_stalled_validation_resets(run, validation):
     ]
 
 
+def test_every_key_of_a_trigger_reaches_it(make_trainer, validation):
+    trainer = make_trainer(
+        beta=0.1,
+        ref_reset_every=50,
+        ref_reset_kl=0.5,
+        ref_reset_kl_window=7,
+        ref_reset_stall=3,
+        ref_reset_drop=0.2,
+        ref_reset_metric="eval_loss",
+        ref_reset_metric_mode="min",
+        ref_reset_min_delta=0.01,
+        ref_reset_cooldown=9,
+        trainer_kwargs=validation,
+        **EVALUATED,
+    )
+    (callback,) = trainer._reset_callbacks()
+    periodic, spike, stall = callback.triggers.triggers
+    assert callback.triggers.cooldown == 9 and periodic.every == 50
+    assert (spike.threshold, spike.values.maxlen) == (0.5, 7)
+    assert (stall.metric, stall.patience, stall.drop, stall.min_delta, stall.sign) == ("eval_loss", 3, 0.2, 0.01, -1.0)
+
+
+def test_a_drop_of_the_validation_resets(run, validation):
+    # Eight completions of training, eight of evaluation, and so on: the first evaluation is the best.
+    falling = iter([1.0] * 8 + [0.9] * 8 + [0.2] * 80)
+    trainer = run(
+        beta=0.1,
+        ref_reset_drop=0.3,
+        max_steps=6,
+        num_iterations=1,
+        reward=lambda completions, **kwargs: [next(falling) for _ in completions],
+        trainer_kwargs=validation,
+        **EVALUATED,
+    )
+    fired = events(trainer)
+    assert fired and {e["reason"] for e in fired} == {"drop"}
+    assert all(e["value"] == pytest.approx(0.2) and e["threshold"] == pytest.approx(0.6) for e in fired)
+
+
 def test_a_metric_that_no_evaluation_has_is_named(make_trainer, validation):
     trainer = make_trainer(
         beta=0.1, ref_reset_stall=1, ref_reset_metric="eval_rewrad", trainer_kwargs=validation, **EVALUATED
@@ -258,3 +297,24 @@ def test_soft_raises_the_first_update_after_it(run):
     keep = [row["update_norm"] for row in metrics(run(**shared))]
     soft = [row["update_norm"] for row in metrics(run(optimizer_reset="soft", optimizer_reset_alpha=0.1, **shared))]
     assert soft[:20] == pytest.approx(keep[:20]) and soft[20] != pytest.approx(keep[20], rel=0.01)
+
+
+def test_run_dir_takes_the_record_and_output_dir_the_model(make_trainer, tmp_path):
+    trainer = make_trainer(beta=0.1, ref_reset_every=2, max_steps=3, run_dir=str(tmp_path / "record"))
+    trainer.train()
+    written = {path.name for path in (tmp_path / "record").iterdir()}
+    assert written == {"config.yaml", "env.json", "metrics.jsonl", "events.jsonl"}
+    assert not Path(trainer.args.output_dir, "metrics.jsonl").exists()
+
+
+def test_elastic_average_and_adapted_coefficient_survive_a_resume(make_trainer, run, largest_difference):
+    keys = {"beta": 0.3, "kl_target": 1e-3, "kl_horizon": 5, "elastic_reset_every": 3, "elastic_ema": 0.5}
+    keys |= {"max_steps": 8, "num_iterations": 1, "save_strategy": "steps", "save_steps": 4}
+    whole = run(**keys)
+    again = make_trainer(output_dir=whole.args.output_dir, **keys)
+    before = metrics(whole)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-4")))
+    assert largest_difference(whole, again) < 1e-6
+    assert [row["beta"] for row in metrics(again)] == pytest.approx([row["beta"] for row in before])
+    assert len({row["beta"] for row in before}) > 4
+    assert [(e["event"], e["step_applied"]) for e in events(again)] == [("elastic_reset", 3), ("elastic_reset", 6)]

@@ -350,7 +350,8 @@ class ProRLConfig(GRPOConfig):
                 if getattr(self, name) != off:
                     raise ValueError(
                         f"{name}={getattr(self, name)!r} is never applied: nothing requests a reset. Set ref_reset_every "
-                        f"(or ref_reset_kl, ref_reset_stall, ref_reset_drop), or leave {name} out."
+                        f"(or ref_reset_kl, ref_reset_stall, ref_reset_drop), or leave {name} out. With triggers of your "
+                        "own alone, set ref_reset_every to more than max_steps."
                     )
             return
         trigger = self._first_trigger

@@ -96,19 +96,6 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
 
 
 @torch.no_grad()
-def transform_state(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, Any]:
-    """
-    One parameter's optimizer state after a reset; the input is not modified. Arguments and errors as in `changes`.
-
-    Returns:
-        `dict[str, Any]`: the same keys, tensors of the same shapes and dtypes.
-    """
-    copy = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
-    apply_changes(copy, changes(state, mode, alpha))
-    return copy
-
-
-@torch.no_grad()
 def apply_changes(state: dict[str, Any], factors_by_key: Mapping[str, float]) -> None:
     """Scale entries of a state in place: tensors keep their storage."""
     for key, factor in factors_by_key.items():
@@ -199,7 +186,7 @@ def apply_reset(plan: list[tuple[dict[str, Any], dict[str, float]]]) -> None:
 
 
 def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0) -> None:
-    """`plan_reset`, then `apply_reset`: `transform_state` of every parameter, or nothing."""
+    """`plan_reset`, then `apply_reset`: every parameter's state, or nothing."""
     apply_reset(plan_reset(optimizer, mode, alpha))
 
 
