@@ -12,7 +12,9 @@ from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Tr
 
 
 def events(trainer):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()]
+    """All but the record of resumes."""
+    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["event"] != "resume"]
 
 
 def metrics(trainer):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
+from .finite import MODES as NONFINITE
 from .kl import ESTIMATORS, gradient_bias
 from .optimizer_state import MODES
 
@@ -100,6 +101,18 @@ class ProRLConfig(GRPOConfig):
             `steps_per_generation`) and no vLLM correction needs them earlier. Elsewhere the forward stays, and
             `env.json` says so.
 
+        > Parameters that keep a run safe
+
+        nonfinite (`str`, *optional*, defaults to `"stop"`):
+            What NaN or infinity in a reward, the loss, a KL or a gradient does: `"stop"` ends the run before the next
+            checkpoint; `"skip"` leaves out that optimizer step (weights and optimizer state stay, the step still counts
+            and the learning-rate schedule goes on) and counts it as `nonfinite_skips`. Weights that are not finite always
+            stop the run.
+        reward_timeout (`float`, *optional*, defaults to `600.0`):
+            Seconds that a reward function may take for one batch. `None`: no limit.
+        allow_config_change (`bool`, *optional*, defaults to `False`):
+            Whether a resume may have other arguments that change the run. The change is logged as an event.
+
         > Parameters that control the record
 
         run_dir (`str`, *optional*):
@@ -182,6 +195,16 @@ class ProRLConfig(GRPOConfig):
     )
     log_update_norm: bool = field(
         default=False, metadata={"help": "Record the norm of every update of the trained parameters."}
+    )
+    nonfinite: str = field(
+        default="stop",
+        metadata={"help": "What NaN or infinity does: stop the run, or skip the step.", "choices": list(NONFINITE)},
+    )
+    reward_timeout: float | None = field(
+        default=600.0, metadata={"help": "Seconds that a reward function may take for a batch. None: no limit."}
+    )
+    allow_config_change: bool = field(
+        default=False, metadata={"help": "Whether a resume may change the run. The change is logged as an event."}
     )
     run_dir: str | None = field(default=None, metadata={"help": "Where the record of the run goes. None: output_dir."})
 
@@ -286,6 +309,7 @@ class ProRLConfig(GRPOConfig):
             ("optimizer_reset", MODES),
             ("ref_reset_metric_mode", METRIC_MODES),
             ("optimizer_reset_schedule", (None, *SCHEDULES)),
+            ("nonfinite", NONFINITE),
         ):
             value = getattr(self, name)
             if value not in choices:
@@ -302,7 +326,7 @@ class ProRLConfig(GRPOConfig):
             self._check_number(name, lambda value: value >= 0 and value == int(value), "a whole number from 0")
         for name in ("base_anchor_every", "ref_reset_kl_window", "kl_horizon"):
             self._check_number(name, lambda value: value >= 1 and value == int(value), "a whole number from 1")
-        for name in ("ref_reset_kl", "ref_reset_drop", "kl_target"):
+        for name in ("ref_reset_kl", "ref_reset_drop", "kl_target", "reward_timeout"):
             if getattr(self, name) is not None:
                 self._check_number(name, lambda value: 0 < value < math.inf, "a positive number")
         self._check_number("ref_reset_mix", lambda value: 0 <= value <= 1, "in [0, 1]; 1 is a hard copy")
@@ -320,6 +344,11 @@ class ProRLConfig(GRPOConfig):
             raise ValueError(f"{name}={value!r} must be {what}.")
 
     def _check_combinations(self):
+        if self.nonfinite == "skip" and (self.fp16 or self.deepspeed):
+            raise ValueError(
+                "nonfinite='skip' with fp16 or DeepSpeed, whose loss scaler skips steps by itself, is not supported. Set "
+                "nonfinite: stop, or bf16: true."
+            )
         if self.anchored and self.kl_estimator == "k1" and not self.use_bias_correction_kl:
             raise ValueError(
                 "kl_estimator='k1' with use_bias_correction_kl=False has zero expected gradient: it would penalise "

@@ -137,6 +137,10 @@ class Meter:
         total, count = reduce(torch.stack(self._sums[name])).tolist()
         return total / count if count else None
 
+    def named_sums(self, prefix: str) -> list[tuple[str, torch.Tensor]]:
+        """The step's sums over tokens so far, of the means whose names begin so."""
+        return [(name, pair[0]) for name, pair in self._sums.items() if name.startswith(prefix)]
+
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
         Stop the clock.

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer, trainer_utils
+from transformers import AutoConfig, AutoTokenizer
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
 from tasks import task_of_recipe
 
+from .checkpoint import find_checkpoint, newest_complete
+from .checks import check_rows
 from .config import ProRLConfig
 from .embedded import EMBEDDED, embedded_model
+from .errors import RunError
+from .identity import IDENTITY_FILE, changing_keys, check_same_run
+from .meter import METRICS_FILE
 from .recipe import RecipeParser
 from .trainer import ProRLTrainer
 
@@ -70,10 +75,12 @@ def task_reward(task) -> Callable[..., list[float]]:
 
     def reward(completions, **columns):
         columns = {name: column for name, column in columns.items() if isinstance(column, list)}
-        return [
-            task.reward(completion[-1]["content"], {name: column[i] for name, column in columns.items()})
-            for i, completion in enumerate(completions)
-        ]
+        rewards = []
+        for i, completion in enumerate(completions):
+            reward.row = i  # for whoever has to say at which prompt this function failed
+            row = {name: column[i] for name, column in columns.items()}
+            rewards.append(task.reward(completion[-1]["content"], row))
+        return rewards
 
     reward.__name__ = task.name
     return reward
@@ -95,27 +102,15 @@ def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) 
     eval_dataset = None
     if args.eval_strategy != "no":
         eval_dataset = task.rows("validation", task_args.eval_rows, seed=task_args.task_seed)
-    check_rows(train_dataset, args)
-    metrics = Path(args.run_dir or args.output_dir) / "metrics.jsonl"
-    if metrics.exists() and metrics.stat().st_size and not args.resume_from_checkpoint:
-        raise ValueError(
-            f"output_dir={args.output_dir!r} already holds a run ({metrics}): choose another output_dir, remove it, or "
-            "continue it with --resume_from_checkpoint True."
-        )
-    checkpoint = args.resume_from_checkpoint
-    if isinstance(checkpoint, str) and checkpoint.lower() == "true":
-        checkpoint = trainer_utils.get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
-        if checkpoint is None:
-            raise ValueError(f"resume_from_checkpoint=True, but output_dir={args.output_dir!r} holds no checkpoint.")
-    elif checkpoint and not Path(checkpoint, "trainer_state.json").exists():
-        raise ValueError(f"resume_from_checkpoint={checkpoint!r} is not a checkpoint: it has no trainer_state.json.")
-    model_args.model_name_or_path = find_model(model_args.model_name_or_path)
+    check_rows(train_dataset, args.generation_batch_size, args.num_generations)
     args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "dtype": model_args.dtype,
         **({"attn_implementation": model_args.attn_implementation} if model_args.attn_implementation else {}),
         **(args.model_init_kwargs or {}),
     }
+    resume = check_folder(args, (task_args, model_args))
+    model_args.model_name_or_path = find_model(model_args.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(
         model_args.model_name_or_path, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
@@ -131,11 +126,52 @@ def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) 
         quantization_config=get_quantization_config(model_args),
     )
     trainer.recipe = (task_args, model_args)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint if resume else None)
     trainer.save_model()
     if args.push_to_hub:
         trainer.push_to_hub()
     return trainer
+
+
+def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
+    """
+    Refuse an output folder that a new run may not have, and a resume that would not continue the same run.
+
+    Args:
+        args ([`ProRLConfig`]):
+            The configuration.
+        recipe (`tuple` of dataclass instances):
+            What else the recipe holds.
+
+    Returns:
+        `bool`: whether there is a checkpoint to resume from. A run that ended before its first one begins again.
+
+    Raises:
+        `ValueError`: naming the folder or the checkpoint, what is wrong with it, and what to do.
+    """
+    for folder in map(Path, filter(None, (args.output_dir, args.run_dir))):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"output_dir={str(folder)!r} is a file: name a folder, or one that does not exist yet.")
+    record = Path(args.run_dir or args.output_dir) / METRICS_FILE
+    begun = record.exists() and record.stat().st_size > 0
+    if not args.resume_from_checkpoint:
+        checkpoints = [path for path in Path(args.output_dir).glob("checkpoint-*") if path.is_dir()]
+        if begun or checkpoints:
+            raise ValueError(
+                f"output_dir={args.output_dir!r} already holds a run ({record if begun else checkpoints[0]}): choose "
+                "another output_dir, remove it, or continue it with --resume_from_checkpoint True."
+            )
+        return False
+    try:
+        checkpoint, _ = find_checkpoint(args.resume_from_checkpoint, args.output_dir, content=False)
+    except ValueError:
+        if args.resume_from_checkpoint.lower() == "true" and begun and newest_complete(args.output_dir)[0] is None:
+            print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
+            return False
+        raise
+    then = json.loads((checkpoint / IDENTITY_FILE).read_text())
+    check_same_run(then, changing_keys(args, *recipe), args.allow_config_change)
+    return True
 
 
 def find_model(name: str | None) -> str:
@@ -157,17 +193,6 @@ def find_model(name: str | None) -> str:
             f"model_name_or_path={name!r} is neither a local folder nor a Hub name like Qwen/Qwen2.5-0.5B-Instruct."
         )
     return name
-
-
-def check_rows(rows, args: ProRLConfig) -> None:
-    """Refuse a training set that does not fill one generation batch: TRL would train 0 steps."""
-    needed = args.generation_batch_size // args.num_generations
-    if len(rows) < needed:
-        raise ValueError(
-            f"the training set has {len(rows)} prompts, and one generation takes {needed} "
-            f"(generation_batch_size={args.generation_batch_size} / num_generations={args.num_generations}). Raise "
-            "train_rows, or lower per_device_train_batch_size or gradient_accumulation_steps."
-        )
 
 
 def check_context(rows, tokenizer, model_args: ModelConfig, args: ProRLConfig) -> None:
@@ -192,7 +217,7 @@ def check_context(rows, tokenizer, model_args: ModelConfig, args: ProRLConfig) -
 def main(default_recipe: str | Path, argv: list[str] | None = None) -> None:
     """
     Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. What
-    cannot be done is one line on stderr and exit code 2.
+    cannot be done is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit code 1.
 
     Args:
         default_recipe (`str` or `Path`):
@@ -206,6 +231,9 @@ def main(default_recipe: str | Path, argv: list[str] | None = None) -> None:
     try:
         parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
         trainer = train(*parser.parse_args_and_config(argv))
+    except RunError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(1) from None
     except (ValueError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None

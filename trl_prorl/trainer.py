@@ -6,36 +6,48 @@ default TRL's own methods compute everything, and this class only watches.
 
 import inspect
 import json
+import logging
 import math
 import os
+import shutil
 import tempfile
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from accelerate.utils import broadcast_object_list, is_peft_model, set_seed
+from accelerate.utils import broadcast_object_list, gather_object, is_peft_model, set_seed
 from peft import get_peft_model
 from transformers import PreTrainedModel, Trainer
+from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from . import kl
 from .adaptive import next_coefficient
+from .buffer import buffer_file, load_buffer, save_buffer
 from .callbacks import ReferenceResetCallback
+from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, leftovers, publish, sync
+from .checks import check_columns, check_rows
 from .config import ProRLConfig
 from .dropout import check_dropout, check_dropout_config
 from .elastic import ElasticAverage
+from .errors import CheckpointError, NonFiniteError
+from .finite import all_finite, first_nonfinite
+from .identity import IDENTITY_FILE, changing_keys, check_same_run, dataset_hash, weights_hash
 from .meter import EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
 from .normalizer import token_weights
 from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
 from .record import write_config, write_env
 from .reference import AdapterReference, SnapshotReference, frozen_adapter, frozen_copy, move_reference
+from .rewards import shown, watched
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
 from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
 
 
 STATE_FILE = "prorl_state.json"
+
+logger = logging.getLogger(__name__)
 
 
 class ProRLTrainer(GRPOTrainer):
@@ -71,9 +83,13 @@ class ProRLTrainer(GRPOTrainer):
             raise TypeError(f"args is a {type(args).__name__}; ProRLTrainer needs a ProRLConfig.")
         bound = inspect.signature(GRPOTrainer.__init__).bind(self, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
+        if given.get("environment_factory") is None:  # an environment brings prompts of its own
+            check_columns(given.get("train_dataset"))
+        check_rows(given.get("train_dataset"), args.generation_batch_size, args.num_generations)
+        keys = changing_keys(args)  # before TRL changes any
         self._check_optimizer(args, given.get("optimizers"))
-        watched = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
-        self._resets = args.resets or watched
+        own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
+        self._resets = args.resets or own_triggers
         if self._resets:
             args.check_reset_schedule()
         self._check_sharding(args)
@@ -97,6 +113,19 @@ class ProRLTrainer(GRPOTrainer):
         args.model_init_kwargs = init_kwargs
         if not args.is_trl:
             check_dropout(self.model)
+        self._identity = {
+            **keys,
+            "processes": self.accelerator.num_processes,
+            "weights of the model": weights_hash(self._base_parameters()),
+            "rows of the training set": dataset_hash(self.train_dataset),
+            "reward functions": list(self.reward_func_names),
+        }
+        self.reward_funcs = [
+            function
+            if isinstance(function, torch.nn.Module)
+            else watched(function, name, args.reward_timeout, args.nonfinite)
+            for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
+        ]
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
         self.beta_old, self.beta_base = args.beta_old, args.beta_base  # with `beta`, what `kl_target` adapts
         self.reference = self._make_reference(moves)
@@ -116,7 +145,11 @@ class ProRLTrainer(GRPOTrainer):
         self._learning_rate: float | None = None
         self._schedule_start: dict | None = None
         self._rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
-        self._resumed_updates: int | None = None
+        self._epochs_done = 0
+        self._writing_into: Path | None = None
+        self._nonfinite: dict | None = None  # what was found in this step, and where
+        self._unbounded_rewards: torch.Tensor | None = None
+        self._nonfinite_skips = 0
         self._update_norm: UpdateNorm | None = None
         self._initial_scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else None
         for callback in self._reset_callbacks():
@@ -157,6 +190,14 @@ class ProRLTrainer(GRPOTrainer):
                 "elastic_reset_every and beta_base keep whole copies of the parameters, which FSDP shards. Use DDP "
                 "(accelerate_configs/multi_gpu.yaml)."
             )
+
+    def _base_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters of the policy without those of adapters."""
+        policy = self.accelerator.unwrap_model(self.model)
+        adapters = tuple(f".{name}." for name in getattr(policy, "peft_config", {}))
+        return [
+            (name, param) for name, param in policy.named_parameters() if not any(part in name for part in adapters)
+        ]
 
     def _make_reference(self, moves: bool) -> AdapterReference | SnapshotReference | None:
         if self.beta == 0.0:
@@ -210,7 +251,11 @@ class ProRLTrainer(GRPOTrainer):
         return [cb for cb in self.callback_handler.callbacks if isinstance(cb, ReferenceResetCallback)]
 
     def _bind(self, callback: ReferenceResetCallback) -> None:
-        callback.kl_ref = lambda: self.meter.peek_mean("kl_ref", self._sum_over_processes)
+        callback.kl_ref = self._kl_ref_of_this_step
+
+    def _kl_ref_of_this_step(self) -> float | None:
+        value = self.meter.peek_mean("kl_ref", self._sum_over_processes)
+        return value if _is_measured(value) else None
 
     def add_callback(self, callback):
         if isinstance(callback, ReferenceResetCallback):
@@ -226,7 +271,6 @@ class ProRLTrainer(GRPOTrainer):
         optimizer = super().create_optimizer(*args, **kwargs)
         if self._rewarmup is None:
             self._rewarmup = Rewarmup(optimizer, self.args.optimizer_reset_rewarmup_steps)
-            self._rewarmup.updates = self._resumed_updates
         if self._update_norm is None and self.args.log_update_norm:
             self._update_norm = UpdateNorm(optimizer)
         return optimizer
@@ -375,6 +419,7 @@ class ProRLTrainer(GRPOTrainer):
             if self.base is not None and self._generations % self.args.base_anchor_every == 0:
                 size = self.args.per_device_train_batch_size
                 batch["base_per_token_logps"] = self._anchor_logps("base", self.base, self.model, batch, size)
+        self._mark_unbounded_rewards(batch["advantages"])
         self._generations += 1
         self._note_generation(batch)
         return batch
@@ -424,6 +469,18 @@ class ProRLTrainer(GRPOTrainer):
             )
         return logps
 
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._unbounded_rewards = rewards.isinf().any(dim=1)
+        return rewards
+
+    def _mark_unbounded_rewards(self, advantages: torch.Tensor) -> None:
+        """TRL zeroes the advantages of a group with an infinite reward, in silence; they become NaN, which is seen to."""
+        groups = self._unbounded_rewards.view(-1, self.num_generations).any(dim=1)
+        rows = groups.repeat_interleave(self.num_generations)
+        begin = self.accelerator.process_index * len(advantages)
+        advantages[rows[begin : begin + len(advantages)]] = math.nan
+
     # --------------------------------------------------------------------------------------------------- loss
 
     def _compute_loss(self, model, inputs):
@@ -452,6 +509,7 @@ class ProRLTrainer(GRPOTrainer):
                 inputs.setdefault("old_per_token_logps", logps)
             with self.meter.timer.stage("meter"), torch.no_grad():
                 self._observe(inputs, logps, entropies)
+                self._look_for_nonfinite(loss, inputs, logps)
         return loss
 
     def _penalties(self, inputs, logps: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -497,6 +555,106 @@ class ProRLTrainer(GRPOTrainer):
     def _mask(self, inputs) -> torch.Tensor:
         mask = inputs["completion_mask"]
         return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+    # -------------------------------------------------------------------------------------- NaN and infinity
+
+    def _look_for_nonfinite(self, loss: torch.Tensor, inputs, logps: torch.Tensor) -> None:
+        """Note the first tensor of this micro-batch that is not finite; what follows from it is settled by all processes
+        together, before the update."""
+        if self._nonfinite is not None or all_finite([loss, *(total for _, total in self.meter.named_sums("kl_"))]):
+            return
+        mask = self._mask(inputs).bool()
+        named = {
+            "advantages (a reward is not finite)": inputs["advantages"],
+            **{
+                f"log-probabilities of {whose}": values.masked_fill(~mask, 0.0)
+                for whose, values in (
+                    ("the old policy", inputs.get("old_per_token_logps")),
+                    ("the reference", inputs.get("ref_per_token_logps")),
+                    ("the base", inputs.get("base_per_token_logps")),
+                    ("the policy", logps),
+                )
+                if values is not None
+            },
+            **dict(self.meter.named_sums("kl_")),
+        }
+        self._note_nonfinite(first_nonfinite(named) or "loss", inputs)
+
+    def _note_nonfinite(self, tensor: str, inputs=None) -> None:
+        prompts = []
+        if inputs is not None:
+            texts = self.processing_class.batch_decode(inputs["prompt_ids"], skip_special_tokens=True)
+            prompts = list(dict.fromkeys(texts))
+        self._nonfinite = {"tensor": tensor, "prompts": prompts}
+
+    def _clip_grad_norm(self, model):
+        self._look_at_gradients(model)
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        if grad_norm is None:
+            self._look_at_gradients(model)
+        norm = super()._get_grad_norm(model, grad_norm)
+        if self._nonfinite is None and self.accelerator.scaler is None and not math.isfinite(norm):
+            self._note_nonfinite("gradient norm")
+        self._settle_nonfinite()
+        return norm
+
+    def _look_at_gradients(self, model) -> None:
+        """Before they are clipped, which spreads NaN from one to all. An AMP scaler sees to its own."""
+        if self._nonfinite is not None or self.accelerator.scaler is not None:
+            return
+        gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+        if not all_finite(gradients.values()):
+            self._note_nonfinite(f"gradient of {first_nonfinite(gradients)}")
+
+    def _settle_nonfinite(self) -> None:
+        """Stop, or leave this update out, on every process if any has found something."""
+        found, self._nonfinite = self._nonfinite, None
+        if self.accelerator.num_processes > 1:
+            found = next((theirs for theirs in gather_object([found]) if theirs is not None), None)
+        if found is None:
+            return
+        step = self.state.global_step + 1
+        self._log_event(
+            {
+                "event": "nonfinite",
+                "step_requested": step,
+                "step_applied": step,
+                "action": self.args.nonfinite,
+                **found,
+            }
+        )
+        if self.args.nonfinite == "stop":
+            raise NonFiniteError(self._nonfinite_message(step, found))
+        self._nonfinite_skips += 1
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                param.grad = None  # an optimizer passes over what has no gradient, weight decay included
+
+    def _nonfinite_message(self, step: int, found: dict) -> str:
+        prompts = ", ".join(shown(prompt) for prompt in found["prompts"][:3])
+        more = f" and {len(found['prompts']) - 3} more" if len(found["prompts"]) > 3 else ""
+        batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""
+        return (
+            f"NaN or infinity at step {step}: {found['tensor']}{batch}. The run stops before the update; its last "
+            "checkpoint is kept. Lower learning_rate or the coefficient of the KL, or set nonfinite: skip to leave such "
+            "steps out."
+        )
+
+    def _check_weights(self) -> None:
+        trained = {name: param for name, param in self.model.named_parameters() if param.requires_grad}
+        if all_finite(trained.values()):
+            return
+        found = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
+        step = self.state.global_step
+        self._log_event(
+            {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": "stop", **found}
+        )
+        raise NonFiniteError(
+            f"NaN or infinity at step {step}: {found['tensor']} after the update. The run stops; its last checkpoint is "
+            "kept. Lower learning_rate."
+        )
 
     # ------------------------------------------------------------------------------------------------- record
 
@@ -555,6 +713,8 @@ class ProRLTrainer(GRPOTrainer):
 
     def _record_step(self, grad_norm) -> None:
         step = self.state.global_step
+        with self.meter.timer.stage("meter"):
+            self._check_weights()
         if self.elastic is not None:
             self.elastic.update()
             if step % self.args.elastic_reset_every == 0:
@@ -570,6 +730,9 @@ class ProRLTrainer(GRPOTrainer):
             row["grad_norm"] = float(grad_norm)
         if self._update_norm is not None:
             row["update_norm"] = self._update_norm.value
+        if self.args.nonfinite == "skip":
+            row["nonfinite_skips"] = self._nonfinite_skips
+        row = {name: value for name, value in row.items() if _is_measured(value)}
         self._last_kl_ref = row.get("kl_ref")
         active_kl = {"beta": "kl_ref", "beta_old": "kl_old", "beta_base": "kl_base", None: None}[self._active_anchor]
         if active_kl in row:
@@ -578,7 +741,7 @@ class ProRLTrainer(GRPOTrainer):
             if name in row:
                 self._metrics["train"][f"prorl/{name}"].append(row[name])
         if self._metrics_log is not None:
-            self._metrics_log.write({name: value for name, value in row.items() if _is_measured(value)})
+            self._metrics_log.write(row)
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.accelerator.reduce(tensor, reduction="sum")
@@ -603,42 +766,145 @@ class ProRLTrainer(GRPOTrainer):
                 raise ValueError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
         return metrics
 
+    # -------------------------------------------------------------------------------------------- checkpoints
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """
+        As [`~transformers.Trainer.train`]. A resume continues the run exactly, from the middle of a generation batch too.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                A checkpoint, or `True` for the newest complete one in `output_dir`.
+
+        Raises:
+            `ValueError`: that checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
+        """
+        if resume_from_checkpoint:
+            checkpoint, skipped = find_checkpoint(resume_from_checkpoint, self.args.output_dir)
+            for name, reason in skipped.items():
+                logger.warning("Checkpoint %s is skipped: %s.", name, reason)
+            then = json.loads((checkpoint / IDENTITY_FILE).read_text())
+            changed = check_same_run(then, self._identity | changing_keys(*self.recipe), self.args.allow_config_change)
+            self._resume_event = {
+                "event": "resume",
+                "checkpoint": checkpoint.name,
+                "skipped": skipped,
+                "changed": changed,
+            }
+            resume_from_checkpoint = str(checkpoint)
+        return super().train(resume_from_checkpoint or None, *args, **kwargs)
+
     def _inner_training_loop(self, *args, resume_from_checkpoint=None, **kwargs):
         keep_row = keep_event = None
         if resume_from_checkpoint is not None:
             state = json.loads((Path(resume_from_checkpoint) / "trainer_state.json").read_text())
-            keep_row = lambda row: row["step"] <= state["global_step"]  # noqa: E731
+            step = state["global_step"]
+            self._epochs_done = int(state["epoch"])
+            keep_row = lambda row: row["step"] <= step  # noqa: E731
             # A reset at the checkpoint's own step came after the save, and comes again.
-            keep_event = lambda event: event["step_applied"] < state["global_step"]  # noqa: E731
+            keep_event = lambda event: event["step_applied"] < step + (event["event"] == "resume")  # noqa: E731
         if self.is_world_process_zero():
+            for leftover in leftovers(Path(self.args.output_dir)):
+                shutil.rmtree(leftover)
             self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, keep_row)
             self._events_log = JsonLines(self.run_dir / EVENTS_FILE, keep_event)
+            if resume_from_checkpoint is not None:
+                self._log_event(self._resume_event | {"step_requested": step, "step_applied": step})
             write_config(self.run_dir, self.args, self.recipe)
             write_env(self.run_dir, self.args, self.model)
         return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
-    # -------------------------------------------------------------------------------------------- checkpoints
+    def _run_epoch(self, *args, **kwargs):
+        if self.state.global_step >= self.state.max_steps:
+            # Resumed from its last step: Trainer would do one more before it looks.
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    def _get_train_sampler(self, dataset=None):
+        sampler = super()._get_train_sampler(dataset)
+        if sampler.shuffle:
+            for _ in range(self._epochs_done):  # its generator is its own and in no checkpoint
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
+
+    def _get_output_dir(self, trial):
+        return str(self._writing_into) if self._writing_into is not None else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model, trial):
-        super()._save_checkpoint(model, trial)
+        name = f"checkpoint-{self.state.global_step}"
+        run_dir = Path(super()._get_output_dir(trial=trial))
+        self._writing_into = run_dir / f"{INCOMPLETE}{name}"
+        aside, final = self._writing_into / name, run_dir / name
+        try:
+            super()._save_checkpoint(model, trial)
+            self._save_beside(aside, final)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                for log in (self._metrics_log, self._events_log):
+                    if log is not None:
+                        sync(log.path)
+                publish(aside, final, self.state.global_step, resumable=not self.args.save_only_model)
+                self._writing_into.rmdir()
+        except Exception as error:
+            shutil.rmtree(self._writing_into, ignore_errors=True)
+            raise CheckpointError(self._save_failed(final, error)) from error
+        finally:
+            self._writing_into = None
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
+        if self.args.should_save:
+            rotate_checkpoints(
+                str(run_dir), self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True
+            )
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if self._writing_into is None:  # it has its name
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _save_failed(self, final: Path, error: Exception) -> str:
+        kept = sorted(
+            (path.name for path in final.parent.glob("checkpoint-*")),
+            key=lambda name: int(CHECKPOINT.fullmatch(name)[1]) if CHECKPOINT.fullmatch(name) else -1,
+        )
+        free = shutil.disk_usage(final.parent).free / 2**30
+        return (
+            f"{final} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
+            f"{'The newest checkpoint is ' + kept[-1] if kept else 'There is no older checkpoint'}. Make room, lower "
+            "save_total_limit or set another output_dir, and go on with resume_from_checkpoint: true."
+        )
+
+    def _save_beside(self, folder: Path, final: Path) -> None:
+        """What the run needs beyond TRL's checkpoint."""
+        if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
+            save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
         if not self.args.should_save:
             return
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        if self.state.best_model_checkpoint == str(folder):
+            self.state.best_model_checkpoint = str(final)
+            self.state.save_to_json(str(folder / "trainer_state.json"))
         if self.reference is not None and self._resets:
             self.reference.save(folder)
         if self.elastic is not None:
             self.elastic.save(folder)
         (folder / STATE_FILE).write_text(json.dumps(self._prorl_state()))
+        (folder / IDENTITY_FILE).write_text(json.dumps(self._identity | changing_keys(*self.recipe), indent=1))
 
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        folder = Path(resume_from_checkpoint)
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        # The one step of a resume that every kind of set-up takes, and after the model's.
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        folder = Path(checkpoint)
         if self.reference is not None and self._resets:
             self.reference.load(folder)
         if self.elastic is not None:
             self.elastic.load(folder)
-        if (folder / STATE_FILE).exists():
-            self._load_prorl_state(json.loads((folder / STATE_FILE).read_text()))
+        buffer = folder / buffer_file(self.accelerator.process_index)
+        if buffer.exists():
+            self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
+        self._load_prorl_state(json.loads((folder / STATE_FILE).read_text()))
 
     def _prorl_state(self) -> dict:
         """What the trainer remembers beyond weights and optimizer, as JSON values."""
@@ -650,8 +916,20 @@ class ProRLTrainer(GRPOTrainer):
             "kl_since_generation": self._kl_since_generation,
             "kl_ref": self._last_kl_ref,
             "generations": self._generations,
+            "micro_batches": self._step,
+            "generation_row": self._generation_row,
+            "logged": self._metrics["train"],
+            "completions": self._logged_completions() if self.log_completions else None,
+            "nonfinite_skips": self._nonfinite_skips,
             "updates_since_reset": self._rewarmup.updates if self._rewarmup is not None else None,
         }
+
+    def _logged_completions(self) -> dict:
+        """The text of the last generation batch, which TRL writes with every log."""
+        logs = {name: list(self._logs[name]) for name in ("prompt", "completion", "advantages")}
+        for name in ("rewards", "extra"):
+            logs[name] = {column: list(values) for column, values in self._logs[name].items()}
+        return logs
 
     def _load_prorl_state(self, state: dict) -> None:
         self._requests = [Reason(**request) for request in state["requests"]]
@@ -663,11 +941,22 @@ class ProRLTrainer(GRPOTrainer):
         self._kl_since_generation = state["kl_since_generation"]
         self._last_kl_ref = state["kl_ref"]
         self._generations = state["generations"]
-        self._resumed_updates = state["updates_since_reset"]
+        self._step = state["micro_batches"]
+        self._generation_row = state["generation_row"]
+        self._metrics["train"].update(state["logged"])
+        self._nonfinite_skips = state["nonfinite_skips"]
+        for name, values in (state["completions"] or {}).items():
+            if isinstance(values, dict):
+                for column, column_values in values.items():
+                    self._logs[name][column].extend(column_values)
+            else:
+                self._logs[name].extend(values)
+        if self._rewarmup is not None:
+            self._rewarmup.updates = state["updates_since_reset"]
 
 
 def _is_measured(value) -> bool:
-    return value is not None and not (isinstance(value, float) and math.isnan(value))
+    return value is not None and math.isfinite(value)
 
 
 def _loaded(model, args: ProRLConfig, quantization_config):

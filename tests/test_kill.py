@@ -1,0 +1,169 @@
+"""Real processes, killed at any moment, and what a resume makes of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trl_prorl.checkpoint import newest_complete
+
+
+class Worker:
+    """A process that forks one training for each order, see resume_worker.py."""
+
+    def __init__(self):
+        script = Path(__file__).with_name("resume_worker.py")
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
+
+    def start(self, **spec):
+        self.process.stdin.write(json.dumps(spec) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def status(self):
+        return int(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def worker():
+    worker = Worker()
+    yield worker
+    worker.process.stdin.close()
+    worker.process.wait()
+
+
+def steps_done(out):
+    file = Path(out, "metrics.jsonl")
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def untimed(value):
+    """Without times and memory, at any depth."""
+    if isinstance(value, dict):
+        timed = ("time", "second", "memory", "utilization")
+        return {key: untimed(item) for key, item in value.items() if not any(word in key for word in timed)}
+    return [untimed(item) for item in value] if isinstance(value, list) else value
+
+
+def read_lines(path):
+    return [untimed(json.loads(line)) for line in Path(path).read_text().splitlines()]
+
+
+def equal(left, right):
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(equal, left, right))
+    if hasattr(left, "shape"):
+        return bool((left == right).all())
+    return left == right
+
+
+def assert_same_run(out, control, step):
+    """Weights, reference, optimizer, schedule, random states, what the trainer remembers, and both logs."""
+    mine, theirs = Path(out, f"checkpoint-{step}"), Path(control, f"checkpoint-{step}")
+    files = {str(path.relative_to(theirs)) for path in theirs.rglob("*") if path.is_file()}
+    assert {str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()} == files
+    assert {"optimizer.pt", "scheduler.pt", "rng_state.pth", "prorl_state.json"} <= files
+    for name in files:
+        if name.endswith(".safetensors"):
+            assert equal(load_file(mine / name), load_file(theirs / name)), name
+        elif name in ("optimizer.pt", "scheduler.pt"):
+            pair = [torch.load(folder / name, weights_only=True) for folder in (mine, theirs)]
+            assert equal(*pair), name
+        elif name == "prorl_state.json":
+            pair = [json.loads((folder / name).read_text()) for folder in (mine, theirs)]
+            assert untimed(pair[0]) == untimed(pair[1])
+    for name in ("tokenizer.json", "rng_state.pth"):
+        assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
+    assert read_lines(Path(out, "metrics.jsonl")) == read_lines(Path(control, "metrics.jsonl"))
+    events = [[e for e in read_lines(Path(o, "events.jsonl")) if e["event"] != "resume"] for o in (out, control)]
+    assert events[0] == events[1]
+    return events[1]
+
+
+A = {"beta": 0.3, "ref_reset_every": 3, "num_iterations": 2}
+B = {"beta_old": 0.3, "num_iterations": 3, "reuse_old_logps": True}
+SPREAD = {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+STALL = {"ref_reset_stall": 1, "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+CASES = {
+    "A": A | {"lora": True},
+    "A, full, a buffer of several steps": A | SPREAD | {"lora": False},
+    "B": B | {"lora": True},
+    "B, full": B | SPREAD | {"num_iterations": 2, "lora": False, "log_completions": True},
+    "C by a KL spike, hard": {"beta": 0.1, "num_iterations": 2, "lora": True, "optimizer_reset": "hard"}
+    | {"ref_reset_kl": 5e-4, "ref_reset_kl_window": 2, "lr_scheduler_type": "cosine"},
+    "C by a stall, soft, full": {"beta": 0.1, "num_iterations": 2, "lora": False, "optimizer_reset": "soft"}
+    | {"optimizer_reset_rewarmup_steps": 3}
+    | STALL,
+    "elastic": {"elastic_reset_every": 3, "elastic_ema": 0.5, "num_iterations": 2, "lora": True},
+    "elastic, full": {"elastic_reset_every": 3, "elastic_ema": 0.5, "num_iterations": 2, "lora": False},
+    "adaptive coefficient": {"beta": 0.3, "kl_target": 1e-3, "kl_horizon": 5, "num_iterations": 2, "lora": True},
+    "base anchor": A | {"beta_base": 0.2, "base_anchor_every": 2, "lora": True},
+    "base anchor of B, full": B | {"beta_base": 0.2, "lora": False},
+    "plain": {"lora": True, "num_iterations": 2},
+}
+# How many steps are done when the kill comes. A generation serves 2 to 4 steps, an epoch of 4 prompts 8 to 12, of 2
+# prompts 4 to 6.
+KILLS = (3, 7)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_killed_run_ends_as_one_that_was_never_touched(worker, tiny_model, tmp_path, case):
+    keys = dict(CASES[case])
+    spec = {"model": tiny_model, "lora": keys.pop("lora"), "prompts": 2, "keys": keys, "log": str(tmp_path / "log")}
+    control, out = str(tmp_path / "control"), str(tmp_path / "run")
+
+    worker.start(**spec, out=control)
+    assert worker.status() == 0, (tmp_path / "log").read_text()[-3000:]
+
+    resume = None
+    for kill in KILLS:
+        process = worker.start(**spec, out=out, resume=resume)
+        while steps_done(out) < kill:
+            time.sleep(0.002)
+        os.kill(process, signal.SIGKILL)
+        assert worker.status() == -signal.SIGKILL, (tmp_path / "log").read_text()[-3000:]
+        resume = newest_complete(out)[0] is not None
+    process = worker.start(**spec, out=out, resume=True)
+    assert worker.status() == 0, (tmp_path / "log").read_text()[-3000:]
+    events = assert_same_run(out, control, 9)
+    if "reset" in " ".join(keys):
+        assert events  # what the case is about did happen
+    assert [e for e in read_lines(Path(out, "events.jsonl")) if e["event"] == "resume"]
+
+
+def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(worker, tiny_model, tmp_path):
+    spec = {"model": tiny_model, "lora": True, "prompts": 4, "log": str(tmp_path / "log")}
+    spec["keys"] = A | {"max_steps": 4, "save_steps": 2, "save_total_limit": 1}
+    control = tmp_path / "control"
+    worker.start(**spec, out=str(control), kill_at_call=-1)
+    assert worker.status() == 0, (tmp_path / "log").read_text()[-3000:]
+    calls = int((control / "calls").read_text())
+    assert calls > 40
+    found = set()
+    # Two saves: from the first call of the first to the last of the second.
+    for number in [1, *range(5, calls, max(1, calls // 10)), calls - 3, calls - 1, calls]:
+        out = tmp_path / f"killed{number}"
+        worker.start(**spec, out=str(out), kill_at_call=number)
+        assert worker.status() == -signal.SIGKILL
+        checkpoint, skipped = newest_complete(out)
+        step = int(checkpoint.name.split("-")[1]) if checkpoint else 0
+        assert steps_done(out) in (2, 4) and step >= steps_done(out) - 2
+        assert all("being written" in reason for reason in skipped.values())
+        found.add((steps_done(out), step))
+    assert found == {(2, 0), (2, 2), (4, 2), (4, 4)} or found == {(2, 0), (4, 2), (4, 4)}
+    worker.start(**spec, out=str(out), resume=True)
+    assert worker.status() == 0, (tmp_path / "log").read_text()[-3000:]
+    assert_same_run(out, control, 4)
+    assert not list(Path(out).glob("_incomplete*"))

@@ -1,0 +1,160 @@
+"""Whole checkpoints only: written aside, listed with sizes and hashes, synchronised to disk, and then renamed."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+
+MANIFEST_FILE = "manifest.json"
+INCOMPLETE = "_incomplete-"  # the Hub's uploads leave out what begins with an underscore
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Every file below a folder, relative to it, in order; the manifest left out."""
+    found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [path for path in found if path != Path(MANIFEST_FILE)]
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(aside: Path, final: Path, step: int, resumable: bool) -> None:
+    """
+    Give a checkpoint that was written aside its name.
+
+    Args:
+        aside (`Path`):
+            Where it was written, on the same file system.
+        final (`Path`):
+            Its name. A checkpoint that is there already is replaced.
+        step (`int`):
+            Optimizer steps done.
+        resumable (`bool`):
+            Whether optimizer, schedule and random states are in it.
+    """
+    files = {
+        str(path): {"bytes": (aside / path).stat().st_size, "sha256": sha256(aside / path)} for path in files_of(aside)
+    }
+    manifest = aside / MANIFEST_FILE
+    manifest.write_text(json.dumps({"step": step, "resumable": resumable, "files": files}, indent=1) + "\n")
+    for path in [*aside.rglob("*"), aside]:
+        sync(path)
+    if final.exists():
+        old = aside.with_name(f"{INCOMPLETE}old-{final.name}")
+        final.rename(old)
+        aside.rename(final)
+        shutil.rmtree(old)
+    else:
+        aside.rename(final)
+    sync(final.parent)
+
+
+def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
+    """
+    Why a run cannot be resumed from a folder, or `None` if it can.
+
+    Args:
+        checkpoint (`Path`):
+            The folder.
+        content (`bool`, *optional*, defaults to `True`):
+            Compare hashes too, and not only sizes.
+    """
+    try:
+        manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
+        files = manifest["files"]
+    except FileNotFoundError:
+        return f"it has no {MANIFEST_FILE}: it is not complete, or was not written by trl-prorl"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"its {MANIFEST_FILE} cannot be read ({error})"
+    for name, expected in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
+    if not manifest["resumable"]:
+        return "it was saved with save_only_model, without optimizer and random states"
+    if content:
+        for name, expected in files.items():
+            if sha256(checkpoint / name) != expected["sha256"]:
+                return f"{name} is damaged: its content is not what was written"
+    return None
+
+
+def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
+    """
+    The newest checkpoint of a run that can be resumed from.
+
+    Args:
+        output_dir (`str` or `os.PathLike`):
+            Where the checkpoints are.
+        content (`bool`, *optional*, defaults to `True`):
+            Compare hashes too, and not only sizes.
+
+    Returns:
+        `tuple[Path | None, dict[str, str]]`: the checkpoint, and the newer ones that were skipped with the reason of each.
+    """
+    folder, skipped = Path(output_dir), {}
+    if not folder.is_dir():
+        return None, skipped
+    for path in leftovers(folder):
+        skipped[path.name] = "the run ended while it was being written"
+    named = [(int(match[1]), path) for path in folder.iterdir() if (match := CHECKPOINT.fullmatch(path.name))]
+    for _, path in sorted(named, reverse=True):
+        reason = why_unusable(path, content)
+        if reason is None:
+            return path, skipped
+        skipped[path.name] = reason
+    return None, skipped
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What saves that were cut short have left behind."""
+    return sorted(path for path in folder.glob(f"{INCOMPLETE}*") if path.is_dir())
+
+
+def find_checkpoint(
+    asked: str | os.PathLike | bool, output_dir: str, content: bool = True
+) -> tuple[Path, dict[str, str]]:
+    """
+    What `resume_from_checkpoint` means: the newest complete checkpoint for `True`, else the one that is named.
+
+    Raises:
+        `ValueError`: there is none, or it cannot be resumed from.
+    """
+    if asked is True or str(asked).lower() == "true":
+        found, skipped = newest_complete(output_dir, content)
+        if found is None:
+            listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
+            raise ValueError(
+                f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} holds no checkpoint that is complete."
+                f"{listed} Start the run again in another output_dir, or name a checkpoint of another folder."
+            )
+        return found, skipped
+    path = Path(asked)
+    if not path.is_dir():
+        raise ValueError(f"resume_from_checkpoint={str(asked)!r} is not a checkpoint: there is no such folder.")
+    if reason := why_unusable(path, content):
+        raise ValueError(
+            f"resume_from_checkpoint={str(asked)!r} cannot be resumed from: {reason}. Name another one, or use "
+            "resume_from_checkpoint: true for the newest that is complete."
+        )
+    return path, {}

@@ -1,0 +1,51 @@
+"""Is there something to train on? Asked before a model is loaded."""
+
+from typing import Any
+
+from datasets import Dataset
+
+
+def check_columns(rows: Any, name: str = "train_dataset") -> None:
+    """
+    Refuse a dataset that is empty, or has no prompts.
+
+    Args:
+        rows ([`~datasets.Dataset`]):
+            The dataset; one of another kind is left to TRL.
+        name (`str`, *optional*, defaults to `"train_dataset"`):
+            What to call it.
+
+    Raises:
+        `ValueError`: naming what is there and what is needed.
+    """
+    if not isinstance(rows, Dataset):
+        return
+    if len(rows) == 0:
+        raise ValueError(f"{name} is empty: it has 0 rows, and training would do 0 steps. Give it rows.")
+    if "prompt" not in rows.column_names:
+        raise ValueError(
+            f"{name} has no column 'prompt'; it has {', '.join(rows.column_names)}. Rename the one that holds the prompts: "
+            "dataset.rename_column(...)."
+        )
+
+
+def check_rows(rows: Any, batch: int, num_generations: int) -> None:
+    """
+    Refuse a training set that does not fill one generation batch: TRL would train 0 steps.
+
+    Args:
+        rows ([`~datasets.Dataset`]):
+            The training set; one of another kind is left to TRL.
+        batch (`int`), num_generations (`int`):
+            Completions of one generation batch, and of one prompt.
+
+    Raises:
+        `ValueError`: naming both numbers.
+    """
+    needed = batch // num_generations
+    if isinstance(rows, Dataset) and len(rows) < needed:
+        raise ValueError(
+            f"the training set has {len(rows)} prompts, and one generation takes {needed} "
+            f"(generation_batch_size={batch} / num_generations={num_generations}). Raise train_rows, or lower "
+            "per_device_train_batch_size or gradient_accumulation_steps."
+        )

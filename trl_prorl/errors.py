@@ -1,0 +1,17 @@
+"""Errors of a run that has begun and cannot go on. What cannot be started at all is a `ValueError`."""
+
+
+class RunError(RuntimeError):
+    """The run stopped; its last complete checkpoint is kept."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint could not be written whole."""
+
+
+class NonFiniteError(RunError):
+    """NaN or infinity where a number has to be."""
+
+
+class RewardError(RunError, ValueError):
+    """A reward function raised, took too long, or returned what is not one finite number for every completion."""

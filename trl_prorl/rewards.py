@@ -1,0 +1,118 @@
+"""Reward functions under watch: what goes wrong in one is said with its name and the prompt."""
+
+import asyncio
+import functools
+import math
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from trl.trainer.utils import is_async_callable
+
+from .deadline import DeadlineExceeded, call_within
+from .errors import RewardError
+
+
+def watched(function: Callable, name: str, seconds: float | None, nonfinite: str) -> Callable:
+    """
+    A reward function that raises [`RewardError`] instead of whatever else goes wrong.
+
+    Args:
+        function (`Callable`):
+            TRL's reward function: keyword arguments `prompts`, `completions` and the columns, one value a completion.
+        name (`str`):
+            What to call it.
+        seconds (`float` or `None`):
+            Its time limit for one batch.
+        nonfinite (`str`):
+            `"stop"` refuses NaN and infinity; `"skip"` hands both on as infinity, for TRL takes NaN for `None`, its sign
+            that a function does not apply to a completion, which is always allowed.
+    """
+
+    def problem(what: str, prompts: list, row: int | None = None) -> str:
+        if row is not None:
+            return f"reward function {name!r} {what} for the prompt {shown(prompts[row])}"
+        return f"reward function {name!r} {what} for a batch of {len(prompts)} that begins with {shown(prompts[0])}"
+
+    def failed(error: Exception, prompts: list) -> RewardError:
+        row = getattr(function, "row", None)  # a function may say which row it has got to
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f" ({frame.filename}, line {frame.lineno})"
+        return RewardError(problem(f"raised {type(error).__name__}: {error}{where}", prompts, row) + ".")
+
+    def late(prompts: list) -> RewardError:
+        cure = "Mend it, or raise reward_timeout (null: no limit)."
+        row = getattr(function, "row", None)
+        return RewardError(problem(f"did not return within reward_timeout={seconds:g} s", prompts, row) + f". {cure}")
+
+    def check(rewards: Any, prompts: list) -> list:
+        if isinstance(rewards, (str, bytes, dict)) or not hasattr(rewards, "__iter__"):
+            raise RewardError(
+                problem(f"returned {type(rewards).__name__}, not a list of one number a completion,", prompts) + "."
+            )
+        rewards = list(rewards)
+        if len(rewards) != len(prompts):
+            raise RewardError(
+                problem(
+                    f"returned {len(rewards)} rewards where {len(prompts)} were expected, one a completion,", prompts
+                )
+                + "."
+            )
+        for row, reward in enumerate(rewards):
+            if reward is None:
+                continue
+            value = as_float(reward)
+            if value is None:
+                raise RewardError(problem(f"returned {reward!r}, which is not a number,", prompts, row) + ".")
+            if not math.isfinite(value):
+                if nonfinite == "stop":
+                    cure = "Mend it, return None where it does not apply, or set nonfinite: skip."
+                    raise RewardError(problem(f"returned {value}", prompts, row) + f". {cure}")
+                rewards[row] = math.inf
+        return rewards
+
+    if is_async_callable(function):
+
+        async def watch(prompts, **columns):
+            try:
+                rewards = await asyncio.wait_for(function(prompts=prompts, **columns), seconds)
+            except asyncio.TimeoutError as error:
+                raise late(prompts) from error
+            except Exception as error:
+                raise failed(error, prompts) from error
+            return check(rewards, prompts)
+
+    else:
+
+        def watch(prompts, **columns):
+            try:
+                # What a generator does, it does when it is read.
+                rewards = call_within(seconds, lambda: materialised(function(prompts=prompts, **columns)))
+            except DeadlineExceeded as error:
+                raise late(prompts) from error
+            except Exception as error:
+                raise failed(error, prompts) from error
+            return check(rewards, prompts)
+
+    return functools.update_wrapper(watch, function) if hasattr(function, "__name__") else watch
+
+
+def as_float(reward: Any) -> float | None:
+    """A number, a NumPy scalar or a tensor of one value as a float; `None` for anything else, text of digits included."""
+    if isinstance(reward, (str, bytes)):
+        return None
+    try:
+        return float(reward)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def materialised(rewards: Any) -> Any:
+    return list(rewards) if hasattr(rewards, "__next__") else rewards
+
+
+def shown(prompt: Any, length: int = 80) -> str:
+    """The last message of a prompt, on one line and cut."""
+    text = prompt[-1].get("content", prompt[-1]) if isinstance(prompt, list) and prompt else prompt
+    text = " ".join(str(text).split())
+    return repr(text if len(text) <= length else text[: length - 1] + "…")
