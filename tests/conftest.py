@@ -7,7 +7,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
+import json
+import subprocess
+import sys
+import tempfile
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,6 +50,44 @@ def tiny_model(tmp_path_factory):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+class Forks:
+    """Real processes without the seconds that their imports cost: see forks/server.py."""
+
+    def __init__(self):
+        script = Path(__file__).parent / "forks" / "server.py"
+        self.server = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def start(self, **order):
+        """Begin, and return the process id."""
+        self.server.stdin.write(json.dumps(order) + "\n")
+        self.server.stdin.flush()
+        return int(self.server.stdout.readline())
+
+    def status(self):
+        """Wait for the end, and return the exit status; -9 is a kill."""
+        return int(self.server.stdout.readline())
+
+    def run(self, script, *argv):
+        """Run a script to its end: exit status, and what it wrote to stdout and stderr."""
+        with tempfile.NamedTemporaryFile("r") as log:
+            self.start(run=str(script), argv=list(argv), log=log.name)
+            return self.status(), log.read()
+
+
+@pytest.fixture(scope="session")
+def forks():
+    forks = Forks()
+    yield forks
+    forks.server.stdin.close()
+    forks.server.wait()
 
 
 @pytest.fixture

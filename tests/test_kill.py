@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,33 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from trl_prorl.checkpoint import newest_complete
-
-
-class Worker:
-    """A process that forks one training for each order, see resume_worker.py."""
-
-    def __init__(self):
-        script = Path(__file__).with_name("resume_worker.py")
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
-
-    def start(self, **spec):
-        self.process.stdin.write(json.dumps(spec) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-    def status(self):
-        return int(self.process.stdout.readline())
-
-
-@pytest.fixture(scope="module")
-def worker():
-    worker = Worker()
-    yield worker
-    worker.process.stdin.close()
-    worker.process.wait()
 
 
 def steps_done(out):
@@ -119,51 +90,71 @@ KILLS = (3, 7)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_killed_run_ends_as_one_that_was_never_touched(worker, tiny_model, tmp_path, case):
+def test_a_killed_run_ends_as_one_that_was_never_touched(forks, tiny_model, tmp_path, case):
     keys = dict(CASES[case])
-    spec = {"model": tiny_model, "lora": keys.pop("lora"), "prompts": 2, "keys": keys, "log": str(tmp_path / "log")}
+    spec = {
+        "run": "training",
+        "model": tiny_model,
+        "lora": keys.pop("lora"),
+        "prompts": 2,
+        "keys": keys,
+        "log": str(tmp_path / "log"),
+    }
     control, out = str(tmp_path / "control"), str(tmp_path / "run")
 
-    worker.start(**spec, out=control)
-    assert worker.status() == 0, (tmp_path / "log").read_text()[-3000:]
+    forks.start(**spec, out=control)
+    assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
 
     resume = None
     for kill in KILLS:
-        process = worker.start(**spec, out=out, resume=resume)
+        process = forks.start(**spec, out=out, resume=resume)
         while steps_done(out) < kill:
             time.sleep(0.002)
         os.kill(process, signal.SIGKILL)
-        assert worker.status() == -signal.SIGKILL, (tmp_path / "log").read_text()[-3000:]
+        assert forks.status() == -signal.SIGKILL, (tmp_path / "log").read_text()[-3000:]
         resume = newest_complete(out)[0] is not None
-    process = worker.start(**spec, out=out, resume=True)
-    assert worker.status() == 0, (tmp_path / "log").read_text()[-3000:]
+    process = forks.start(**spec, out=out, resume=True)
+    assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
     events = assert_same_run(out, control, 9)
     if "reset" in " ".join(keys):
         assert events  # what the case is about did happen
     assert [e for e in read_lines(Path(out, "events.jsonl")) if e["event"] == "resume"]
 
 
-def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(worker, tiny_model, tmp_path):
-    spec = {"model": tiny_model, "lora": True, "prompts": 4, "log": str(tmp_path / "log")}
+def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(forks, tiny_model, tmp_path):
+    spec = {"run": "training", "model": tiny_model, "lora": True, "prompts": 4, "log": str(tmp_path / "log")}
     spec["keys"] = A | {"max_steps": 4, "save_steps": 2, "save_total_limit": 1}
     control = tmp_path / "control"
-    worker.start(**spec, out=str(control), kill_at_call=-1)
-    assert worker.status() == 0, (tmp_path / "log").read_text()[-3000:]
+    forks.start(**spec, out=str(control), kill_at_call=-1)
+    assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
     calls = int((control / "calls").read_text())
     assert calls > 40
     found = set()
     # Two saves: from the first call of the first to the last of the second.
     for number in [1, *range(5, calls, max(1, calls // 10)), calls - 3, calls - 1, calls]:
         out = tmp_path / f"killed{number}"
-        worker.start(**spec, out=str(out), kill_at_call=number)
-        assert worker.status() == -signal.SIGKILL
+        forks.start(**spec, out=str(out), kill_at_call=number)
+        assert forks.status() == -signal.SIGKILL
         checkpoint, skipped = newest_complete(out)
         step = int(checkpoint.name.split("-")[1]) if checkpoint else 0
         assert steps_done(out) in (2, 4) and step >= steps_done(out) - 2
         assert all("being written" in reason for reason in skipped.values())
         found.add((steps_done(out), step))
     assert found == {(2, 0), (2, 2), (4, 2), (4, 4)} or found == {(2, 0), (4, 2), (4, 4)}
-    worker.start(**spec, out=str(out), resume=True)
-    assert worker.status() == 0, (tmp_path / "log").read_text()[-3000:]
+    forks.start(**spec, out=str(out), resume=True)
+    assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
     assert_same_run(out, control, 4)
     assert not list(Path(out).glob("_incomplete*"))
+
+
+def test_a_disk_that_is_full_is_an_error_that_keeps_the_older_checkpoint(forks, tiny_model, tmp_path):
+    out, log = tmp_path / "run", tmp_path / "log"
+    spec = {"run": "training", "model": tiny_model, "lora": True, "prompts": 4, "log": str(log), "out": str(out)}
+    spec["keys"] = A | {"max_steps": 6, "save_steps": 2}
+    forks.start(**spec, files_of_at_most=[3, 20_000])
+    assert forks.status() == 1
+    message = log.read_text().strip().splitlines()[-1]
+    assert message.startswith("trl_prorl.errors.CheckpointError") and "checkpoint-4 could not be written" in message
+    assert "GiB are free" in message and "newest checkpoint is checkpoint-2" in message
+    assert sorted(path.name for path in out.glob("*checkpoint*")) == ["checkpoint-2"]
+    assert newest_complete(out)[0] == out / "checkpoint-2"

@@ -56,13 +56,14 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(tiny_mo
     assert (first / "metrics.jsonl").read_text() == before
 
 
+CPU = ["--bf16", "false", "--use_cpu", "true"]
 BAD = {
     "contradiction": (["--kl_estimator", "k1", "--use_bias_correction_kl", "false"], ["kl_estimator='k1'"]),
     "task": (["--task", "reverse_digit"], ["reverse_digit", "reverse_digits"]),
     "never applied": (["--optimizer_reset", "hard", "--ref_reset_every", "0"], ["optimizer_reset='hard'"]),
     "task option": (["--task", "gsm8k"], ["level=3", "gsm8k", "path"]),
     "dataset": (
-        ["--config", str(GSM8K), "--bf16", "false", "--use_cpu", "true", "--dataset_name", "/nowhere"],
+        ["--config", str(GSM8K), *CPU, "--dataset_name", "/nowhere"],
         ["/nowhere"],
     ),
     "optimizer": (["--optimizer_reset", "hard", "--optim", "sgd"], ["optimizer_reset", "SGD", "keep"]),
@@ -75,24 +76,87 @@ BAD = {
     "model folder": (["--model_name_or_path", "./no/such/folder"], ["model_name_or_path='./no/such/folder'"]),
     "few rows": (["--train_rows", "1"], ["1 prompts", "train_rows"]),
     "context": (["--max_completion_length", "4000"], ["max_completion_length=4000", "context of 2048"]),
+    "B that does nothing": (
+        ["--beta", "0", "--beta_old", "0.1", "--ref_reset_every", "0", "--num_iterations", "1"],
+        ["beta_old=0.1"],
+    ),
+    "C without a reference": (["--beta", "0", "--optimizer_reset", "hard"], ["ref_reset_every=2", "beta=0"]),
+    "trigger without its metric": (["--ref_reset_stall", "2"], ["ref_reset_stall", "eval_strategy='no'"]),
+    "alpha": (["--optimizer_reset", "soft", "--optimizer_reset_alpha", "0"], ["optimizer_reset_alpha=0", "(0, 1]"]),
+    "nonfinite": (["--nonfinite", "ignore"], ["--nonfinite", "'ignore'", "stop"]),
+    "output_dir is a file": (["--output_dir", "misspelt.yaml"], ["output_dir=", "is a file"]),
+    "remote code": (["--config", "remote.yaml"], ["trust_remote_code=True", "command line"]),
+    "remote kernel": (["--config", "kernel.yaml"], ["attn_implementation='someone/kernel'"]),
+    "environment": (["--config", "env.yaml"], ["env sets LD_PRELOAD", "shell"]),
+    "empty dataset": (["--config", str(GSM8K), *CPU, "--dataset_name", "empty"], ["empty"]),
+    "no such column": (["--config", str(GSM8K), *CPU, "--dataset_name", "columns"], ["question", "columns"]),
+    "checkpoint": (["--resume_from_checkpoint", "nowhere"], ["resume_from_checkpoint='nowhere'", "no such folder"]),
+    "model without weights": (["--model_name_or_path", "columns"], ["model_name_or_path", "without config.json"]),
     "task options": (["--task_options", "{reward"], ["task_options='{reward'", "JSON"]),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_exit_code_two(tmp_path, tiny_model, case):
+def test_bad_input_is_one_line_and_exit_code_two(forks, tmp_path, tiny_model, case):
     arguments, parts = BAD[case]
     (tmp_path / "misspelt.yaml").write_text("beta_odl: 0.1\n")
     (tmp_path / "typed.yaml").write_text("num_generations: 2.5\n")
-    arguments = [str(tmp_path / a) if a.endswith(("misspelt.yaml", "typed.yaml")) else a for a in arguments]
+    (tmp_path / "remote.yaml").write_text("model_init_kwargs: {trust_remote_code: true}\n")
+    (tmp_path / "kernel.yaml").write_text("attn_implementation: someone/kernel\n")
+    (tmp_path / "env.yaml").write_text("env: {LD_PRELOAD: /tmp/mine.so, WANDB_MODE: offline}\n")
+    for folder, line in (("empty", ""), ("columns", '{"ask": "1+1", "answer": "#### 2"}\n')):
+        (tmp_path / folder).mkdir()
+        for split in ("train", "test"):
+            (tmp_path / folder / f"{split}.jsonl").write_text(line)
+    arguments = [str(tmp_path / a) if (tmp_path / a).exists() and a else a for a in arguments]
     out = tmp_path / "run"
-    done = script("--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, *arguments)
-    assert done.returncode == 2, done.stderr
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "Traceback" not in done.stderr
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, *arguments]
+    status, written = forks.run(ROOT / "recipes" / "grpo_variantA.py", *arguments)
+    assert status == 2, written
+    errors = [line for line in written.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and "Traceback" not in written
     for part in parts:
         assert part in errors[0]
     assert not out.exists()
+
+
+def test_an_error_of_the_launcher_s_process_is_our_line_too(tmp_path, tiny_model):
+    launcher = [str(Path(sys.executable).with_name("accelerate")), "launch", "--num_processes", "1", "--cpu"]
+    out = tmp_path / "run"
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, "--ref_reset_evry", "5"]
+    done = script(*arguments, launcher=launcher)
+    assert done.returncode != 0 and not out.exists()
+    assert "error: unknown option '--ref_reset_evry'; did you mean '--ref_reset_every'?." in done.stderr.splitlines()
+
+
+def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_path, tiny_model):
+    out = tmp_path / "run"
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, "--save_steps", "2"]
+    arguments += ["--save_strategy", "steps"]
+    again = [*arguments, "--resume_from_checkpoint", "True"]
+    out.mkdir()
+    (out / "metrics.jsonl").write_text('{"step": 1}\n')  # ended before its first checkpoint
+    recipe = ROOT / "recipes" / "grpo_variantA.py"
+    status, written = forks.run(recipe, *again)
+    assert status == 0 and "the run begins again at step 0" in written
+    whole = (out / "metrics.jsonl").read_text().splitlines()
+    assert len(whole) == 3 and (out / "metrics.1.jsonl").exists()
+    (out / "checkpoint-3" / "manifest.json").unlink()
+    status, written = forks.run(recipe, *again)
+    assert status == 0 and "checkpoint-3 is skipped: it has no manifest.json" in written
+    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    status, written = forks.run(recipe, *again, "--beta", "0.7")
+    assert status == 2 and "beta: 1.0 -> 0.7" in written and "allow_config_change" in written
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_run_that_has_to_stop_is_one_line_and_exit_code_one(forks, tmp_path, tiny_model):
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(tmp_path / "run"), *SMALL]
+    status, written = forks.run(ROOT / "recipes" / "grpo_variantA.py", *arguments, "--learning_rate", "inf")
+    errors = [line for line in written.splitlines() if line.startswith("error: ")]
+    assert status == 1 and len(errors) == 1 and "Traceback" not in written
+    assert "NaN or infinity at step 1: weights" in errors[0]
 
 
 def test_a_reward_sees_plain_text_and_its_own_row():

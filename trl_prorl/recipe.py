@@ -12,6 +12,13 @@ import yaml
 from trl import TrlParser
 
 
+# What a recipe may put into the environment: nothing with which a library or a child process could be made to run code.
+SAFE_ENV = frozenset(
+    "CUDA_VISIBLE_DEVICES OMP_NUM_THREADS TOKENIZERS_PARALLELISM HF_HUB_OFFLINE PYTORCH_CUDA_ALLOC_CONF WANDB_PROJECT "
+    "WANDB_ENTITY WANDB_MODE WANDB_NAME TRACKIO_PROJECT".split()
+)
+
+
 class RecipeParser(TrlParser):
     """[`~trl.TrlParser`] whose every complaint is a `ValueError` of one line, misspelt keys and wrong types included."""
 
@@ -57,6 +64,7 @@ def check_recipe(path: str | Path, dataclass_types: Iterable[type]) -> None:
     for dataclass_type in dataclass_types:
         types_by_name = typing.get_type_hints(dataclass_type)
         hints |= {field.name: types_by_name[field.name] for field in dataclasses.fields(dataclass_type) if field.init}
+    check_recipe_runs_no_code(path, recipe)
     for key, value in recipe.items():
         if key == "env":
             continue
@@ -64,6 +72,34 @@ def check_recipe(path: str | Path, dataclass_types: Iterable[type]) -> None:
             raise ValueError(f"{path}: unknown key {key!r}{nearest(str(key), hints)}.")
         if not fits(value, hints[key]):
             raise ValueError(f"{path}: {key}={value!r} is {kind(value)}, and {key} takes {spelt(hints[key])}.")
+
+
+def check_recipe_runs_no_code(path: str | Path, recipe: dict[str, Any]) -> None:
+    """
+    Recipes are passed around, so none may make the machine run code that is not installed on it.
+
+    Raises:
+        `ValueError`: a key does. On the command line, where one types it oneself, it is allowed.
+    """
+    for where, keys in (("", recipe), ("model_init_kwargs: ", recipe.get("model_init_kwargs"))):
+        keys = keys if isinstance(keys, dict) else {}
+        if keys.get("trust_remote_code") not in (None, False, "false", "False"):
+            raise ValueError(
+                f"{path}: {where}trust_remote_code={keys['trust_remote_code']!r} would run code that comes with a model, "
+                "which a recipe may not ask for. If you trust that model, give --trust_remote_code true on the command line."
+            )
+        attention = keys.get("attn_implementation")
+        if isinstance(attention, str) and "/" in attention:
+            raise ValueError(
+                f"{path}: {where}attn_implementation={attention!r} would download a kernel and run it, which a recipe may "
+                "not ask for. If you trust it, give --attn_implementation on the command line."
+            )
+    unsafe = sorted(set(map(str, recipe.get("env") or {})) - SAFE_ENV)
+    if unsafe:
+        raise ValueError(
+            f"{path}: env sets {', '.join(unsafe)}, which a recipe may not: set it in the shell. A recipe may set "
+            f"{', '.join(sorted(SAFE_ENV))}."
+        )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """From a recipe to a trained model: parse, check, build, train, save. What every `recipes/grpo_*.py` runs."""
 
 import json
+import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -234,7 +235,7 @@ def main(default_recipe: str | Path, argv: list[str] | None = None) -> None:
     except RunError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(1) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, pickle.UnpicklingError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     trainer.accelerator.end_training()  # several processes part in good order

@@ -415,7 +415,8 @@ class ProRLTrainer(GRPOTrainer):
         scores_old = not self.args.on_policy or sampler_correction
         self._score_kinds = ["old"] * scores_old + ["ref"] * (self.beta != 0.0)
         with self.meter.timer.stage("rollout"):
-            batch = super()._generate_and_score_completions(inputs)
+            with self._sampling_watched(inputs):
+                batch = super()._generate_and_score_completions(inputs)
             if self.base is not None and self._generations % self.args.base_anchor_every == 0:
                 size = self.args.per_device_train_batch_size
                 batch["base_per_token_logps"] = self._anchor_logps("base", self.base, self.model, batch, size)
@@ -579,6 +580,21 @@ class ProRLTrainer(GRPOTrainer):
             **dict(self.meter.named_sums("kl_")),
         }
         self._note_nonfinite(first_nonfinite(named) or "loss", inputs)
+
+    @contextmanager
+    def _sampling_watched(self, inputs):
+        try:
+            yield
+        except RuntimeError as error:
+            if "probability tensor contains" not in str(error):  # what torch says of NaN while it samples
+                raise
+            prompts = list(dict.fromkeys(shown(example.get("prompt")) for example in inputs))
+            found = {"tensor": "probabilities of the next token, while sampling,", "prompts": prompts}
+            step = self.state.global_step + 1
+            self._log_event(
+                {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": "stop", **found}
+            )
+            raise NonFiniteError(self._nonfinite_message(step, found)) from error
 
     def _note_nonfinite(self, tensor: str, inputs=None) -> None:
         prompts = []
@@ -937,7 +953,8 @@ class ProRLTrainer(GRPOTrainer):
             callback.load_state_dict(theirs)
         self._elastic_requested = state["elastic_requested"]
         for name, value in state["coefficients"].items():
-            setattr(self, name, value)
+            if name not in self._resume_event["changed"]:
+                setattr(self, name, value)
         self._kl_since_generation = state["kl_since_generation"]
         self._last_kl_ref = state["kl_ref"]
         self._generations = state["generations"]

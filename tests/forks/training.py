@@ -1,21 +1,15 @@
-"""
-A process that trains as it is told, once per line of JSON on stdin, each time in a fork of its own that can be killed.
+"""A training as it is told, in a process of its own that can be killed: see server.py."""
 
-Prints the fork's process id when it begins, and its exit status when it has ended. The imports are paid once.
-"""
-
-import json
 import os
+import resource
 import signal
 import sys
-import traceback
 import warnings
 from pathlib import Path
 
-import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TrainerCallback
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 
@@ -88,37 +82,23 @@ def kill_at_call(number):
     return seen
 
 
-def work(spec):
-    torch.set_num_threads(1)
+class FilesOfAtMost(TrainerCallback):
+    """From a step on, no file can grow beyond a size: what a full disk does to a save."""
+
+    def __init__(self, step, size):
+        self.step, self.size = step, size
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.size))
+
+
+def train(spec):
     calls = kill_at_call(spec["kill_at_call"]) if "kill_at_call" in spec else None
     trainer = build(spec["model"], spec["out"], spec["lora"], spec["prompts"], spec["keys"])
+    if "files_of_at_most" in spec:
+        trainer.add_callback(FilesOfAtMost(*spec["files_of_at_most"]))
     trainer.train(resume_from_checkpoint=spec.get("resume"))
     trainer.save_model()
     if calls is not None:
         Path(spec["out"], "calls").write_text(str(calls["calls"]))
-
-
-def main():
-    for line in sys.stdin:
-        spec = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                with open(spec["log"], "a") as log:
-                    os.dup2(log.fileno(), 1)
-                    os.dup2(log.fileno(), 2)
-                    work(spec)
-                    status = 0
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-            finally:
-                os._exit(status)
-        print(child, flush=True)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,53 @@
+"""
+A process that has paid for the imports, and forks for every order: one line of JSON on stdin, `{"run": ..., "log": ...}`.
+
+Prints the fork's process id when it begins, and its exit status when it has ended. `run` is the path of a script, with its
+`argv`, or `"training"`, see training.py.
+"""
+
+import json
+import os
+import runpy
+import sys
+import traceback
+
+import bitsandbytes  # noqa: F401
+import torch
+import training
+
+import trl_prorl.train  # noqa: F401  what every recipe script imports
+
+
+def work(order):
+    torch.set_num_threads(1)
+    if order["run"] == "training":
+        return training.train(order)
+    sys.argv = [order["run"], *order["argv"]]
+    runpy.run_path(order["run"], run_name="__main__")
+
+
+def child(order):
+    status = 1
+    try:
+        with open(order["log"], "a") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        work(order)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+for line in sys.stdin:
+    order = json.loads(line)
+    process = os.fork()
+    if process == 0:
+        child(order)
+    print(process, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)

@@ -1,0 +1,153 @@
+"""Which checkpoints are complete, and which one a resume takes."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+
+from trl_prorl.checkpoint import MANIFEST_FILE, find_checkpoint, newest_complete, publish, sha256, why_unusable
+
+
+def write(folder, step, resumable=True, **files):
+    aside = folder / f"_incomplete-checkpoint-{step}" / f"checkpoint-{step}"
+    for name, text in {"weights": "w" * 10, "deep/state": "s", **files}.items():
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+        (aside / name).write_text(text)
+    publish(aside, folder / f"checkpoint-{step}", step, resumable)
+    aside.parent.rmdir()
+    return folder / f"checkpoint-{step}"
+
+
+def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
+    checkpoint = write(tmp_path, 5)
+    assert why_unusable(checkpoint) is None and os.listdir(tmp_path) == ["checkpoint-5"]
+    manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
+    assert manifest["step"] == 5 and set(manifest["files"]) == {"weights", "deep/state"}
+    # printf wwwwwwwwww | sha256sum
+    expected = "44ab6c88be83b32482f14f05c115ff01ebb923fb6ce1b6c2ba76372dee86e9ac"  # printf wwwwwwwwww | sha256sum
+    assert manifest["files"]["weights"] == {"bytes": 10, "sha256": expected}
+
+
+@pytest.mark.parametrize(
+    "harm, reason",
+    [
+        (lambda c: (c / "deep/state").unlink(), "deep/state is missing"),
+        (lambda c: (c / "weights").write_text("w" * 9), "weights has 9 bytes instead of 10"),
+        (lambda c: (c / "weights").write_text("w" * 9 + "x"), "weights is damaged"),
+        (lambda c: (c / MANIFEST_FILE).unlink(), "it has no manifest.json"),
+        (lambda c: (c / MANIFEST_FILE).write_text("{"), "cannot be read"),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped_by_name_and_refused_if_named(tmp_path, harm, reason):
+    older, newer = write(tmp_path, 9), write(tmp_path, 10)
+    (tmp_path / "_incomplete-checkpoint-11").mkdir()
+    harm(newer)
+    found, skipped = newest_complete(tmp_path)
+    assert found == older and set(skipped) == {"checkpoint-10", "_incomplete-checkpoint-11"}
+    assert reason in skipped["checkpoint-10"]
+    with pytest.raises(ValueError, match="checkpoint-10.*cannot be resumed from"):
+        find_checkpoint(str(newer), str(tmp_path))
+    assert find_checkpoint(True, str(tmp_path))[0] == older
+    harm(older)
+    with pytest.raises(ValueError, match="holds no checkpoint that is complete. .*checkpoint-10: .*checkpoint-9: "):
+        find_checkpoint("true", str(tmp_path))
+
+
+def test_the_newest_is_the_highest_number_and_not_the_last_word(tmp_path):
+    write(tmp_path, 9), write(tmp_path, 10)
+    (tmp_path / "checkpoint-best").mkdir()
+    assert newest_complete(tmp_path) == (tmp_path / "checkpoint-10", {})
+
+
+def test_weights_alone_are_not_resumed_from(tmp_path):
+    assert "save_only_model" in why_unusable(write(tmp_path, 3, resumable=False))
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    write(tmp_path, 4)
+    assert (write(tmp_path, 4, weights="new") / "weights").read_text() == "new"
+    assert os.listdir(tmp_path) == ["checkpoint-4"]
+
+
+def test_sizes_alone_do_not_see_what_hashes_see(tmp_path):
+    checkpoint = write(tmp_path, 2)
+    (checkpoint / "weights").write_text("v" * 10)
+    assert why_unusable(checkpoint, content=False) is None and "damaged" in why_unusable(checkpoint)
+
+
+KEYS = {"beta": 0.3, "ref_reset_every": 3, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+
+
+class Bomb:
+    """What a pickle can do: here, make a folder."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("file", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
+def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trainer, tmp_path, file):
+    trainer = run(**KEYS)
+    checkpoint, mark = Path(trainer.args.output_dir, "checkpoint-2"), tmp_path / "mark"
+    torch.save(Bomb(mark), checkpoint / file)
+    manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
+    manifest["files"][file] = {"bytes": (checkpoint / file).stat().st_size, "sha256": sha256(checkpoint / file)}
+    (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
+    again = make_trainer(output_dir=str(tmp_path / "again"), **KEYS)
+    if file == "training_args.bin":  # written for people, never read
+        again.train(resume_from_checkpoint=str(checkpoint))
+    else:
+        with pytest.raises(pickle.UnpicklingError):
+            again.train(resume_from_checkpoint=str(checkpoint))
+    assert not mark.exists()
+    with pytest.raises(FileExistsError):  # the bomb is one
+        for _ in range(2):
+            torch.load(checkpoint / file, weights_only=False)
+
+
+def test_a_pickle_in_a_model_that_one_was_given_does_not_run(make_trainer, tiny_model, tmp_path):
+    model, mark = tmp_path / "model", tmp_path / "mark"
+    shutil.copytree(tiny_model, model)
+    (model / "model.safetensors").unlink()
+    torch.save(Bomb(mark), model / "pytorch_model.bin")
+    with pytest.raises(pickle.UnpicklingError):
+        make_trainer(model=str(model), **KEYS)
+    assert not mark.exists()
+
+
+def test_a_finished_run_is_resumed_without_another_step(run, make_trainer, largest_difference):
+    whole = run(**KEYS)
+    again = make_trainer(output_dir=whole.args.output_dir, **KEYS)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 4 and largest_difference(whole, again) == 0.0
+
+
+def test_the_newest_whole_checkpoint_is_resumed_from_and_the_best_is_kept(run, make_trainer, caplog):
+    trainer = run(**KEYS, save_total_limit=2)
+    out = Path(trainer.args.output_dir)
+    (out / "checkpoint-4" / "optimizer.pt").write_bytes(b"cut")
+    again = make_trainer(output_dir=str(out), **KEYS)
+    again.train(resume_from_checkpoint=True)
+    assert "checkpoint-4 is skipped: optimizer.pt has 3 bytes" in caplog.text
+    (event,) = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "resume"]
+    assert event["checkpoint"] == "checkpoint-2" and event["step_applied"] == 2 and "checkpoint-4" in event["skipped"]
+    assert why_unusable(out / "checkpoint-4") is None  # written again, whole
+
+
+def test_the_best_checkpoint_is_known_by_its_name(run):
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})
+    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "load_best_model_at_end": True}
+    keys |= {"metric_for_best_model": "eval_reward", "greater_is_better": True, "save_total_limit": 1}
+    trainer = run(**KEYS, **keys, trainer_kwargs={"eval_dataset": rows})
+    best = Path(trainer.state.best_model_checkpoint)
+    assert best.parent == Path(trainer.args.output_dir) and why_unusable(best) is None
+    state = json.loads((best / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(best)
