@@ -76,7 +76,7 @@ CASES = {
     "C by a KL spike, hard": {"beta": 0.1, "num_iterations": 2, "lora": True, "optimizer_reset": "hard"}
     | {"ref_reset_kl": 5e-4, "ref_reset_kl_window": 2, "lr_scheduler_type": "cosine"},
     "C by a stall, soft, full": {"beta": 0.1, "num_iterations": 2, "lora": False, "optimizer_reset": "soft"}
-    | {"optimizer_reset_rewarmup_steps": 3}
+    | {"optimizer_reset_rewarmup_steps": 9}
     | STALL,
     "elastic": {"elastic_reset_every": 3, "elastic_ema": 0.5, "num_iterations": 2, "lora": True},
     "elastic, full": {"elastic_reset_every": 3, "elastic_ema": 0.5, "num_iterations": 2, "lora": False},
