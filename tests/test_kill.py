@@ -129,6 +129,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(forks, tiny_mo
     control = tmp_path / "control"
     forks.start(**spec, out=str(control), kill_at_call=-1)
     assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
+    assert [path.name for path in control.glob("checkpoint-*")] == ["checkpoint-4"]  # save_total_limit
     calls = int((control / "calls").read_text())
     assert calls > 40
     found = set()
