@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -58,6 +59,11 @@ def assert_same_run(out, control, step):
     for name in ("tokenizer.json", "rng_state.pth"):
         assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
     assert read_lines(Path(out, "metrics.jsonl")) == read_lines(Path(control, "metrics.jsonl"))
+    tables = {path.name for path in Path(control, "completions").glob("*.parquet")}
+    assert {path.name for path in Path(out, "completions").glob("*.parquet")} == tables
+    for name in tables:
+        mine, theirs = (pandas.read_parquet(Path(folder, "completions", name)) for folder in (out, control))
+        pandas.testing.assert_frame_equal(mine, theirs)
     events = [[e for e in read_lines(Path(o, "events.jsonl")) if e["event"] != "resume"] for o in (out, control)]
     assert events[0] == events[1]
     return events[1]
@@ -87,7 +93,7 @@ CASES = {
 }
 # How many rows are written when a kill comes, mostly just before that step's checkpoint: the resume is from the step before.
 # A generation serves 2 to 4 steps, an epoch as many.
-KILLS = {"A": (3, 7), "C by a KL spike, hard": (3, 6), "plain": (3, 8)}
+KILLS = {"A": (3, 7), "C by a KL spike, hard": (3, 6), "C by a stall, soft, full": (4, 8), "plain": (3, 8)}
 IN_THE_MIDDLE = (4, 6)
 
 

@@ -47,5 +47,10 @@ def test_env_names_versions_seed_hardware_and_execution(tmp_path, tiny_model):
     write_env(tmp_path, args, torch.nn.Linear(2, 3))
     env = json.loads((tmp_path / "env.json").read_text())
     assert env["variant"] == "B" and env["seed"] == 5 and env["parameters"] == 9
-    assert env["execution"] == {"old_logps": "first_pass", "ref_compute": "none", "loss": "trl + added penalty"}
+    assert env["execution"] == {
+        "old_logps": "first_pass",
+        "ref_compute": "none",
+        "loss": "trl + added penalty",
+        "packing": "off",
+    }
     assert env["versions"]["torch"] == torch.__version__ and "git_commit" in env and env["hardware"]["cpus"] > 0

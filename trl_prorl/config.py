@@ -11,6 +11,7 @@ from .kl import ESTIMATORS, gradient_bias
 from .optimizer_state import MODES
 
 
+PACKING = ("off", "on", "auto")
 REF_COMPUTE = ("cached", "naive_epoch")
 METRIC_MODES = ("max", "min")
 SCHEDULES = ("keep", "restart")
@@ -100,6 +101,21 @@ class ProRLConfig(GRPOConfig):
             is sound: nothing was updated since sampling (`gradient_accumulation_steps` a multiple of
             `steps_per_generation`) and no vLLM correction needs them earlier. Elsewhere the forward stays, and
             `env.json` says so.
+
+        pack_groups (`str`, *optional*, defaults to `"off"`):
+            `"on"`: every forward that scores tokens computes each prompt once for all its completions, and next to no
+            padding, with the same numbers (see [`~trl_prorl.packing`]); groups stay together in a micro-batch. A model or
+            a task for which that is not possible is refused; with `"auto"` it is computed as TRL computes it, and
+            `env.json` says why.
+        pack_max_tokens (`int`, *optional*):
+            Most tokens of one packed forward. `None`: a micro-batch is one forward.
+        skip_zero_rows (`bool`, *optional*, defaults to `False`):
+            Do not compute rows that carry no gradient: those of groups whose rewards are all equal, where no penalty acts
+            on them. Gradient and normaliser are the same; `rows_skipped` counts them, and the means over tokens in the
+            record are of the rows that were computed.
+        drop_zero_rows (`bool`, *optional*, defaults to `False`):
+            Rows whose advantage is 0 carry no KL either, so that `skip_zero_rows` need not compute them in A and B. The
+            normaliser counts them as before. *Another objective*: the KL no longer acts on solved and on hopeless prompts.
 
         > Parameters that keep a run safe
 
@@ -193,6 +209,22 @@ class ProRLConfig(GRPOConfig):
         default=False,
         metadata={"help": "Take pi_old's log-probabilities from the first inner pass wherever that is sound."},
     )
+    pack_groups: str = field(
+        default="off",
+        metadata={
+            "help": "Compute each prompt once for all its completions, without padding.",
+            "choices": list(PACKING),
+        },
+    )
+    pack_max_tokens: int | None = field(
+        default=None, metadata={"help": "Most tokens of one packed forward. None: a micro-batch is one forward."}
+    )
+    skip_zero_rows: bool = field(
+        default=False, metadata={"help": "Do not compute rows whose advantage is 0 and that carry no penalty."}
+    )
+    drop_zero_rows: bool = field(
+        default=False, metadata={"help": "Leave rows whose advantage is 0 out of every KL, too."}
+    )
     log_update_norm: bool = field(
         default=False, metadata={"help": "Record the norm of every update of the trained parameters."}
     )
@@ -209,6 +241,8 @@ class ProRLConfig(GRPOConfig):
     run_dir: str | None = field(default=None, metadata={"help": "Where the record of the run goes. None: output_dir."})
 
     def __post_init__(self):
+        if isinstance(self.pack_groups, bool):  # YAML takes a bare on or off for true or false
+            self.pack_groups = "on" if self.pack_groups else "off"
         super().__post_init__()
         self._check_values()
         self._check_combinations()
@@ -264,12 +298,14 @@ class ProRLConfig(GRPOConfig):
     def is_trl(self) -> bool:
         """Whether every key of ours that could change a number or a forward is off."""
         changes = self.adds_penalty or self.resets or self.elastic_reset_every > 0 or self.kl_target is not None
-        return not (changes or self.reuse_old_logps or self.ref_compute != "cached")
+        cheaper = self.reuse_old_logps or self.pack_groups != "off" or self.skip_zero_rows
+        return not (changes or cheaper or self.ref_compute != "cached")
 
     @property
     def adds_penalty(self) -> bool:
         """Whether the loss has a KL term that TRL's own loss cannot express."""
-        return self.beta_old != 0.0 or self.beta_base != 0.0 or (self.beta != 0.0 and self.kl_estimator != "k3")
+        ours = self.kl_estimator != "k3" or self.drop_zero_rows
+        return self.beta_old != 0.0 or self.beta_base != 0.0 or (self.beta != 0.0 and ours)
 
     @property
     def first_pass_is_old_policy(self) -> bool:
@@ -310,6 +346,7 @@ class ProRLConfig(GRPOConfig):
             ("ref_reset_metric_mode", METRIC_MODES),
             ("optimizer_reset_schedule", (None, *SCHEDULES)),
             ("nonfinite", NONFINITE),
+            ("pack_groups", PACKING),
         ):
             value = getattr(self, name)
             if value not in choices:
@@ -326,6 +363,10 @@ class ProRLConfig(GRPOConfig):
             self._check_number(name, lambda value: value >= 0 and value == int(value), "a whole number from 0")
         for name in ("base_anchor_every", "ref_reset_kl_window", "kl_horizon"):
             self._check_number(name, lambda value: value >= 1 and value == int(value), "a whole number from 1")
+        if self.pack_max_tokens is not None:
+            self._check_number(
+                "pack_max_tokens", lambda value: value >= 1 and value == int(value), "a whole number from 1"
+            )
         for name in ("ref_reset_kl", "ref_reset_drop", "kl_target", "reward_timeout"):
             if getattr(self, name) is not None:
                 self._check_number(name, lambda value: 0 < value < math.inf, "a positive number")
@@ -353,6 +394,16 @@ class ProRLConfig(GRPOConfig):
             raise ValueError(
                 "kl_estimator='k1' with use_bias_correction_kl=False has zero expected gradient: it would penalise "
                 "nothing. Set use_bias_correction_kl: true, or kl_estimator: k3."
+            )
+        if self.skip_zero_rows and self.top_entropy_quantile < 1.0:
+            raise ValueError(
+                f"skip_zero_rows=True leaves out rows whose entropies top_entropy_quantile={self.top_entropy_quantile} "
+                "ranks. Set skip_zero_rows: false, or top_entropy_quantile: 1.0."
+            )
+        if self.drop_zero_rows and not self.anchored:
+            raise ValueError(
+                "drop_zero_rows=True leaves rows out of the KL, and there is none. Set beta, beta_old or beta_base, or "
+                "leave drop_zero_rows out."
             )
         if self.beta_old != 0.0 and self.on_policy:
             raise ValueError(

@@ -92,6 +92,7 @@ class Meter:
         self._sums: dict[str, list[torch.Tensor]] = {}
         self._totals: dict[str, torch.Tensor] = {}
         self._averages: dict[str, list[float]] = defaultdict(list)
+        self._counts: dict[str, torch.Tensor] = {}
 
     @property
     def open(self) -> bool:
@@ -130,6 +131,10 @@ class Meter:
         """Add to a plain average over the micro-batches of the step."""
         self._averages[name].append(value)
 
+    def add_count(self, name: str, count: torch.Tensor) -> None:
+        """Add to a number of things, over micro-batches and processes."""
+        self._counts[name] = self._counts.get(name, 0) + count
+
     def peek_mean(self, name: str, reduce: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
         """The step's mean over tokens so far, over all processes, or `None` where nothing was measured."""
         if name not in self._sums:
@@ -165,6 +170,8 @@ class Meter:
         row.update({name: sum(values) / len(values) for name, values in self._averages.items()})
         for name, total in self._totals.items():
             row[name] = (reduce(total) / processes).item()
+        for name, count in self._counts.items():
+            row[name] = int(reduce(count))
         for kind in self.KINDS:
             row[f"{kind}_forward_calls"] = self.calls[kind]
             row[f"tokens_processed_{kind}"] = self.tokens[kind]

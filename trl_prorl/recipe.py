@@ -63,7 +63,11 @@ def check_recipe(path: str | Path, dataclass_types: Iterable[type]) -> None:
     hints = {}
     for dataclass_type in dataclass_types:
         types_by_name = typing.get_type_hints(dataclass_type)
-        hints |= {field.name: types_by_name[field.name] for field in dataclasses.fields(dataclass_type) if field.init}
+        for field in dataclasses.fields(dataclass_type):
+            if field.init:
+                hints[field.name] = types_by_name[field.name]
+                if "on" in field.metadata.get("choices", ()):  # YAML takes a bare on or off for true or false
+                    hints[field.name] = hints[field.name] | bool
     check_recipe_runs_no_code(path, recipe)
     for key, value in recipe.items():
         if key == "env":

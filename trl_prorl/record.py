@@ -81,7 +81,7 @@ def write_config(run_dir: str | os.PathLike, args: GRPOConfig, recipe: tuple = (
     path.write_text(yaml.safe_dump(keys, sort_keys=True))
 
 
-def write_env(run_dir: str | os.PathLike, args: Any, model: torch.nn.Module) -> None:
+def write_env(run_dir: str | os.PathLike, args: Any, model: torch.nn.Module, packing: str = "off") -> None:
     """
     Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run computes what it computes.
 
@@ -92,6 +92,8 @@ def write_env(run_dir: str | os.PathLike, args: Any, model: torch.nn.Module) -> 
             The configuration.
         model (`torch.nn.Module`):
             The policy.
+        packing (`str`, *optional*, defaults to `"off"`):
+            Whether groups are packed, and if not as asked, why.
     """
     env = {
         "variant": args.variant,
@@ -99,6 +101,7 @@ def write_env(run_dir: str | os.PathLike, args: Any, model: torch.nn.Module) -> 
             "old_logps": args.old_logps_source,
             "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
             "loss": "trl + added penalty" if args.adds_penalty else "trl",
+            "packing": packing,
         },
         "seed": args.seed,
         "data_seed": args.data_seed,

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import create_model_from_path, get_config_model_id
+from trl.trainer.utils import create_model_from_path, get_config_model_id, split_tensor_dict
 
 from . import kl
 from .adaptive import next_coefficient
@@ -34,10 +34,12 @@ from .dropout import check_dropout, check_dropout_config
 from .elastic import ElasticAverage
 from .errors import CheckpointError, NonFiniteError
 from .finite import all_finite, first_nonfinite
+from .grouping import whole_groups
 from .identity import IDENTITY_FILE, changing_keys, check_same_run, dataset_hash, weights_hash
 from .meter import EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
 from .normalizer import token_weights
 from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
+from .packing import packed_logps, why_not
 from .record import write_config, write_env
 from .reference import AdapterReference, SnapshotReference, frozen_adapter, frozen_copy, move_reference
 from .rewards import shown, watched
@@ -126,6 +128,8 @@ class ProRLTrainer(GRPOTrainer):
             else watched(function, name, args.reward_timeout, args.nonfinite)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
+        self.packing = self._choose_packing()
+        self._packs = self.packing == "on"
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
         self.beta_old, self.beta_base = args.beta_old, args.beta_base  # with `beta`, what `kl_target` adapts
         self.reference = self._make_reference(moves)
@@ -146,6 +150,7 @@ class ProRLTrainer(GRPOTrainer):
         self._schedule_start: dict | None = None
         self._rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
         self._epochs_done = 0
+        self._scored_rows: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._writing_into: Path | None = None
         self._nonfinite: dict | None = None  # what was found in this step, and where
         self._unbounded_rewards: torch.Tensor | None = None
@@ -190,6 +195,26 @@ class ProRLTrainer(GRPOTrainer):
                 "elastic_reset_every and beta_base keep whole copies of the parameters, which FSDP shards. Use DDP "
                 "(accelerate_configs/multi_gpu.yaml)."
             )
+
+    def _choose_packing(self) -> str:
+        """`"on"`, or `"off"` with the reason why not."""
+        if self.args.pack_groups == "off":
+            return "off"
+        reason = why_not(self.accelerator.unwrap_model(self.model))
+        columns = set(getattr(self.train_dataset, "column_names", None) or ())
+        if self._is_vlm or columns & {"image", "images"}:
+            reason = "the prompts have images."
+        elif self.tools or self.environments is not None:
+            reason = "tools write into the completions."
+        elif self.aux_loss_enabled:
+            reason = "the load-balancing loss averages over tokens, prompts included, as padded."
+        if reason is None:
+            return "on"
+        if self.args.pack_groups == "on":
+            raise ValueError(
+                f"pack_groups='on' is not possible: {reason} Set pack_groups: \"off\", or auto to fall back."
+            )
+        return f"off: {reason}"
 
     def _base_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters of the policy without those of adapters."""
@@ -434,17 +459,70 @@ class ProRLTrainer(GRPOTrainer):
                 return None, None, None
             if kind == "ref" and self.args.ref_compute == "naive_epoch" and self._generating:
                 return None, None, None
+        score = self._packed_logps if self._packs else super()._get_per_token_logps_and_entropies
         if not self.model.training:
-            result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            result = score(model, *args, **kwargs)
         elif kind == "policy":
             counted = self.meter.counted(model, kind)
-            result = super()._get_per_token_logps_and_entropies(counted, *args, **kwargs)
+            if self._scored_rows is not None:
+                result = self._score_some_rows(score, counted, *args, **kwargs)
+            else:
+                result = score(counted, *args, **kwargs)
         else:
             counted = self.meter.counted(model, kind)
             with self.meter.timer.stage(kind):
-                return super()._get_per_token_logps_and_entropies(counted, *args, **kwargs)
+                return score(counted, *args, **kwargs)
         self._captured = result[:2]
         return result
+
+    def _packed_logps(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **others
+    ):
+        """What TRL's method returns, by packed rows. A micro-batch is scored at a time, as there."""
+        asked = sorted(name for name, value in others.items() if value is not None and value is not False)
+        if asked:
+            raise ValueError(
+                f"pack_groups={self.args.pack_groups!r} packs text alone; the batch has {', '.join(asked)}."
+            )
+        size = batch_size or len(input_ids)
+        chunks = [
+            packed_logps(
+                model,
+                input_ids[start : start + size],
+                attention_mask[start : start + size],
+                logits_to_keep,
+                self.args.pack_max_tokens,
+                compute_entropy,
+                self.accelerator.autocast,
+            )
+            for start in range(0, len(input_ids), size)
+        ]
+        logps, entropies = zip(*chunks, strict=True)
+        return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+
+    def _score_some_rows(self, score, model, input_ids, attention_mask, logits_to_keep, **kwargs):
+        """
+        Score the rows that carry a gradient. The others get the old policy's log-probabilities, a ratio of 1, and the mean
+        entropy of those computed, which leaves the mean as it is.
+        """
+        rows, fill = self._scored_rows
+        logps, entropies, aux_loss = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
+        mask = attention_mask[rows][:, -logits_to_keep:]
+        mean_entropy = (entropies * mask).sum() / mask.sum().clamp(min=1)
+        shape = (len(input_ids), logits_to_keep)
+        fill = logps.new_zeros(shape) if fill is None else fill.to(logps.dtype)
+        return fill.index_copy(0, rows, logps), mean_entropy.expand(shape).index_copy(0, rows, entropies), aux_loss
+
+    def _prepare_inputs(self, generation_batch):
+        if not (self._packs and self.model.training):
+            return super()._prepare_inputs(generation_batch)
+        # TRL's method, but for the shuffle: it scatters the groups over the micro-batches, and a packed row is a group.
+        if self._step % self.args.generate_every == 0 or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(generation_batch)
+            order = whole_groups(torch.randperm(len(batch["advantages"])), self.num_generations)
+            batch = {name: value[order] if value.dim() else value for name, value in batch.items()}
+            self._buffered_inputs = split_tensor_dict(batch, self.args.steps_per_generation)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     @property
     def _generating(self) -> bool:
@@ -486,6 +564,7 @@ class ProRLTrainer(GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         training = self.model.training
+        self._scored_rows = self._rows_to_score(inputs) if training else None
         if training and self.args.ref_compute == "naive_epoch":
             inputs["ref_per_token_logps"] = self._anchor_logps("ref", self.reference, model, inputs)
         if self.args.adds_penalty:
@@ -513,6 +592,21 @@ class ProRLTrainer(GRPOTrainer):
                 self._look_for_nonfinite(loss, inputs, logps)
         return loss
 
+    def _rows_to_score(self, inputs) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Indices of the rows that carry a gradient, and what stands for the others' log-probabilities; `None` if all do."""
+        if not self.args.skip_zero_rows:
+            return None
+        penalised = any((self.beta, self.beta_old, self.beta_base and "base_per_token_logps" in inputs))
+        if (penalised and not self.args.drop_zero_rows) or self.entropy_coef:
+            scored = torch.ones_like(inputs["advantages"], dtype=torch.bool)
+        else:
+            scored = inputs["advantages"] != 0.0
+            if not scored.any():
+                # The backward pass, and other processes in it, need a gradient, though it be zero: of the shortest row.
+                scored[inputs["completion_mask"].sum(dim=1).argmin()] = True
+        self.meter.add_count("rows_skipped", (~scored).sum())
+        return None if scored.all() else (scored.nonzero().squeeze(1), inputs.get("old_per_token_logps"))
+
     def _penalties(self, inputs, logps: torch.Tensor) -> dict[str, torch.Tensor]:
         """Coefficient times per-token penalty, shape `(B, T)`, of every anchor that has a coefficient."""
         old = inputs.get("old_per_token_logps", logps.detach())
@@ -526,8 +620,9 @@ class ProRLTrainer(GRPOTrainer):
         ratio = None
         if self.args.use_bias_correction_kl:
             ratio = kl.importance_ratio(logps, old, self._mask(inputs), self.importance_sampling_level)
+        carried = inputs["advantages"].unsqueeze(1) != 0.0 if self.args.drop_zero_rows else 1.0
         return {
-            name: coefficient * kl.kl_penalty(logps, anchor, self.args.kl_estimator, ratio)
+            name: coefficient * kl.kl_penalty(logps, anchor, self.args.kl_estimator, ratio) * carried
             for name, (coefficient, anchor) in anchors.items()
         }
 
@@ -695,6 +790,8 @@ class ProRLTrainer(GRPOTrainer):
     def _observe(self, inputs, logps: torch.Tensor, entropies: torch.Tensor) -> None:
         """Means over tokens of one micro-batch; everything has shape `(B, T)`, without gradient."""
         mask, meter = self._mask(inputs), self.meter
+        if self._scored_rows is not None:
+            mask = torch.zeros_like(mask).index_copy(0, self._scored_rows[0], mask[self._scored_rows[0]])
         ref, old = inputs.get("ref_per_token_logps"), inputs.get("old_per_token_logps")
         base = inputs.get("base_per_token_logps")
         meter.add_mean("entropy", entropies, mask)
@@ -827,7 +924,7 @@ class ProRLTrainer(GRPOTrainer):
             if resume_from_checkpoint is not None:
                 self._log_event(self._resume_event | {"step_requested": step, "step_applied": step})
             write_config(self.run_dir, self.args, self.recipe)
-            write_env(self.run_dir, self.args, self.model)
+            write_env(self.run_dir, self.args, self.model, self.packing)
         return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _run_epoch(self, *args, **kwargs):

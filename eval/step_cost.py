@@ -1,0 +1,381 @@
+"""
+What a step costs, side by side with TRL: `python -m eval.step_cost`.
+
+Every arm trains the same model on the same batches in one process, in turns: TRL with and without a reference, and A, B and
+C, padded and packed. The completions have lengths of GSM8K's distribution (`eval/gsm8k_lengths.json`, counted in the pieces of
+Qwen2's pre-tokenizer) times `--scale`, for models write more than the gold answers; their tokens are random. Generation is
+the same work for every arm: it is done once a round, by the first arm's model. Ratios to TRL are what to quote.
+"""
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from matplotlib.figure import Figure
+from peft import LoraConfig
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.embedded import byte_tokenizer
+
+
+LENGTHS = Path(__file__).with_name("gsm8k_lengths.json")
+SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vocabulary
+    "small": (256, 4, 4, 4, 768, 8192),
+    "qwen2.5-0.5b": (896, 24, 14, 2, 4864, 151936),
+    "qwen2.5-1.5b": (1536, 28, 12, 2, 8960, 151936),
+}
+BASELINE = "TRL β>0"
+ACCELERATED = {"reuse_old_logps": True}
+PACKED = {"reuse_old_logps": True, "pack_groups": "on"}
+ARMS = {
+    BASELINE: (GRPOTrainer, {"beta": 0.02}),
+    "TRL β=0": (GRPOTrainer, {"beta": 0.0}),
+    "A": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, **ACCELERATED}),
+    "B": (ProRLTrainer, {"beta_old": 0.02, **ACCELERATED}),
+    "C": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **ACCELERATED}),
+    "A packed": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, **PACKED}),
+    "B packed": (ProRLTrainer, {"beta_old": 0.02, **PACKED}),
+    "C packed": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **PACKED}),
+}
+OVERHEAD_ARMS = {BASELINE: ARMS[BASELINE], "ours, all off": (ProRLTrainer, {"beta": 0.02})}
+COLOURS = {"generation": "#BBBBBB", "scoring": "#CC79A7", "update": "#56B4E9"}
+
+
+class Batches:
+    """Prompts and completions of random tokens, the same for every arm; the lengths are drawn from a histogram."""
+
+    def __init__(self, args: argparse.Namespace, scale: float, fixed: int | None = None):
+        self.args, self.scale, self.fixed = args, scale, fixed
+        self.histogram = json.loads(LENGTHS.read_text())
+
+    def draw(self, number: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Prompt ids and completion ids of the generation batch of this number, a row per completion."""
+        source, args = random.Random(number), self.args
+        prompts, completions = [], []
+        for _ in range(args.prompts):
+            length = args.template + self._length(source, "question")
+            prompt = [source.randrange(3, 250) for _ in range(length)]
+            for _ in range(args.num_generations):
+                prompts.append(prompt)
+                count = self.fixed or max(1, round(self.scale * self._length(source, "answer")))
+                completions.append([source.randrange(3, 250) for _ in range(min(count, args.longest))])
+        return prompts, completions
+
+    def _length(self, source: random.Random, what: str) -> int:
+        counts = self.histogram[what]
+        return source.choices(range(len(counts)), weights=counts)[0]
+
+
+class Stopwatch(TrainerCallback):
+    """Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.seconds, self.began = device, defaultdict(float), 0.0
+
+    def now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.began = self.now()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seconds["step"] += self.now() - self.began
+
+    def around(self, name: str, function):
+        def timed(*args, **kwargs):
+            began = self.now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[name] += self.now() - began
+
+        return timed
+
+
+def new_model(args: argparse.Namespace) -> Qwen2ForCausalLM:
+    hidden, layers, heads, key_values, intermediate, vocabulary = SHAPES[args.shape]
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_values,
+        intermediate_size=intermediate,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config).to(args.dtype)
+
+
+def make_trainer(
+    name: str, arm, args, batches: Batches, iterations: int, checkpointing: bool, folder: str
+) -> GRPOTrainer:
+    """A trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group."""
+    cls, keys = arm
+    count = {"generations": 0}
+
+    def rollout(prompts, trainer):
+        ids, completions = batches.draw(count["generations"])
+        count["generations"] += 1
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": [[0.0] * len(c) for c in completions]}
+
+    def reward(completion_ids, **columns):
+        return [float(sum(ids) % 7) + row % 2 for row, ids in enumerate(completion_ids)]
+
+    config = (ProRLConfig if cls is ProRLTrainer else GRPOConfig)(
+        output_dir=str(Path(folder, name.replace(" ", "_"))),
+        per_device_train_batch_size=args.micro_batch,
+        gradient_accumulation_steps=args.prompts * args.num_generations // args.micro_batch,
+        num_generations=args.num_generations,
+        num_iterations=iterations,
+        max_steps=iterations,
+        max_completion_length=args.longest,
+        learning_rate=1e-6,
+        bf16=args.dtype is torch.bfloat16,
+        use_cpu=args.device == "cpu",
+        gradient_checkpointing=checkpointing,
+        save_strategy="no",
+        logging_steps=10_000,
+        report_to="none",
+        disable_tqdm=True,
+        **keys,
+    )
+    # A full model is its own reference's source, so it needs a path; LoRA's reference is the base.
+    lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear") if args.rank else None
+    rows = Dataset.from_dict({"prompt": ["x"] * args.prompts})
+    tokenizer: PreTrainedTokenizerBase = byte_tokenizer()
+    with tempfile.TemporaryDirectory() as model_folder:
+        model = new_model(args)
+        if lora is None:
+            model.save_pretrained(model_folder)
+            model.config._name_or_path = model_folder
+        trainer = cls(
+            model=model,
+            reward_funcs=reward,
+            args=config,
+            train_dataset=rows,
+            processing_class=tokenizer,
+            peft_config=lora,
+            rollout_func=rollout,
+        )
+    watch = Stopwatch(trainer.accelerator.device)
+    trainer.add_callback(watch)
+    trainer.watch = watch
+    trainer._generate_and_score_completions = watch.around("scoring", trainer._generate_and_score_completions)
+    return trainer
+
+
+def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> float:
+    """One generation of a batch's prompts by transformers, for as many tokens as its longest completion has."""
+    prompts, completions = batches.draw(number)
+    longest, device = max(map(len, prompts)), trainer.accelerator.device
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+    tokens = max(map(len, completions))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    watch = trainer.watch
+    began = watch.now()
+    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+        model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True
+        )
+    return watch.now() - began
+
+
+def measure(
+    arms: dict, args, batches: Batches, iterations: int, checkpointing: bool, generate: bool
+) -> dict[str, dict]:
+    """
+    Run the arms in turns.
+
+    Returns:
+        `dict[str, dict]`: by arm the median seconds of an optimizer step's `generation`, `scoring` and `update`, every round's
+        `phase` (all but generation), and on a GPU the `peak` memory in GiB.
+    """
+    rounds = {name: defaultdict(list) for name in arms}
+    generation = []
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainers = {
+            name: make_trainer(name, arm, args, batches, iterations, checkpointing, folder)
+            for name, arm in arms.items()
+        }
+        order = list(trainers)
+        for number in range(args.rounds + 1):
+            if generate:
+                generation.append(generation_seconds(trainers[order[0]], batches, number))
+            # In turns, and not always in the same order.
+            for name in order[number % len(order) :] + order[: number % len(order)]:
+                trainer = trainers[name]
+                trainer.watch.seconds.clear()
+                if torch.cuda.is_available():
+                    torch.cuda.reset_peak_memory_stats()
+                with contextlib.redirect_stdout(io.StringIO()):
+                    trainer.train()
+                if number == 0:
+                    continue  # the first round warms up
+                seconds = trainer.watch.seconds
+                rounds[name]["scoring"].append(seconds["scoring"] / iterations)
+                rounds[name]["update"].append((seconds["step"] - seconds["scoring"]) / iterations)
+                rounds[name]["phase"].append(seconds["step"] / iterations)
+                if torch.cuda.is_available():
+                    rounds[name]["peak"].append(torch.cuda.max_memory_allocated() / 2**30)
+    result = {}
+    for name, values in rounds.items():
+        result[name] = {key: statistics.median(values[key]) for key in ("scoring", "update")}
+        result[name]["phase"] = values["phase"]
+        result[name]["generation"] = statistics.median(generation[1:]) / iterations if generate else 0.0
+        if "peak" in values:
+            result[name]["peak"] = max(values["peak"])
+    return result
+
+
+def ratio(result: dict[str, dict], name: str, baseline: str = BASELINE) -> tuple[float, float, float]:
+    """How many times as fast as the baseline an arm's update phase is: median, least and greatest over paired rounds."""
+    pairs = [theirs / mine for mine, theirs in zip(result[name]["phase"], result[baseline]["phase"], strict=True)]
+    return statistics.median(pairs), min(pairs), max(pairs)
+
+
+def whole_step(values: dict) -> float:
+    return values["generation"] + statistics.median(values["phase"])
+
+
+def show(console: Console, title: str, result: dict[str, dict]) -> None:
+    table = Table(title=title)
+    columns = ["arm", "generation", "scoring", "update", "update phase ×", "whole step", "whole step ×"]
+    columns += ["peak GiB"] if any("peak" in values for values in result.values()) else []
+    for column in columns:
+        table.add_column(column, justify="left" if column == "arm" else "right")
+    for name, values in result.items():
+        median, least, greatest = ratio(result, name)
+        cells = [name, *(f"{values[key]:.3f} s" for key in ("generation", "scoring", "update"))]
+        cells += [f"{median:.2f} [{least:.2f}, {greatest:.2f}]", f"{whole_step(values):.3f} s"]
+        cells += [f"{whole_step(result[BASELINE]) / whole_step(values):.2f}"]
+        table.add_row(*cells, *([f"{values['peak']:.2f}"] if "peak" in values else []))
+    console.print(table)
+
+
+def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
+    """One panel a setting: bars of generation, scoring and update, and the ratio of the update phase to TRL's."""
+    figure = Figure(figsize=(5.2 * min(3, len(results)), 3.4 * ((len(results) + 2) // 3)), layout="constrained")
+    axes = figure.subplots((len(results) + 2) // 3, min(3, len(results)), squeeze=False).flatten()
+    for panel, (title, result) in zip(axes, results.items(), strict=False):
+        names = list(result)[::-1]
+        left = [0.0] * len(names)
+        for stage, colour in COLOURS.items():
+            widths = [result[name][stage] for name in names]
+            panel.barh(names, widths, left=left, color=colour, label=stage)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        for place, name in enumerate(names):
+            panel.text(left[place], place, f" {ratio(result, name)[0]:.2f}×", va="center", fontsize=8)
+        panel.set_title(title, fontsize=9)
+        panel.set_xlim(0, 1.18 * max(left))
+        panel.set_xlabel("seconds an optimizer step; ×: update phase against TRL's", fontsize=8)
+        panel.tick_params(labelsize=8)
+    for panel in axes[len(results) :]:
+        panel.set_visible(False)
+    axes[0].legend(fontsize=8, loc="lower right")
+    figure.text(0.995, 0.002, "B optimises another objective than A.", ha="right", fontsize=7, style="italic")
+    figure.savefig(path, dpi=110)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--mode", choices=["arms", "overhead", "growth"], default="arms", help="what to compare")
+    parser.add_argument("--shape", choices=list(SHAPES), default="small", help="the model, with random weights")
+    parser.add_argument("--rank", type=int, default=16, help="rank of LoRA; 0 is full fine-tuning")
+    parser.add_argument("--iterations", type=int, nargs="+", default=[2], help="inner passes μ (B needs 2)")
+    parser.add_argument(
+        "--scale", type=float, nargs="+", default=[1.0], help="completions as multiples of gold answers"
+    )
+    parser.add_argument("--checkpointing", choices=["off", "on", "both"], default="off", help="gradient checkpointing")
+    parser.add_argument("--num_generations", type=int, default=8, help="completions of a prompt, G")
+    parser.add_argument("--prompts", type=int, default=4, help="prompts of an optimizer step")
+    parser.add_argument("--micro_batch", type=int, default=8, help="completions of one forward")
+    parser.add_argument("--template", type=int, default=30, help="tokens of the chat template in every prompt")
+    parser.add_argument("--longest", type=int, default=2048, help="completions are cut here")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds after the one that warms up")
+    parser.add_argument("--no_generation", action="store_true", help="do not time generation")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[64, 256, 1024, 2048], help="completion lengths of growth"
+    )
+    parser.add_argument("--groups", type=int, nargs="+", default=[4, 8, 16, 32], help="G of growth")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default=None, help="float32 or bfloat16; by default bfloat16 on a GPU")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/step_cost"), help="folder of results.json and the chart"
+    )
+    args = parser.parse_args(argv)
+    args.dtype = getattr(torch, args.dtype or ("bfloat16" if args.device == "cuda" else "float32"))
+    if args.micro_batch > args.prompts * args.num_generations:
+        parser.error(f"--micro_batch {args.micro_batch} exceeds --prompts {args.prompts} x --num_generations.")
+    return args
+
+
+def settings(args: argparse.Namespace):
+    """Title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting asked for."""
+    checkpointing = {"off": [False], "on": [True], "both": [False, True]}[args.checkpointing]
+    if args.mode == "growth":
+        arms = {name: ARMS[name] for name in (BASELINE, "A packed", "B packed")}
+        sizes = [(length, 8) for length in args.lengths] + [(256, group) for group in args.groups if group != 8]
+        for length, group in sizes:
+            args.num_generations = args.micro_batch = group
+            title = f"completions of {length} tokens, G={group}"
+            yield title, arms, Batches(args, 1.0, fixed=length), 2, checkpointing[0], False
+        return
+    for iterations, scale, checkpoint in itertools.product(args.iterations, args.scale, checkpointing):
+        arms = OVERHEAD_ARMS if args.mode == "overhead" else ARMS
+        if iterations == 1:  # where B's penalty could do nothing, and is refused
+            arms = {name: arm for name, arm in arms.items() if not name.startswith("B")}
+        title = f"μ={iterations}, {scale:g}× gold answers" + (", gradient checkpointing" if checkpoint else "")
+        yield title, arms, Batches(args, scale), iterations, checkpoint, not args.no_generation and args.mode == "arms"
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse(argv)
+    console = Console()
+    results = {}
+    for title, *setting in track(
+        list(settings(args)) if args.mode != "growth" else settings(args), description=args.mode
+    ):
+        arms, batches, iterations, checkpoint, generate = setting
+        results[title] = measure(arms, args, batches, iterations, checkpoint, generate)
+        show(console, title, results[title])
+    args.out.mkdir(parents=True, exist_ok=True)
+    told = {
+        name: str(value) if not isinstance(value, (int, list, str)) else value for name, value in vars(args).items()
+    }
+    told["hardware"] = (
+        torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    )
+    (args.out / f"{args.mode}.json").write_text(json.dumps({"settings": told, "results": results}, indent=1) + "\n")
+    draw(results, args.out / f"{args.mode}.png")
+    console.print(f"{args.out / f'{args.mode}.json'} and {args.mode}.png; a ratio above 1 is faster than {BASELINE}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Log-probabilities of completions, with every prompt computed once and next to no padding.
+
+TRL pads each row to the longest prompt and the longest completion, and computes a prompt again for each of its G
+completions. Here a prompt stands once in a packed row, before its completions, each of which sees the prompt and itself
+only:
+
+    tokens      a b c | d x1 x2 | d y1 y2 y3        prompt a b c d, completions x1 x2 and y1 y2 y3
+    positions   0 1 2 | 3 4  5  | 3 4  5  6
+    labels      - - - | - x1 x2 | - y1 y2 y3
+
+Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token: labels
+then stand one place to the right of what predicts them, as the shift inside TRL's fused LM head expects. Values and
+gradients are TRL's up to rounding (`tests/test_packing.py`).
+
+Sharing a prompt lengthens the row, and attention under a mask costs the square of that. So a row may hold several short
+groups, and a group of long completions is cut over several rows, each with the prompt: see `plan`.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from peft import PeftModel, PeftType
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+
+# Length of a row at which attention costs as much as all the rest. Counted in operations it is 2,500 for a model of 10M
+# parameters, 8,000 for 0.5B and 15,000 for 1.5B; less where attention runs below the speed of a matrix product. With
+# any of these the packing chosen for 4,096 costs at most a fifth more than the best.
+BALANCED_LENGTH = 4096
+
+# A group's rows of the batch that share one copy of the prompt; several pieces make a packed row, packed rows a call.
+Piece = list[int]
+Row = list[Piece]
+Call = list[Row]
+
+
+def packed_logps(
+    model: Callable,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    logits_to_keep: int,
+    max_tokens: int | None = None,
+    compute_entropy: bool = False,
+    autocast: Callable[[], AbstractContextManager] = nullcontext,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """
+    Per-token log-probabilities and entropies of completions, with gradient: what TRL's
+    `GRPOTrainer._get_per_token_logps_and_entropies` returns, for a model to which `why_not` has no objection.
+
+    Equal prompts are found wherever in the batch they stand. Completions without tokens are not computed; if there are
+    no others, one prompt is, so that the zeros returned have a gradient, as TRL's have. Dropout draws other masks than
+    in padded rows.
+
+    Args:
+        model (`Callable`):
+            A causal language model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`), or a function that
+            calls it; `input_ids.numel()` is the number of positions of a call.
+        input_ids (`torch.Tensor` of shape `(B, P + C)`):
+            Prompts padded on the left, then completions padded on the right.
+        attention_mask (`torch.Tensor` of shape `(B, P + C)`):
+            1 where a token counts. A completion may be masked altogether.
+        logits_to_keep (`int`):
+            C.
+        max_tokens (`int`, *optional*):
+            Most positions, rows times their length, of one call. By default there is one call, so that the processes
+            of a sharded model stay in step. With gradient, the activations of all calls are kept until the backward
+            pass, as those of one call would be: it is checkpointed activations, masks and logits that this bounds.
+        compute_entropy (`bool`, *optional*, defaults to `False`):
+            Whether to return the entropies too.
+        autocast (`Callable`, *optional*, defaults to `nullcontext`):
+            Makes the context for a call of the model, such as `accelerator.autocast`.
+
+    Returns:
+        `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` if not asked for),
+        exactly 0 where the mask is 0, as TRL's are.
+
+    Raises:
+        `ValueError`: If the mask is of another form, or a prompt with one completion exceeds `max_tokens`.
+    """
+    batch, width = input_ids.shape
+    prompt_mask, completion_mask = attention_mask.int().cpu().split([width - logits_to_keep, logits_to_keep], dim=1)
+    if not prompt_mask[:, -1].all() or (prompt_mask.diff() < 0).any() or (completion_mask.diff() > 0).any():
+        raise ValueError(
+            "attention_mask: prompts must not be empty, only padded on the left; completions on the right."
+        )
+    prompts, completions = prompt_mask.sum(1).tolist(), completion_mask.sum(1).tolist()
+
+    groups = {}
+    token_ids = input_ids[:, : width - logits_to_keep].tolist()
+    for row in [row for row in range(batch) if completions[row]] or [0]:
+        groups.setdefault(tuple(token_ids[row][-prompts[row] :]), []).append(row)
+
+    logps, entropies, places = [], [], []
+    for call in plan(list(groups.values()), prompts, completions, max_tokens):
+        inputs, destination = pack(call, input_ids, prompts, completions, logits_to_keep)
+        with autocast():
+            outputs = model(**inputs, fused_lm_head=True)
+        device = outputs.log_probs.device  # of the head, which may not be that of the batch
+        scored = (inputs["labels"][:, 1:] != -100).to(device)
+        places.append(destination[:, 1:].to(device)[scored])
+        logps.append(outputs.log_probs[scored])
+        if compute_entropy:
+            entropies.append(outputs.entropy[scored])
+
+    def unpacked(values: list[torch.Tensor]) -> torch.Tensor:
+        values = torch.cat(values)
+        return values.new_zeros(batch * logits_to_keep).index_copy(0, torch.cat(places), values).view(batch, -1)
+
+    return unpacked(logps), unpacked(entropies) if compute_entropy else None
+
+
+def pack(
+    call: Call, input_ids: torch.Tensor, prompts: list[int], completions: list[int], logits_to_keep: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """
+    The model's inputs for one call, of shape `(R, L)` but for the mask's `(R, 1, L, L)`, and for each token its place in
+    the flattened `(B, C)` result, meaningful where it has a label.
+    """
+    batch, width = input_ids.shape
+    start = width - logits_to_keep  # the completions' first column
+    # By row of the batch: the column of its first token, and a name of its piece. The entry after the last is for what
+    # fills up a short packed row; index -1 finds it, and the batch's last column.
+    offsets, leaders = [start - length for length in prompts] + [width - 1], [-1] * (batch + 1)
+    sources = []
+    for pieces in call:
+        spans = []
+        for piece in pieces:
+            leader = piece[0]
+            spans.append(torch.arange(leader * width + offsets[leader], leader * width + start - 1))
+            for row in piece:
+                leaders[row] = leader
+                spans.append(torch.arange(row * width + start - 1, row * width + start + completions[row]))
+        sources.append(torch.cat(spans))
+    # Where in the flattened batch every token comes from; all else follows.
+    source = pad_sequence(sources, batch_first=True, padding_value=-1).to(input_ids.device)
+    row, column = source // width, source % width
+    offset, leader = torch.tensor([offsets, leaders], device=source.device)[:, row]
+    tokens = input_ids.flatten()[source]
+
+    visible = (column < start - 1).unsqueeze(1) | (row.unsqueeze(2) == row.unsqueeze(1))
+    visible &= leader.unsqueeze(2) == leader.unsqueeze(1)
+    inputs = {
+        "input_ids": tokens,
+        # With a mask that is not 4-D, transformers takes positions that restart for sequences of their own.
+        "attention_mask": visible.tril().unsqueeze(1),
+        "position_ids": column - offset,
+        "labels": tokens.masked_fill((column < start) | (source < 0), -100),
+    }
+    return inputs, row * logits_to_keep + column - start
+
+
+def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None) -> list[Call]:
+    """
+    Which rows of the batch to compute together: the cheapest of several first-fit-decreasing packings.
+
+    Rows are tried from as long as the longest sequence to as long as everything together, by steps of a fifth, and
+    their cost is that of `BALANCED_LENGTH`. It never has more positions than padded rows (without `max_tokens`).
+
+    Args:
+        groups (`list`):
+            Rows of the batch with the same prompt.
+        prompts (`list[int]`):
+            Number of prompt tokens of every row of the batch.
+        completions (`list[int]`):
+            Number of completion tokens of every row of the batch.
+        max_tokens (`int`, *optional*):
+            Most positions of one call; by default there is one call.
+    """
+
+    def length(row: Row) -> int:
+        return sum(prompts[piece[0]] - 1 + sum(completions[i] + 1 for i in piece) for piece in row)
+
+    def packing(capacity: int) -> list[Call]:
+        pieces = []
+        for group in groups:
+            pieces += first_fit(group, lambda i: completions[i] + 1, capacity - prompts[group[0]] + 1)
+        calls = []
+        for row in sorted(first_fit(pieces, lambda piece: length([piece]), capacity), key=length, reverse=True):
+            if calls and (len(calls[-1]) + 1) * length(calls[-1][0]) <= limit:
+                calls[-1].append(row)
+            else:
+                calls.append([row])
+        return calls
+
+    def cost(calls: list[Call]) -> float:
+        return sum(len(call) * length(call[0]) * (1 + length(call[0]) / BALANCED_LENGTH) for call in calls)
+
+    limit = sys.maxsize if max_tokens is None else max_tokens
+    longest, total = max(length([[i]]) for group in groups for i in group), length(groups)
+    if longest > limit:
+        raise ValueError(
+            f"pack_max_tokens={max_tokens} is less than the {longest} tokens of a prompt with one completion: raise it, "
+            "or lower max_completion_length."
+        )
+    capacities = [longest]
+    while capacities[-1] < min(limit, total):
+        capacities.append(min(limit, capacities[-1] * 6 // 5 + 1))
+    return min(map(packing, capacities), key=cost)
+
+
+def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list]:
+    """First-fit decreasing: `items` in bins whose sizes add up to at most `capacity`."""
+    bins, room = [], []
+    for item in sorted(items, key=size, reverse=True):
+        place = next((i for i, free in enumerate(room) if free >= size(item)), len(bins))
+        if place == len(bins):
+            bins.append([])
+            room.append(capacity)
+        bins[place].append(item)
+        room[place] -= size(item)
+    return bins
+
+
+def why_not(model: PreTrainedModel | PeftModel) -> str | None:
+    """
+    Why `packed_logps` is refused for a model, in one sentence, or `None` where its results are TRL's.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            The policy or the reference, before anything else wraps it.
+    """
+    if isinstance(model, PeftModel):
+        for name, adapter in model.peft_config.items():
+            if adapter.peft_type != PeftType.LORA or getattr(adapter, "alora_invocation_tokens", None):
+                return f"the adapter {name!r} is not a plain LoRA, and others may depend on where in a row a token stands."
+        model = model.get_base_model()
+    name, config = type(model).__name__, model.config
+    if not type(model).__module__.startswith("transformers."):
+        return f"{name} is not of transformers, and may not honour a mask of four dimensions."
+    if config.get_text_config() is not config or config.is_encoder_decoder:
+        return f"{name} is not a decoder of text alone."
+    layers = getattr(config, "layer_types", None)
+    others = set(layers or ()) - {"full_attention"}
+    if others or getattr(model, "_is_stateful", False):
+        return f"{name} has layers other than full attention ({', '.join(sorted(others)) or 'recurrent'})."
+    for key in ("sliding_window", "keep_window_size", "index_topk_blocks"):
+        if getattr(config, key, None):
+            return f"{key}={getattr(config, key)}: in a packed row other tokens would fall out of what a token attends to."
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)} - {None}
+    if not kinds or "position_ids" not in inspect.signature(type(model).forward).parameters:
+        return f"{name} has no rotary positions: its log-probabilities depend on the padding."
+    if kinds & {"dynamic", "longrope"}:
+        return f"rope_type={min(kinds)!r}: its frequencies depend on the longest row of a call."
+    if config._attn_implementation != "sdpa":
+        return (
+            f"attn_implementation={config._attn_implementation!r} takes no boolean mask: load the model with 'sdpa'."
+        )
+    if getattr(config, "output_router_logits", False):
+        return "output_router_logits=True: the load-balancing loss averages over tokens, prompts included, as padded."
+    return None
