@@ -110,7 +110,7 @@ class Stopwatch(TrainerCallback):
         return timed
 
 
-def new_model(args: argparse.Namespace) -> Qwen2ForCausalLM:
+def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
     hidden, layers, heads, key_values, intermediate, vocabulary = SHAPES[args.shape]
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -122,8 +122,8 @@ def new_model(args: argparse.Namespace) -> Qwen2ForCausalLM:
         intermediate_size=intermediate,
         max_position_embeddings=32768,
         tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=1,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
     return Qwen2ForCausalLM(config).to(args.dtype)
@@ -165,9 +165,9 @@ def make_trainer(
     # A full model is its own reference's source, so it needs a path; LoRA's reference is the base.
     lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear") if args.rank else None
     rows = Dataset.from_dict({"prompt": ["x"] * args.prompts})
-    tokenizer: PreTrainedTokenizerBase = byte_tokenizer()
+    tokenizer = byte_tokenizer()
     with tempfile.TemporaryDirectory() as model_folder:
-        model = new_model(args)
+        model = new_model(args, tokenizer)
         if lora is None:
             model.save_pretrained(model_folder)
             model.config._name_or_path = model_folder

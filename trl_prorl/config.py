@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
+from .advantages import ESTIMATORS as ADVANTAGES
 from .finite import MODES as NONFINITE
 from .kl import ESTIMATORS, gradient_bias
 from .optimizer_state import MODES
@@ -117,7 +118,20 @@ class ProRLConfig(GRPOConfig):
             Rows whose advantage is 0 carry no KL either, so that `skip_zero_rows` need not compute them in A and B. The
             normaliser counts them as before. *Another objective*: the KL no longer acts on solved and on hopeless prompts.
 
+        > Parameters that control the advantages
+
+        advantage_estimator (`str`, *optional*):
+            How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`, `"rloo"`,
+            `"max"`; see [`~trl_prorl.advantages`]. TRL's `scale_rewards` then has no effect. `None`: TRL's own.
+
         > Parameters that keep a run safe
+
+        entropy_floor (`float`, *optional*):
+            Mean entropy, in nats per token, below which a policy counts as collapsed. `None`: not watched.
+        entropy_patience (`int`, *optional*, defaults to `10`):
+            Consecutive optimizer steps below it that make a collapse, which is logged as an event.
+        entropy_stop (`bool`, *optional*, defaults to `False`):
+            Whether a collapse stops the run, with a checkpoint.
 
         nonfinite (`str`, *optional*, defaults to `"stop"`):
             What NaN or infinity in a reward, the loss, a KL or a gradient does: `"stop"` ends the run before the next
@@ -225,6 +239,15 @@ class ProRLConfig(GRPOConfig):
     drop_zero_rows: bool = field(
         default=False, metadata={"help": "Leave rows whose advantage is 0 out of every KL, too."}
     )
+    advantage_estimator: str | None = field(
+        default=None,
+        metadata={"help": f"How rewards become advantages: {', '.join(ADVANTAGES)}. None: TRL's own."},
+    )
+    entropy_floor: float | None = field(
+        default=None, metadata={"help": "Mean entropy, in nats per token, below which a policy counts as collapsed."}
+    )
+    entropy_patience: int = field(default=10, metadata={"help": "Consecutive optimizer steps below it."})
+    entropy_stop: bool = field(default=False, metadata={"help": "Whether a collapse stops the run."})
     log_update_norm: bool = field(
         default=False, metadata={"help": "Record the norm of every update of the trained parameters."}
     )
@@ -298,6 +321,7 @@ class ProRLConfig(GRPOConfig):
     def is_trl(self) -> bool:
         """Whether every key of ours that could change a number or a forward is off."""
         changes = self.adds_penalty or self.resets or self.elastic_reset_every > 0 or self.kl_target is not None
+        changes = changes or self.advantage_estimator is not None
         cheaper = self.reuse_old_logps or self.pack_groups != "off" or self.skip_zero_rows
         return not (changes or cheaper or self.ref_compute != "cached")
 
@@ -347,6 +371,7 @@ class ProRLConfig(GRPOConfig):
             ("optimizer_reset_schedule", (None, *SCHEDULES)),
             ("nonfinite", NONFINITE),
             ("pack_groups", PACKING),
+            ("advantage_estimator", (None, *ADVANTAGES)),
         ):
             value = getattr(self, name)
             if value not in choices:
@@ -361,13 +386,13 @@ class ProRLConfig(GRPOConfig):
             "elastic_reset_every",
         ):
             self._check_number(name, lambda value: value >= 0 and value == int(value), "a whole number from 0")
-        for name in ("base_anchor_every", "ref_reset_kl_window", "kl_horizon"):
+        for name in ("base_anchor_every", "ref_reset_kl_window", "kl_horizon", "entropy_patience"):
             self._check_number(name, lambda value: value >= 1 and value == int(value), "a whole number from 1")
         if self.pack_max_tokens is not None:
             self._check_number(
                 "pack_max_tokens", lambda value: value >= 1 and value == int(value), "a whole number from 1"
             )
-        for name in ("ref_reset_kl", "ref_reset_drop", "kl_target", "reward_timeout"):
+        for name in ("ref_reset_kl", "ref_reset_drop", "kl_target", "reward_timeout", "entropy_floor"):
             if getattr(self, name) is not None:
                 self._check_number(name, lambda value: 0 < value < math.inf, "a positive number")
         self._check_number("ref_reset_mix", lambda value: 0 <= value <= 1, "in [0, 1]; 1 is a hard copy")
@@ -394,6 +419,15 @@ class ProRLConfig(GRPOConfig):
             raise ValueError(
                 "kl_estimator='k1' with use_bias_correction_kl=False has zero expected gradient: it would penalise "
                 "nothing. Set use_bias_correction_kl: true, or kl_estimator: k3."
+            )
+        if self.advantage_estimator is not None and self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"advantage_estimator={self.advantage_estimator!r} needs one reward a completion, and "
+                f"multi_objective_aggregation={self.multi_objective_aggregation!r} makes none. Set it to sum_then_normalize."
+            )
+        if self.entropy_stop and self.entropy_floor is None:
+            raise ValueError(
+                "entropy_stop=True never stops anything without entropy_floor: set it, in nats per token."
             )
         if self.skip_zero_rows and self.top_entropy_quantile < 1.0:
             raise ValueError(

@@ -25,6 +25,7 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id, split
 
 from . import kl
 from .adaptive import next_coefficient
+from .advantages import estimate
 from .buffer import buffer_file, load_buffer, save_buffer
 from .callbacks import ReferenceResetCallback
 from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, leftovers, publish, sync
@@ -32,6 +33,7 @@ from .checks import check_columns, check_rows
 from .config import ProRLConfig
 from .dropout import check_dropout, check_dropout_config
 from .elastic import ElasticAverage
+from .entropy_watch import EntropyWatch
 from .errors import CheckpointError, NonFiniteError
 from .finite import all_finite, first_nonfinite
 from .grouping import whole_groups
@@ -135,6 +137,9 @@ class ProRLTrainer(GRPOTrainer):
         self.reference = self._make_reference(moves)
         self.base = self._make_base(fresh_adapter) if args.beta_base else None
         self.elastic = self._make_elastic() if args.elastic_reset_every else None
+        self.entropy_watch = (
+            EntropyWatch(args.entropy_floor, args.entropy_patience) if args.entropy_floor is not None else None
+        )
         self.meter = Meter(self.accelerator.device)
         self._metrics_log = self._events_log = None
         self._generation_row: dict[str, list[float]] = {}
@@ -153,7 +158,7 @@ class ProRLTrainer(GRPOTrainer):
         self._scored_rows: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._writing_into: Path | None = None
         self._nonfinite: dict | None = None  # what was found in this step, and where
-        self._unbounded_rewards: torch.Tensor | None = None
+        self._rewards: torch.Tensor | None = None  # of all processes, by function
         self._nonfinite_skips = 0
         self._update_norm: UpdateNorm | None = None
         self._initial_scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else None
@@ -445,6 +450,8 @@ class ProRLTrainer(GRPOTrainer):
             if self.base is not None and self._generations % self.args.base_anchor_every == 0:
                 size = self.args.per_device_train_batch_size
                 batch["base_per_token_logps"] = self._anchor_logps("base", self.base, self.model, batch, size)
+        if self.args.advantage_estimator is not None:
+            self._estimate_advantages(batch["advantages"])
         self._mark_unbounded_rewards(batch["advantages"])
         self._generations += 1
         self._note_generation(batch)
@@ -550,12 +557,24 @@ class ProRLTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self._unbounded_rewards = rewards.isinf().any(dim=1)
+        self._rewards = rewards
         return rewards
+
+    def _estimate_advantages(self, advantages: torch.Tensor) -> None:
+        """Put this estimator's advantages in the place of TRL's, here and in its table of completions."""
+        weighted = self._rewards * self.reward_weights.to(self._rewards.device)
+        rewards = weighted.nansum(dim=1).masked_fill(self._rewards.isnan().all(dim=1), math.nan)
+        everywhere = estimate(rewards, self.num_generations, self.args.advantage_estimator)
+        begin = self.accelerator.process_index * len(advantages)
+        advantages.copy_(everywhere[begin : begin + len(advantages)])
+        logged = self._logs["advantages"]
+        for _ in range(min(len(logged), len(everywhere))):
+            logged.pop()
+        logged.extend(everywhere.tolist())
 
     def _mark_unbounded_rewards(self, advantages: torch.Tensor) -> None:
         """TRL zeroes the advantages of a group with an infinite reward, in silence; they become NaN, which is seen to."""
-        groups = self._unbounded_rewards.view(-1, self.num_generations).any(dim=1)
+        groups = self._rewards.isinf().any(dim=1).view(-1, self.num_generations).any(dim=1)
         rows = groups.repeat_interleave(self.num_generations)
         begin = self.accelerator.process_index * len(advantages)
         advantages[rows[begin : begin + len(advantages)]] = math.nan
@@ -846,6 +865,7 @@ class ProRLTrainer(GRPOTrainer):
         if self.args.nonfinite == "skip":
             row["nonfinite_skips"] = self._nonfinite_skips
         row = {name: value for name, value in row.items() if _is_measured(value)}
+        self._watch_entropy(step, row.get("entropy"))
         self._last_kl_ref = row.get("kl_ref")
         active_kl = {"beta": "kl_ref", "beta_old": "kl_old", "beta_base": "kl_base", None: None}[self._active_anchor]
         if active_kl in row:
@@ -855,6 +875,25 @@ class ProRLTrainer(GRPOTrainer):
                 self._metrics["train"][f"prorl/{name}"].append(row[name])
         if self._metrics_log is not None:
             self._metrics_log.write(row)
+
+    def _watch_entropy(self, step: int, entropy: float | None) -> None:
+        if self.entropy_watch is None or not self.entropy_watch.observe(entropy):
+            return
+        floor, stop = self.args.entropy_floor, self.args.entropy_stop
+        self._log_event(
+            {
+                "event": "entropy_collapse",
+                "step_requested": step,
+                "step_applied": step,
+                "reason": f"entropy below entropy_floor for {self.args.entropy_patience} steps",
+                "value": entropy,
+                "threshold": floor,
+                "action": "stop" if stop else "log",
+            }
+        )
+        logger.warning("Entropy collapse at step %d: %.4g nats per token, below %.4g.", step, entropy, floor)
+        self.control.should_training_stop |= stop
+        self.control.should_save |= stop
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.accelerator.reduce(tensor, reduction="sum")
@@ -1034,6 +1073,7 @@ class ProRLTrainer(GRPOTrainer):
             "logged": self._metrics["train"],
             "completions": self._logged_completions() if self.log_completions else None,
             "nonfinite_skips": self._nonfinite_skips,
+            "entropy_watch": self.entropy_watch.state_dict() if self.entropy_watch is not None else None,
             "updates_since_reset": self._rewarmup.updates if self._rewarmup is not None else None,
         }
 
@@ -1065,6 +1105,8 @@ class ProRLTrainer(GRPOTrainer):
                     self._logs[name][column].extend(column_values)
             else:
                 self._logs[name].extend(values)
+        if self.entropy_watch is not None and state["entropy_watch"] is not None:
+            self.entropy_watch.load_state_dict(state["entropy_watch"])
         if self._rewarmup is not None:
             self._rewarmup.updates = state["updates_since_reset"]
 

@@ -1,0 +1,66 @@
+"""Advantages against numbers made by hand, TRL, and the policy gradient itself."""
+
+import math
+
+import pytest
+import torch
+from trl import GRPOTrainer
+
+from trl_prorl.advantages import ESTIMATORS, estimate
+
+
+GROUPS = [1.0, 0.0, 0.0, 3.0], [0.5, 0.5, 0.5, 0.5]
+S = math.sqrt(2.0)  # standard deviation of 0, −1, −1, 2 over 3
+# Of all eight centred rewards: squares 0, 1, 1, 4, 0, 0, 0, 0 over 7.
+B = math.sqrt(6 / 7)
+BY_HAND = {
+    "raw": [1.0, 0.0, 0.0, 3.0, 0.5, 0.5, 0.5, 0.5],
+    "centered": [0.0, -1.0, -1.0, 2.0, 0, 0, 0, 0],
+    "group_normalized": [0.0, -1 / (S + 1e-4), -1 / (S + 1e-4), 2 / (S + 1e-4), 0, 0, 0, 0],
+    "batch_normalized": [0.0, -1 / (B + 1e-4), -1 / (B + 1e-4), 2 / (B + 1e-4), 0, 0, 0, 0],
+    "rloo": [1 - 1.0, 0 - 4 / 3, 0 - 4 / 3, 3 - 1 / 3, 0, 0, 0, 0],
+    "max": [0.0, 0.0, 0.0, 2.0, 0, 0, 0, 0],
+}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_by_hand(estimator):
+    advantages = estimate(torch.tensor(GROUPS).flatten(), 4, estimator)
+    assert advantages.tolist() == pytest.approx(BY_HAND[estimator], abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_what_was_not_scored_counts_for_nobody(estimator):
+    rewards = torch.tensor([1.0, 0.0, 0.0, 3.0])
+    with_gap = torch.tensor([1.0, 0.0, math.nan, 0.0, 3.0])
+    advantages = estimate(with_gap, 5, estimator)
+    assert advantages[2] == 0.0
+    assert advantages[[0, 1, 3, 4]].tolist() == pytest.approx(estimate(rewards, 4, estimator).tolist(), abs=1e-6)
+    assert estimate(torch.full((4,), math.nan), 4, estimator).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("estimator", ["raw", "rloo", "max"])
+def test_the_gradient_that_it_estimates_is_right(estimator):
+    """Enumeration of every group of three actions: the expected estimate is the objective's gradient."""
+    logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
+    reward = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)
+    logps = logits.log_softmax(0)
+    probs = logps.exp()
+    groups = torch.cartesian_prod(*[torch.arange(3)] * 3)
+    chance = probs[groups].prod(dim=1)
+    value = reward[groups].amax(dim=1) if estimator == "max" else reward[groups].sum(dim=1)
+    (exact,) = torch.autograd.grad((chance * value).sum(), logits, retain_graph=True)
+    surrogate = sum(
+        chance[i].detach() * (estimate(reward[group], 3, estimator) * logps[group]).sum()
+        for i, group in enumerate(groups)
+    )
+    (estimated,) = torch.autograd.grad(surrogate, logits)
+    assert torch.allclose(estimated, exact, atol=1e-12)
+
+
+def test_group_normalized_is_trl_s_own(run, largest_difference):
+    keys = {"max_steps": 4, "learning_rate": 1e-3}
+    assert largest_difference(run(GRPOTrainer, **keys), run(advantage_estimator="group_normalized", **keys)) < 1e-6
+    trl, ours = run(GRPOTrainer, scale_rewards="none", **keys), run(advantage_estimator="centered", **keys)
+    assert largest_difference(trl, ours) < 1e-6
+    assert largest_difference(ours, run(advantage_estimator="max", **keys)) > 1e-4

@@ -1,0 +1,81 @@
+"""
+Advantages from the rewards of a batch of groups: pure functions, rewards of shape `(N,)` in, advantages of shape `(N,)` out.
+
+A completion that no reward function could score has the reward NaN; it counts in no mean and gets the advantage 0.
+
+| name | advantage of completion i of a group of G | source |
+|---|---|---|
+| `raw` | r_i | REINFORCE, Williams 1992 |
+| `centered` | r_i − mean of the group | Dr. GRPO, arXiv 2503.20783 |
+| `group_normalized` | that, over the group's standard deviation | GRPO, arXiv 2402.03300 |
+| `batch_normalized` | `centered`, over its standard deviation in the batch | REINFORCE++-baseline, arXiv 2501.03262 |
+| `rloo` | r_i − mean of the other G−1, which is G/(G−1) times `centered` | RLOO, arXiv 2402.14740 |
+| `max` | best of the group − best of the other G−1: the gradient of the best of G | arXiv 2503.19595 |
+"""
+
+import math
+
+import torch
+from trl.trainer.utils import nanstd
+
+
+EPSILON = 1e-4  # TRL's, on every standard deviation
+
+
+def raw(groups: torch.Tensor) -> torch.Tensor:
+    return groups
+
+
+def centered(groups: torch.Tensor) -> torch.Tensor:
+    return groups - groups.nanmean(dim=1, keepdim=True)
+
+
+def group_normalized(groups: torch.Tensor) -> torch.Tensor:
+    return centered(groups) / (nanstd(groups, dim=1, keepdim=True) + EPSILON)
+
+
+def batch_normalized(groups: torch.Tensor) -> torch.Tensor:
+    advantages = centered(groups)
+    return advantages / (nanstd(advantages.flatten()) + EPSILON)
+
+
+def rloo(groups: torch.Tensor) -> torch.Tensor:
+    scored = (~groups.isnan()).sum(dim=1, keepdim=True)
+    return centered(groups) * scored / (scored - 1).clamp(min=1)
+
+
+def best_of_group(groups: torch.Tensor) -> torch.Tensor:
+    known = groups.nan_to_num(nan=-math.inf)
+    others = known.unsqueeze(1).repeat(1, groups.size(1), 1)
+    others.diagonal(dim1=1, dim2=2).fill_(-math.inf)
+    best, best_of_others = known.amax(dim=1, keepdim=True), others.amax(dim=2)
+    # Alone in its group, a completion has nothing to be better than.
+    return torch.where(groups.isnan() | best_of_others.isinf(), math.nan, best - best_of_others)
+
+
+ESTIMATORS = {
+    "raw": raw,
+    "centered": centered,
+    "group_normalized": group_normalized,
+    "batch_normalized": batch_normalized,
+    "rloo": rloo,
+    "max": best_of_group,
+}
+
+
+def estimate(rewards: torch.Tensor, group_size: int, estimator: str) -> torch.Tensor:
+    """
+    Advantages of a batch.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(N,)`):
+            One reward a completion, groups lying together; NaN where there is none.
+        group_size (`int`):
+            G, of which N is a multiple.
+        estimator (`str`):
+            One of the table above.
+
+    Returns:
+        `torch.Tensor` of shape `(N,)`.
+    """
+    return ESTIMATORS[estimator](rewards.view(-1, group_size)).flatten().nan_to_num(nan=0.0)
