@@ -118,7 +118,12 @@ class ProRLConfig(GRPOConfig):
             Rows whose advantage is 0 carry no KL either, so that `skip_zero_rows` need not compute them in A and B. The
             normaliser counts them as before. *Another objective*: the KL no longer acts on solved and on hopeless prompts.
 
-        > Parameters that control the advantages
+        > Parameters that control the samples and their advantages
+
+        dynamic_sampling_rounds (`int`, *optional*, defaults to `0`):
+            At most so many times, groups whose rewards are all equal are replaced by groups of other prompts (DAPO, arXiv
+            2503.14476). What was generated in vain is counted; the logged rewards are those of the first round. Groups
+            still undecided stay: see `drop_zero_rows`.
 
         advantage_estimator (`str`, *optional*):
             How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`, `"rloo"`,
@@ -239,6 +244,9 @@ class ProRLConfig(GRPOConfig):
     drop_zero_rows: bool = field(
         default=False, metadata={"help": "Leave rows whose advantage is 0 out of every KL, too."}
     )
+    dynamic_sampling_rounds: int = field(
+        default=0, metadata={"help": "Rounds in which groups whose rewards are all equal are replaced by new prompts."}
+    )
     advantage_estimator: str | None = field(
         default=None,
         metadata={"help": f"How rewards become advantages: {', '.join(ADVANTAGES)}. None: TRL's own."},
@@ -321,7 +329,7 @@ class ProRLConfig(GRPOConfig):
     def is_trl(self) -> bool:
         """Whether every key of ours that could change a number or a forward is off."""
         changes = self.adds_penalty or self.resets or self.elastic_reset_every > 0 or self.kl_target is not None
-        changes = changes or self.advantage_estimator is not None
+        changes = changes or self.advantage_estimator is not None or self.dynamic_sampling_rounds > 0
         cheaper = self.reuse_old_logps or self.pack_groups != "off" or self.skip_zero_rows
         return not (changes or cheaper or self.ref_compute != "cached")
 
@@ -384,6 +392,7 @@ class ProRLConfig(GRPOConfig):
             "ref_reset_cooldown",
             "optimizer_reset_rewarmup_steps",
             "elastic_reset_every",
+            "dynamic_sampling_rounds",
         ):
             self._check_number(name, lambda value: value >= 0 and value == int(value), "a whole number from 0")
         for name in ("base_anchor_every", "ref_reset_kl_window", "kl_horizon", "entropy_patience"):
@@ -425,6 +434,17 @@ class ProRLConfig(GRPOConfig):
                 f"advantage_estimator={self.advantage_estimator!r} needs one reward a completion, and "
                 f"multi_objective_aggregation={self.multi_objective_aggregation!r} makes none. Set it to sum_then_normalize."
             )
+        if self.dynamic_sampling_rounds:
+            if self.scale_rewards == "batch" and self.advantage_estimator is None:
+                raise ValueError(
+                    "dynamic_sampling_rounds with scale_rewards='batch' would scale each round by itself. Set "
+                    "advantage_estimator: batch_normalized, which is computed over the final batch."
+                )
+            if self.use_vllm and self.vllm_importance_sampling_correction:
+                raise ValueError(
+                    "dynamic_sampling_rounds scores once its groups are found, and vllm_importance_sampling_correction=True "
+                    "needs scores before. Set vllm_importance_sampling_correction: false."
+                )
         if self.entropy_stop and self.entropy_floor is None:
             raise ValueError(
                 "entropy_stop=True never stops anything without entropy_floor: set it, in nats per token."

@@ -91,6 +91,15 @@ class AdapterReference:
         """Nothing to do: it comes back with the model."""
 
 
+class PolicyItself:
+    """The policy as it is, where an anchor is expected: π_old, before the first update on its samples."""
+
+    @contextmanager
+    def active(self, policy) -> Iterator[torch.nn.Module]:
+        """The policy."""
+        yield policy
+
+
 class SnapshotReference:
     """
     A second, frozen model of the policy's shape, for full fine-tuning.

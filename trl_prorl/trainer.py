@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model, set_seed
+from datasets import Dataset
 from peft import get_peft_model
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import rotate_checkpoints
@@ -32,6 +33,7 @@ from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, leftovers, publ
 from .checks import check_columns, check_rows
 from .config import ProRLConfig
 from .dropout import check_dropout, check_dropout_config
+from .dynamic_sampling import ExtraRows, put_groups, undecided
 from .elastic import ElasticAverage
 from .entropy_watch import EntropyWatch
 from .errors import CheckpointError, NonFiniteError
@@ -43,7 +45,7 @@ from .normalizer import token_weights
 from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
 from .packing import packed_logps, why_not
 from .record import write_config, write_env
-from .reference import AdapterReference, SnapshotReference, frozen_adapter, frozen_copy, move_reference
+from .reference import AdapterReference, PolicyItself, SnapshotReference, frozen_adapter, frozen_copy, move_reference
 from .rewards import shown, watched
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
 from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
@@ -158,6 +160,7 @@ class ProRLTrainer(GRPOTrainer):
         self._scored_rows: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._writing_into: Path | None = None
         self._nonfinite: dict | None = None  # what was found in this step, and where
+        self._extra_rows = self._check_dynamic_sampling() if args.dynamic_sampling_rounds else None
         self._rewards: torch.Tensor | None = None  # of all processes, by function
         self._nonfinite_skips = 0
         self._update_norm: UpdateNorm | None = None
@@ -200,6 +203,18 @@ class ProRLTrainer(GRPOTrainer):
                 "elastic_reset_every and beta_base keep whole copies of the parameters, which FSDP shards. Use DDP "
                 "(accelerate_configs/multi_gpu.yaml)."
             )
+
+    def _check_dynamic_sampling(self) -> ExtraRows:
+        if not isinstance(self.train_dataset, Dataset):
+            raise ValueError("dynamic_sampling_rounds draws further prompts, which a streamed dataset does not allow.")
+        part = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        if part % self.num_generations:
+            raise ValueError(
+                f"dynamic_sampling_rounds={self.args.dynamic_sampling_rounds} replaces whole groups, and a process holds "
+                f"{part} completions, not a multiple of num_generations={self.num_generations}. Change "
+                "per_device_train_batch_size or steps_per_generation."
+            )
+        return ExtraRows(len(self.train_dataset), self.args.seed)
 
     def _choose_packing(self) -> str:
         """`"on"`, or `"off"` with the reason why not."""
@@ -443,10 +458,13 @@ class ProRLTrainer(GRPOTrainer):
         # TRL scores under π_old first, then under the reference.
         sampler_correction = self.use_vllm and self.vllm_importance_sampling_correction
         scores_old = not self.args.on_policy or sampler_correction
-        self._score_kinds = ["old"] * scores_old + ["ref"] * (self.beta != 0.0)
+        kinds = ["old"] * scores_old + ["ref"] * (self.beta != 0.0)
+        sampling: dict[str, int] = {}
         with self.meter.timer.stage("rollout"):
-            with self._sampling_watched(inputs):
-                batch = super()._generate_and_score_completions(inputs)
+            if self.args.dynamic_sampling_rounds:
+                batch, sampling = self._sample_until_decided(inputs, kinds)
+            else:
+                batch = self._sample(inputs, kinds)
             if self.base is not None and self._generations % self.args.base_anchor_every == 0:
                 size = self.args.per_device_train_batch_size
                 batch["base_per_token_logps"] = self._anchor_logps("base", self.base, self.model, batch, size)
@@ -454,13 +472,90 @@ class ProRLTrainer(GRPOTrainer):
             self._estimate_advantages(batch["advantages"])
         self._mark_unbounded_rewards(batch["advantages"])
         self._generations += 1
-        self._note_generation(batch)
+        self._note_generation(batch, sampling)
         return batch
+
+    def _sample(self, inputs, kinds: list[str]) -> dict[str, torch.Tensor]:
+        """TRL's method; `kinds` are the scoring calls that it will make, in order."""
+        self._score_kinds = list(kinds)
+        with self._sampling_watched(inputs):
+            batch = super()._generate_and_score_completions(inputs)
+        return batch
+
+    def _sample_until_decided(self, inputs, kinds: list[str]) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+        """
+        Replace groups whose rewards are all equal by groups of other prompts, and score what remains once.
+
+        The logged rewards are those of the first round, whose prompts nobody has chosen.
+        """
+        size, unscored = self.num_generations, ["unscored"] * len(kinds)
+        batch = self._sample(inputs, unscored)
+        rewards = self._own(self._rewards, len(inputs))
+        counted = {name: len(values) for name, values in self._metrics["train"].items()}
+        tokens = batch["completion_mask"].sum()
+        replaced, generated = 0, 0
+        for _ in range(self.args.dynamic_sampling_rounds):
+            places = undecided(self._summed(rewards), size).nonzero().squeeze(1).tolist()
+            # Processes generate and gather together, so all take part, with as many groups as the neediest.
+            number = int(self.accelerator.gather(torch.tensor([len(places)], device=rewards.device)).max())
+            if number == 0:
+                break
+            indices = self._extra_rows.draw(number * self.accelerator.num_processes)
+            begin = self.accelerator.process_index * number
+            examples = [self.train_dataset[index] for index in indices[begin : begin + number]]
+            others = self._sample([example for example in examples for _ in range(size)], unscored)
+            generated += number
+            tokens = tokens + others["completion_mask"].sum()
+            their_rewards = self._own(self._rewards, number * size)
+            decided = (~undecided(self._summed(their_rewards), size)).nonzero().squeeze(1).tolist()[: len(places)]
+            pairs = {"places": places[: len(decided)], "sources": decided, "group_size": size}
+            rewards = put_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)["rewards"]
+            batch = put_groups(batch, others, **pairs, pad_token_id=self._tokenizer.pad_token_id)
+            replaced += len(decided)
+        for name, values in self._metrics["train"].items():
+            del values[counted.get(name, 0) :]
+        self._rewards = self.accelerator.gather(rewards)
+        batch["num_items_in_batch"] = self.accelerator.gather(batch["completion_mask"].sum()).sum()
+        self._score_whole(batch, kinds)
+        left = undecided(self._summed(rewards), size).sum()
+        counts = self._sum_over_processes(
+            torch.stack([left.new_tensor(replaced), left.new_tensor(generated), left, tokens])
+        )
+        return batch, dict(
+            zip(
+                ("groups_replaced", "groups_generated_again", "groups_undecided", "tokens"),
+                counts.tolist(),
+                strict=True,
+            )
+        )
+
+    def _own(self, gathered: torch.Tensor, count: int) -> torch.Tensor:
+        """This process's part."""
+        return gathered[self.accelerator.process_index * count :][:count]
+
+    def _summed(self, rewards: torch.Tensor) -> torch.Tensor:
+        """One reward a completion from those of every function, shape `(N, F)`; NaN where no function gave one."""
+        weighted = rewards * self.reward_weights.to(rewards.device)
+        return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
+
+    def _score_whole(self, batch: dict[str, torch.Tensor], kinds: list[str]) -> None:
+        """What TRL would have scored."""
+        for kind in kinds:
+            given = (
+                self.args.old_logps_source == "first_pass" if kind == "old" else self.args.ref_compute == "naive_epoch"
+            )
+            if not given:
+                anchor = PolicyItself() if kind == "old" else self.reference
+                batch[f"{kind}_per_token_logps"] = self._anchor_logps(
+                    kind, anchor, self.model, batch, self.args.per_device_train_batch_size
+                )
 
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
         kind = "policy"
         if self.model.training and self._score_kinds:
             kind = self._score_kinds.pop(0)
+            if kind == "unscored":
+                return None, None, None
             # What `_compute_loss` provides is left out of TRL's scoring.
             if kind == "old" and self.args.old_logps_source == "first_pass":
                 return None, None, None
@@ -562,11 +657,8 @@ class ProRLTrainer(GRPOTrainer):
 
     def _estimate_advantages(self, advantages: torch.Tensor) -> None:
         """Put this estimator's advantages in the place of TRL's, here and in its table of completions."""
-        weighted = self._rewards * self.reward_weights.to(self._rewards.device)
-        rewards = weighted.nansum(dim=1).masked_fill(self._rewards.isnan().all(dim=1), math.nan)
-        everywhere = estimate(rewards, self.num_generations, self.args.advantage_estimator)
-        begin = self.accelerator.process_index * len(advantages)
-        advantages.copy_(everywhere[begin : begin + len(advantages)])
+        everywhere = estimate(self._summed(self._rewards), self.num_generations, self.args.advantage_estimator)
+        advantages.copy_(self._own(everywhere, len(advantages)))
         logged = self._logs["advantages"]
         for _ in range(min(len(logged), len(everywhere))):
             logged.pop()
@@ -576,8 +668,7 @@ class ProRLTrainer(GRPOTrainer):
         """TRL zeroes the advantages of a group with an infinite reward, in silence; they become NaN, which is seen to."""
         groups = self._rewards.isinf().any(dim=1).view(-1, self.num_generations).any(dim=1)
         rows = groups.repeat_interleave(self.num_generations)
-        begin = self.accelerator.process_index * len(advantages)
-        advantages[rows[begin : begin + len(advantages)]] = math.nan
+        advantages[self._own(rows, len(advantages))] = math.nan
 
     # --------------------------------------------------------------------------------------------------- loss
 
@@ -788,7 +879,7 @@ class ProRLTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------------------------------------- record
 
-    def _note_generation(self, batch) -> None:
+    def _note_generation(self, batch, sampling: dict[str, int]) -> None:
         """What the record says of a generation batch, from what TRL has just measured of it."""
         names = {
             "reward": "reward",
@@ -800,11 +891,15 @@ class ProRLTrainer(GRPOTrainer):
         advantages = self.accelerator.gather(batch["advantages"].float())
         values["advantage_mean"] = advantages.mean().item()
         values["advantage_std"] = advantages.std().item()
+        tokens = sampling.pop("tokens", None)
+        values.update(sampling)
         if self._tokens_generated is None:  # the first generation of this step
             self._generation_row, self._tokens_generated = {}, 0
         for name, value in values.items():
             self._generation_row.setdefault(name, []).append(value)
-        self._tokens_generated += int(self.accelerator.gather(batch["completion_mask"].sum()).sum())
+        if tokens is None:
+            tokens = int(self.accelerator.gather(batch["completion_mask"].sum()).sum())
+        self._tokens_generated += tokens
 
     def _observe(self, inputs, logps: torch.Tensor, entropies: torch.Tensor) -> None:
         """Means over tokens of one micro-batch; everything has shape `(B, T)`, without gradient."""
@@ -1073,6 +1168,7 @@ class ProRLTrainer(GRPOTrainer):
             "logged": self._metrics["train"],
             "completions": self._logged_completions() if self.log_completions else None,
             "nonfinite_skips": self._nonfinite_skips,
+            "extra_rows": self._extra_rows.state_dict() if self._extra_rows is not None else None,
             "entropy_watch": self.entropy_watch.state_dict() if self.entropy_watch is not None else None,
             "updates_since_reset": self._rewarmup.updates if self._rewarmup is not None else None,
         }
@@ -1105,6 +1201,8 @@ class ProRLTrainer(GRPOTrainer):
                     self._logs[name][column].extend(column_values)
             else:
                 self._logs[name].extend(values)
+        if self._extra_rows is not None and state["extra_rows"] is not None:
+            self._extra_rows.load_state_dict(state["extra_rows"])
         if self.entropy_watch is not None and state["entropy_watch"] is not None:
             self.entropy_watch.load_state_dict(state["entropy_watch"])
         if self._rewarmup is not None:

@@ -1,0 +1,136 @@
+"""Groups that teach nothing are replaced; the numbers are those of a run that had drawn the others at once."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trl_prorl.dynamic_sampling import ExtraRows, put_groups, undecided
+
+
+NAN = float("nan")
+
+
+def rows(trainer):
+    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").open()]
+
+
+def test_undecided_by_hand():
+    rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, NAN, NAN, 0.5, NAN, 0.0, 0.0, -1.0, float("inf")])
+    assert undecided(rewards, 2).tolist() == [True, False, True, True, True, False]
+
+
+def test_groups_are_put_with_padding_on_the_right_sides():
+    batch = {
+        "prompt_ids": torch.tensor([[1, 2], [1, 2], [9, 3], [9, 3]]),
+        "prompt_mask": torch.tensor([[1, 1], [1, 1], [0, 1], [0, 1]]),
+        "completion_ids": torch.tensor([[4], [5], [6], [7]]),
+        "advantages": torch.tensor([0.0, 0.0, 1.0, -1.0]),
+        "num_items_in_batch": torch.tensor(4),
+    }
+    others = {
+        "prompt_ids": torch.tensor([[8, 8, 8]] * 4),
+        "prompt_mask": torch.tensor([[1, 1, 1]] * 4),
+        "completion_ids": torch.tensor([[1, 0], [2, 0], [3, 1], [4, 1]]),
+        "advantages": torch.tensor([0.0, 0.0, 2.0, -2.0]),
+        "num_items_in_batch": torch.tensor(9),
+    }
+    merged = put_groups(batch, others, places=[0], sources=[1], group_size=2, pad_token_id=9)
+    assert merged["prompt_ids"].tolist() == [[8, 8, 8], [8, 8, 8], [9, 9, 3], [9, 9, 3]]
+    assert merged["prompt_mask"].tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 1], [0, 0, 1]]
+    assert merged["completion_ids"].tolist() == [[3, 1], [4, 1], [6, 9], [7, 9]]
+    assert merged["advantages"].tolist() == [2.0, -2.0, 1.0, -1.0]
+    assert put_groups(others, batch, [0], [1], 2, 9)["completion_ids"].tolist() == [[6, 9], [7, 9], [3, 1], [4, 1]]
+
+
+def test_extra_rows_go_round_in_new_orders_and_go_on_where_they_stopped():
+    extra = ExtraRows(5, seed=3)
+    drawn = extra.draw(12)
+    assert sorted(drawn[:5]) == sorted(drawn[5:10]) == list(range(5)) and drawn[:5] != drawn[5:10]
+    again = ExtraRows(5, seed=3)
+    again.load_state_dict({"drawn": 7})
+    assert again.draw(5) == drawn[7:]
+    assert ExtraRows(5, seed=4).draw(10) != drawn[:10]
+
+
+def solved(completions, prompts, **kwargs):
+    """Prompts that end in an exclamation mark are hopeless: two of three."""
+    texts = [c[-1]["content"] for c in completions]
+    hopeless = [p[-1]["content"].endswith("!") for p in prompts]
+    return [0.0 if bad else len(text) / 7 + i / 99 for i, (bad, text) in enumerate(zip(hopeless, texts, strict=True))]
+
+
+ARMS = {"plain": {}, "A": {"beta": 0.2, "ref_reset_every": 2}, "B": {"beta_old": 0.2, "reuse_old_logps": True}}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("lora", [True, False])
+def test_undecided_groups_are_replaced_and_what_it_cost_is_counted(run, arm, lora):
+    keys = {"reward": solved, "max_steps": 8, "lora": lora, "per_device_train_batch_size": 16, **ARMS[arm]}
+    trainer = run(dynamic_sampling_rounds=8, **keys)
+    for row in rows(trainer):
+        assert row["groups_undecided"] == 0 and row["groups_replaced"] <= row["groups_generated_again"]
+        assert row["advantage_std"] > 0.5  # every completion counts
+        assert row["ref_forward_calls"] == (1 if arm == "A" and row["step"] % 2 else 0)  # once, not once a round
+    assert sum(row["groups_replaced"] for row in rows(trainer)) > 8
+    plain = rows(run(**keys))
+    assert rows(trainer)[0]["reward"] == plain[0]["reward"]  # of the prompts that nobody has chosen
+    assert rows(trainer)[0]["tokens_generated"] > plain[0]["tokens_generated"]
+    assert "groups_replaced" not in plain[0]
+
+
+def test_rounds_are_bounded_and_what_is_left_can_be_dropped(run):
+    def alike(completions, **kwargs):
+        return [1.0] * len(completions)
+
+    keys = {"dynamic_sampling_rounds": 2, "max_steps": 2, "beta_old": 0.2, "drop_zero_rows": True}
+    trainer = run(reward=alike, **keys)
+    first = rows(trainer)[0]
+    assert (first["groups_undecided"], first["groups_replaced"], first["groups_generated_again"]) == (2, 0, 4)
+    assert all(row["grad_norm"] == 0.0 for row in rows(trainer))
+
+
+def test_where_every_group_is_decided_nothing_changes(run, largest_difference):
+    keys = {"max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3}
+    assert largest_difference(run(**keys), run(dynamic_sampling_rounds=3, **keys)) < 1e-6
+
+
+def test_the_gradient_is_that_of_the_final_batch(run, weights):
+    """One step on replaced groups equals one step of a run whose data had been those groups."""
+    seen = []
+
+    def watched(completions, prompts, completion_ids, **kwargs):
+        rewards = solved(completions, prompts)
+        seen.append((prompts, completion_ids, rewards))
+        return rewards
+
+    keys = {"max_steps": 1, "num_iterations": 1, "lora": False, "optim": "sgd", "learning_rate": 1.0}
+    trainer = run(reward=watched, dynamic_sampling_rounds=8, **keys)
+    groups = [(p[i : i + 4], c[i : i + 4], r[i : i + 4]) for p, c, r in seen for i in range(0, len(p), 4)]
+    first, later = groups[:2], groups[2:]
+    decided = iter([group for group in later if len(set(group[2])) > 1])
+    final = [group if len(set(group[2])) > 1 else next(decided) for group in first]
+    assert final != first
+
+    def rollout(prompts, trainer):
+        tokenizer = trainer.processing_class
+        ids = [
+            tokenizer.apply_chat_template(p, add_generation_prompt=True, return_dict=False)
+            for g in final
+            for p in g[0]
+        ]
+        completions = [c for group in final for c in group[1]]
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": [[0.0] * len(c) for c in completions]}
+
+    def given(completions, **kwargs):
+        return [reward for group in final for reward in group[2]]
+
+    control = run(reward=given, trainer_kwargs={"rollout_func": rollout}, **keys)
+    mine, theirs = weights(trainer), weights(control)
+    assert max((mine[name] - theirs[name]).abs().max().item() for name in mine) < 1e-6
+
+
+def test_what_it_cannot_do_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="scale_rewards='batch'.*batch_normalized"):
+        make_trainer(dynamic_sampling_rounds=1, scale_rewards="batch")

@@ -1,0 +1,104 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal teach nothing, and are replaced by new ones."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
+    """
+    Which groups have no reward that differs from the others.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(N,)`):
+            One a completion, groups lying together; NaN where there is none.
+        group_size (`int`):
+            G.
+
+    Returns:
+        `torch.Tensor` of shape `(N / G,)`, of bools.
+    """
+    groups = rewards.view(-1, group_size)
+    least, greatest = groups.nan_to_num(nan=torch.inf).amin(dim=1), groups.nan_to_num(nan=-torch.inf).amax(dim=1)
+    return least >= greatest  # where nothing was scored: ∞ ≥ −∞
+
+
+def put_groups(
+    batch: Mapping[str, torch.Tensor],
+    others: Mapping[str, torch.Tensor],
+    places: Sequence[int],
+    sources: Sequence[int],
+    group_size: int,
+    pad_token_id: int,
+) -> dict[str, torch.Tensor]:
+    """
+    A batch with some of its groups replaced by groups of another batch.
+
+    Args:
+        batch (`Mapping[str, torch.Tensor]`), others (`Mapping[str, torch.Tensor]`):
+            Tensors of shape `(N, …)` by name. Prompts are padded on the left, what belongs to completions on the right.
+        places (`Sequence[int]`), sources (`Sequence[int]`):
+            Which groups of `batch` give way, and which groups of `others` take their places.
+        group_size (`int`):
+            G.
+        pad_token_id (`int`):
+            What fills up token ids; everything else is filled up with 0.
+    """
+
+    def rows(groups: Sequence[int]) -> torch.Tensor:
+        first = torch.tensor(groups, dtype=torch.long).unsqueeze(1) * group_size
+        return (first + torch.arange(group_size)).flatten()
+
+    merged = {}
+    for name, mine in batch.items():
+        theirs = others[name]
+        if mine.dim() == 0:
+            merged[name] = mine
+            continue
+        if mine.dim() == 2:
+            width = max(mine.size(1), theirs.size(1))
+            fill = pad_token_id if name.endswith("_ids") else 0
+            mine, theirs = (widened(tensor, width, fill, left=name.startswith("prompt")) for tensor in (mine, theirs))
+        merged[name] = mine.index_copy(0, rows(places).to(mine.device), theirs[rows(sources).to(mine.device)])
+    return merged
+
+
+def widened(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.Tensor:
+    """A tensor of shape `(N, T)`, padded to `(N, width)`."""
+    missing = width - tensor.size(1)
+    return torch.nn.functional.pad(tensor, (missing, 0) if left else (0, missing), value=fill)
+
+
+class ExtraRows:
+    """
+    Rows of a dataset in random order, without end: every pass has an order of its own.
+
+    Args:
+        count (`int`):
+            Rows of the dataset.
+        seed (`int`):
+            Of the orders.
+    """
+
+    def __init__(self, count: int, seed: int):
+        self.count, self.seed, self.drawn = count, seed, 0
+        self._pass, self._order = -1, []
+
+    def draw(self, number: int) -> list[int]:
+        """The next indices."""
+        return [self._next() for _ in range(number)]
+
+    def _next(self) -> int:
+        number, place = divmod(self.drawn, self.count)
+        if number != self._pass:
+            generator = torch.Generator().manual_seed((self.seed + 1) * 1_000_003 + number)
+            self._pass, self._order = number, torch.randperm(self.count, generator=generator).tolist()
+        self.drawn += 1
+        return self._order[place]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.drawn = state["drawn"]

@@ -1,0 +1,61 @@
+"""Rewards for the length of completions, as TRL reward functions. Lengths are in tokens."""
+
+import math
+from collections.abc import Callable
+
+
+def cosine(length: float, longest: float, least: float, most: float) -> float:
+    """
+    η_min + ½ (η_max − η_min) (1 + cos(π t / T)): from `most` for an empty completion down to `least` for the longest one
+    (ProRL v2's cosine length penalty; the form is that of arXiv 2502.03373).
+
+    Args:
+        length (`float`), longest (`float`):
+            t and T; beyond T it stays at `least`.
+        least (`float`), most (`float`):
+            η_min and η_max.
+    """
+    return least + 0.5 * (most - least) * (1.0 + math.cos(math.pi * min(length / longest, 1.0)))
+
+
+def is_on(step: int, on: int, off: int) -> bool:
+    """Whether a schedule of `on` optimizer steps, then `off` without, and so on, is on. `off=0`: always."""
+    return step % (on + off) < on
+
+
+def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int = 1, off: int = 0) -> Callable:
+    """
+    A reward function that makes long completions cost, for `on` optimizer steps, and then not for `off`.
+
+    Args:
+        longest (`int`):
+            T of [`cosine`], usually `max_completion_length`.
+        least (`float`), most (`float`, *optional*, defaults to `0.0`):
+            What the longest and an empty completion get.
+        on (`int`, *optional*, defaults to `1`), off (`int`, *optional*, defaults to `0`):
+            The schedule. ProRL v2 has 100 and 500.
+    """
+
+    def cosine_length(completion_ids, trainer_state, **columns):
+        if not is_on(trainer_state.global_step, on, off):
+            return [0.0] * len(completion_ids)
+        return [cosine(len(ids), longest, least, most) for ids in completion_ids]
+
+    return cosine_length
+
+
+def target_length_reward(target: int, cost: float) -> Callable:
+    """
+    A reward function of −`cost` · |length − target|: L1's exact-length reward, arXiv 2503.04697.
+
+    Args:
+        target (`int`):
+            The length that is wanted.
+        cost (`float`):
+            Reward lost with each token more or less; the paper has 0.0003.
+    """
+
+    def target_length(completion_ids, **columns):
+        return [-cost * abs(len(ids) - target) for ids in completion_ids]
+
+    return target_length
