@@ -95,7 +95,9 @@ def make_trainer(tiny_model, tmp_path):
     """A function that builds a trainer: `make_trainer(ProRLTrainer, lora=True, beta=0.1, ...)`."""
     counter = iter(range(1000))
 
-    def make(cls=ProRLTrainer, lora=True, reward=vowels, model=None, prompts=16, trainer_kwargs=None, **keys):
+    def make(
+        cls=ProRLTrainer, lora=True, reward=vowels, model=None, prompts=16, trainer_kwargs=None, columns=None, **keys
+    ):
         defaults = {
             "output_dir": str(tmp_path / f"run{next(counter)}"),
             "max_steps": 4,
@@ -127,7 +129,8 @@ def make_trainer(tiny_model, tmp_path):
                         "prompt": [
                             [{"role": "user", "content": f"say {i * 37 % 101}" + "!" * (i % 3)}]
                             for i in range(prompts)
-                        ]
+                        ],
+                        **(columns or {}),
                     }
                 ),
                 processing_class=AutoTokenizer.from_pretrained(tiny_model),

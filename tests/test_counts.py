@@ -104,3 +104,22 @@ def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
     trained = {p for group in trainer.optimizer.param_groups for p in group["params"]}
     assert not trained & set(refs.values())
     assert not any(p.requires_grad for p in refs.values())
+
+
+def test_every_task_has_its_reward_and_pass_rate_in_the_record(run, tmp_path):
+    """Two tasks, one always solved, the other never."""
+
+    def reward(prompts, task, **kwargs):
+        return [1.0 if name == "easy" else 0.25 for name in task]
+
+    for rounds in (0, 1):
+        trainer = run(
+            reward=reward, columns={"task": ["easy", "hard"] * 8}, max_steps=6, dynamic_sampling_rounds=rounds
+        )
+        path = Path(trainer.args.output_dir, "metrics.jsonl")
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        seen = {key for row in rows for key in row if "/" in key}
+        assert seen == {"reward/easy", "pass_rate/easy", "reward/hard", "pass_rate/hard"}
+        for row in rows:
+            assert (row.get("reward/easy", 1.0), row.get("pass_rate/easy", 1.0)) == (1.0, 1.0)
+            assert (row.get("reward/hard", 0.25), row.get("pass_rate/hard", 0.0)) == (0.25, 0.0)

@@ -14,6 +14,8 @@ from .optimizer_state import MODES
 
 PACKING = ("off", "on", "auto")
 REF_COMPUTE = ("cached", "naive_epoch")
+LOSS_MODES = ("no_ratio", "unclipped", "clipped")
+CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 METRIC_MODES = ("max", "min")
 SCHEDULES = ("keep", "restart")
 
@@ -128,6 +130,10 @@ class ProRLConfig(GRPOConfig):
         advantage_estimator (`str`, *optional*):
             How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`, `"rloo"`,
             `"max"`; see [`~trl_prorl.advantages`]. TRL's `scale_rewards` then has no effect. `None`: TRL's own.
+
+        loss_mode (`str`, *optional*):
+            The ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh), `"unclipped"` (ratio · A)
+            or `"clipped"`. The penalties keep their own ratio. `None`: TRL's, which is clipped.
 
         > Parameters that keep a run safe
 
@@ -251,6 +257,12 @@ class ProRLConfig(GRPOConfig):
         default=None,
         metadata={"help": f"How rewards become advantages: {', '.join(ADVANTAGES)}. None: TRL's own."},
     )
+    loss_mode: str | None = field(
+        default=None,
+        metadata={
+            "help": f"The ratio in the policy gradient: {', '.join(LOSS_MODES)}. None: TRL's, which is clipped."
+        },
+    )
     entropy_floor: float | None = field(
         default=None, metadata={"help": "Mean entropy, in nats per token, below which a policy counts as collapsed."}
     )
@@ -329,14 +341,19 @@ class ProRLConfig(GRPOConfig):
     def is_trl(self) -> bool:
         """Whether every key of ours that could change a number or a forward is off."""
         changes = self.adds_penalty or self.resets or self.elastic_reset_every > 0 or self.kl_target is not None
-        changes = changes or self.advantage_estimator is not None or self.dynamic_sampling_rounds > 0
+        changes = (
+            changes
+            or self.loss_mode is not None
+            or self.advantage_estimator is not None
+            or self.dynamic_sampling_rounds > 0
+        )
         cheaper = self.reuse_old_logps or self.pack_groups != "off" or self.skip_zero_rows
         return not (changes or cheaper or self.ref_compute != "cached")
 
     @property
     def adds_penalty(self) -> bool:
         """Whether the loss has a KL term that TRL's own loss cannot express."""
-        ours = self.kl_estimator != "k3" or self.drop_zero_rows
+        ours = self.kl_estimator != "k3" or self.drop_zero_rows or self.loss_mode == "no_ratio"
         return self.beta_old != 0.0 or self.beta_base != 0.0 or (self.beta != 0.0 and ours)
 
     @property
@@ -380,6 +397,7 @@ class ProRLConfig(GRPOConfig):
             ("nonfinite", NONFINITE),
             ("pack_groups", PACKING),
             ("advantage_estimator", (None, *ADVANTAGES)),
+            ("loss_mode", (None, *LOSS_MODES)),
         ):
             value = getattr(self, name)
             if value not in choices:
@@ -445,6 +463,11 @@ class ProRLConfig(GRPOConfig):
                     "dynamic_sampling_rounds scores once its groups are found, and vllm_importance_sampling_correction=True "
                     "needs scores before. Set vllm_importance_sampling_correction: false."
                 )
+        if self.loss_mode is not None and self.loss_type not in CLIPPED_LOSSES:
+            raise ValueError(
+                f"loss_mode={self.loss_mode!r} is about the clipped ratio, and loss_type={self.loss_type!r} has none. Set "
+                f"loss_type to one of {', '.join(CLIPPED_LOSSES)}, or leave loss_mode out."
+            )
         if self.entropy_stop and self.entropy_floor is None:
             raise ValueError(
                 "entropy_stop=True never stops anything without entropy_floor: set it, in nats per token."

@@ -161,6 +161,7 @@ class ProRLTrainer(GRPOTrainer):
         self._writing_into: Path | None = None
         self._nonfinite: dict | None = None  # what was found in this step, and where
         self._extra_rows = self._check_dynamic_sampling() if args.dynamic_sampling_rounds else None
+        self._task_names: list[str | None] = []
         self._rewards: torch.Tensor | None = None  # of all processes, by function
         self._nonfinite_skips = 0
         self._update_norm: UpdateNorm | None = None
@@ -459,7 +460,7 @@ class ProRLTrainer(GRPOTrainer):
         sampler_correction = self.use_vllm and self.vllm_importance_sampling_correction
         scores_old = not self.args.on_policy or sampler_correction
         kinds = ["old"] * scores_old + ["ref"] * (self.beta != 0.0)
-        sampling: dict[str, int] = {}
+        sampling: dict[str, float] = {}
         with self.meter.timer.stage("rollout"):
             if self.args.dynamic_sampling_rounds:
                 batch, sampling = self._sample_until_decided(inputs, kinds)
@@ -482,7 +483,7 @@ class ProRLTrainer(GRPOTrainer):
             batch = super()._generate_and_score_completions(inputs)
         return batch
 
-    def _sample_until_decided(self, inputs, kinds: list[str]) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    def _sample_until_decided(self, inputs, kinds: list[str]) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         """
         Replace groups whose rewards are all equal by groups of other prompts, and score what remains once.
 
@@ -490,7 +491,7 @@ class ProRLTrainer(GRPOTrainer):
         """
         size, unscored = self.num_generations, ["unscored"] * len(kinds)
         batch = self._sample(inputs, unscored)
-        rewards = self._own(self._rewards, len(inputs))
+        rewards, by_task = self._own(self._rewards, len(inputs)), self._rewards_by_task()
         counted = {name: len(values) for name, values in self._metrics["train"].items()}
         tokens = batch["completion_mask"].sum()
         replaced, generated = 0, 0
@@ -521,13 +522,8 @@ class ProRLTrainer(GRPOTrainer):
         counts = self._sum_over_processes(
             torch.stack([left.new_tensor(replaced), left.new_tensor(generated), left, tokens])
         )
-        return batch, dict(
-            zip(
-                ("groups_replaced", "groups_generated_again", "groups_undecided", "tokens"),
-                counts.tolist(),
-                strict=True,
-            )
-        )
+        names = ("groups_replaced", "groups_generated_again", "groups_undecided", "tokens")
+        return batch, by_task | dict(zip(names, counts.tolist(), strict=True))
 
     def _own(self, gathered: torch.Tensor, count: int) -> torch.Tensor:
         """This process's part."""
@@ -653,6 +649,7 @@ class ProRLTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._rewards = rewards
+        self._task_names = gather_object([example.get("task") for example in inputs])
         return rewards
 
     def _estimate_advantages(self, advantages: torch.Tensor) -> None:
@@ -681,7 +678,7 @@ class ProRLTrainer(GRPOTrainer):
             # TRL's own loss without its KL term, and ours on the log-probabilities that it computed on the way.
             beta, self.beta = self.beta, 0.0
             try:
-                loss = super()._compute_loss(model, inputs)
+                loss = self._policy_loss(model, inputs)
             finally:
                 self.beta = beta
             (logps, entropies), self._captured = self._captured, None
@@ -690,7 +687,7 @@ class ProRLTrainer(GRPOTrainer):
                 loss = loss + self._normalised(inputs, sum(penalties.values()))
             self._log_kl(inputs, penalties)
         else:
-            loss = super()._compute_loss(model, inputs)
+            loss = self._policy_loss(model, inputs)
             (logps, entropies), self._captured = self._captured, None
         if training:
             logps = logps.detach()
@@ -701,6 +698,20 @@ class ProRLTrainer(GRPOTrainer):
                 self._observe(inputs, logps, entropies)
                 self._look_for_nonfinite(loss, inputs, logps)
         return loss
+
+    def _policy_loss(self, model, inputs) -> torch.Tensor:
+        """TRL's loss, with the ratio that `loss_mode` asks for."""
+        if self.args.loss_mode == "no_ratio":
+            # Without π_old TRL takes the policy itself: a ratio of 1 whose gradient is that of the log-probability.
+            inputs = {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
+        if self.args.loss_mode != "unclipped":
+            return super()._compute_loss(model, inputs)
+        clip = self.epsilon_low, self.epsilon_high
+        self.epsilon_low = self.epsilon_high = math.inf
+        try:
+            return super()._compute_loss(model, inputs)
+        finally:
+            self.epsilon_low, self.epsilon_high = clip
 
     def _rows_to_score(self, inputs) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Indices of the rows that carry a gradient, and what stands for the others' log-probabilities; `None` if all do."""
@@ -879,7 +890,7 @@ class ProRLTrainer(GRPOTrainer):
 
     # ------------------------------------------------------------------------------------------------- record
 
-    def _note_generation(self, batch, sampling: dict[str, int]) -> None:
+    def _note_generation(self, batch, sampling: dict[str, float]) -> None:
         """What the record says of a generation batch, from what TRL has just measured of it."""
         names = {
             "reward": "reward",
@@ -892,7 +903,7 @@ class ProRLTrainer(GRPOTrainer):
         values["advantage_mean"] = advantages.mean().item()
         values["advantage_std"] = advantages.std().item()
         tokens = sampling.pop("tokens", None)
-        values.update(sampling)
+        values |= sampling or self._rewards_by_task()
         if self._tokens_generated is None:  # the first generation of this step
             self._generation_row, self._tokens_generated = {}, 0
         for name, value in values.items():
@@ -900,6 +911,15 @@ class ProRLTrainer(GRPOTrainer):
         if tokens is None:
             tokens = int(self.accelerator.gather(batch["completion_mask"].sum()).sum())
         self._tokens_generated += tokens
+
+    def _rewards_by_task(self) -> dict[str, float]:
+        """Mean reward of every task of the rows trained on, and the share of completions with the full reward of 1."""
+        first, values = self._rewards[:, 0], {}
+        for task in sorted({name for name in self._task_names if name is not None}):
+            rewards = first[[place for place, name in enumerate(self._task_names) if name == task]]
+            values[f"reward/{task}"] = rewards.nanmean().item()
+            values[f"pass_rate/{task}"] = (rewards >= 1.0).float().mean().item()
+        return values
 
     def _observe(self, inputs, logps: torch.Tensor, entropies: torch.Tensor) -> None:
         """Means over tokens of one micro-batch; everything has shape `(B, T)`, without gradient."""
