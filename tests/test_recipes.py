@@ -13,7 +13,7 @@ from trl_prorl.train import TaskArguments
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FILES = sorted(RECIPES.rglob("*.yaml"))
-FOLDERS = sorted({file.parent for file in FILES})
+FOLDERS = sorted({file.parent for file in FILES} - {RECIPES / "prorl_v2"})  # which compares nothing
 VARIANT_KEYS = {"output_dir", "beta", "beta_old"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
 EXPECTED = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
@@ -34,7 +34,7 @@ def parse(file, *extra):
 @pytest.mark.parametrize("file", FILES, ids=name)
 def test_parses_into_its_variant(file):
     _, args, _ = parse(file)
-    special = {"variantC_keep": "A", "optimizer_only": "optimizer-only"}
+    special = {"variantC_keep": "A", "optimizer_only": "optimizer-only", "gsm8k_qwen2.5-0.5b": "A"}
     assert args.variant == (special.get(file.stem) or EXPECTED[file.stem.split("_")[0]])
 
 

@@ -90,6 +90,14 @@ BAD = {
     "environment": (["--config", "env.yaml"], ["env sets LD_PRELOAD", "shell"]),
     "empty dataset": (["--config", str(GSM8K), *CPU, "--dataset_name", "empty"], ["empty"]),
     "no such column": (["--config", str(GSM8K), *CPU, "--dataset_name", "columns"], ["question", "columns"]),
+    "length reward": (["--length_reward", "cosin"], ["length_reward='cosin'", "cosine"]),
+    "length target": (["--length_reward", "target"], ["length_reward='target' needs length_target"]),
+    "thinking": (["--thinking_budget", "5000"], ["thinking_budget=5000", "max_completion_length"]),
+    "loss mode": (
+        ["--loss_mode", "unclipped", "--loss_type", "cispo"],
+        ["loss_mode='unclipped'", "loss_type='cispo'"],
+    ),
+    "entropy": (["--entropy_stop", "true"], ["entropy_stop=True", "entropy_floor"]),
     "checkpoint": (["--resume_from_checkpoint", "nowhere"], ["resume_from_checkpoint='nowhere'", "no such folder"]),
     "model without weights": (["--model_name_or_path", "columns"], ["model_name_or_path", "without config.json"]),
     "task options": (["--task_options", "{reward"], ["task_options='{reward'", "JSON"]),
@@ -149,6 +157,34 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_
     status, written = forks.run(recipe, *again, "--beta", "0.7")
     assert status == 2 and "beta: 1.0 -> 0.7" in written and "allow_config_change" in written
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_the_tools_of_prolonged_training_in_one_recipe(forks, tmp_path, tiny_model):
+    """What the prorl_v2 recipe asks, and interrupted thinking, at the size of a test."""
+    out = tmp_path / "run"
+    keys = yaml.safe_load((ROOT / "recipes" / "prorl_v2" / "gsm8k_qwen2.5-0.5b.yaml").read_text())
+    keys |= {"model_name_or_path": tiny_model, "output_dir": str(out), "task": "reverse_digits", "dtype": "float32"}
+    del keys["dataset_name"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(keys | {"gradient_checkpointing": False}))
+    arguments = ["--config", str(tmp_path / "recipe.yaml"), *CPU]
+    arguments += [*SMALL, "--gradient_accumulation_steps", "1", "--max_completion_length", "24", "--save_steps", "2"]
+    arguments += [
+        "--thinking_budget",
+        "8",
+        "--thinking_answer_tokens",
+        "4",
+        "--thinking_text",
+        "so ",
+        "--length_on",
+        "2",
+    ]
+    status, written = forks.run(ROOT / "recipes" / "grpo_variantA.py", *arguments)
+    assert status == 0, written[-3000:]
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert {"groups_undecided", "rows_skipped", "interrupted_fraction", "reward/reverse_digits"} <= set(row)
+    assert json.loads((out / "env.json").read_text())["execution"]["packing"] == "on"
 
 
 def test_a_run_that_has_to_stop_is_one_line_and_exit_code_one(forks, tmp_path, tiny_model):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
+from trl.rewards import get_soft_overlong_punishment
 
 from tasks import task_of_recipe
 
@@ -19,9 +20,14 @@ from .config import ProRLConfig
 from .embedded import EMBEDDED, embedded_model
 from .errors import RunError
 from .identity import IDENTITY_FILE, changing_keys, check_same_run
+from .length import cosine_length_reward, target_length_reward
 from .meter import METRICS_FILE
 from .recipe import RecipeParser
+from .thinking import interrupted_rollout
 from .trainer import ProRLTrainer
+
+
+LENGTH_REWARDS = ("cosine", "target", "overlong")
 
 
 @dataclass
@@ -42,6 +48,23 @@ class TaskArguments(ScriptArguments):
             Training prompts; `None` is all that a dataset has.
         eval_rows (`int`, *optional*, defaults to `64`):
             Validation prompts, used if `eval_strategy` asks for evaluation.
+        length_reward (`str`, *optional*):
+            A second reward, for the length of completions in tokens, beside the task's (`reward_weights` weighs the two):
+            `"cosine"` (from 0 for an empty completion down to `length_least` for one of `max_completion_length`),
+            `"target"` (−`length_cost` for each token off `length_target`) or `"overlong"` (TRL's soft punishment in the
+            last `length_margin` tokens).
+        length_least (`float`, *optional*, defaults to `-1.0`):
+            See `length_reward`.
+        length_on (`int`, *optional*, defaults to `1`), length_off (`int`, *optional*, defaults to `0`):
+            The cosine reward is on for so many optimizer steps, then off for so many, and so on.
+        length_target (`int`, *optional*), length_cost (`float`, *optional*, defaults to `0.0003`):
+            See `length_reward`.
+        length_margin (`int`, *optional*):
+            See `length_reward`.
+        thinking_budget (`int`, *optional*):
+            Tokens after which a completion is interrupted and asked for its answer; see [`~trl_prorl.thinking`].
+        thinking_text (`str`, *optional*, defaults to `"\\n\\nFinal answer: "`), thinking_answer_tokens (`int`, *optional*, defaults to `32`):
+            What asks for it, and the tokens that remain for it.
     """
 
     task: str = field(default="reverse_digits", metadata={"help": "Name of a task, see `python -m tasks list`."})
@@ -53,7 +76,34 @@ class TaskArguments(ScriptArguments):
     train_rows: int | None = field(default=None, metadata={"help": "Training prompts. None: all of a dataset."})
     eval_rows: int = field(default=64, metadata={"help": "Validation prompts."})
 
+    length_reward: str | None = field(
+        default=None, metadata={"help": "Reward for the length of completions: cosine, target or overlong."}
+    )
+    length_least: float = field(default=-1.0, metadata={"help": "cosine: what the longest completion gets."})
+    length_on: int = field(default=1, metadata={"help": "cosine: optimizer steps that it is on."})
+    length_off: int = field(default=0, metadata={"help": "cosine: optimizer steps that it is off."})
+    length_target: int | None = field(default=None, metadata={"help": "target: the length that is wanted."})
+    length_cost: float = field(default=0.0003, metadata={"help": "target: what each token off it costs."})
+    length_margin: int | None = field(
+        default=None, metadata={"help": "overlong: last tokens of max_completion_length that are punished."}
+    )
+    thinking_budget: int | None = field(
+        default=None, metadata={"help": "Tokens after which a completion is asked for its answer."}
+    )
+    thinking_text: str = field(default="\n\nFinal answer: ", metadata={"help": "What asks for it."})
+    thinking_answer_tokens: int = field(default=32, metadata={"help": "Tokens that remain for the answer."})
+
     def __post_init__(self):
+        if self.length_reward not in (None, *LENGTH_REWARDS):
+            raise ValueError(f"length_reward={self.length_reward!r} is not one of {', '.join(LENGTH_REWARDS)}.")
+        for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
+            if self.length_reward == key and getattr(self, needed) is None:
+                raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
+        for name in ("length_on", "length_target", "length_margin", "thinking_budget", "thinking_answer_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.length_off < 0:
+            raise ValueError(f"length_off={self.length_off} must be at least 0.")
         if isinstance(self.task_options, str):
             try:
                 self.task_options = json.loads(self.task_options)
@@ -63,6 +113,32 @@ class TaskArguments(ScriptArguments):
     def make_task(self):
         """The task; `dataset_name` is its `path`."""
         return task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
+
+    def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
+        """The task's reward function, and that of the length."""
+        rewards = [task_reward(task)]
+        if self.length_reward == "cosine":
+            rewards.append(
+                cosine_length_reward(max_completion_length, self.length_least, on=self.length_on, off=self.length_off)
+            )
+        elif self.length_reward == "target":
+            rewards.append(target_length_reward(self.length_target, self.length_cost))
+        elif self.length_reward == "overlong":
+            rewards.append(get_soft_overlong_punishment(max_completion_length, self.length_margin))
+        return rewards
+
+    def make_rollout(self, args: ProRLConfig) -> Callable | None:
+        """The rollout function, if generation is not TRL's own."""
+        if self.thinking_budget is None:
+            return None
+        if self.thinking_budget + self.thinking_answer_tokens >= args.max_completion_length:
+            raise ValueError(
+                f"thinking_budget={self.thinking_budget} and thinking_answer_tokens={self.thinking_answer_tokens} leave no "
+                f"room for thinking_text in max_completion_length={args.max_completion_length}. Lower thinking_budget."
+            )
+        if args.use_vllm:
+            raise ValueError("thinking_budget interrupts transformers' generation, not vLLM's. Set use_vllm: false.")
+        return interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
 
 
 def task_reward(task) -> Callable[..., list[float]]:
@@ -110,6 +186,7 @@ def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) 
         **({"attn_implementation": model_args.attn_implementation} if model_args.attn_implementation else {}),
         **(args.model_init_kwargs or {}),
     }
+    rollout = task_args.make_rollout(args)
     resume = check_folder(args, (task_args, model_args))
     model_args.model_name_or_path = find_model(model_args.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(
@@ -118,13 +195,14 @@ def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) 
     check_context(train_dataset, tokenizer, model_args, args)
     trainer = ProRLTrainer(
         model=model_args.model_name_or_path,
-        reward_funcs=task_reward(task),
+        reward_funcs=task_args.make_rewards(task, args.max_completion_length),
         args=args,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
         quantization_config=get_quantization_config(model_args),
+        rollout_func=rollout,
     )
     trainer.recipe = (task_args, model_args)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint if resume else None)

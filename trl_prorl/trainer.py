@@ -162,6 +162,7 @@ class ProRLTrainer(GRPOTrainer):
         self._nonfinite: dict | None = None  # what was found in this step, and where
         self._extra_rows = self._check_dynamic_sampling() if args.dynamic_sampling_rounds else None
         self._task_names: list[str | None] = []
+        self._interrupted: list[bool] = []
         self._rewards: torch.Tensor | None = None  # of all processes, by function
         self._nonfinite_skips = 0
         self._update_norm: UpdateNorm | None = None
@@ -446,6 +447,31 @@ class ProRLTrainer(GRPOTrainer):
             yield part
         part["seconds"] = timer.seconds["reset"] - before
 
+    # ------------------------------------------------------------------------------- for rollout functions
+
+    def tokenize_prompts(self, prompts: list) -> list[list[int]]:
+        """Token ids of prompts, chat template and all."""
+        return self._tokenize_prompts(prompts)[0]
+
+    def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        """
+        Sample one continuation of each prompt, with this run's generation settings.
+
+        Args:
+            prompt_ids (`list[list[int]]`):
+                Token ids.
+            max_new_tokens (`int`):
+                In the place of `max_completion_length`.
+
+        Returns:
+            `list[list[int]]`: token ids, the end of sequence included where it was reached.
+        """
+        usual, self.generation_config.max_new_tokens = self.generation_config.max_new_tokens, max_new_tokens
+        try:
+            return self._generate_single_turn(prompt_ids, None, {}, self.num_generations)[0]
+        finally:
+            self.generation_config.max_new_tokens = usual
+
     # ------------------------------------------------------------------------- scoring: counted, and reused
 
     def _generate_and_score_completions(self, inputs):
@@ -650,6 +676,8 @@ class ProRLTrainer(GRPOTrainer):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._rewards = rewards
         self._task_names = gather_object([example.get("task") for example in inputs])
+        interrupted = [example["interrupted"] for example in inputs if "interrupted" in example]
+        self._interrupted = gather_object(interrupted)
         return rewards
 
     def _estimate_advantages(self, advantages: torch.Tensor) -> None:
@@ -904,6 +932,8 @@ class ProRLTrainer(GRPOTrainer):
         values["advantage_std"] = advantages.std().item()
         tokens = sampling.pop("tokens", None)
         values |= sampling or self._rewards_by_task()
+        if self._interrupted:
+            values["interrupted_fraction"] = sum(self._interrupted) / len(self._interrupted)
         if self._tokens_generated is None:  # the first generation of this step
             self._generation_row, self._tokens_generated = {}, 0
         for name, value in values.items():

@@ -1,0 +1,73 @@
+"""Completions that are interrupted and asked for their answer."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trl_prorl.thinking import interrupted_rollout
+
+
+TEXT = "\nAnswer: "
+ROWS, BUDGET = 32, 20
+
+
+@pytest.mark.parametrize("pack", ["off", "on"])
+def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pack):
+    trainer = make_trainer(
+        max_completion_length=40,
+        max_steps=2,
+        per_device_train_batch_size=ROWS,
+        pack_groups=pack,
+        trainer_kwargs={"rollout_func": interrupted_rollout(BUDGET, 4, TEXT)},
+    )
+    forced = trainer.processing_class(TEXT, add_special_tokens=False).input_ids
+    seen, buffered = [], []
+    score = trainer._generate_and_score_completions
+
+    def watch(inputs):
+        buffered.append(score(inputs))
+        return buffered[-1]
+
+    trainer._generate_and_score_completions = watch
+    reward = trainer.reward_funcs[0]
+    trainer.reward_funcs[0] = lambda completion_ids, interrupted, **columns: (
+        seen.append((completion_ids, interrupted)) or reward(completion_ids=completion_ids, **columns)
+    )
+    trainer.train()
+    (ids, interrupted), (batch,) = seen[0], buffered
+    assert 0 < sum(interrupted) < ROWS
+    for row in range(ROWS):
+        length = int(batch["completion_mask"][row].sum())
+        mask = batch["tool_mask"][row].tolist()
+        if interrupted[row]:
+            assert ids[row][BUDGET : BUDGET + len(forced)] == forced and len(ids[row]) <= BUDGET + len(forced) + 4
+            answer = length - BUDGET - len(forced)
+            assert mask[:length] == [1] * BUDGET + [0] * len(forced) + [1] * answer and 1 <= answer <= 4
+        else:
+            assert len(ids[row]) <= BUDGET and ids[row][-1] in trainer.eos_token_ids and all(mask[:length])
+    row = json.loads(Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()[0])
+    assert row["interrupted_fraction"] == sum(interrupted) / ROWS
+    assert trainer.generation_config.max_new_tokens == 40
+
+
+def test_forced_tokens_carry_no_gradient(make_trainer):
+    """Advantages on forced tokens alone leave the loss without gradient."""
+    trainer = make_trainer(max_completion_length=24, loss_type="dapo")
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = {
+        "prompt_ids": torch.full((4, 3), 70),
+        "prompt_mask": torch.ones(4, 3, dtype=torch.long),
+        "completion_ids": torch.full((4, 5), 80),
+        "completion_mask": torch.ones(4, 5, dtype=torch.long),
+        "tool_mask": torch.zeros(4, 5, dtype=torch.long),
+        "advantages": torch.tensor([1.0, -1.0, 2.0, -2.0]),
+        "num_items_in_batch": torch.tensor(20),
+    }
+    for mask, silent in ((0, True), (1, False)):
+        trainer.model.zero_grad()
+        trainer._compute_loss(trainer.model, {**batch, "tool_mask": batch["tool_mask"] + mask}).backward()
+        norm = sum(p.grad.abs().sum() for p in trainer.model.parameters() if p.grad is not None)
+        assert (norm == 0) == silent

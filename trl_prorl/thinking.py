@@ -1,0 +1,41 @@
+"""Interruption of over-long thinking: after a budget of tokens the answer is asked for (budget forcing, arXiv 2501.19393)."""
+
+from collections.abc import Callable
+
+
+def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
+    """
+    A rollout function for [`ProRLTrainer`], by transformers' generation.
+
+    A completion that has not ended within the budget is continued with `text`, and then for at most `answer_tokens`. The
+    tokens of `text` are the policy's context and no choice of its own: they carry no loss.
+
+    Args:
+        budget (`int`):
+            Tokens that a completion may take by itself.
+        answer_tokens (`int`):
+            Tokens after the interruption.
+        text (`str`):
+            What asks for the answer, such as `"\\n\\nFinal answer: "`.
+    """
+
+    def rollout(prompts, trainer):
+        forced = trainer.processing_class(text, add_special_tokens=False).input_ids
+        prompt_ids = trainer.tokenize_prompts(prompts)
+        completions = trainer.generate_tokens(prompt_ids, budget)
+        late = [row for row, ids in enumerate(completions) if ids[-1] not in trainer.eos_token_ids]
+        masks = [[1] * len(ids) for ids in completions]
+        if late:
+            asked = [prompt_ids[row] + completions[row] + forced for row in late]
+            for row, answer in zip(late, trainer.generate_tokens(asked, answer_tokens), strict=True):
+                completions[row] = completions[row] + forced + answer
+                masks[row] += [0] * len(forced) + [1] * len(answer)
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": completions,
+            "logprobs": None,
+            "env_mask": masks,
+            "interrupted": [row in set(late) for row in range(len(completions))],
+        }
+
+    return rollout
