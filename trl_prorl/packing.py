@@ -66,9 +66,10 @@ def packed_logps(
         logits_to_keep (`int`):
             C.
         max_tokens (`int`, *optional*):
-            Most positions, rows times their length, of one call. By default there is one call, so that the processes
-            of a sharded model stay in step. With gradient, the activations of all calls are kept until the backward
-            pass, as those of one call would be: it is checkpointed activations, masks and logits that this bounds.
+            Most positions, rows times their length, of one call. By default there is one call. Processes that train one
+            model must make equally many, or wait for each other for ever (DDP synchronises buffers in every call, a
+            sharded model its weights), and a limit does not see to that. With gradient, the activations of all calls
+            are kept until the backward pass unless they are checkpointed.
         compute_entropy (`bool`, *optional*, defaults to `False`):
             Whether to return the entropies too.
         autocast (`Callable`, *optional*, defaults to `nullcontext`):
@@ -157,7 +158,7 @@ def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_to
     """
     Which rows of the batch to compute together: the cheapest of several first-fit-decreasing packings.
 
-    Rows are tried from as long as the longest sequence to as long as everything together, by steps of a fifth, and
+    Rows are tried from as long as the longest sequence to as long as everything together, by steps of 5%, and
     their cost is that of `BALANCED_LENGTH`. It never has more positions than padded rows (without `max_tokens`).
 
     Args:
@@ -198,7 +199,7 @@ def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_to
         )
     capacities = [longest]
     while capacities[-1] < min(limit, total):
-        capacities.append(min(limit, capacities[-1] * 6 // 5 + 1))
+        capacities.append(min(limit, capacities[-1] * 21 // 20 + 1))
     return min(map(packing, capacities), key=cost)
 
 
@@ -240,16 +241,15 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     for key in ("sliding_window", "keep_window_size", "index_topk_blocks"):
         if getattr(config, key, None):
             return f"{key}={getattr(config, key)}: in a packed row other tokens would fall out of what a token attends to."
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)} - {None}
-    if not kinds or "position_ids" not in inspect.signature(type(model).forward).parameters:
-        return f"{name} has no rotary positions: its log-probabilities depend on the padding."
-    if kinds & {"dynamic", "longrope"}:
-        return f"rope_type={min(kinds)!r}: its frequencies depend on the longest row of a call."
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if rope_type is None or "position_ids" not in inspect.signature(type(model).forward).parameters:
+        return f"{name} has no rotary positions common to its layers, without which padding may change log-probabilities."
+    if rope_type in ("dynamic", "longrope"):
+        return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
     if config._attn_implementation != "sdpa":
         return (
             f"attn_implementation={config._attn_implementation!r} takes no boolean mask: load the model with 'sdpa'."
         )
     if getattr(config, "output_router_logits", False):
-        return "output_router_logits=True: the load-balancing loss averages over tokens, prompts included, as padded."
+        return "output_router_logits=True: the load-balancing loss averages over all tokens, and packing removes some."
     return None

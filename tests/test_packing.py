@@ -1,0 +1,409 @@
+"""Packed rows against TRL's padded ones: TRL's own method is the control."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from trl import GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from trl_prorl import packing
+from trl_prorl.packing import packed_logps, plan, why_not
+
+
+VOCAB = 48
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def build(kind="qwen2", attention="sdpa", **keys):
+    """A tiny model of some family with random weights, of a distribution that is not flat."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**SIZES, **keys})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if param.dim() > 1:
+                param.mul_(5.0)
+            elif name.endswith("bias"):
+                param.normal_(std=0.1)
+    return model
+
+
+def with_head(model):
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    return model.train()
+
+
+def with_adapter(model, **keys):
+    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], **keys))
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if "lora_B" in name:
+                param.normal_(std=0.1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {"full": with_head(build()), "lora": with_adapter(with_head(build()))}
+
+
+def padded_logps(model, input_ids, attention_mask, logits_to_keep, compute_entropy=False, autocast=nullcontext):
+    """TRL's method itself, on a stand-in for its trainer."""
+    stand_in = SimpleNamespace(accelerator=SimpleNamespace(autocast=autocast, is_main_process=True))
+    method = GRPOTrainer._get_per_token_logps_and_entropies
+    return method(stand_in, model, input_ids, attention_mask, logits_to_keep, compute_entropy=compute_entropy)[:2]
+
+
+def batch_of(groups, seed=0, masked=(), shuffled=True):
+    """A padded batch: `groups` of a prompt's length and its completions' lengths; `masked` completions count nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    start, keep = max(p for p, _ in groups), max(1, max(max(c) for _, c in groups))
+    rows, masks = [], []
+    for prompt_length, lengths in groups:
+        prompt = torch.randint(3, VOCAB, (prompt_length,), generator=generator)
+        for length in lengths:
+            row = torch.zeros(start + keep, dtype=torch.long)
+            row[start - prompt_length : start] = prompt
+            row[start : start + length] = torch.randint(3, VOCAB, (length,), generator=generator)
+            mask = torch.zeros_like(row)
+            mask[start - prompt_length : start + (0 if len(rows) in masked else length)] = 1
+            rows.append(row)
+            masks.append(mask)
+    order = torch.randperm(len(rows), generator=generator) if shuffled else torch.arange(len(rows))
+    return torch.stack(rows)[order], torch.stack(masks)[order], keep
+
+
+class Recorder:
+    """The model as the trainer may pass it: a function that sees every call's inputs."""
+
+    def __init__(self, model=None):
+        self.model, self.calls = model, []
+
+    def __call__(self, **inputs):
+        self.calls.append(inputs)
+        return self.model(**inputs)
+
+    @property
+    def positions(self):
+        return [inputs["input_ids"].numel() for inputs in self.calls]
+
+
+def gradient(model, value):
+    model.zero_grad()
+    value.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def weighted(logps, entropies=None, seed=1):
+    """A loss in which every token has a weight of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    loss = (logps * torch.randn(logps.shape, generator=generator)).sum()
+    return loss if entropies is None else loss + (entropies * torch.randn(logps.shape, generator=generator)).sum()
+
+
+def relative(first, second):
+    return ((first - second).norm() / second.norm()).item()
+
+
+lengths = st.tuples(st.integers(1, 9), st.lists(st.integers(0, 12), min_size=1, max_size=6))
+
+
+@settings(deadline=None, max_examples=200, derandomize=True)
+@given(
+    groups=st.lists(lengths, min_size=1, max_size=4),
+    masked=st.sets(st.integers(0, 12), max_size=4),
+    seed=st.integers(0, 2**16),
+    spare=st.none() | st.integers(0, 80),
+    balanced=st.sampled_from([1, 20, 4096]),
+    adapter=st.sampled_from(["full", "lora"]),
+    entropy=st.booleans(),
+)
+@example([(1, [3, 1])], set(), 0, None, 4096, "full", True)  # a prompt of one token
+@example([(5, [0, 4, 0])], {1}, 0, None, 4096, "lora", True)  # nothing to score
+@example([(1, [2])], {0}, 0, 0, 4096, "full", False)  # nothing to score after one token
+@example([(9, [12] * 6)] * 4, set(), 0, 0, 4096, "full", True)  # a call for every sequence
+def test_values_and_gradients_are_trls(models, groups, masked, seed, spare, balanced, adapter, entropy):
+    model = models[adapter]
+    ids, mask, keep = batch_of(groups, seed, masked)
+    longest = int(mask.sum(1).max())
+    packed = Recorder(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "BALANCED_LENGTH", balanced)  # small: many short rows, some filled up
+        logps, entropies = packed_logps(packed, ids, mask, keep, None if spare is None else longest + spare, entropy)
+    expected, expected_entropies = padded_logps(model, ids, mask, keep, entropy)
+    assert logps.shape == expected.shape and logps.dtype == expected.dtype
+    torch.testing.assert_close(logps, expected, atol=2e-6, rtol=0)
+    outside = mask[:, -keep:] == 0
+    assert (logps[outside] == 0).all() and (expected[outside] == 0).all()
+    assert (entropies is None) == (not entropy)
+    if entropy:
+        torch.testing.assert_close(entropies, expected_entropies, atol=2e-6, rtol=0)
+        assert (entropies[outside] == 0).all() and (expected_entropies[outside] == 0).all()
+    ours = gradient(model, weighted(logps, entropies))
+    theirs = gradient(model, weighted(expected, expected_entropies))
+    assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
+    if spare is None:
+        assert len(packed.calls) == 1 and sum(packed.positions) <= ids.numel()
+    else:
+        assert max(packed.positions) <= longest + spare
+
+
+def test_one_packed_row_by_hand():
+    """Prompt 5 6 7 8 with completions 11 12 and 21 22 23: 3 + 3 + 4 positions instead of 3 padded rows of 7."""
+    ids = torch.tensor([[5, 6, 7, 8, 11, 12, 0], [5, 6, 7, 8, 21, 22, 23], [5, 6, 7, 8, 9, 9, 9]])
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0]])
+
+    def columns(**inputs):
+        """A model whose log-probability of a label is its column in the packed row."""
+        recorder.calls.append(inputs)
+        labels = inputs["labels"][:, 1:]
+        column = torch.arange(1.0, labels.shape[1] + 1).expand(labels.shape)
+        return SimpleNamespace(log_probs=column.masked_fill(labels == -100, 0), entropy=None)
+
+    recorder = Recorder()
+    logps, entropies = packed_logps(columns, ids, mask, logits_to_keep=3)
+    (inputs,) = recorder.calls
+    # The longer completion comes first.
+    assert inputs["input_ids"].tolist() == [[5, 6, 7, 8, 21, 22, 23, 8, 11, 12]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 6, 3, 4, 5]]
+    assert inputs["labels"].tolist() == [[-100, -100, -100, -100, 21, 22, 23, -100, 11, 12]]
+    assert inputs["fused_lm_head"] is True
+    assert inputs["attention_mask"].int().tolist() == [
+        [
+            [
+                [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+                [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+                [1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
+                [1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
+                [1, 1, 1, 1, 1, 0, 0, 0, 0, 0],
+                [1, 1, 1, 1, 1, 1, 0, 0, 0, 0],
+                [1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+                [1, 1, 1, 0, 0, 0, 0, 1, 0, 0],
+                [1, 1, 1, 0, 0, 0, 0, 1, 1, 0],
+                [1, 1, 1, 0, 0, 0, 0, 1, 1, 1],
+            ]
+        ]
+    ]
+    assert logps.tolist() == [[8, 9, 0], [4, 5, 6], [0, 0, 0]] and entropies is None
+
+
+def test_groups_share_a_row_and_the_rest_is_filled(models, monkeypatch):
+    """Groups of 19, 6 and 11 tokens: the last two fit into one row as long as the first, which leaves two places."""
+    monkeypatch.setattr(packing, "BALANCED_LENGTH", 10)
+    ids, mask, keep = batch_of([(10, [4, 4]), (3, [3]), (6, [5])])
+    model = Recorder(models["full"])
+    logps, _ = packed_logps(model, ids, mask, keep)
+    assert [tuple(inputs["input_ids"].shape) for inputs in model.calls] == [(2, 19)]
+    assert (model.calls[0]["labels"] != -100).sum() == mask[:, -keep:].sum()
+    assert model.calls[0]["position_ids"][1].tolist() == [*range(11), *range(6), 0, 0]
+    torch.testing.assert_close(logps, padded_logps(models["full"], ids, mask, keep)[0], atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "shape"),
+    [
+        ([(150, [100] * 8)], (1, 149 + 8 * 101)),  # short completions: one row
+        ([(300, [300] * 8)], (2, 299 + 4 * 301)),  # longer ones: half in each row
+        ([(100, [2000] * 8)], (8, 2100)),  # long ones: alone
+        ([(100, [50] * 8), (90, [60] * 8)], (2, 89 + 8 * 61)),  # two groups: a row each
+        ([(100, [50] * 8), (90, [60] * 3), (80, [60] * 3)], (2, 89 + 79 + 6 * 61)),  # three: two share a row
+    ],
+)
+def test_plan_weighs_shared_prompts_against_attention(groups, shape):
+    prompts = [p for p, lengths in groups for _ in lengths]
+    completions = [c for _, lengths in groups for c in lengths]
+    rows = iter(range(len(prompts)))
+    (call,) = plan([[next(rows) for _ in lengths] for _, lengths in groups], prompts, completions)
+    longest = max(sum(prompts[p[0]] - 1 + sum(completions[i] + 1 for i in p) for p in row) for row in call)
+    assert (len(call), longest) == shape
+    assert sorted(i for row in call for piece in row for i in piece) == list(range(len(prompts)))
+
+
+def test_a_completion_sees_its_prompt_and_itself_alone(models):
+    ids, mask, keep = batch_of([(6, [5, 7, 0, 4]), (3, [6, 2])], shuffled=False)
+    start = ids.shape[1] - keep
+    model = Recorder(models["full"])
+    before, entropy_before = packed_logps(model, ids, mask, keep, compute_entropy=True)
+    assert len(model.calls[0]["input_ids"]) == 1  # both groups stand in one row, so that all could see all
+    for row in range(len(ids)):
+        other = ids.clone()
+        other[row, start:] = (other[row, start:] + 1) % VOCAB
+        after, entropy_after = packed_logps(models["full"], other, mask, keep, compute_entropy=True)
+        rest = torch.arange(len(ids)) != row
+        torch.testing.assert_close(after[rest], before[rest], atol=1e-6, rtol=0)
+        torch.testing.assert_close(entropy_after[rest], entropy_before[rest], atol=1e-6, rtol=0)
+        assert row == 2 or ((after - before)[row].abs() > 1e-4)[mask[row, start:] == 1].all()
+    for column in (start - 6, start - 1):  # the first group's first and last prompt token
+        other = ids.clone()
+        other[:4, column] = (other[:4, column] + 1) % VOCAB
+        after, _ = packed_logps(models["full"], other, mask, keep)
+        changed = (after - before).abs() > 1e-4
+        assert (changed[:4] == (mask[:4, start:] == 1)).all() and not changed[4:].any()
+
+
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing(models, adapter, reentrant):
+    ids, mask, keep = batch_of([(6, [5, 7, 0, 4]), (3, [6, 2])])
+    model = models[adapter]
+    plain = gradient(model, weighted(*packed_logps(model, ids, mask, keep, compute_entropy=True)))
+    computed = []
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    layer = model.get_submodule(f"{'base_model.model.' if adapter == 'lora' else ''}model.layers.1.mlp.up_proj")
+    handle = layer.register_forward_hook(lambda *_: computed.append(1))
+    try:
+        loss = weighted(*packed_logps(model, ids, mask, keep, compute_entropy=True))
+        assert len(computed) == 1
+        checkpointed = gradient(model, loss)
+        assert len(computed) == 2
+    finally:
+        handle.remove()
+        model.gradient_checkpointing_disable()
+        model.disable_input_require_grads()
+    assert relative(checkpointed, plain) < 1e-6
+
+
+@pytest.mark.parametrize("mixed", [True, False], ids=["autocast", "bf16 weights"])
+def test_bf16_errs_no_more_than_padded(mixed):
+    """Measured against the same weights in float32; the rounding differs, so only its size can be compared."""
+    low, exact = with_head(build()), with_head(build())
+    if not mixed:
+        low.to(torch.bfloat16)
+        exact.load_state_dict({name: value.float() for name, value in low.state_dict().items()})
+    autocast = (lambda: torch.autocast("cpu", torch.bfloat16)) if mixed else nullcontext
+    batch = batch_of([(9, [20] * 8), (20, [9, 30, 4, 17]), (5, [25] * 4)])
+    scored = batch[1][:, -batch[2] :] == 1
+    truth = padded_logps(exact, *batch)[0]
+    true_gradient = gradient(exact, weighted(truth))
+    errors = []
+    for method in (packed_logps, padded_logps):
+        logps, _ = method(low, *batch, autocast=autocast)
+        low_gradient = gradient(low, weighted(logps)).float()
+        errors.append(
+            ((logps.float() - truth)[scored].square().mean().sqrt().item(), relative(low_gradient, true_gradient))
+        )
+    for ours, theirs in zip(*errors, strict=True):
+        assert 1e-3 < 0.7 * theirs < ours < 1.4 * theirs, errors  # within 0.9 and 1.1 in ten trials
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3", "gemma", "qwen3_moe", "mixtral"])
+def test_other_families(kind):
+    model = build(kind, head_dim=8, sliding_window=None, **(MOE if kind in ("qwen3_moe", "mixtral") else {}))
+    assert why_not(model) is None
+    model = with_head(model)
+    ids, mask, keep = batch_of([(6, [5, 7, 0, 4]), (3, [6, 2]), (1, [3])])
+    torch.testing.assert_close(
+        packed_logps(model, ids, mask, keep)[0], padded_logps(model, ids, mask, keep)[0], atol=2e-6, rtol=0
+    )
+
+
+def test_what_one_call_cannot_hold_is_refused(models):
+    ids, mask, keep = batch_of([(6, [5, 7])])
+    logps, _ = packed_logps(models["full"], ids, mask, keep, max_tokens=13)
+    with pytest.raises(
+        ValueError, match="pack_max_tokens=12 .* 13 tokens .* raise it, or lower max_completion_length"
+    ):
+        packed_logps(models["full"], ids, mask, keep, max_tokens=12)
+
+
+@pytest.mark.parametrize("where", [(0, -1), (0, 3), (1, 7), (0, slice(0, 6))])
+def test_another_mask_is_refused(models, where):
+    """A prompt padded on the right, with a hole, or empty; a completion with a hole."""
+    ids, mask, keep = batch_of([(6, [5, 7])], shuffled=False)
+    mask[where if where[1] != -1 else (0, 5)] = 0
+    with pytest.raises(ValueError, match="attention_mask"):
+        packed_logps(models["full"], ids, mask, keep)
+
+
+class Custom(Qwen2ForCausalLM):
+    """As if from the Hub with `trust_remote_code`."""
+
+
+def prefix_tuned():
+    return get_peft_model(build(), PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+
+
+def flash():
+    model = build()
+    model.config._attn_implementation = "flash_attention_2"  # as a model loaded so would have it
+    return model
+
+
+def vision():
+    config = AutoConfig.for_model("qwen2_vl")
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
+
+
+REFUSED = {
+    "flash_attention_2": (flash, "attn_implementation='flash_attention_2'"),
+    "eager": (lambda: build(attention="eager"), "attn_implementation='eager'"),
+    "flex": (lambda: build(attention="flex_attention"), "attn_implementation='flex_attention'"),
+    "window": (lambda: build("mistral", sliding_window=64), "sliding_window=64"),
+    "sliding layers": (
+        lambda: build(use_sliding_window=True, sliding_window=64, max_window_layers=1),
+        "sliding_attention",
+    ),
+    "sliding layers, rope per layer": (lambda: build("gemma3_text"), "sliding_attention"),
+    "linear attention": (
+        lambda: build("qwen3_next", layer_types=["linear_attention", "full_attention"], **MOE),
+        "linear_attention",
+    ),
+    "mamba": (lambda: build("mamba", attention=None, state_size=4), "linear_attention"),
+    "rwkv": (lambda: build("rwkv", attention=None, attention_hidden_size=32), "recurrent"),
+    "learned positions": (
+        lambda: build("gpt2", num_key_value_heads=None, intermediate_size=None, n_inner=48),
+        "no rotary positions",
+    ),
+    "alibi": (lambda: build("bloom", attention="eager"), "no rotary positions"),
+    "dynamic rope": (
+        lambda: build("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        "rope_type='dynamic'",
+    ),
+    "auxiliary loss": (lambda: build("qwen3_moe", output_router_logits=True, **MOE), "output_router_logits"),
+    "vision": (vision, "not a decoder of text alone"),
+    "remote code": (lambda: Custom(Qwen2Config(**SIZES)), "Custom is not of transformers"),
+    "prefix tuning": (prefix_tuned, "'default' is not a plain LoRA"),
+    "activated lora": (
+        lambda: with_adapter(build(), task_type="CAUSAL_LM", alora_invocation_tokens=[3]),
+        "'default' is not a plain LoRA",
+    ),
+    "flash under an adapter": (lambda: with_adapter(flash()), "flash_attention_2"),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED)
+def test_why_not(make, reason):
+    answer = why_not(make())
+    assert reason in answer and answer.endswith(".") and "\n" not in answer
+
+
+@pytest.mark.parametrize("make", [build, lambda: with_adapter(build()), lambda: build(use_sliding_window=False)])
+def test_why_not_lets_pass(make):
+    assert why_not(make()) is None
