@@ -12,12 +12,15 @@ import contextlib
 import io
 import itertools
 import json
+import multiprocessing
 import random
+import resource
 import statistics
 import tempfile
 import time
 import warnings
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -252,6 +255,29 @@ def measure(
     return result
 
 
+def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
+    """GiB by which one arm's training raises its process's peak of resident memory; for a process of its own."""
+    _, batches, iterations, checkpoint, _ = setting
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = make_trainer(name, ARMS[name], args, batches, iterations, checkpoint, folder)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer.train()
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+
+
+def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """By setting and arm the peak memory, each arm in a process of its own."""
+    results = {}
+    for title, *setting in settings(args):
+        results[title] = {}
+        for name in track(list(setting[0]), description=title):
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+                results[title][name] = pool.submit(peak_memory, name, args, ({}, *setting[1:])).result()
+    return results
+
+
 def ratio(result: dict[str, dict], name: str, baseline: str = BASELINE) -> tuple[float, float, float]:
     """How many times as fast as the baseline an arm's update phase is: median, least and greatest over paired rounds."""
     pairs = [theirs / mine for mine, theirs in zip(result[name]["phase"], result[baseline]["phase"], strict=True)]
@@ -305,7 +331,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--mode", choices=["arms", "overhead", "growth"], default="arms", help="what to compare")
+    parser.add_argument(
+        "--mode", choices=["arms", "overhead", "growth", "memory"], default="arms", help="what to compare"
+    )
     parser.add_argument("--shape", choices=list(SHAPES), default="small", help="the model, with random weights")
     parser.add_argument("--rank", type=int, default=16, help="rank of LoRA; 0 is full fine-tuning")
     parser.add_argument("--iterations", type=int, nargs="+", default=[2], help="inner passes μ (B needs 2)")
@@ -358,6 +386,13 @@ def settings(args: argparse.Namespace):
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     console = Console()
+    if args.mode == "memory":
+        for title, peaks in memory(args).items():
+            table = Table("arm", "peak GiB", "of TRL's", title=title)
+            for name, peak in peaks.items():
+                table.add_row(name, f"{peak:.2f}", f"{peak / peaks[BASELINE]:.2f}")
+            console.print(table)
+        return
     results = {}
     for title, *setting in track(
         list(settings(args)) if args.mode != "growth" else settings(args), description=args.mode
