@@ -9,11 +9,12 @@ READY := $(VENV)/.ready
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-slow quality style clean help
+.PHONY: demo test test-slow test-upstream quality style clean help
 
 help:
 	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (under 12 minutes)"
 	@echo "make test       the tests                make test-slow  the long ones too"
+	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
 # A new environment whenever the packaging changes; the stamp is written last, so that a broken install is repeated.
@@ -31,6 +32,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m "slow or not slow"
+
+test-upstream: $(READY)
+	$(BIN)/python tests/upstream/run_trl_suite.py "$(TRL_TESTS)"
 
 quality: $(READY)
 	$(BIN)/ruff check .

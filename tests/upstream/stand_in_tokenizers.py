@@ -1,0 +1,108 @@
+"""The tokenizer that stands in for those of TRL's test models: the 256 bytes, some markers and words, and filler.
+
+Some tests write token numbers of Qwen's vocabulary by hand, which would make every step ten times as slow as a small
+vocabulary does. The tokens that they write are in this one, and `NUMBERS` says under which number. Chat templates are
+the ones that the installed TRL ships, since it recognises a model by its template.
+"""
+
+from pathlib import Path
+
+import trl
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+
+BYTES, SIZE = 256, 512
+
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+# By their numbers in Qwen's vocabulary, of which the first 256 are the bytes, as here.
+MARKERS = {151643: PAD, 151644: START, 151645: END}  # left out of text
+TAGS = {  # text that is found whole
+    151657: "<tool_call>",
+    151658: "</tool_call>",
+    151665: "<tool_response>",
+    151666: "</tool_response>",
+    151667: "<think>",
+    151668: "</think>",
+}
+WORDS = {
+    293: " b",
+    314: " {",
+    330: ' "',
+    397: ">\n",
+    411: "out",
+    450: "de",
+    497: '",',
+    522: "</",
+    606: "name",
+    788: '":',
+    894: " any",
+    927: "sh",
+    944: "'t",
+    1318: "text",
+    1414: " know",
+    1513: " don",
+    2765: " won",
+    4913: '{"',
+    5212: ' {"',
+    5392: " tool",
+    6023: "hi",
+    6659: "call",
+    7692: "async",
+    9520: "step",
+    11248: "}}\n",
+    13477: "crement",
+    14172: "tool",
+    16252: " increment",
+    16370: "arguments",
+    17453: "Done",
+    22785: "_tool",
+    35744: "increment",
+    64648: "multiply",
+    93054: "_multiply",
+    95642: '"}}\n',
+}
+NUMBERS = {number: BYTES + place for place, number in enumerate([*MARKERS, *TAGS, *WORDS])}
+
+
+def byte_characters() -> dict[int, str]:
+    """How a byte-level vocabulary writes each byte, in the order of GPT-2's vocabulary, which is Qwen's too."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(BYTES) if byte not in printable]
+    return {**{byte: chr(byte) for byte in printable}, **{byte: chr(BYTES + n) for n, byte in enumerate(others)}}
+
+
+def chat_template(name: str) -> str:
+    """A template that TRL ships."""
+    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def make_tokenizer(template: str, named: dict[str, str] | None = None) -> PreTrainedTokenizerFast:
+    """
+    The tokenizer.
+
+    Args:
+        template (`str`):
+            Name of a chat template that TRL ships.
+        named (`dict[str, str]`, *optional*):
+            More markers, which a processor asks for by name.
+    """
+    named = named or {}
+    characters = byte_characters()
+    words = ["".join(characters[byte] for byte in word.encode()) for word in WORDS.values()]
+    tokens = [*characters.values(), *MARKERS.values(), *TAGS.values(), *words, *named.values()]
+    # Filler makes completions differ in length too, and a reward model sees that.
+    tokens += [f"w{number}" for number in range(len(tokens), SIZE)]
+    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in TAGS.values()])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        extra_special_tokens={"start_token": START, **named},
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = chat_template(template)
+    return fast

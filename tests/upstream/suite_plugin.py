@@ -1,0 +1,122 @@
+"""The pytest plugin of a run of TRL's suite: whose classes the tests see, stand-in data sets, and a file of outcomes.
+
+It is loaded with `-p` before any test module, so the names are replaced before the tests import them, and after
+`trl_prorl` has imported TRL's own, from which its classes inherit.
+"""
+
+import inspect
+import json
+import os
+import re
+import types
+from pathlib import Path
+
+import datasets
+import pytest
+import stand_ins
+import torch
+import trl
+from stand_in_models import OWNER, repository
+from stand_in_tokenizers import NUMBERS
+from trl import chat_template_utils, import_utils
+
+import trl_prorl
+
+
+# What the run is told through the environment: whose classes, where the stand-ins are, where the outcomes go.
+CLASSES = os.environ["UPSTREAM_CLASSES"]
+HOME = Path(os.environ["HF_HOME"])
+OUTCOMES = Path(os.environ["UPSTREAM_OUTCOMES"])
+
+_load_dataset = datasets.load_dataset
+
+
+def _load_stand_in(path, name=None, **kwargs):
+    """`load_dataset`, with a local folder for a name on the Hub."""
+    folder = stand_ins.data(HOME) / path / (name or "")
+    if not folder.is_dir():
+        pytest.skip(f"no stand-in for the data set {path}")
+    return _load_dataset(str(folder), **kwargs)
+
+
+datasets.load_dataset = _load_stand_in
+
+
+def _unknown_package(name):
+    """Whether a package is available that this TRL does not know, though the TRL of the suite does: it is not."""
+    if name.startswith("is_") and name.endswith("_available"):
+        return lambda: False
+    raise AttributeError(f"module 'trl.import_utils' has no attribute {name!r}")
+
+
+import_utils.__getattr__ = _unknown_package
+
+if getattr(chat_template_utils, "_SUPPORTS_RESPONSE_TEMPLATE", False):
+    # Tool calls are parsed without jmespath now, for which the tests of an older TRL still ask.
+    import_utils.is_jmespath_available = lambda: True
+
+if CLASSES == "prorl":
+    trl.GRPOTrainer, trl.GRPOConfig = trl_prorl.ProRLTrainer, trl_prorl.ProRLConfig
+
+
+class _RenumberedTorch(types.ModuleType):
+    """The module `torch` as the tests see it: token numbers of Qwen's vocabulary become those of the stand-in."""
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    @staticmethod
+    def tensor(data, **kwargs):
+        return torch.tensor(_renumbered(data), **kwargs)
+
+
+def _renumbered(data):
+    if isinstance(data, list):
+        return [_renumbered(item) for item in data]
+    return NUMBERS.get(data, data) if type(data) is int else data
+
+
+def pytest_collection_modifyitems(items):
+    for module in {item.module for item in items}:
+        module.torch = _RenumberedTorch("torch")
+
+
+def _models(item) -> set[str]:
+    """The names of the models that a test asks for: those among its parameters, else those in its text."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    named = f"{OWNER}/(tiny-[A-Za-z0-9_.-]+)"
+    found = re.findall(named, " ".join(map(str, parameters)))
+    return set(found or re.findall(named, inspect.getsource(inspect.unwrap(item.function))))
+
+
+def pytest_runtest_setup(item):
+    for name in sorted(_models(item)):
+        if not repository(stand_ins.hub(HOME), name).is_dir():
+            pytest.skip(f"no stand-in for the model {name}")
+
+
+def _reason(report) -> str:
+    """One line on why a test did not pass."""
+    if hasattr(report, "wasxfail"):
+        return report.wasxfail
+    if report.skipped:
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = (crash.message if crash else str(report.longrepr)).strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def pytest_runtest_logreport(report):
+    if report.passed and report.when != "call":
+        return
+    outcome = report.outcome
+    if hasattr(report, "wasxfail"):
+        outcome = "xfailed" if report.skipped else "xpassed"
+    row = {
+        "test": report.nodeid.partition("::")[2],
+        "outcome": outcome,
+        "reason": "" if outcome == "passed" else _reason(report),
+        "seconds": report.duration,
+    }
+    with OUTCOMES.open("a") as file:
+        file.write(json.dumps(row) + "\n")
