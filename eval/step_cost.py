@@ -88,13 +88,14 @@ class Batches:
 class Stopwatch(TrainerCallback):
     """Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, clock: str):
         self.device, self.seconds, self.began = device, defaultdict(float), 0.0
+        self.clock = time.process_time if clock == "cpu" else time.perf_counter
 
     def now(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        return self.clock()
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.began = self.now()
@@ -183,7 +184,7 @@ def make_trainer(
             peft_config=lora,
             rollout_func=rollout,
         )
-    watch = Stopwatch(trainer.accelerator.device)
+    watch = Stopwatch(trainer.accelerator.device, args.clock)
     trainer.add_callback(watch)
     trainer.watch = watch
     trainer._generate_and_score_completions = watch.around("scoring", trainer._generate_and_score_completions)
@@ -353,6 +354,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--groups", type=int, nargs="+", default=[4, 8, 16, 32], help="G of growth")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: of this process, on a busy machine"
+    )
     parser.add_argument("--dtype", default=None, help="float32 or bfloat16; by default bfloat16 on a GPU")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/step_cost"), help="folder of results.json and the chart"
