@@ -1,0 +1,228 @@
+"""
+A process gives up what text written by a model must not have: other processes, the network, changing files.
+
+Linux's seccomp refuses system calls, for good and for every descendant
+([manual](https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html)). It is a list of what is refused,
+because an interpreter needs hundreds of calls: a second wall behind bubblewrap, and the only one where there is none.
+"""
+
+import ctypes
+import os
+import resource
+import struct
+import sys
+
+
+# Names of system calls -> their numbers on (x86_64, aarch64); `None` where there is no such call.
+PROCESSES = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "fork": (57, None),
+    "vfork": (58, None),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_send_signal": (424, 424),
+    "pidfd_getfd": (438, 438),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "setsid": (112, 157),
+    "setpgid": (109, 154),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "prlimit64": (302, 261),
+    "setpriority": (141, 140),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+}
+# Memory that outlives a process or is not counted as its own belongs here too.
+CHANNELS = {
+    "socket": (41, 198),
+    "io_uring_setup": (425, 425),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+}
+FILES = {
+    "creat": (85, None),
+    "openat2": (437, 437),
+    "open_by_handle_at": (304, 265),
+    "truncate": (76, 45),
+    "ftruncate": (77, 46),
+    "fallocate": (285, 47),
+    "unlink": (87, None),
+    "unlinkat": (263, 35),
+    "rename": (82, None),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+    "mkdir": (83, None),
+    "mkdirat": (258, 34),
+    "rmdir": (84, None),
+    "link": (86, None),
+    "linkat": (265, 37),
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
+    "mknod": (133, None),
+    "mknodat": (259, 33),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "chown": (92, None),
+    "lchown": (94, None),
+    "fchown": (93, 55),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+}
+KERNEL = {
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsmount": (432, 432),
+    "mount_setattr": (442, 442),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "kexec_load": (246, 104),
+    "reboot": (169, 142),
+}
+REFUSED = {**PROCESSES, **CHANNELS, **FILES, **KERNEL}
+# Calls that open a file, and which of their arguments holds the flags: these are refused for anything but reading.
+OPENING = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+# Numbers from here on are younger than this list; x86_64's second set of numbers (x32) lies above as well.
+FIRST_UNKNOWN = 452
+
+# Machine -> (its name in the kernel, place in the pairs of numbers above).
+MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # 1 is EPERM: an exception in Python, not the end
+NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16  # bytes into the kernel's `seccomp_data`
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+NOBODY = 65534
+
+
+def filter_program(machine: str) -> bytes:
+    """
+    The filter as the kernel reads it: instructions of 8 bytes (code, jump if true, jump if false, operand).
+
+    Raises:
+        `OSError`: if the numbers of this machine's system calls are not known.
+    """
+    if machine not in MACHINES:
+        raise OSError(f"the system calls of {machine!r} are not known, only those of {', '.join(MACHINES)}")
+    audit_name, place = MACHINES[machine]
+    steps = [
+        (LOAD, 0, 0, MACHINE_AT),
+        (JUMP_IF_EQUAL, 1, 0, audit_name),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER_AT),
+        (JUMP_IF_AT_LEAST, 0, 1, FIRST_UNKNOWN),
+        (RETURN, 0, 0, REFUSE),
+    ]
+    for numbers in REFUSED.values():
+        if numbers[place] is not None:
+            steps += [(JUMP_IF_EQUAL, 0, 1, numbers[place]), (RETURN, 0, 0, REFUSE)]
+    for numbers, argument in OPENING.values():
+        if numbers[place] is not None:
+            steps += [
+                (JUMP_IF_EQUAL, 0, 4, numbers[place]),
+                (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument),
+                (JUMP_IF_ANY_BIT, 0, 1, WRITING),
+                (RETURN, 0, 0, REFUSE),
+                (RETURN, 0, 0, ALLOW),
+            ]
+    return b"".join(struct.pack("HBBI", *step) for step in [*steps, (RETURN, 0, 0, ALLOW)])
+
+
+class FilterProgram(ctypes.Structure):
+    """The kernel's `sock_fprog`."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def prctl(operation: int, first: int, second: int = 0) -> None:
+    """The C library's `prctl`; raises `OSError` if it fails."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(operation, *(ctypes.c_ulong(value) for value in (first, second, 0, 0))):
+        raise OSError(ctypes.get_errno(), f"prctl({operation}) failed: {os.strerror(ctypes.get_errno())}")
+
+
+def refuse_system_calls() -> None:
+    """
+    Refuses the system calls of `REFUSED` from now on.
+
+    Raises:
+        `OSError`: if the machine is not known or the kernel has no seccomp.
+    """
+    instructions = filter_program(os.uname().machine if sys.maxsize > 2**32 else "32-bit")
+    program = FilterProgram(len(instructions) // 8, instructions)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_SECCOMP, 2, ctypes.addressof(program))
+
+
+def hide_memory() -> None:
+    """Keeps other processes of the same user, children included, from reading this one's memory."""
+    prctl(PR_SET_DUMPABLE, 0)
+
+
+def die_with_parent() -> None:
+    """Has the kernel end this process when the one that started it ends."""
+    prctl(PR_SET_PDEATHSIG, 9)
+
+
+def become_nobody() -> None:
+    """Gives up root for good: the kernel applies limits on the number of processes to everyone but root."""
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+def limit(memory_mib: int, cpu_seconds: int | None = None) -> None:
+    """
+    Limits the address space (MiB) and the time on a processor (s); no files are written, no memory is dumped.
+
+    Beyond the time the kernel kills the process; beyond the memory Python raises `MemoryError`.
+    """
+    limits = {resource.RLIMIT_AS: memory_mib * 2**20, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+    limits |= {resource.RLIMIT_NOFILE: 64, resource.RLIMIT_MSGQUEUE: 0}
+    if cpu_seconds is not None:
+        limits[resource.RLIMIT_CPU] = cpu_seconds
+    for key, value in limits.items():
+        _, most = resource.getrlimit(key)
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(key, (value, value))
+
+
+def no_more_processes() -> None:
+    """Refuses further processes and threads by the limit on their number, which holds for everyone but root."""
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))

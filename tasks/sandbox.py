@@ -1,0 +1,277 @@
+"""
+Runs code that a model wrote against tests, where it can do no harm and cannot fake a pass.
+
+`python -m tasks.sandbox` measures it: median latency and throughput for several numbers of runs at a time.
+"""
+
+import argparse
+import os
+import pickle
+import secrets
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from .isolated.lockdown import MACHINES
+
+
+ISOLATED = Path(__file__).with_name("isolated")
+HARNESS = "harness.py"
+INSTALL = "`apt-get install -y bubblewrap` (elsewhere: your distribution's package `bubblewrap`)"
+WEAK = (
+    "allow_weak_sandbox: without bubblewrap model-written code can read every file that this user can read, other "
+    "processes' memory and environment included, and it sees this machine's name, users and processes. It cannot write "
+    "files, open connections or start processes, and its time and memory are limited."
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """
+    What one run may use.
+
+    Attributes:
+        cpu_seconds (`int`): processor time of the code, and of the tests.
+        wall_seconds (`float`): time from start to verdict.
+        memory_mib (`int`): address space of each process.
+    """
+
+    cpu_seconds: int = 2
+    wall_seconds: float = 6.0
+    memory_mib: int = 512
+
+
+class Program(NamedTuple):
+    """
+    Code and its tests.
+
+    Attributes:
+        code (`str`): what the model wrote.
+        tests (`tuple[str, ...]`): statements, usually one `assert` each; they call the code's functions by name, and see
+            arguments and results by value.
+        entry_point (`str`): name of the function under test.
+        setup (`str`): statements that run before the code and, in their own process, before the tests.
+    """
+
+    code: str
+    tests: tuple[str, ...]
+    entry_point: str
+    setup: str = ""
+
+
+def mounts(paths: Sequence[Path]) -> Iterator[str]:
+    """Arguments of bubblewrap that show these folders and files, read-only, and links as links."""
+    # The folders above them, which bubblewrap would close to everyone but root.
+    for parent in sorted({parent for path in paths for parent in path.parents if parent != Path("/")}):
+        yield from ("--perms", "0755", "--dir", str(parent))
+    for path in dict.fromkeys(paths):
+        if path.is_symlink():
+            yield from ("--symlink", os.readlink(path), str(path))
+        elif path.exists():
+            yield from ("--ro-bind", str(path), str(path))
+
+
+def bubblewrap_command(python: Path, root: bool) -> list[str]:
+    """
+    The command that starts the harness in a file system which holds Python, the system's libraries and nothing else.
+
+    There is no `/proc`, `/tmp`, `/home` or `/etc` in it, and nothing can be written. As root no user namespace is made:
+    in one, root would stay the kernel's root, to whom the limit on processes does not apply. The harness becomes nobody
+    instead.
+    """
+    prefix = python.parent.parent
+    libraries = [Path(root, name) for root in ("/usr", "/") for name in ("lib", "lib32", "lib64", "libx32")]
+    shown = [*libraries, Path("/etc/ld.so.cache"), prefix / "lib", prefix / "lib64", python]
+    namespaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if root:
+        privileges = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        privileges = ["--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+    return [
+        *("bwrap", *namespaces, *privileges, "--die-with-parent", "--new-session", "--clearenv"),
+        *("--setenv", "PYTHONHASHSEED", "0", "--hostname", "sandbox"),
+        *mounts(shown),
+        *("--dev-bind", "/dev/null", "/dev/null", "--ro-bind", str(ISOLATED), "/isolated"),
+        *("--remount-ro", "/", "--chdir", "/"),
+        *python_command(python, Path("/isolated")),
+    ]
+
+
+def python_command(python: Path, folder: Path) -> list[str]:
+    """The harness under an interpreter without packages, its own or the user's."""
+    return [str(python), "-s", "-S", str(folder / HARNESS)]
+
+
+class Sandbox:
+    """
+    A place to run model-written code.
+
+    Under bubblewrap it is unprivileged and sees no network, environment, home folder or other process; it cannot write,
+    start processes or threads, and is killed at its limits. The tests run in a process of their own, which calls the
+    code by value and answers with a nonce that the code's process never held: see `tasks/isolated/harness.py`.
+
+    Args:
+        limits ([`Limits`], *optional*): what a run may use.
+        allow_weak (`bool`, *optional*, defaults to `False`): where bubblewrap does not work, run without it and warn;
+            see `WEAK` for what that does not stop.
+        workers (`int`, *optional*): runs at a time in [`Sandbox.run_many`]; as many as there are processors.
+
+    Raises:
+        `ValueError`: if bubblewrap does not work here and the weaker mode is not allowed, or that does not work either.
+    """
+
+    def __init__(self, limits: Limits | None = None, allow_weak: bool = False, workers: int | None = None):
+        self.limits = limits or Limits()
+        self.isolation = "bubblewrap"
+        problem = find_problem("bubblewrap")
+        if problem and not allow_weak:
+            raise ValueError(
+                f"model-written code needs a sandbox: {problem}; or set allow_weak_sandbox: true, which leaves this "
+                "user's files readable"
+            )
+        if problem:
+            self.isolation = "weak"
+            problem = find_problem("weak")
+            if problem:
+                raise ValueError(f"allow_weak_sandbox=True: {problem}")
+            warnings.warn(WEAK, stacklevel=3)
+        self.workers = workers or len(os.sched_getaffinity(0))
+
+    def run(self, program: Program) -> int:
+        """
+        Number of tests that pass; 0 if the run is cut off by its limits, for then the nonce never comes.
+
+        Raises:
+            `RuntimeError`: if the sandbox itself does not start, which says nothing about the code.
+        """
+        return run_here(self.isolation, self.limits, program)
+
+    def run_many(self, programs: Sequence[Program]) -> list[int]:
+        """[`Sandbox.run`] for each program, several at a time."""
+        with ThreadPoolExecutor(self.workers) as pool:
+            return list(pool.map(self.run, programs))
+
+
+def frame(content: dict) -> bytes:
+    """What `tasks/isolated/harness.py` reads: 4 bytes of length, then a pickle."""
+    payload = pickle.dumps(content)
+    return len(payload).to_bytes(4, "big") + payload
+
+
+def run_here(isolation: str, limits: Limits, program: Program) -> int:
+    """[`run_command`] with this process's interpreter and user."""
+    python, root = Path(os.path.realpath(sys.executable)), os.geteuid() == 0
+    if isolation == "bubblewrap":
+        return run_command(bubblewrap_command(python, root), root, limits, program)
+    return run_command(python_command(python, ISOLATED), False, limits, program)
+
+
+def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program: Program) -> int:
+    """
+    Starts the harness and returns the number of tests that pass; see [`Sandbox.run`].
+
+    Args:
+        command (`Sequence[str]`): what starts it.
+        drop_root (`bool`): whether it starts as root and has to become nobody.
+        limits ([`Limits`]), program ([`Program`]): what to run.
+    """
+    nonce = secrets.token_hex(16)
+    open_part = {
+        "setup": program.setup,
+        # Lone surrogates can be neither compiled nor sent.
+        "code": program.code.encode("utf-8", "replace").decode(),
+        "memory_mib": limits.memory_mib,
+        "cpu_seconds": limits.cpu_seconds,
+        "drop_root": drop_root,
+    }
+    secret_part = {"tests": list(program.tests), "entry_point": program.entry_point, "nonce": nonce}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"},
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(frame(open_part) + frame(secret_part), timeout=limits.wall_seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+    lines = output.decode("ascii", "replace").splitlines()
+    if not lines or lines[0] != "ready":
+        reason = " ".join(errors.decode("utf-8", "replace").split()) or f"no sign of it in {limits.wall_seconds} s"
+        raise RuntimeError(f"the sandbox did not start: {reason}")
+    found, _, passed = lines[1].partition(" ") if len(lines) == 2 else ("", "", "")
+    return int(passed) if secrets.compare_digest(found, nonce) else 0
+
+
+PROBE = Program("def twice(n):\n    return 2 * n", ("import decimal, heapq\nassert twice(21) == 42",), "twice")
+
+
+@lru_cache(maxsize=2)
+def find_problem(isolation: str) -> str | None:
+    """Why this kind of isolation does not work here, and the cure; `None` if it does. Tried once per process."""
+    if sys.platform != "linux" or os.uname().machine not in MACHINES:
+        return f"it works on Linux on {' or '.join(MACHINES)} only"
+    if isolation == "bubblewrap" and shutil.which("bwrap") is None:
+        return f"bubblewrap is not installed: {INSTALL}"
+    try:
+        passed = run_here(isolation, Limits(wall_seconds=30.0, cpu_seconds=20), PROBE)
+        reason = None if passed == 1 else "a trivial test does not pass in it"
+    except (RuntimeError, OSError) as error:
+        reason = str(error)
+    if reason and isolation == "bubblewrap":
+        reason += (
+            " (bubblewrap is installed; in a container it needs `--security-opt seccomp=unconfined` or `--privileged`, on "
+            "Ubuntu `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`)"
+        )
+    return reason
+
+
+def measure(runs: int, workers: int) -> tuple[float, float]:
+    """Median latency of a run (s) and throughput (1/s) of a trivial program, `workers` at a time."""
+    sandbox = Sandbox(workers=workers)
+
+    def timed(program: Program) -> float:
+        start = time.perf_counter()
+        sandbox.run(program)
+        return time.perf_counter() - start
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(workers) as pool:
+        latencies = list(pool.map(timed, [PROBE] * runs))
+    return statistics.median(latencies), runs / (time.perf_counter() - start)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tasks.sandbox", description="Measure the sandbox.")
+    parser.add_argument("--runs", type=int, default=40, help="programs for each row")
+    parser.add_argument("--parallel", type=int, nargs="+", default=[1, 2, 4], help="runs at a time")
+    args = parser.parse_args(argv)
+    try:
+        table = Table("at a time", "median latency, ms", "programs per second", title="bubblewrap, a trivial program")
+        for workers in args.parallel:
+            latency, throughput = measure(args.runs, workers)
+            table.add_row(str(workers), f"{1000 * latency:.0f}", f"{throughput:.1f}")
+        Console().print(table)
+    except ValueError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

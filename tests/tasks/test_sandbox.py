@@ -1,0 +1,591 @@
+"""Real hostile programs in the real sandbox."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tasks.sandbox
+from tasks.isolated.lockdown import FIRST_UNKNOWN, MACHINES, OPENING, REFUSED
+from tasks.sandbox import ISOLATED, Limits, Program, Sandbox, bubblewrap_command, find_problem, main, run_command
+
+
+PROBLEM = find_problem("bubblewrap")
+needs_bubblewrap = pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))
+ONE_SECOND = Limits(cpu_seconds=1, wall_seconds=8.0)
+# Read by no test, only looked for in a sandbox.
+os.environ["SANDBOX_TEST_SECRET"] = "environment secret"
+
+
+@pytest.fixture(scope="module")
+def strong():
+    return Sandbox(ONE_SECOND)
+
+
+@pytest.fixture(scope="module")
+def weak():
+    with pytest.MonkeyPatch.context() as patch, pytest.warns(UserWarning, match="can read every file"):
+        patch.setattr(tasks.sandbox, "find_problem", lambda kind: "none" if kind == "bubblewrap" else None)
+        return Sandbox(ONE_SECOND, allow_weak=True)
+
+
+@pytest.fixture(params=[pytest.param("strong", marks=needs_bubblewrap), "weak"])
+def sandbox(request):
+    return request.getfixturevalue(request.param)
+
+
+def outcomes(sandbox, cases):
+    """Name -> number of tests passed, for cases of name -> (code, test); run side by side."""
+    programs = [Program(code, (test,), "f") for code, test in cases.values()]
+    return dict(zip(cases, sandbox.run_many(programs), strict=True))
+
+
+def outcome(sandbox, code, *tests, entry_point="f", setup=""):
+    """Number of tests passed."""
+    return sandbox.run(Program(code, tests or ("assert f() == 'done'",), entry_point, setup))
+
+
+# What passes
+
+
+RIGHT = [
+    ("def f(a, b):\n    return a + b", "assert f(2, 3) == 5"),
+    ("def f(a, b):\n    return a + b", "assert f(a='x', b='y') == 'xy', 'a message'"),
+    ("f = lambda *a: a", "assert f(1, [2], {'k': (3, None)}) == (1, [2], {'k': (3, None)})"),
+    ("f = set", "assert f([1, 1, 2]) == {1, 2}"),
+    ("f = complex", "assert f(1, 2) == 1 + 2j"),
+    ("f = bytearray", "assert f(b'ab') == b'ab'"),
+    ("f = float", "assert f('inf') > 1e300 and f('nan') != f('nan')"),
+    ("f = lambda n: 7 ** n", "assert f(900) == 7 ** 900"),
+    (
+        "import re, json, heapq, math\nf = math.sqrt",
+        "import math\nassert math.isclose(f(2), 1.41421356, rel_tol=1e-6)",
+    ),
+    ("from collections import Counter as f", "assert f('abca') == {'a': 2, 'b': 1, 'c': 1}"),
+    ("from collections import namedtuple\nf = namedtuple('P', 'x y')", "assert f(1, 2) == (1, 2)"),
+    ("from dataclasses import dataclass\ndef f(xs):\n    return sorted(xs)", "assert f([3, 1]) == [1, 3]"),
+    ("def f(n):\n    raise ValueError('no')", "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"),
+    (
+        "f = lambda b: b.decode()",
+        "try:\n    f(b'\\xff')\nexcept UnicodeDecodeError:\n    pass\nelse:\n    assert False",
+    ),
+    ("n = 0\ndef f():\n    global n\n    n += 1\n    return n", "assert f() == 1\nassert f() == 2"),
+    ("def f(n):\n    return n\nif __name__ == '__main__':\n    f = None", "assert f(3) == 3"),
+    ("def f(n):\n    print(n)\n    return n", "assert f(3) == 3"),
+    ("def helper(n):\n    return n + 1\ndef f(n):\n    return helper(n)", "assert helper(f(1)) == 3"),
+]
+
+
+def test_right_code_passes(sandbox):
+    assert outcomes(sandbox, {case: case for case in RIGHT}) == dict.fromkeys(RIGHT, 1)
+
+
+def test_hidden_tests_in_the_style_of_humaneval(sandbox):
+    setup = "import math\n\ndef evaluate(xs, x):\n    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n"
+    check = "def check(candidate):\n    for xs in ([1, 2], [-6, 2]):\n        assert abs(evaluate(xs, candidate(xs))) < 1e-9\n"
+    code = "def root(xs):\n    return -xs[0] / xs[1] + 0 * math.pi"
+    assert outcome(sandbox, code, f"{check}\ncheck(root)", entry_point="root", setup=setup) == 1
+    # The helper of the tests is theirs: redefining it in the code changes nothing.
+    cheat = "def evaluate(xs, x):\n    return 0.0\ndef root(xs):\n    return 1.0"
+    assert outcome(sandbox, cheat, f"{check}\ncheck(root)", entry_point="root", setup=setup) == 0
+
+
+def test_objects_of_the_setup_are_arguments(sandbox):
+    setup = "class Pair:\n    def __init__(self, a, b):\n        self.a, self.b = a, b\n"
+    assert outcome(sandbox, "f = lambda ps: [p.a for p in ps]", "assert f([Pair(1, 2)]) == [1]", setup=setup) == 1
+
+
+def test_the_number_of_tests_that_pass(sandbox):
+    tests = ("assert f(1) == 1", "assert f(2) == 4", "assert f(3) == 27", "assert f(0) == 0", "f(", "f(1, 2)")
+    assert outcome(sandbox, "def f(n):\n    return n * n", *tests) == 3
+
+
+# What is wrong
+
+
+WRONG = [
+    "",
+    "def f():\n    return 'don'",
+    "def f(:",
+    "def g():\n    return 'done'",
+    "f = 'done'",
+    "def f():\n    return 'done'\nraise ValueError",
+    "def f():\n    return 'done'\nimport sys\nsys.exit(0)",
+    "def f():\n    return f()",
+    "import no_such_module\ndef f():\n    return 'done'",
+    "\x00",
+    "\ud800",
+    "f = " + "(" * 10_000,
+    "x = []\nfor _ in range(10**5):\n    x = [x]\nf = lambda: x",
+]
+
+
+def test_wrong_code_fails(sandbox):
+    assert outcomes(sandbox, {code: (code, "assert f() == 'done'") for code in WRONG}) == dict.fromkeys(WRONG, 0)
+
+
+ALWAYS_EQUAL = """
+class Chameleon({base}):
+    def __eq__(self, other):
+        return True
+    def __ne__(self, other):
+        return False
+    def __bool__(self):
+        return True
+    __hash__ = None
+    def __reduce_ex__(self, protocol):
+        return "done"
+def f():
+    return Chameleon()
+"""
+FAKES = {
+    "os._exit(0)": "import os\nos._exit(0)",
+    "os._exit(0) when called": "import os\ndef f():\n    os._exit(0)",
+    "SystemExit when called": "def f():\n    raise SystemExit(0)",
+    "printing the answer": "print('ready')\nprint('done')\nprint('ready', flush=True)\ndef f():\n    print('ready\\nnonce 1')",
+    "writing to every descriptor": "import os\nfor n in range(64):\n    try:\n        os.write(n, b'ready\\n' + b'0' * 32 + b' 1\\n')\n"
+    "    except OSError:\n        pass\ndef f():\n    return 'don'",
+    "reading every descriptor": "import os\nseen = b''\nfor n in range(3):\n    try:\n        seen += os.read(n, 4096)\n"
+    "    except OSError:\n        pass\ndef f():\n    return seen.decode()[:-1] or 'nothing'",
+    "equal to everything": ALWAYS_EQUAL.format(base="object"),
+    "a str equal to everything": ALWAYS_EQUAL.format(base="str"),
+    "an int equal to everything": ALWAYS_EQUAL.format(base="int"),
+    "patched builtins": "import builtins\nbuiltins.AssertionError = type('Quiet', (Exception,), {})\n"
+    "builtins.compile = lambda *a, **k: (lambda: None).__code__\nbuiltins.exec = lambda *a, **k: None\ndef f():\n    return 'don'",
+    "patched main": "import sys\nfor module in list(sys.modules.values()):\n    for name in ('count_passed', 'Remote', 'MAX_FRAME', 'dumps'):\n"
+    "        if hasattr(module, name):\n            setattr(module, name, lambda *a: 1)\ndef f():\n    return 'done!'",
+    "atexit": "import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit(0)",
+    "patched test names": "import sys\nfor frame in sys._current_frames().values():\n    while frame:\n"
+    "        frame.f_globals.update(done=1, tests=[], f=lambda: 'done')\n        frame = frame.f_back\ndef f():\n    return 'don'",
+    "a nameless exception": "class done(BaseException):\n    pass\ndef f():\n    raise done",
+}
+
+
+def test_a_pass_cannot_be_faked(sandbox):
+    for test in ("assert f() == 'done'", "assert not f() != 'done'"):
+        assert outcomes(sandbox, {name: (code, test) for name, code in FAKES.items()}) == dict.fromkeys(FAKES, 0)
+
+
+EXPLOIT = """
+import os, sys
+frame = sys._getframe()
+while frame:
+    replies = frame.f_locals.get("replies")
+    if replies:
+        payload = b'cbuiltins\\nexec\\n(S"import __main__; __main__.Remote.__call__ = lambda self: \\'done\\'"\\ntR.'
+        os.write(replies, len(payload).to_bytes(4, "big") + payload)
+    frame = frame.f_back
+def f():
+    return "don"
+"""
+
+
+def test_a_reply_cannot_run_in_the_tests_process(sandbox, monkeypatch):
+    test = (
+        "for _ in range(3):\n    try:\n        last = f()\n    except Exception:\n        pass\nassert last == 'done'"
+    )
+    assert outcome(sandbox, EXPLOIT, test) == 0
+    assert outcome(sandbox, EXPLOIT, test.replace("'done'", "'don'")) == 1
+
+
+SEARCH = """
+import gc, sys
+def texts(thing, depth=0):
+    if isinstance(thing, (str, bytes)):
+        yield thing if isinstance(thing, str) else thing.decode("latin1")
+    elif depth < 6:
+        try:
+            parts = list(thing.items()) if isinstance(thing, dict) else list(thing)
+        except Exception:
+            parts = list(getattr(thing, "__dict__", {}).values())
+        for part in parts:
+            yield from texts(part, depth + 1)
+def f(needle):
+    frame, found = sys._getframe(), []
+    while frame:
+        found += [t for t in texts(frame.f_locals) if needle in t]
+        found += [t for t in texts(frame.f_globals) if needle in t]
+        frame = frame.f_back
+    for thing in gc.get_objects():
+        found += [t for t in texts(thing, 4) if needle in t]
+    return [t for t in found if t.count(needle) and t != needle and "SEA" + "RCH" not in t]
+"""
+
+
+def test_neither_the_tests_nor_the_nonce_are_in_the_codes_memory(sandbox):
+    # The needle is spelled so that the argument alone does not contain the test's text.
+    test = "found = f('expected' + '_marker')\nassert found == [], found\n'expected_marker'"
+    assert outcome(sandbox, SEARCH, test) == 1
+    # The search does find what is there.
+    assert outcome(sandbox, SEARCH + "here = 'an expected_marker here'", test) == 0
+
+
+def test_the_nonce_is_another_each_time(monkeypatch, weak):
+    nonces = []
+    token_hex = tasks.sandbox.secrets.token_hex
+    monkeypatch.setattr(tasks.sandbox.secrets, "token_hex", lambda n: nonces.append(token_hex(n)) or nonces[-1])
+    for _ in range(2):
+        outcome(weak, "def f():\n    return 'done'")
+    assert len(set(nonces)) == 2 and all(len(nonce) == 32 for nonce in nonces)
+
+
+# What is stopped: each program tries, and says "stopped" only if it was refused.
+
+TRY = """
+def f(*given):
+    try:
+        attempt(*given)
+    except BaseException as error:
+        return "stopped"
+    return "succeeded"
+"""
+STOPPED = {
+    "fork": "import os\ndef attempt():\n    if os.fork() == 0:\n        os._exit(0)",
+    "thread": "import threading\ndef attempt():\n    threading.Thread(target=print).start()",
+    "subprocess": "import subprocess, sys\ndef attempt():\n    subprocess.run([sys.executable, '-c', '0'], check=True)",
+    "exec": "import os, sys\ndef attempt():\n    os.execv(sys.executable, ['python', '-c', '0'])",
+    "shell": "import os\ndef attempt():\n    if os.system('true'):\n        raise OSError",
+    "inet socket": "import socket\ndef attempt():\n    socket.socket()",
+    "unix socket": "import socket\ndef attempt():\n    socket.socket(socket.AF_UNIX)",
+    "kill the tests": "import os, signal\ndef attempt():\n    os.kill(os.getppid(), signal.SIGKILL)",
+    "kill everything": "import os, signal\ndef attempt():\n    os.kill(-1, signal.SIGKILL)",
+    "a session of its own": "import os\ndef attempt():\n    os.setsid()",
+    "write /tmp": "def attempt():\n    open('/tmp/sandbox-was-here', 'w').close()",
+    "write where it is": "def attempt():\n    open('sandbox-was-here', 'w').close()",
+    "write the harness": "def attempt():\n    open('/isolated/harness.py', 'a').close()",
+    "remove": "import os, sys\ndef attempt():\n    os.remove(os.__file__)",
+    "make a folder": "import os\ndef attempt():\n    os.mkdir('/tmp/sandbox-was-here')",
+    "change a mode": "import os, sys\ndef attempt():\n    os.chmod(sys.executable, 0o777)",
+    "become root": "import os\ndef attempt():\n    os.setuid(0)\n    if os.getuid():\n        raise OSError",
+    "a namespace": "import ctypes\ndef attempt():\n    if ctypes.CDLL(None).unshare(0x10000000):\n        raise OSError",
+    "trace the tests": "import ctypes, os\ndef attempt():\n    if ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0):\n        raise OSError",
+    "shared memory": "import ctypes\ndef attempt():\n    if ctypes.CDLL(None).shmget(0, 4096, 0o1600) < 0:\n        raise OSError",
+    "memory file": "import os\ndef attempt():\n    os.memfd_create('x')",
+    "more memory": "import resource\ndef attempt():\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+    "memory bomb": "def attempt():\n    x = bytearray(2**30)",
+    "many files": "import os\ndef attempt():\n    for _ in range(100):\n        os.pipe()",
+}
+# What only bubblewrap stops.
+HIDDEN = {
+    "/proc": "import os\ndef attempt():\n    os.listdir('/proc')",
+    "/etc/passwd": "def attempt():\n    open('/etc/passwd').read()",
+    "/home": "import os\ndef attempt():\n    os.listdir('/home')",
+    "/tmp": "import os\ndef attempt():\n    os.listdir('/tmp')",
+    "the project": f"def attempt():\n    open({str(Path(__file__).resolve())!r}).read()",
+    "the home folder": f"import os\ndef attempt():\n    if set(os.listdir({str(Path.home())!r})) <= {{'.pyenv', '.local'}}:\n        raise OSError",
+    "other processes": "import os\ndef attempt():\n    if os.getppid() < 10:\n        raise OSError",
+    "the machine's name": "import os\ndef attempt():\n    if os.uname().nodename == 'sandbox':\n        raise OSError",
+    "another user": "import os\ndef attempt():\n    if os.getuid() == os.getgid() == 65534 and os.getgroups() in ([], [65534]):\n        raise OSError",
+}
+
+
+def attempts(sandbox, programs):
+    """Name -> "stopped" or "succeeded" """
+    cases = {name: (code + TRY, "assert f() == 'stopped'") for name, code in programs.items()}
+    return {name: "stopped" if passed else "succeeded" for name, passed in outcomes(sandbox, cases).items()}
+
+
+def test_stopped(sandbox):
+    programs = dict(STOPPED)
+    if sandbox.isolation == "weak" and os.getuid() == 0:
+        # It stays root there, because the interpreter may lie in a folder that is closed to others.
+        del programs["become root"]
+    assert attempts(sandbox, programs) == dict.fromkeys(programs, "stopped")
+
+
+@needs_bubblewrap
+def test_hidden(strong):
+    assert attempts(strong, HIDDEN) == dict.fromkeys(HIDDEN, "stopped")
+
+
+def test_what_the_weak_mode_does_not_stop(weak):
+    # If this changes, so should the warning.
+    readable = {name: HIDDEN[name] for name in ("/proc", "/etc/passwd", "/tmp", "the project")}
+    assert attempts(weak, readable) == dict.fromkeys(readable, "succeeded")
+
+
+def test_the_attempts_would_succeed_outside():
+    # What is "stopped" for another reason, such as a typing error, would prove nothing.
+    harmless = (
+        "fork",
+        "thread",
+        "subprocess",
+        "shell",
+        "inet socket",
+        "unix socket",
+        "shared memory",
+        "memory file",
+        "memory bomb",
+    )
+    for attempt in harmless:
+        code = STOPPED[attempt] + TRY + "\nprint(f())"
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert out.split()[-1] == "succeeded", attempt
+
+
+@needs_bubblewrap
+def test_a_secret_file_and_the_environment_are_not_seen(strong, tmp_path):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("file secret")
+    secret.chmod(0o644)
+    read = "def attempt(path):\n    open(path).read()" + TRY
+    assert outcome(strong, read, f"assert f({str(secret)!r}) == 'stopped'") == 1
+
+
+def test_there_is_no_environment(sandbox):
+    code = "import os\ndef f():\n    return sorted(os.environ)"
+    assert outcome(sandbox, code, "assert f() == []") == 1
+
+
+def test_endless_loops_end(sandbox):
+    start = time.monotonic()
+    assert (
+        outcome(
+            sandbox,
+            "def f():\n    while True:\n        try:\n            pass\n        except BaseException:\n            pass",
+        )
+        == 0
+    )
+    # No assertion on the time itself but for an order of magnitude: it ends by the limit on processor time.
+    assert time.monotonic() - start < 60
+
+
+def test_sleeping_ends_by_the_clock(sandbox):
+    limits, sandbox.limits = sandbox.limits, Limits(wall_seconds=1.5)
+    try:
+        assert outcome(sandbox, "import time\ndef f():\n    time.sleep(1000)\n    return 'done'") == 0
+    finally:
+        sandbox.limits = limits
+
+
+HUGE = [
+    "def f():\n    return 'x' * 10**8",
+    "def f():\n    return [[0] * 10**6] * 100",
+    "def f():\n    while True:\n        print('x' * 10**6)",
+    "import sys\nwhile True:\n    sys.stderr.write('x' * 10**6)",
+    "x = []\nwhile True:\n    x.append(bytearray(10**7))",
+]
+
+
+def test_huge_output_and_memory_fail(sandbox):
+    assert outcomes(sandbox, {code: (code, "assert f() == 'done'") for code in HUGE}) == dict.fromkeys(HUGE, 0)
+
+
+def processes_with(marker):
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                command, memory = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if marker in command + memory:
+                found.append(folder.name)
+    return found
+
+
+def test_no_process_is_left_behind(sandbox):
+    bomb = (
+        "import os, threading, subprocess, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "for start in (os.fork, os.setsid, threading.Thread(target=print).start, lambda: subprocess.Popen(['sleep', '99'])):\n"
+        "    try:\n        start()\n    except BaseException:\n        pass\nimport time\ntime.sleep(1000)\n"
+    )
+    limits, sandbox.limits = sandbox.limits, Limits(wall_seconds=1.5)
+    try:
+        before = set(processes_with(b"harness.py"))
+        assert outcome(sandbox, bomb) == 0
+        deadline = time.monotonic() + 10
+        while (left := set(processes_with(b"harness.py")) - before) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left
+    finally:
+        sandbox.limits = limits
+
+
+def test_a_run_leaves_no_file(sandbox, tmp_path):
+    assert not Path("/tmp/sandbox-was-here").exists()
+    assert not Path("/sandbox-was-here").exists()
+
+
+def test_many_at_a_time(sandbox):
+    programs = [Program(f"def f():\n    return {i % 3}", ("assert f() == 1",), "f") for i in range(9)]
+    assert sandbox.run_many(programs) == [int(i % 3 == 1) for i in range(9)]
+
+
+# Each wall on its own
+
+
+def in_bubblewrap_alone(script):
+    command = bubblewrap_command(Path(os.path.realpath(sys.executable)), os.geteuid() == 0)[:-1] + ["-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.split()
+
+
+@needs_bubblewrap
+def test_bubblewrap_alone_hides_the_network():
+    script = "import socket\ns = socket.socket()\nprint('alive', s.connect_ex(('127.0.0.1', {})))"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert in_bubblewrap_alone(script.format(port))[0] == "alive"
+        assert in_bubblewrap_alone(script.format(port))[1] != "0"
+        assert socket.socket().connect_ex(("127.0.0.1", port)) == 0
+    assert in_bubblewrap_alone("import socket\nprint(*[name for _, name in socket.if_nameindex()])") == ["lo"]
+
+
+@needs_bubblewrap
+def test_bubblewrap_alone_hides_the_environment_and_other_processes():
+    assert set(in_bubblewrap_alone("import os\nprint(*os.environ)")) <= {"PWD", "PYTHONHASHSEED", "LC_CTYPE"}
+    assert int(in_bubblewrap_alone("import os\nprint(os.getpid())")[0]) < 10
+
+
+@needs_bubblewrap
+def test_bubblewrap_alone_cannot_be_written():
+    # As root it is still root here, before the harness becomes nobody.
+    script = (
+        "import os, sys\nfor folder in ('/', '/isolated', '/dev', os.path.dirname(os.__file__)):\n    try:\n"
+        "        open(folder + '/x', 'w')\n        print('written', folder)\n    except OSError:\n        print('refused')"
+    )
+    assert in_bubblewrap_alone(script) == ["refused"] * 4
+
+
+@pytest.mark.parametrize(
+    "steps, action, refused",
+    [
+        ("", "os.fork() or os._exit(0)", False),
+        ("no_more_processes()", "os.fork() or os._exit(0)", True),
+        ("no_more_processes()", "threading.Thread(target=print).start()", True),
+        ("refuse_system_calls()", "os.fork() or os._exit(0)", True),
+        ("limit(256)", "bytearray(2**29)", True),
+        ("limit(256)", "bytearray(2**20)", False),
+        ("limit(256)", "open(path, 'w').write('x' * 10**6)", True),
+        ("", "open(path, 'w').write('x' * 10**6)", False),
+        ("refuse_system_calls()", "open(path)", False),
+        ("refuse_system_calls()", "open(path, 'r+')", True),
+        ("refuse_system_calls()", "os.open(path, os.O_RDONLY | os.O_CREAT)", True),
+        ("refuse_system_calls()", "os.open(path, os.O_RDONLY | os.O_TRUNC)", True),
+    ],
+)
+def test_each_step_of_the_lockdown(steps, action, refused, tmp_path):
+    (tmp_path / "file").write_text("")
+    become = "become_nobody(); " if os.geteuid() == 0 and "processes" in steps else ""
+    script = (
+        f"import sys, os, threading\nsys.path.insert(0, {str(ISOLATED)!r})\nfrom lockdown import *\n"
+        f"path = {str(tmp_path / 'file')!r}\n{become}{steps}\n"
+        f"try:\n    {action}\nexcept (OSError, MemoryError, RuntimeError):\n    print('refused')\nelse:\n    print('done')"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["refused" if refused else "done"]
+
+
+def test_memory_is_hidden():
+    script = (
+        f"import sys, os\nsys.path.insert(0, {str(ISOLATED)!r})\nfrom lockdown import *\nhide_memory()\n"
+        "import ctypes\nprint(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "0"
+
+
+HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
+
+
+@pytest.mark.parametrize("machine", HEADERS)
+def test_the_numbers_of_the_system_calls(machine):
+    if not Path(HEADERS[machine]).exists():
+        pytest.skip("needs the kernel's headers (linux-libc-dev)")
+    defined = re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(HEADERS[machine]).read_text())
+    numbers = {name: int(number) for name, number in defined}
+    place = MACHINES[machine][1]
+    for name, pair in {**REFUSED, **{name: pair for name, (pair, _) in OPENING.items()}}.items():
+        if pair[place] is not None:
+            assert numbers.get(name, pair[place]) == pair[place], name
+    assert len(numbers) > 250
+    assert FIRST_UNKNOWN > max(max(filter(None, pair)) for pair in REFUSED.values())
+
+
+# As an ordinary user
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to become another user")
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a Python that other users can read")
+def test_under_an_ordinary_user():
+    python = Path("/usr/bin/python3").resolve()
+    drop = ["setpriv", "--reuid", "65533", "--regid", "65533", "--clear-groups"]
+    command = drop + bubblewrap_command(python, root=False)
+
+    def passed(code, test):
+        return run_command(command, False, Limits(cpu_seconds=5, wall_seconds=20), Program(code, (test,), "f"))
+
+    assert passed("import decimal\ndef f():\n    return 1", "assert f() == 1") == 1
+    for attempt in ("fork", "thread", "inet socket", "a namespace", "write where it is", "memory bomb"):
+        assert passed(STOPPED[attempt] + TRY, "assert f() == 'stopped'") == 1, attempt
+    for attempt in ("/proc", "/etc/passwd", "/home", "/tmp", "another user"):
+        assert passed(HIDDEN[attempt] + TRY, "assert f() == 'stopped'") == 1, attempt
+
+
+# Refusal
+
+
+@pytest.fixture
+def without_bubblewrap(monkeypatch, tmp_path):
+    find_problem.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    yield
+    find_problem.cache_clear()
+
+
+def test_without_bubblewrap_it_refuses(without_bubblewrap):
+    with pytest.raises(
+        ValueError, match="not installed: `apt-get install -y bubblewrap`.*allow_weak_sandbox"
+    ) as error:
+        Sandbox()
+    assert "\n" not in str(error.value)
+
+
+def test_without_bubblewrap_the_weak_mode_says_what_it_does_not_stop(without_bubblewrap):
+    with pytest.warns(UserWarning, match="can read every file"):
+        sandbox = Sandbox(allow_weak=True)
+    assert sandbox.isolation == "weak"
+    assert outcome(sandbox, "def f():\n    return 'done'") == 1
+
+
+@needs_bubblewrap
+def test_the_weak_mode_is_not_used_where_bubblewrap_works():
+    assert Sandbox(allow_weak=True).isolation == "bubblewrap"
+
+
+def test_a_bubblewrap_that_does_not_work_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho bwrap: No permissions to create new namespace >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    find_problem.cache_clear()
+    try:
+        with pytest.raises(
+            ValueError, match="No permissions to create new namespace.*bubblewrap is installed.*seccomp"
+        ):
+            Sandbox()
+    finally:
+        find_problem.cache_clear()
+
+
+def test_a_sandbox_that_stops_working_is_an_error_and_not_a_verdict(monkeypatch, weak):
+    monkeypatch.setattr(tasks.sandbox, "ISOLATED", ISOLATED / "nowhere")
+    with pytest.raises(RuntimeError, match="did not start.*No such file"):
+        outcome(weak, "def f():\n    return 'done'")
+
+
+@needs_bubblewrap
+def test_the_command_line_measures(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    main(["--runs", "4", "--parallel", "1", "2"])
+    assert "programs per second" in capsys.readouterr().out
+
+
+def test_the_command_line_refuses_in_one_line(without_bubblewrap):
+    with pytest.raises(SystemExit, match="apt-get install -y bubblewrap"):
+        main(["--runs", "1"])
