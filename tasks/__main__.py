@@ -1,19 +1,23 @@
-"""Look at the tasks: `python -m tasks list`, `python -m tasks show reverse_digits --level 2`."""
+"""
+Look at the tasks: `python -m tasks list`, `python -m tasks show reverse_digits --level 2`,
+`python -m tasks show code --options '{"reward": "share"}'`, `python -m tasks show rg:chain_sum`.
+"""
 
 import argparse
+import json
 import sys
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .registry import get_task, task_class, task_names
+from .registry import PREFIXES, get_task, task_class, task_names
 
 
 def list_tasks() -> Table:
     """A table of the tasks: name and first line of the docstring."""
     table = Table("task", "what it asks")
-    for name in task_names():
+    for name in [*task_names(), *(f"{prefix}:NAME" for prefix in PREFIXES)]:
         # Text, because rich would read brackets in a plain string as markup.
         table.add_row(name, Text(task_class(name).__doc__.strip().splitlines()[0]))
     return table
@@ -35,6 +39,10 @@ def main() -> None:
     show = commands.add_parser("show", help="print some rows of a task")
     show.add_argument("name")
     show.add_argument("--level", type=int, help="difficulty; the task's own default if left out")
+    show.add_argument("--path", help="file or folder, of a task that reads one")
+    show.add_argument(
+        "--options", type=json.loads, default={}, help="further options, as JSON: a recipe's task_options"
+    )
     show.add_argument("--split", default="train")
     show.add_argument("-n", type=int, default=3, help="number of rows")
     args = parser.parse_args()
@@ -42,7 +50,8 @@ def main() -> None:
         Console().print(list_tasks())
         return
     try:
-        options = {} if args.level is None else {"level": args.level}
+        given = {"level": args.level, "path": args.path}
+        options = {**args.options, **{key: value for key, value in given.items() if value is not None}}
         Console().print(show_task(args.name, options, args.split, args.n))
     except ValueError as error:
         sys.exit(str(error))

@@ -32,31 +32,36 @@ class GeneratedTask(Task):
         self.level = level
 
     @abstractmethod
-    def sample(self, rng: Random) -> tuple[str, str]:
-        """Draws one question; returns the text of its prompt and its answer."""
+    def sample(self, rng: Random) -> tuple[str, str] | tuple[str, str, dict]:
+        """Draws one question; returns the text of its prompt, its answer and, if the task has any, further columns."""
+
+    def content(self, prompt: str) -> str:
+        """What of a prompt makes the question: it decides the split, and of equal ones only one is drawn."""
+        return prompt
 
     def rows(self, split: str, n: int, seed: int = 0) -> Dataset:
         """See [`Task.rows`]; `n=None` is refused, for there is no such thing as all generated questions."""
         check_request(split, n, seed)
         if n is None:
             raise ValueError(f"n=None: {self.name} generates its questions, so say how many")
-        answers: dict[str, str] = {}
-        while len(answers) < n:
-            prompt, answer = self._draw(split, n, seed, answers)
-            answers[prompt] = answer
-        return build_dataset(self.name, self.level, list(answers), list(answers.values()))
+        drawn: dict[str, tuple] = {}
+        while len(drawn) < n:
+            question = self._draw(split, n, seed, drawn)
+            drawn[self.content(question[0])] = question
+        return build_dataset(self.name, self.level, *zip(*drawn.values(), strict=True))
 
     def verify(self, completion: str, row: Mapping) -> bool:
         return completion.strip() == row["answer"]
 
-    def _draw(self, split: str, n: int, seed: int, seen: Mapping[str, str]) -> tuple[str, str]:
-        """The next question of the split that is not in `seen`."""
+    def _draw(self, split: str, n: int, seed: int, seen: Mapping[str, tuple]) -> tuple:
+        """The next question of the split that is not in `seen`: what [`GeneratedTask.sample`] returned."""
         for attempt in range(MAX_MISSES):
             # Hashing every coordinate, rather than adding seed and index, keeps the streams of two seeds apart.
             rng = Random(stable_hash(self.name, self.level, split, seed, len(seen), attempt))
-            prompt, answer = self.sample(rng)
-            if prompt not in seen and content_split(self.name, prompt) == split:
-                return prompt, answer
+            question = self.sample(rng)
+            content = self.content(question[0])
+            if content not in seen and content_split(self.name, content) == split:
+                return question
         raise ValueError(
             f"n={n}: only {len(seen)} different {split} questions of {self.name} were found at level {self.level}; "
             "ask for fewer rows or for a higher level"

@@ -5,16 +5,16 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from datasets import Dataset, load_dataset
-from datasets.exceptions import DatasetGenerationError
 
-from .base import VALIDATION_BUCKET, Task, build_dataset, check_request, content_bucket, stable_hash
+from .base import Task
+from .loaded import FILES, Problem, by_question, loaded_rows, need, read_jsonl, split_training_file
+from .math_equality import equal_number
 
 
+MAX_MARKED = 16
 INSTRUCTION = "Reason step by step and end with `#### ` and the number."
-FILES = {"train": "train.jsonl", "test": "test.jsonl"}
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 # The braces of \boxed may hold one more level of braces, as in \boxed{18\text{ dollars}}.
@@ -28,11 +28,6 @@ NUMBER = re.compile(
     re.DOTALL,
 )
 SCALE_WORD = re.compile(r"\s*(?:k|hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
-
-
-class Problem(NamedTuple):
-    question: str
-    answer: str
 
 
 def parse_number(text: str) -> Decimal | None:
@@ -51,22 +46,26 @@ def parse_number(text: str) -> Decimal | None:
     return Decimal(sign + number.replace(",", ""))
 
 
-def extract_answer(text: str) -> Decimal | None:
+def marked_answers(text: str) -> list[str]:
     """
-    The final answer of a solution: the number after `####`, up to the end of the line, or in `\\boxed{}`.
+    What stands after `####`, up to the end of the line, and in `\\boxed{}`.
 
-    The answer has to be unambiguous. Markers without any digit, such as a Markdown heading, are passed over; all
-    others have to hold one and the same number, or there is no answer: `None`.
+    Markers without any digit, such as a Markdown heading, are passed over.
     """
     # `#### \boxed{42}` is one answer in two markers.
     marked = BOXED.findall(text) + HASHES.findall(BOXED.sub(r"\1", text))
-    answers = {parse_number(part) for part in marked if any(character.isnumeric() for character in part)}
-    return answers.pop() if len(answers) == 1 else None
+    return [part for part in marked if any(character.isnumeric() for character in part)]
 
 
-def normalise_question(question: str) -> str:
-    """The question in lower case, with single spaces: two questions of the same such text count as one."""
-    return " ".join(question.casefold().split())
+def is_number(part: str, gold: str) -> bool:
+    """
+    Whether a marked answer is the number, however it is written.
+
+    Decimal numbers are compared exactly. Another notation of one number (`\\frac{1}{2}`, `4 \\times 10^{3}`) is left to
+    math-verify, which must not see what would have to be worked out first: it takes `40+2` for 42.
+    """
+    number = parse_number(part)
+    return equal_number(gold, part) if number is None else number == Decimal(gold)
 
 
 def check_path(path: str) -> str:
@@ -94,32 +93,21 @@ def check_path(path: str) -> str:
     return str(path)
 
 
-def read_problems(rows: Iterable[Mapping], source: str) -> dict[str, Problem]:
+def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    Checks the rows of one file and keys them by their normalised question; of equal questions the first is kept.
-
-    Args:
-        rows (`Iterable[Mapping]`): objects with `question` and `answer`, which ends in `#### ` and a number.
-        source (`str`): what to call the file in an error.
+    A problem from a row with `question` and `answer`, which ends in `#### ` and a number.
 
     Raises:
-        `ValueError`: if there is no row, or if a row has no such question or answer.
+        `ValueError`: if the row is not like that.
     """
-    problems: dict[str, Problem] = {}
-    for index, row in enumerate(rows):
-        for key in ("question", "answer"):
-            if not isinstance(row.get(key), str):
-                raise ValueError(f"{source}, row {index}: {key!r} is missing; every row needs it, as text")
-        _, marker, final = row["answer"].rpartition("####")
-        number = parse_number(final) if marker else None
-        if number is None:
-            raise ValueError(f"{source}, row {index}: 'answer' must end in '#### ' and a number, like '#### 42'")
-        answer = f"{number:f}"
-        answer = answer.rstrip("0").rstrip(".") if "." in answer else answer
-        problems.setdefault(normalise_question(row["question"]), Problem(row["question"], answer))
-    if not problems:
-        raise ValueError(f"{source} has no rows; every row is an object with 'question' and 'answer'")
-    return problems
+    question, solution = (need(row, [key], str, source) for key in ("question", "answer"))
+    _, marker, final = solution.rpartition("####")
+    number = parse_number(final) if marker else None
+    if number is None:
+        raise ValueError(f"{source}: 'answer' must end in '#### ' and a number, like '#### 42'")
+    answer = f"{number:f}"
+    answer = answer.rstrip("0").rstrip(".") if "." in answer else answer
+    return Problem(question, answer, {}, f"{question}\n{INSTRUCTION}")
 
 
 @lru_cache(maxsize=8)
@@ -137,35 +125,24 @@ def load_problems(path: str) -> dict[str, list[Problem]]:
     Raises:
         `ValueError`: if the data cannot be read or do not have the form described in [`GSM8K`].
     """
-    sources = {split: f"path={path!r}, {file if Path(path).is_dir() else split}" for split, file in FILES.items()}
-    train, test = (read_problems(_load_rows(path, split), sources[split]) for split in ("train", "test"))
-    splits: dict[str, list[Problem]] = {"train": [], "validation": [], "test": list(test.values())}
-    for text, problem in train.items():
-        if text not in test:
-            held_out = content_bucket(GSM8K.name, text) == VALIDATION_BUCKET
-            splits["validation" if held_out else "train"].append(problem)
-    return splits
+    files = []
+    for split, file in FILES.items():
+        local = Path(path, file)
+        rows, source = (
+            (read_jsonl(local), str(local)) if Path(path).is_dir() else (hub_rows(path, split), f"{path}, {split}")
+        )
+        files.append(by_question(parse_problem(row, f"path={source!r}, row {i}") for i, row in enumerate(rows)))
+    return split_training_file(GSM8K.name, *files)
 
 
-def _load_rows(path: str, split: str) -> Iterable[Mapping]:
-    """The rows of one split as they are stored."""
-    folder = Path(path)
-    if not folder.is_dir():
-        try:
-            return load_dataset(path, "main", split=split)
-        except OSError as error:
-            raise ValueError(
-                f"path={path!r} is not a folder here, and the Hub did not give it ({error}); "
-                "check the name and the connection, or give the folder that holds train.jsonl and test.jsonl"
-            ) from error
-    file = folder / FILES[split]
-    if not file.read_bytes().strip():
-        return []
+def hub_rows(path: str, split: str) -> Iterable[Mapping]:
+    """The rows of a data set on the Hub, or of its copy in the cache."""
     try:
-        return load_dataset("json", data_files=str(file), split="train")
-    except DatasetGenerationError as error:
+        return load_dataset(path, "main", split=split)
+    except OSError as error:
         raise ValueError(
-            f"path={path!r}, {file.name} cannot be read as JSON Lines: {error.__cause__ or error}"
+            f"path={path!r} is not a folder here, and the Hub did not give it ({error}); "
+            "check the name and the connection, or give the folder that holds train.jsonl and test.jsonl"
         ) from error
 
 
@@ -174,7 +151,8 @@ class GSM8K(Task):
     Grade-school math word problems that end in a number ([Cobbe et al., 2021](https://arxiv.org/abs/2110.14168)).
 
     The test split is the data set's own; validation is a tenth of its training file, picked by content. A solution has
-    to end with `#### ` and the number, or hold it in `\\boxed{}`; see [`extract_answer`]. `level` is always 1.
+    to end with `#### ` and the number, or hold it in `\\boxed{}`, and every marker has to hold that number; see
+    [`is_number`]. `level` is always 1.
 
     Args:
         path (`str`, *optional*, defaults to `"openai/gsm8k"`): name on the Hub (configuration `main`), or a local
@@ -192,17 +170,12 @@ class GSM8K(Task):
         self.path = check_path(path)
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
-        check_request(split, n, seed)
-        problems = load_problems(self.path)[split]
-        if not problems or (n is not None and n > len(problems)):
-            raise ValueError(f"n={n}: {self.name} has {len(problems)} {split} questions in path={self.path!r}")
-        # Sorting by a hash shuffles alike whatever the order of the file.
-        shuffled = sorted(problems, key=lambda problem: stable_hash(self.name, split, seed, problem.question))[:n]
-        prompts = [f"{problem.question}\n{INSTRUCTION}" for problem in shuffled]
-        return build_dataset(self.name, self.level, prompts, [problem.answer for problem in shuffled])
+        return loaded_rows(self.name, self.path, load_problems(self.path), split, n, seed)
 
     def verify(self, completion: str, row: Mapping) -> bool:
-        return extract_answer(completion) == Decimal(row["answer"])
+        marked = marked_answers(completion)
+        # More markers than one have to agree; a completion with a thousand of them is no answer.
+        return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"]) for part in marked)
 
     def gold(self, row: Mapping) -> str:
         return f"#### {row['answer']}"

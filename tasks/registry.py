@@ -10,12 +10,20 @@ from .base import Task
 # name -> "module:class", imported when it is asked for.
 TASKS = {
     "bracket_matching": "tasks.bracket_matching:BracketMatching",
+    "code": "tasks.code:Code",
+    "constrained": "tasks.constrained:Constrained",
     "digit_checksum": "tasks.digit_checksum:DigitChecksum",
     "gsm8k": "tasks.gsm8k:GSM8K",
+    "instructions": "tasks.instructions:Instructions",
+    "math": "tasks.math:Math",
+    "mixture": "tasks.mixture:Mixture",
     "parity": "tasks.parity:Parity",
     "reverse_digits": "tasks.reverse_digits:ReverseDigits",
     "sorting": "tasks.sorting:Sorting",
+    "stem": "tasks.stem:Stem",
 }
+# Prefix -> the class of all its tasks, which takes the rest of the name as its first argument.
+PREFIXES = {"rg": "tasks.reasoning_gym:ReasoningGym"}
 
 
 def task_names() -> list[str]:
@@ -30,11 +38,15 @@ def task_class(name: str) -> type[Task]:
     Raises:
         `ValueError`: if there is no such task.
     """
-    if name not in task_names():
+    place = TASKS.get(name) if isinstance(name, str) else None
+    if isinstance(name, str) and ":" in name:
+        place = PREFIXES.get(name.partition(":")[0])
+    if place is None:
         raise ValueError(
-            f"name={name!r} is not a task.{_suggest(name, task_names())} Tasks: {', '.join(task_names())}"
+            f"name={name!r} is not a task.{_suggest(name, task_names())} Tasks: {', '.join(task_names())}; rg:NAME for "
+            "the families of reasoning-gym"
         )
-    module, _, attribute = TASKS[name].partition(":")
+    module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
 
 
@@ -43,7 +55,8 @@ def get_task(name: str, **options) -> Task:
     A task by its name.
 
     Args:
-        name (`str`): one of [`task_names`].
+        name (`str`): one of [`task_names`], `rg:` and a family of reasoning-gym, or several names with weights
+            (`"gsm8k:0.5,code:0.3"`), which is a [`~tasks.mixture.Mixture`] of them as they are by default.
         options: options of the task, such as `level`; its docstring lists them.
 
     Raises:
@@ -57,15 +70,48 @@ def get_task(name: str, **options) -> Task:
     task.reward(task.gold(row), row)  # 1.0
     ```
     """
+    if isinstance(name, str) and "," in name:
+        if options:
+            raise ValueError(
+                f"task={name!r} takes no {', '.join(options)}: write task: mixture and give every task its options in "
+                "task_options: {tasks: {gsm8k: {weight: 0.5, path: ...}}}"
+            )
+        return get_task("mixture", tasks=parse_weights(name))
     cls = task_class(name)
-    known = list(inspect.signature(cls).parameters)
+    _, separator, rest = name.partition(":")
+    first = [rest] if separator else []
+    known = list(inspect.signature(cls).parameters)[len(first) :]
     for option, value in options.items():
         if option not in known:
             raise ValueError(
                 f"{option}={value!r} is not an option of the task {name!r}.{_suggest(option, known)} "
                 f"Options: {', '.join(known)}"
             )
-    return cls(**options)
+    return cls(*first, **options)
+
+
+def parse_weights(text: str) -> dict[str, dict]:
+    """
+    `"gsm8k:0.5,rg:chain_sum:0.2"` as the mapping that [`~tasks.mixture.Mixture`] takes.
+
+    Raises:
+        `ValueError`: if a part is not a name, a colon and a number.
+    """
+    members: dict[str, dict] = {}
+    for part in text.split(","):
+        name, _, weight = part.strip().rpartition(":")
+        try:
+            number = float(weight)
+        except ValueError:
+            number = None
+        if not name or number is None:
+            raise ValueError(
+                f"task={text!r}: {part.strip()!r} is not a task and its weight, as in 'gsm8k:0.5,code:0.3'"
+            )
+        if name in members:
+            raise ValueError(f"task={text!r} names {name!r} twice; use the task mixture with task_options instead")
+        members[name] = {"weight": number}
+    return members
 
 
 def task_of_recipe(name: str, level: int | None = None, options: dict | None = None, path: str | None = None) -> Task:
@@ -73,7 +119,7 @@ def task_of_recipe(name: str, level: int | None = None, options: dict | None = N
     The task that a recipe's keys name, for training and for evaluation alike.
 
     Args:
-        name (`str`): the key `task`.
+        name (`str`): the key `task`; a mixture is `mixture`, with its members in `task_options`, or names with weights.
         level (`int`, *optional*): the key `task_level`; `None` is the task's own default.
         options (`dict`, *optional*): the key `task_options`.
         path (`str`, *optional*): the key `dataset_name`: a Hub name or a local folder, of a task that reads one.

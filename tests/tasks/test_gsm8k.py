@@ -185,13 +185,13 @@ def test_missing_file(tmp_path, file):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "no rows.*'question' and 'answer'"),
+        ("", "no rows; put one object on each line"),
         ("\n \n", "no rows"),
         ("not json\n", "JSON Lines"),
         ('{"question": "a"}\n', "row 0: 'answer' is missing"),
         ('{"prompt": "a", "answer": "#### 1"}\n', "row 0: 'question' is missing"),
         ('{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n', "row 1: 'answer' is missing"),
-        ('{"question": "a", "answer": 1}\n', "'answer' is missing; every row needs it, as text"),
+        ('{"question": "a", "answer": 1}\n', "row 0: 'answer' is 1; every row needs 'answer' as text"),
         ('{"question": "a", "answer": "1"}\n', "row 0: 'answer' must end in '#### ' and a number"),
         ('{"question": "a", "answer": "#### many"}\n', "row 0: 'answer' must end in '#### ' and a number"),
     ],
@@ -200,7 +200,7 @@ def test_missing_file(tmp_path, file):
 def test_bad_file(tmp_path, file, text, message):
     folder = write(tmp_path)
     (tmp_path / file).write_text(text)
-    with pytest.raises(ValueError, match=f"(?s)path='{folder}', {file}.*{message}"):
+    with pytest.raises(ValueError, match=f"(?s)path='{folder}/{file}'.*{message}"):
         get_task("gsm8k", path=folder).rows("test", 1)
 
 
@@ -246,6 +246,21 @@ CORRECT = [
     ("0.5", "#### .5"),
     ("0.5", "#### 0.50"),
     ("5", "#### 5 km/h"),
+    # Another notation of one number.
+    ("0.5", "#### 1/2"),
+    ("0.5", "\\boxed{\\frac{1}{2}}"),
+    ("0.5", "\\boxed{\\dfrac12\\text{ hours}}"),
+    ("0.75", "#### $\\frac{3}{4}$"),
+    ("3.5", "#### 3 1/2"),
+    ("3.5", "\\boxed{3\\frac{1}{2}}"),
+    ("1234", "\\boxed{1{,}234}"),
+    ("1234", "#### 1\\,234"),
+    ("4000", "\\boxed{4 \\times 10^{3}}"),
+    ("4000", "#### 4e3"),
+    ("42", "\\boxed{\\text{42}}"),
+    ("42", "#### <answer>42</answer>"),
+    ("42", "<answer>\\boxed{42}</answer>"),
+    ("0.5", "#### 1/2\n\\boxed{0.5}"),
     # No binary fraction is 0.1, so that only decimal numbers compare exactly.
     ("0.1", "#### 0.10"),
 ]
@@ -285,6 +300,27 @@ WRONG = [
     ("123", "#### 1,23"),
     ("1", "#### 1,23"),
     ("1234", "#### 1 234"),
+    # What has to be worked out first.
+    ("42", "\\boxed{40+2}"),
+    ("42", "\\boxed{6\\cdot 7}"),
+    ("42", "\\boxed{6 \\times 7}"),
+    ("42", "\\boxed{6*7}"),
+    ("42", "\\boxed{84/2}"),
+    ("42", "\\boxed{\\frac{84}{2}}"),
+    ("3", "\\boxed{\\sqrt{9}}"),
+    ("8", "\\boxed{2^3}"),
+    ("6", "\\boxed{3!}"),
+    ("42", "\\boxed{x=42}"),
+    # Several answers.
+    ("43", "\\boxed{41 42 43}"),
+    ("43", "\\boxed{41, 42, 43}"),
+    ("42", "\\boxed{41}\\boxed{42}"),
+    ("42", "\\boxed{42}\\boxed{41}"),
+    ("42", "#### 42\n" + "".join(f"#### {i}\n" for i in range(100))),
+    ("42", "#### 42\n" * 1000),
+    ("0.5", "#### 1/2\n#### 1/3"),
+    ("42", "#### <b>41</b> <b>42</b>"),
+    ("5", "\\boxed{9^{9^{9^{9}}}}"),
     ("10000000000000000000000000000000", "#### 10000000000000000000000000000001"),
 ]
 

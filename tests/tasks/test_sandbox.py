@@ -16,8 +16,17 @@ from tasks.isolated.lockdown import FIRST_UNKNOWN, MACHINES, OPENING, REFUSED
 from tasks.sandbox import ISOLATED, Limits, Program, Sandbox, bubblewrap_command, find_problem, main, run_command
 
 
-PROBLEM = find_problem("bubblewrap")
-needs_bubblewrap = pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))
+def bubblewrap_works():
+    """Whether it makes any sandbox at all here; if it does, ours has to work and is not skipped."""
+    if shutil.which("bwrap") is None:
+        return False
+    command = ["bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--unshare-net", "true"]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+needs_bubblewrap = pytest.mark.skipif(
+    not bubblewrap_works(), reason="bubblewrap is not installed or not permitted here"
+)
 ONE_SECOND = Limits(cpu_seconds=1, wall_seconds=8.0)
 # Read by no test, only looked for in a sandbox.
 os.environ["SANDBOX_TEST_SECRET"] = "environment secret"
@@ -69,6 +78,8 @@ RIGHT = [
     ),
     ("from collections import Counter as f", "assert f('abca') == {'a': 2, 'b': 1, 'c': 1}"),
     ("from collections import namedtuple\nf = namedtuple('P', 'x y')", "assert f(1, 2) == (1, 2)"),
+    ("import enum\nE = enum.IntEnum('E', 'a b')\nf = E", "assert f(2) == 2"),
+    ("class S(str):\n    pass\nf = lambda s: {S(s): [S(s)]}", "assert f('x') == {'x': ['x']}"),
     ("from dataclasses import dataclass\ndef f(xs):\n    return sorted(xs)", "assert f([3, 1]) == [1, 3]"),
     ("def f(n):\n    raise ValueError('no')", "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"),
     (
@@ -94,6 +105,11 @@ def test_hidden_tests_in_the_style_of_humaneval(sandbox):
     # The helper of the tests is theirs: redefining it in the code changes nothing.
     cheat = "def evaluate(xs, x):\n    return 0.0\ndef root(xs):\n    return 1.0"
     assert outcome(sandbox, cheat, f"{check}\ncheck(root)", entry_point="root", setup=setup) == 0
+
+
+def test_the_code_and_not_the_setup_is_tested(sandbox):
+    setup = "def f():\n    return 'done'\n"
+    assert outcome(sandbox, "def f():\n    return 'don'", setup=setup) == 0
 
 
 def test_objects_of_the_setup_are_arguments(sandbox):
@@ -179,7 +195,8 @@ while frame:
     replies = frame.f_locals.get("replies")
     if replies:
         payload = b'cbuiltins\\nexec\\n(S"import __main__; __main__.Remote.__call__ = lambda self: \\'done\\'"\\ntR.'
-        os.write(replies, len(payload).to_bytes(4, "big") + payload)
+        # Twice, because the first reply only says that the code has been read.
+        os.write(replies, 2 * (len(payload).to_bytes(4, "big") + payload))
     frame = frame.f_back
 def f():
     return "don"
@@ -233,6 +250,12 @@ def test_the_nonce_is_another_each_time(monkeypatch, weak):
     for _ in range(2):
         outcome(weak, "def f():\n    return 'done'")
     assert len(set(nonces)) == 2 and all(len(nonce) == 32 for nonce in nonces)
+
+
+@pytest.mark.parametrize("end", ["", "echo 3", "echo 00000000000000000000000000000000 3", "echo 3 3", "echo ready"])
+def test_no_pass_without_the_nonce(end):
+    command = ["sh", "-c", f"cat > /dev/null; echo ready; {end}"]
+    assert run_command(command, False, ONE_SECOND, Program("", ("", "", ""), "f")) == 0
 
 
 # What is stopped: each program tries, and says "stopped" only if it was refused.
@@ -359,7 +382,7 @@ def test_endless_loops_end(sandbox):
 def test_sleeping_ends_by_the_clock(sandbox):
     limits, sandbox.limits = sandbox.limits, Limits(wall_seconds=1.5)
     try:
-        assert outcome(sandbox, "import time\ndef f():\n    time.sleep(1000)\n    return 'done'") == 0
+        assert outcome(sandbox, "import time\ndef f():\n    time.sleep(5)\n    return 'done'") == 0
     finally:
         sandbox.limits = limits
 

@@ -1,0 +1,116 @@
+"""Short Python functions, tested in a sandbox."""
+
+import re
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from datasets import Dataset
+
+from .base import check_choice
+from .code_formats import INSTRUCTION, parse_problem
+from .code_templates import sample_function
+from .generated import GeneratedTask
+from .loaded import load_problems, loaded_rows
+from .sandbox import Limits, Program, Sandbox
+
+
+REWARDS = ("exact", "share")
+# A fence that is never closed ends with the text, for the closing one may be a stop string.
+FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def extract_code(completion: str) -> str:
+    """The last fenced block of a completion, or all of it if there is none."""
+    code = completion
+    for block in FENCED.finditer(completion):
+        code = block.group(1)
+    return code
+
+
+class Code(GeneratedTask):
+    """
+    Write a Python function that passes unit tests.
+
+    Without a path the functions are generated: level L, 1 to 8, has L steps on a list of numbers or on words, and a last
+    one. The code is the last fenced block of a completion, or all of it; it runs in a [`~tasks.sandbox.Sandbox`].
+
+    Args:
+        level (`int`, *optional*, defaults to `3`): difficulty of the generated functions, from 1 to 8.
+        path (`str`, *optional*): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`, in the form of
+            MBPP, of HumanEval, or with `prompt` and `tests`; see `tasks/code_formats.py`.
+        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (all tests or nothing) or `"share"` (the share of
+            tests that pass).
+        seconds (`int`, *optional*, defaults to `2`): processor time of a run; the clock's limit is three times that.
+        memory_mib (`int`, *optional*, defaults to `512`): its memory.
+        allow_weak_sandbox (`bool`, *optional*, defaults to `False`): where bubblewrap does not work, run without it.
+        workers (`int`, *optional*): runs at a time; as many as there are processors.
+
+    Raises:
+        `ValueError`: if an option has a value it cannot have, if the file is not as described, or if there is no sandbox.
+    """
+
+    name = "code"
+
+    def __init__(
+        self,
+        level: int = 3,
+        path: str | None = None,
+        reward: str = "exact",
+        seconds: int = 2,
+        memory_mib: int = 512,
+        allow_weak_sandbox: bool = False,
+        workers: int | None = None,
+    ):
+        super().__init__(level)
+        check_choice("reward", reward, REWARDS)
+        for name, value in {"seconds": seconds, "memory_mib": memory_mib, "workers": workers or 1}.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+        self._reward = reward
+        self.path = path
+        self._problems = None if path is None else load_problems(self.name, path, parse_problem)
+        self._sandbox = Sandbox(Limits(seconds, 3.0 * seconds, memory_mib), allow_weak_sandbox, workers)
+
+    def sample(self, rng: Random) -> tuple[str, str, dict]:
+        function = sample_function(rng, self.level)
+        pairs = zip(function.arguments, function.results, strict=True)
+        tests = [f"assert {function.entry_point}({argument!r}) == {result!r}" for argument, result in pairs]
+        columns = {"tests": tests, "entry_point": function.entry_point, "setup": ""}
+        return f"{function.text}\n{INSTRUCTION}", function.source, columns
+
+    def content(self, prompt: str) -> str:
+        # Another name does not make another function.
+        return prompt.partition(". ")[2]
+
+    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+        """See [`Task.rows`]; only questions from a file have an `n=None`."""
+        if self._problems is None:
+            return super().rows(split, n, seed)
+        return loaded_rows(self.name, self.path, self._problems, split, n, seed)
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        return self.verify_many([completion], [row])[0]
+
+    def reward(self, completion: str, row: Mapping) -> float:
+        return self.reward_many([completion], [row])[0]
+
+    def verify_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[bool]:
+        return [share == 1.0 for share in self.shares(completions, rows)]
+
+    def reward_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
+        shares = self.shares(completions, rows)
+        return shares if self._reward == "share" else [float(share == 1.0) for share in shares]
+
+    def shares(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
+        """The share of its row's tests that each completion passes; several run at a time."""
+        programs = [
+            Program(extract_code(completion), tuple(row["tests"]), row["entry_point"], row.get("setup") or "")
+            for completion, row in zip(completions, rows, strict=True)
+        ]
+        # What does not even name the function cannot define it; and the same program need not run twice.
+        to_run = list(dict.fromkeys(program for program in programs if program.entry_point in program.code))
+        passed = dict(zip(to_run, self._sandbox.run_many(to_run), strict=True))
+        return [passed.get(program, 0) / len(program.tests) for program in programs]
+
+    def gold(self, row: Mapping) -> str:
+        return f"```python\n{row['answer']}\n```"

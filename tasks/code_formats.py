@@ -1,0 +1,117 @@
+"""Files of programming problems: MBPP's form, HumanEval's, and the plain one of this project."""
+
+import ast
+import builtins
+from collections.abc import Mapping
+
+from .loaded import Problem, need
+
+
+INSTRUCTION = "Answer with the Python code in one fenced block."
+
+
+def parse_problem(row: Mapping, source: str) -> Problem:
+    """
+    A problem from a row in one of three forms, told apart by the key that holds the tests.
+
+    - `test_list` (MBPP): `text` or `prompt`, `code`, and optionally `test_imports`, `test_setup_code`.
+    - `test` (HumanEval): `prompt`, `canonical_solution`, `entry_point`; `test` defines `check(candidate)`.
+    - `tests`: `prompt`, a list of statements, and optionally `entry_point`, `setup`, `solution`.
+
+    Raises:
+        `ValueError`: if the row has none of these forms.
+    """
+    if row.get("test_list") is not None:
+        return parse_mbpp(row, source)
+    if row.get("test") is not None:
+        return parse_humaneval(row, source)
+    if row.get("tests") is not None:
+        return parse_plain(row, source)
+    raise ValueError(
+        f"{source}: there is no 'test_list' (as in MBPP), no 'test' (as in HumanEval) and no 'tests' (a list of assert "
+        f"statements); there are: {', '.join(row) or 'none'}"
+    )
+
+
+def make_problem(question: str, solution: str, tests: list[str], entry_point: str, setup: str, shown: str) -> Problem:
+    prompt = f"{question.strip()}\n{shown}{INSTRUCTION}"
+    return Problem(question, solution, {"tests": tests, "entry_point": entry_point, "setup": setup}, prompt)
+
+
+def parse_mbpp(row: Mapping, source: str) -> Problem:
+    """The name of the function is the one that the first test calls; that test is shown, for the name and the types."""
+    question = need(row, ["text", "prompt"], str, source)
+    solution = need(row, ["code"], str, source)
+    tests = checked_tests(need(row, ["test_list"], list, source), "test_list", source)
+    setup = "\n".join([*(row.get("test_imports") or []), row.get("test_setup_code") or ""])
+    entry_point = called_name(tests[0], defined_names(setup), f"{source}: 'test_list'")
+    return make_problem(
+        question, solution, tests, entry_point, setup, f"It has to pass this test, among others:\n{tests[0]}\n"
+    )
+
+
+def parse_humaneval(row: Mapping, source: str) -> Problem:
+    """What stands in the prompt before the function (imports, helpers) is the setup of code and tests."""
+    prompt = need(row, ["prompt"], str, source)
+    entry_point = need(row, ["entry_point"], str, source)
+    solution = need(row, ["canonical_solution"], str, source)
+    test = need(row, ["test"], str, source)
+    head, definition, _ = prompt.partition(f"def {entry_point}(")
+    if not definition:
+        raise ValueError(f"{source}: 'prompt' does not define the 'entry_point' {entry_point!r}")
+    check_syntax(head, f"{source}: 'prompt', before the function")
+    tests = checked_tests([f"{test}\n\ncheck({entry_point})"], "test", source)
+    question = f"Complete this Python function.\n\n{prompt}"
+    return make_problem(question, prompt + solution, tests, entry_point, head, "")
+
+
+def parse_plain(row: Mapping, source: str) -> Problem:
+    question = need(row, ["prompt"], str, source)
+    tests = checked_tests(need(row, ["tests"], list, source), "tests", source)
+    setup = row.get("setup") or ""
+    check_syntax(setup, f"{source}: 'setup'")
+    entry_point = row.get("entry_point") or called_name(tests[0], defined_names(setup), f"{source}: 'tests'")
+    return make_problem(question, row.get("solution") or "", tests, entry_point, setup, "")
+
+
+def check_syntax(code: object, source: str) -> None:
+    """Raises `ValueError` unless it is Python."""
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, TypeError) as error:
+        raise ValueError(f"{source} is not Python: {' '.join(str(error).split())}") from error
+
+
+def checked_tests(tests: list, key: str, source: str) -> list[str]:
+    """The tests, each of which has to be Python."""
+    for index, test in enumerate(tests):
+        check_syntax(test, f"{source}: {key!r}, test {index}")
+    return tests
+
+
+def defined_names(code: str) -> set[str]:
+    """Names that statements define at their top level."""
+    names = set()
+    for node in ast.parse(code).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def called_name(test: str, known: set[str], source: str) -> str:
+    """
+    The first name that a test calls and that neither Python nor `known` defines.
+
+    Raises:
+        `ValueError`: if there is none.
+    """
+    known = known | defined_names(test) | set(dir(builtins))
+    calls = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
+    names = [call.id for call in calls if isinstance(call, ast.Name) and call.id not in known]
+    if not names:
+        raise ValueError(f"{source}: the first test calls no function of the solution: {test[:60]!r}")
+    return names[0]

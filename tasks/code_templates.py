@@ -1,0 +1,199 @@
+"""Small functions to write, put together from steps: what each does in words, and as Python."""
+
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+
+class Step(NamedTuple):
+    """
+    One step of a function.
+
+    Attributes:
+        text (`str`): what it does, as part of a sentence in the imperative; may hold `{k}`.
+        source (`str`): the same as an expression of `xs`; may hold `{k}`.
+        low, high (`int`): range of `k`.
+    """
+
+    text: str
+    source: str
+    low: int = 0
+    high: int = 0
+
+    def filled(self, rng: Random) -> tuple[str, str]:
+        """Text and source with a random `k`."""
+        k = rng.randint(self.low, self.high)
+        return self.text.format(k=k), self.source.format(k=k)
+
+
+class Family(NamedTuple):
+    """
+    Functions of one type of argument.
+
+    Attributes:
+        argument (`str`): what the argument is, in words.
+        name (`str`): name of the argument.
+        steps (`tuple[Step, ...]`): from the type to the type.
+        last (`tuple[Step, ...]`): from the type to the result.
+        sample (`Callable[[Random], object]`): a random argument.
+    """
+
+    argument: str
+    name: str
+    steps: tuple[Step, ...]
+    last: tuple[Step, ...]
+    sample: Callable[[Random], object]
+
+
+def sample_numbers(rng: Random) -> list[int]:
+    return [rng.randint(-20, 50) for _ in range(rng.choice((0, 1, 3, 5, 8, 12)))]
+
+
+def sample_text(rng: Random) -> str:
+    words = [
+        "".join(rng.choices("abcdeiorstuXYZ019", k=rng.randint(1, 6))) for _ in range(rng.choice((0, 1, 2, 4, 6)))
+    ]
+    return " ".join(words)
+
+
+NUMBERS = Family(
+    argument="a list of integers",
+    name="numbers",
+    steps=(
+        Step("keep only the even numbers", "[x for x in xs if x % 2 == 0]"),
+        Step("keep only the odd numbers", "[x for x in xs if x % 2 == 1]"),
+        Step("keep only the numbers greater than {k}", "[x for x in xs if x > {k}]", -10, 30),
+        Step("keep only the numbers less than {k}", "[x for x in xs if x < {k}]", 0, 40),
+        Step("remove the numbers divisible by {k}", "[x for x in xs if x % {k} != 0]", 3, 9),
+        Step("add {k} to every number", "[x + {k} for x in xs]", 1, 30),
+        Step("multiply every number by {k}", "[x * {k} for x in xs]", 2, 9),
+        Step("subtract every number from {k}", "[{k} - x for x in xs]", 0, 99),
+        Step("replace every number by its absolute value", "[abs(x) for x in xs]"),
+        Step("replace every number by its remainder modulo {k} (Python's %)", "[x % {k} for x in xs]", 5, 20),
+        Step("add to every number its position, counted from {k}", "[x + i for i, x in enumerate(xs, {k})]", 0, 5),
+        Step("reverse the order", "xs[::-1]"),
+        Step("drop the first {k} numbers", "xs[{k}:]", 1, 4),
+        Step("remove every number that occurred before", "list(dict.fromkeys(xs))"),
+        Step("replace the list by its running sums", "[sum(xs[: i + 1]) for i in range(len(xs))]"),
+        Step("sort the numbers in ascending order", "sorted(xs)"),
+        Step(
+            "add to every number its right neighbour, if it has one",
+            "[x + sum(xs[i + 1 : i + 2]) for i, x in enumerate(xs)]",
+        ),
+    ),
+    last=(
+        Step("return the list", "xs"),
+        Step("return the sum", "sum(xs)"),
+        Step("return the number of elements", "len(xs)"),
+        Step("return the largest number, or {k} if there is none", "max(xs, default={k})", -1, 5),
+        Step("return the smallest number, or {k} if there is none", "min(xs, default={k})", -1, 5),
+        Step(
+            "return the difference of the largest and the smallest number, or {k} if there is none",
+            "max(xs) - min(xs) if xs else {k}",
+            -1,
+            5,
+        ),
+        Step("return how many are greater than {k}", "sum(x > {k} for x in xs)", 0, 30),
+        Step("return a dictionary from every number to how often it occurs", "{{x: xs.count(x) for x in xs}}"),
+    ),
+    sample=sample_numbers,
+)
+
+TEXT = Family(
+    argument="a string of words separated by single spaces",
+    name="text",
+    steps=(
+        Step("keep only the words with at least {k} characters", "[x for x in xs if len(x) >= {k}]", 2, 4),
+        Step("keep only the words with at most {k} characters", "[x for x in xs if len(x) <= {k}]", 2, 5),
+        Step("remove the words that contain a digit", "[x for x in xs if not any(c.isdigit() for c in x)]"),
+        Step("reverse every word", "[x[::-1] for x in xs]"),
+        Step("reverse the order of the words", "xs[::-1]"),
+        Step("write every word in capital letters", "[x.upper() for x in xs]"),
+        Step("write every word in lower-case letters", "[x.lower() for x in xs]"),
+        Step(
+            "remove the letters a, e, i, o and u from every word, which may leave it empty",
+            "[''.join(c for c in x if c not in 'aeiou') for x in xs]",
+        ),
+        Step("cut every word to its first {k} characters", "[x[:{k}] for x in xs]", 2, 4),
+        Step("append to every word its length", "[x + str(len(x)) for x in xs]"),
+        Step("repeat every word {k} times without a space", "[x * {k} for x in xs]", 2, 3),
+        Step("drop the first {k} words", "xs[{k}:]", 1, 2),
+        Step("replace every t by the digit {k}", "[x.replace('t', '{k}') for x in xs]", 2, 9),
+        Step("remove every word that occurred before", "list(dict.fromkeys(xs))"),
+        Step("sort the words as Python sorts strings", "sorted(xs)"),
+    ),
+    last=(
+        Step("return the words joined by single spaces", "' '.join(xs)"),
+        Step("return the words joined by the sign -", "'-'.join(xs)"),
+        Step("return the list of words", "xs"),
+        Step("return the number of words", "len(xs)"),
+        Step("return the total number of characters of the words", "sum(len(x) for x in xs)"),
+        Step(
+            "return the length of the longest word, or {k} if there is none",
+            "max((len(x) for x in xs), default={k})",
+            -1,
+            2,
+        ),
+        Step("return the list of the words' lengths", "[len(x) for x in xs]"),
+        Step("return how many words contain the letter e", "sum('e' in x for x in xs)"),
+    ),
+    sample=sample_text,
+)
+
+FAMILIES = (NUMBERS, TEXT)
+NUM_TESTS = 8
+MIN_RESULTS = 4  # of the tests; a constant would pass too many of fewer
+
+
+class Function(NamedTuple):
+    """
+    A function to write.
+
+    Attributes:
+        text (`str`): its description.
+        entry_point (`str`): its name.
+        source (`str`): a solution.
+        arguments, results (`list`): what to call it with in a test, and what the solution returns then.
+    """
+
+    text: str
+    entry_point: str
+    source: str
+    arguments: list
+    results: list
+
+
+def sample_function(rng: Random, level: int) -> Function:
+    """A function of `level` steps and a last one, which is not constant on its tests."""
+    while True:
+        family = rng.choice(FAMILIES)
+        steps = [step.filled(rng) for step in rng.sample(family.steps, k=level)]
+        last_text, last_source = rng.choice(family.last).filled(rng)
+        entry_point = rng.choice(("solve", "compute", "process", "transform", "evaluate", "convert"))
+        first = "list(numbers)" if family is NUMBERS else "text.split()"
+        body = [f"    xs = {first}", *(f"    xs = {source}" for _, source in steps), f"    return {last_source}"]
+        source = "\n".join([f"def {entry_point}({family.name}):", *body])
+        arguments = sample_arguments(rng, family)
+        results = run(source, entry_point, arguments)
+        if len({repr(result) for result in results}) >= MIN_RESULTS:
+            tasks = "; ".join([*(text for text, _ in steps), last_text])
+            text = (
+                f"Write a Python function `{entry_point}({family.name})`. Its argument is {family.argument}. "
+                f"In this order: {tasks}."
+            )
+            return Function(text, entry_point, source, arguments, results)
+
+
+def sample_arguments(rng: Random, family: Family) -> list:
+    """Different arguments, from the empty one, which is easily forgotten, to a long one."""
+    samples = {repr(argument): argument for argument in (family.sample(rng) for _ in range(6 * NUM_TESTS))}
+    empty = family.sample(Random(0))[:0]
+    others = [argument for argument in samples.values() if argument]
+    return [empty, *rng.sample(others, NUM_TESTS - 2), max(others, key=len)]
+
+
+def run(source: str, entry_point: str, arguments: list) -> list:
+    """What a function of ours returns for each argument."""
+    namespace: dict = {}
+    exec(source, namespace)
+    return [namespace[entry_point](argument) for argument in arguments]

@@ -1,0 +1,80 @@
+"""Short texts of a prescribed form, of which there are many."""
+
+import json
+import re
+from collections.abc import Mapping
+from random import Random
+
+from .generated import GeneratedTask
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORD = re.compile("[A-Za-z]{2,}")
+
+
+def has_initials(text: str, letters: str) -> bool:
+    """Whether a text is one word of two or more letters a to z for each of `letters`, which it starts with."""
+    words = text.split()
+    return (
+        len(words) == len(letters)
+        and all(WORD.fullmatch(word) for word in words)
+        and "".join(word[0] for word in words).lower() == letters
+    )
+
+
+def has_lengths(text: str, count: int, length: int, letter: str) -> bool:
+    """Whether a text is `count` different words of `length` letters a to z that all start with `letter`."""
+    words = text.lower().split()
+    return (
+        len(words) == len(set(words)) == count
+        and all(WORD.fullmatch(word) and len(word) == length for word in words)
+        and all(word[0] == letter for word in words)
+    )
+
+
+def has_keys(text: str, keys: str) -> bool:
+    """Whether a text is a JSON object with exactly these keys of one letter, each once, whatever the values."""
+    try:
+        # As pairs, because a dict would hide a key that occurs twice.
+        pairs = json.loads(text, object_pairs_hook=lambda pairs: ("object", [key for key, _ in pairs]))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(pairs, tuple) and sorted(pairs[1]) == sorted(keys)
+
+
+CHECKS = {"initials": has_initials, "lengths": has_lengths, "keys": has_keys}
+
+
+class Constrained(GeneratedTask):
+    """
+    Write a text of a given form: `3 words of 2+ letters starting with b q t`, `JSON object with exactly the keys a k`.
+
+    Level L, 1 to 8, asks for 2 to L + 2 words or keys; a third of the questions each is about first letters, about
+    different words of one length and first letter, and about JSON. Whatever has the form is correct.
+    """
+
+    name = "constrained"
+
+    def sample(self, rng: Random) -> tuple[str, str, dict]:
+        kind = rng.choice(list(CHECKS))
+        count = rng.randint(2, self.level + 2)
+        if kind == "initials":
+            letters = "".join(rng.choices(LETTERS, k=count))
+            prompt = f"{count} words of 2+ letters starting with {' '.join(letters)}"
+            answer = " ".join(f"{letter}a" for letter in letters)
+            wanted = {"letters": letters}
+        elif kind == "lengths":
+            length, letter = rng.randint(3, 9), rng.choice(LETTERS)
+            prompt = f"{count} different words of {length} letters starting with {letter}"
+            answer = " ".join(letter + "a" * (length - 2) + last for last in LETTERS[:count])
+            wanted = {"count": count, "length": length, "letter": letter}
+        else:
+            keys = "".join(sorted(rng.sample(LETTERS, k=count)))
+            prompt = f"JSON object with exactly the keys {' '.join(keys)}"
+            answer = json.dumps(dict.fromkeys(keys, 0))
+            wanted = {"keys": keys}
+        return prompt, answer, {"form": json.dumps({"kind": kind, **wanted})}
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        form = json.loads(row["form"])
+        return CHECKS[form.pop("kind")](completion.strip(), **form)

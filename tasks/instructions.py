@@ -1,0 +1,134 @@
+"""Following instructions that a program can check."""
+
+import json
+from collections.abc import Mapping
+from random import Random
+
+from .base import check_choice
+from .constraints import CONSTRAINTS, describe, fulfils, words
+from .generated import GeneratedTask
+
+
+REWARDS = ("exact", "share")
+TOPICS = (
+    "a bicycle, a bridge, a garden, a harbour, a kitchen, a lighthouse, a long journey, a market, a mountain, a new job, "
+    "a piano, a quiet street, a railway station, a rainy day, a school, a small island, a snowstorm, an old clock, "
+    "autumn, bees, bread, coffee, dreams, fishing, friendship, glass, maps, music, paper, rivers, sleep, spring, stars, "
+    "tea, the city at night, the desert, the first day of a holiday, the moon, the sea, trees, water, winter"
+).split(", ")
+WORDS = (
+    "always answer blue bright build carry child clear cloud cold corner deep door dream early earth evening field fire "
+    "follow forest garden gentle gold green ground happy heart hidden hour house island kind lake language leaf letter "
+    "light little long lost market meadow memory middle morning mountain narrow night open orange paper pattern people "
+    "plain quiet rain remember river road round season secret seven shadow shore silent silver simple slow small song "
+    "south spring stone story strong summer table thread tower travel under valley village voice walk warm water white "
+    "wild window winter wonder wood yellow young"
+).split()
+
+
+class Instructions(GeneratedTask):
+    """
+    A short text about a topic that meets every one of some checkable constraints.
+
+    Level L, 1 to 8, sets 1 + L // 2 constraints (length, words to use or avoid, capitals, layout, ending, letters,
+    placeholders) and texts of about 8 + 4 L words. Only the constraints are checked, not what the text says.
+
+    Args:
+        level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
+        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (all constraints or nothing) or `"share"` (the share
+            of constraints met).
+
+    Raises:
+        `ValueError`: if the level or the reward is not one of these.
+    """
+
+    name = "instructions"
+
+    def __init__(self, level: int = 3, reward: str = "exact"):
+        super().__init__(level)
+        check_choice("reward", reward, REWARDS)
+        self._reward = reward
+
+    def sample(self, rng: Random) -> tuple[str, str, dict]:
+        slots = sorted({constraint.slot for constraint in CONSTRAINTS.values()})
+        kinds = [
+            rng.choice([kind for kind, constraint in CONSTRAINTS.items() if constraint.slot == slot])
+            for slot in rng.sample(slots, 1 + self.level // 2)
+        ]
+        # The text comes first and the constraints are read off it, so that they can be met together.
+        answer, known = compose(rng, kinds, rng.randint(8, 8 + 4 * self.level))
+        constraints = [{"kind": kind, **known[kind]} for kind in kinds]
+        wishes = "\n".join(f"- {describe(kind, known[kind])}" for kind in kinds)
+        prompt = f"Write a short text about {rng.choice(TOPICS)}.\n{wishes}"
+        return prompt, answer, {"constraints": json.dumps(constraints)}
+
+    def met(self, completion: str, row: Mapping) -> list[bool]:
+        """For each constraint of the row, whether the completion meets it."""
+        constraints = json.loads(row["constraints"])
+        return [fulfils(completion, constraint.pop("kind"), constraint) for constraint in constraints]
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        return all(self.met(completion, row))
+
+    def reward(self, completion: str, row: Mapping) -> float:
+        met = self.met(completion, row)
+        return sum(met) / len(met) if self._reward == "share" else float(all(met))
+
+
+def compose(rng: Random, kinds: list[str], length: int) -> tuple[str, dict[str, dict]]:
+    """
+    A text of about `length` words that meets constraints of these kinds, and their parameters by kind.
+
+    It makes no sense; it shows that the constraints do not contradict one another.
+    """
+    chosen = rng.choices(WORDS, k=length)
+    pieces = rng.randint(2, max(2, length // 4))
+    known: dict[str, dict] = {kind: {} for kind in kinds}
+    if "placeholders" in kinds:
+        count = rng.randint(2, 3)
+        known["placeholders"] = {"n": count}
+        for position in rng.sample(range(1, length - 2), count):
+            chosen[position] = f"[{chosen[position]}]"
+    if "word_times" in kinds:
+        repeated = rng.choice([word for word in WORDS if word not in chosen and f"[{word}]" not in chosen])
+        count = rng.randint(1, 3)
+        known["word_times"] = {"word": repeated, "n": count}
+        for position in rng.sample([i for i, word in enumerate(chosen) if word in WORDS], count):
+            chosen[position] = repeated
+    text = lay_out(chosen, kinds, pieces)
+    if "bullets" in kinds or "paragraphs" in kinds or "sentences" in kinds:
+        layout = next(kind for kind in ("bullets", "paragraphs", "sentences") if kind in kinds)
+        known[layout] = {"n": pieces}
+    if "upper" in kinds:
+        text = text.upper()
+    elif "lower" not in kinds:
+        text = text[:1].upper() + text[1:]
+    found = words(text)
+    count = len(found)
+    known |= {
+        "word_count": {"n": count},
+        "word_range": {"low": count - rng.randint(0, 3), "high": count + rng.randint(0, 3)},
+        "keywords": {"keywords": sorted(rng.sample(sorted(set(found)), 3))},
+        "no_word": {"word": rng.choice([word for word in WORDS if word not in found])},
+        "start": {"word": found[0]},
+        "end": {"phrase": " ".join(found[-rng.randint(2, 4) :])},
+    }
+    letter = rng.choice(sorted({letter for letter in text.casefold() if letter in "abcdefghilmnoprstuwy"}))
+    known["letter"] = {"letter": letter, "n": text.casefold().count(letter)}
+    return text, known
+
+
+def lay_out(chosen: list[str], kinds: list[str], pieces: int) -> str:
+    """The words as a text; bullet points, paragraphs or sentences come in `pieces` parts."""
+    size = len(chosen) // pieces
+    parts = [chosen[i * size : (i + 1) * size if i < pieces - 1 else None] for i in range(pieces)]
+    lines = [" ".join(part) for part in parts]
+    if "bullets" in kinds:
+        return "\n".join(f"- {line}" for line in lines)
+    if "paragraphs" in kinds:
+        return "\n***\n".join(lines)
+    if "sentences" in kinds:
+        return " ".join(f"{line}." for line in lines)
+    if "title" in kinds:
+        return f"<<{lines[0]}>>\n{' '.join(lines[1:])}"
+    return " ".join(lines) + "."

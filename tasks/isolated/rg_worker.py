@@ -1,0 +1,65 @@
+"""
+Makes and scores questions of reasoning-gym; `tasks/reasoning_gym.py` talks to it.
+
+Some of its scorers call `eval` on the answer (`spiral_matrix`, `string_insertion`, `n_queens`, `binary_matrix`; sympy's
+parser elsewhere), so they run in a process that can start no other, open no connection and change no file. And its
+questions depend on the order of sets, which is fixed for this process.
+"""
+
+from functools import lru_cache
+
+import reasoning_gym
+from answering import answer_lines
+from reasoning_gym.coaching.base_curriculum import BaseCurriculum
+from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
+
+
+def configuration(family: str, level: int | None, config: tuple) -> dict:
+    """The settings of a family at a level of its curriculum (from 1), or its own; `config` has the last word."""
+    settings = {}
+    if level is not None:
+        curriculum: BaseCurriculum = create_curriculum(family)
+        curriculum.set_global_level(level - 1)
+        settings = dict(vars(curriculum.generate_configuration()))
+    return {**settings, **dict(config)}
+
+
+@lru_cache(maxsize=4096)
+def question(family: str, level: int | None, config: tuple, seed: int) -> tuple:
+    """The data set of one question, and the question."""
+    settings = {**configuration(family, level, config), "seed": seed, "size": 1}
+    dataset = reasoning_gym.create_dataset(family, **settings)
+    return dataset, dataset[0]
+
+
+def answer(request: dict) -> dict:
+    """
+    `{"do": "check", "family", "level", "config"}` -> `{"problem"}`, `None` if there is none.
+    `{"do": "make", ..., "seed"}` -> `{"question", "answer"}`.
+    `{"do": "score", ..., "seed", "answer"}` -> `{"score"}`.
+    """
+    family, level = request["family"], request["level"]
+    config = tuple((key, tuple(v) if isinstance(v, list) else v) for key, v in sorted(request["config"].items()))
+    if request["do"] == "check":
+        return {"problem": find_problem(family, level, config)}
+    dataset, entry = question(family, level, config, request["seed"])
+    if request["do"] == "make":
+        return {"question": entry["question"], "answer": entry["answer"]}
+    return {"score": float(dataset.score_answer(request["answer"], entry))}
+
+
+def find_problem(family: str, level: int | None, config: tuple) -> str | None:
+    """What is wrong with the name or the settings."""
+    if family not in DATASETS:
+        return f"family={family!r} is not in reasoning-gym; there are: {', '.join(sorted(DATASETS))}"
+    if level is not None and not has_curriculum(family):
+        return f"level={level}: {family} has no curriculum; set its config instead"
+    try:
+        question(family, level, config, 0)
+    except Exception as error:
+        return f"config={dict(config)!r} does not suit {family}: {type(error).__name__}: {error}"
+    return None
+
+
+if __name__ == "__main__":
+    answer_lines(answer, memory_mib=8192, seconds=120)

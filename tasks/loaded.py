@@ -1,0 +1,172 @@
+"""Tasks whose questions lie in a file: JSON Lines, checked when it is read and split by content."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from datasets import Dataset
+
+from .base import SPLITS, VALIDATION_BUCKET, build_dataset, check_request, content_bucket, content_split, stable_hash
+
+
+FILES = {"train": "train.jsonl", "test": "test.jsonl"}
+
+
+class Problem(NamedTuple):
+    """
+    One question of a file.
+
+    Attributes:
+        question (`str`): what decides the split and the order; two questions that are equal but for case and spaces
+            count as one.
+        answer (`str`): the column `answer`.
+        columns (`dict`): further columns.
+        prompt (`str`): what the model reads.
+    """
+
+    question: str
+    answer: str
+    columns: dict
+    prompt: str
+
+
+def normalise_question(question: str) -> str:
+    """The question in lower case, with single spaces."""
+    return " ".join(question.casefold().split())
+
+
+def read_jsonl(file: Path) -> list[dict]:
+    """
+    The objects of a JSON Lines file; empty lines are passed over.
+
+    Raises:
+        `ValueError`: if the file is missing or empty, or a line is no JSON object.
+    """
+    if not file.is_file():
+        raise ValueError(f"path={str(file)!r}: there is no such file; give a file of JSON Lines, one object a line")
+    rows = []
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"path={str(file)!r}, line {number} cannot be read as JSON Lines: {error}; put one object on each line"
+            ) from error
+        if not isinstance(row, dict):
+            raise ValueError(f"path={str(file)!r}, line {number} is not an object but {line.strip()[:40]!r}")
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"path={str(file)!r} has no rows; put one object on each line")
+    return rows
+
+
+def need(row: Mapping, keys: Sequence[str], kind: type | tuple, source: str):
+    """
+    The value of the first of `keys` that the row has.
+
+    Raises:
+        `ValueError`: if it has none, or if the value is of another type or empty.
+    """
+    wanted = " or ".join(repr(key) for key in keys)
+    for key in keys:
+        if row.get(key) is not None:
+            if not isinstance(row[key], kind) or row[key] in ("", [], {}):
+                raise ValueError(f"{source}: {key!r} is {_short(row[key])}; {_expected(wanted, kind)}")
+            return row[key]
+    raise ValueError(
+        f"{source}: {wanted} is missing (there are: {', '.join(row) or 'none'}); {_expected(wanted, kind)}"
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _expected(wanted: str, kind: type | tuple) -> str:
+    names = {str: "text", list: "a list", int: "an integer", dict: "an object"}
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return f"every row needs {wanted} as {' or '.join(names[k] for k in kinds)}, not empty"
+
+
+def load_problems(name: str, path: str | Path, parse: Callable[[dict, str], Problem]) -> dict[str, list[Problem]]:
+    """
+    Reads a file, or a folder with `train.jsonl` and `test.jsonl`, and splits it by content.
+
+    Of one file, a tenth is test and a tenth validation, by the hash of the question. Of a folder, the test file is test
+    and a tenth of the training file is validation; training questions that occur in the test file are dropped.
+
+    Args:
+        name (`str`): name of the task; it enters the hash.
+        path (`str` or `Path`): the file or the folder.
+        parse (`Callable[[dict, str], Problem]`): makes a problem of a row, given the row and what to call it in an error.
+
+    Returns:
+        The problems of `"train"`, `"validation"` and `"test"`.
+
+    Raises:
+        `ValueError`: if there is nothing at the path, or if a row is not as `parse` needs it.
+    """
+    if not isinstance(path, (str, Path)):
+        raise ValueError(
+            f"path={path!r} must be a file of JSON Lines, or a folder with {' and '.join(FILES.values())}"
+        )
+    place = Path(path).expanduser()
+    if place.is_dir():
+        train, test = (_parse_file(place / file, parse) for file in FILES.values())
+        return split_training_file(name, train, test)
+    splits: dict[str, list[Problem]] = {split: [] for split in SPLITS}
+    for text, problem in _parse_file(place, parse).items():
+        splits[content_split(name, text)].append(problem)
+    return splits
+
+
+def _parse_file(file: Path, parse: Callable[[dict, str], Problem]) -> dict[str, Problem]:
+    return by_question(parse(row, f"path={str(file)!r}, row {index}") for index, row in enumerate(read_jsonl(file)))
+
+
+def by_question(problems: Iterable) -> dict:
+    """Problems by their normalised question; of equal ones the first is kept."""
+    found: dict = {}
+    for problem in problems:
+        found.setdefault(normalise_question(problem.question), problem)
+    return found
+
+
+def split_training_file(name: str, train: Mapping[str, Problem], test: Mapping[str, Problem]) -> dict:
+    """Validation is a tenth of the training problems; those that are in the test file as well are dropped."""
+    splits: dict[str, list[Problem]] = {"train": [], "validation": [], "test": list(test.values())}
+    for text, problem in train.items():
+        if text not in test:
+            held_out = content_bucket(name, text) == VALIDATION_BUCKET
+            splits["validation" if held_out else "train"].append(problem)
+    return splits
+
+
+def loaded_rows(
+    name: str, path: str | Path, splits: Mapping[str, Sequence[Problem]], split: str, n: int | None, seed: int
+) -> Dataset:
+    """
+    Rows of one split in the order that the seed gives, whatever the order of the file; `n=None` is all of them.
+
+    Raises:
+        `ValueError`: if an argument is wrong or there are fewer than `n`.
+    """
+    check_request(split, n, seed)
+    problems = splits[split]
+    if not problems or (n is not None and n > len(problems)):
+        raise ValueError(
+            f"n={n}: {name} has {len(problems)} {split} questions in path={str(path)!r}; ask for fewer rows or give a "
+            "larger file"
+        )
+    shuffled = sorted(problems, key=lambda problem: stable_hash(name, split, seed, problem.question))[:n]
+    return build_dataset(
+        name,
+        1,
+        [problem.prompt for problem in shuffled],
+        [problem.answer for problem in shuffled],
+        [problem.columns for problem in shuffled],
+    )

@@ -1,0 +1,56 @@
+"""Whether two mathematical answers are the same, in the opinion of math-verify."""
+
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+from .final_answer import as_number
+from .worker import Worker
+
+
+SECONDS = 5.0
+MAX_LENGTH = 1000  # characters; no answer is longer, and parsing takes more than linear time
+
+WORKER = Worker(Path(__file__).with_name("isolated") / "math_worker.py", SECONDS)
+
+
+def equal(gold: str, answer: str) -> bool:
+    """
+    Whether math-verify takes the two for the same; never raises on any text, and says no after 5 s.
+
+    It works in a process of its own, which is killed at the limit: `9^{9^{9^{9}}}` is one integer power, which no signal
+    interrupts, and math-verify's signals fail outside the main thread.
+
+    Args:
+        gold (`str`), answer (`str`): LaTeX without delimiters, such as `\\frac{1}{2}`.
+
+    Raises:
+        `RuntimeError`: if math-verify cannot be started at all.
+    """
+    if max(len(gold), len(answer)) > MAX_LENGTH:
+        return False
+    reply = WORKER.ask({"gold": gold, "answer": answer})
+    return reply is not None and reply.get("equal", False)
+
+
+def is_integer(number: str) -> bool:
+    """Whether a number in plain LaTeX is written as an integer, or as one with zeros after the point."""
+    try:
+        return Decimal(number) % 1 == 0
+    except InvalidOperation:
+        return False
+
+
+def equal_number(gold: str, answer: str) -> bool:
+    """
+    Whether the answer is the number, in any notation of [`as_number`]; nothing that would have to be worked out is.
+
+    A fraction in place of an integer, as in `84/2`, is a division not carried out.
+
+    Args:
+        gold (`str`): a number in plain LaTeX.
+        answer (`str`): any text.
+    """
+    notation = as_number(answer)
+    if notation is None or ("\\frac" in notation and is_integer(gold)):
+        return False
+    return equal(gold, notation)

@@ -1,0 +1,122 @@
+"""Several tasks in one run."""
+
+from collections.abc import Mapping, Sequence
+
+from datasets import Dataset
+
+from .base import Task, check_request
+from .registry import get_task
+
+
+def check_members(tasks: object) -> dict[str, dict]:
+    """
+    The members of a mixture, each with its options and a `weight` above 0.
+
+    Raises:
+        `ValueError`: if it is no such mapping.
+    """
+    if not isinstance(tasks, Mapping) or not tasks:
+        raise ValueError(f"tasks={tasks!r} must map the names of tasks to weights, as in {{gsm8k: 0.5, code: 0.3}}")
+    members = {}
+    for name, member in tasks.items():
+        options = dict(member) if isinstance(member, Mapping) else {"weight": member}
+        weight = options.get("weight")
+        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not number or not 0 < weight < float("inf"):
+            raise ValueError(f"tasks: the weight of {name!r} is {weight!r}; it must be a number above 0")
+        if options.get("task", name) == "mixture":
+            raise ValueError(f"tasks: {name!r} is a mixture itself; name its members instead")
+        members[str(name)] = options
+    return members
+
+
+def shares(weights: Sequence[float], n: int) -> list[int]:
+    """
+    For each of `n` places, whose it is, so that every beginning is as near to the weights as can be.
+
+    Each place goes to the one that is furthest behind its share; of equals the first.
+    """
+    total, counts, places = sum(weights), [0] * len(weights), []
+    for place in range(1, n + 1):
+        behind = [place * weight / total - count for weight, count in zip(weights, counts, strict=True)]
+        chosen = max(range(len(weights)), key=lambda i: behind[i])
+        counts[chosen] += 1
+        places.append(chosen)
+    return places
+
+
+class Mixture(Task):
+    """
+    Several tasks in given proportions; every row is its task's, and is verified and rewarded by it.
+
+    The column `task` holds the name of the member. Columns that a member does not have are `None` in its rows.
+
+    Args:
+        tasks (`dict`): name -> weight, or name -> options of the task and `weight`; with the option `task` the name is
+            free, so that one task can come in twice:
+            `{"gsm8k": 0.5, "easy": {"task": "code", "level": 1, "weight": 0.2}}`.
+
+    Raises:
+        `ValueError`: if it is no such mapping, or a task cannot be made.
+    """
+
+    name = "mixture"
+    level = 0
+
+    def __init__(self, tasks: dict | None = None):
+        members = check_members(tasks)
+        self.weights = {name: options.pop("weight") for name, options in members.items()}
+        self.members: dict[str, Task] = {}
+        for name, options in members.items():
+            try:
+                self.members[name] = get_task(options.pop("task", name), **options)
+            except ValueError as error:
+                raise ValueError(f"tasks, {name!r}: {error}") from error
+
+    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+        """See [`Task.rows`]; `n=None` is refused, and a member whose share is below one row is an error."""
+        check_request(split, n, seed)
+        if n is None:
+            raise ValueError("n=None: a mixture has no end, so say how many rows (train_rows)")
+        places = shares(list(self.weights.values()), n)
+        parts = []
+        for position, (name, task) in enumerate(self.members.items()):
+            count = places.count(position)
+            if not count:
+                raise ValueError(
+                    f"n={n}: the weight {self.weights[name]:g} of {name!r} gives it no row; ask for more rows"
+                )
+            parts.append(iter(task.rows(split, count, seed)))
+        names = list(self.members)
+        rows = [{**next(parts[place]), "task": names[place]} for place in places]
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        return Dataset.from_dict({column: [row.get(column) for row in rows] for column in columns})
+
+    def member(self, row: Mapping) -> Task:
+        """The task of a row."""
+        return self.members[row["task"]]
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        return self.member(row).verify(completion, row)
+
+    def reward(self, completion: str, row: Mapping) -> float:
+        return self.member(row).reward(completion, row)
+
+    def gold(self, row: Mapping) -> str:
+        return self.member(row).gold(row)
+
+    def verify_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[bool]:
+        return self._by_member("verify_many", completions, rows)
+
+    def reward_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
+        return self._by_member("reward_many", completions, rows)
+
+    def _by_member(self, method: str, completions: Sequence[str], rows: Sequence[Mapping]) -> list:
+        """The method of every member on its rows, in the order given."""
+        results: list = [None] * len(rows)
+        for name, task in self.members.items():
+            places = [i for i, row in enumerate(rows) if row["task"] == name]
+            answers = getattr(task, method)([completions[i] for i in places], [rows[i] for i in places])
+            for place, answer in zip(places, answers, strict=True):
+                results[place] = answer
+        return results

@@ -1,0 +1,102 @@
+"""The families of reasoning-gym, by one adapter."""
+
+import json
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from random import Random
+
+from .base import check_choice, check_integer
+from .generated import MAX_LEVEL, GeneratedTask
+from .worker import Worker
+
+
+REWARDS = ("exact", "score")
+INSTRUCTION = "Put the final answer, and nothing else, between <answer> and </answer>."
+ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+SECONDS = 10.0
+MAKING_SECONDS = 120.0
+MAX_LENGTH = 20_000
+
+WORKER = Worker(Path(__file__).with_name("isolated") / "rg_worker.py", SECONDS)
+
+
+def extract_answer(completion: str) -> str:
+    """What stands in the last `<answer></answer>`, or the whole completion if there is none, without space around it."""
+    answers = ANSWER.findall(completion)
+    return (answers[-1] if answers else completion).strip()
+
+
+class ReasoningGym(GeneratedTask):
+    """
+    A family of [reasoning-gym](https://arxiv.org/abs/2505.24760), such as `rg:chain_sum`.
+
+    Correct is only what its scorer gives exactly 1.0, for it gives parts of a point for much else. Making and scoring
+    happen in a process of their own that is locked up and killed at its limits (10 s for a score), because some scorers
+    evaluate the answer.
+
+    Args:
+        family (`str`): name of the family, `chain_sum` in `rg:chain_sum`.
+        level (`int`, *optional*): level of the family's curriculum, from 1 to 8; above its highest it is the highest. By
+            default the family's own settings are used, and the column `level` is 0.
+        config (`dict`, *optional*): settings of the family, such as `{"min_terms": 2}`; they go before the level's.
+        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` or `"score"`, the scorer's points.
+
+    Raises:
+        `ValueError`: if reasoning-gym is not installed, or has no such family, level or setting.
+    """
+
+    def __init__(self, family: str, level: int | None = None, config: dict | None = None, reward: str = "exact"):
+        self.name = f"rg:{family}"
+        if find_spec("reasoning_gym") is None:
+            raise ValueError(f"{self.name} needs reasoning-gym, which is not installed: `pip install 'trl-prorl[rg]'`")
+        check_choice("reward", reward, REWARDS)
+        if level is not None:
+            check_integer("level", level)
+            if not 1 <= level <= MAX_LEVEL:
+                raise ValueError(f"level={level}: {self.name} has the levels 1 to {MAX_LEVEL}")
+        if config is not None and not isinstance(config, dict):
+            raise ValueError(f"config={config!r} must be a mapping of {family}'s settings")
+        if set(config or {}) & {"seed", "size"}:
+            raise ValueError(f"config={config!r}: seed and size are set by the split, the seed and the number of rows")
+        self.level = level or 0
+        self._reward = reward
+        self._settings = {"family": family, "level": level, "config": config or {}}
+        reply = WORKER.ask({"do": "check", **self._settings}, MAKING_SECONDS)
+        problem = (
+            reply.get("problem", "it cannot be made")
+            if reply
+            else f"one question takes more than {MAKING_SECONDS:g} s"
+        )
+        if problem:
+            raise ValueError(f"{self.name}: {' '.join(problem.split())}")
+
+    def sample(self, rng: Random) -> tuple[str, str, dict]:
+        # The random generator comes from a hash of name, level, split, seed and index. reasoning-gym adds seed and
+        # index, so that its own streams would overlap.
+        seed = rng.getrandbits(32)
+        reply = WORKER.ask({"do": "make", **self._settings, "seed": seed}, MAKING_SECONDS)
+        if not reply:
+            raise ValueError(f"{self.name}: no question with {json.dumps(self._settings)} and seed {seed}")
+        return f"{reply['question']}\n{INSTRUCTION}", reply["answer"] or "", {"seed": seed}
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        return self.score(completion, row) == 1.0
+
+    def reward(self, completion: str, row: Mapping) -> float:
+        score = self.score(completion, row)
+        return score if self._reward == "score" else float(score == 1.0)
+
+    def score(self, completion: str, row: Mapping) -> float:
+        """The scorer's points in [0, 1]; 0 if it fails or takes too long."""
+        answer = extract_answer(completion)
+        if len(answer) > MAX_LENGTH:
+            return 0.0
+        reply = WORKER.ask({"do": "score", **self._settings, "seed": row["seed"], "answer": answer})
+        score = (reply or {}).get("score", 0.0)
+        return min(max(score, 0.0), 1.0) if score == score else 0.0
+
+    def gold(self, row: Mapping) -> str:
+        """The family's own answer; a few families have none, only a scorer, and then this is not accepted."""
+        return f"<answer>{row['answer']}</answer>"

@@ -1,0 +1,112 @@
+"""Multiple-choice questions of science."""
+
+import re
+from collections.abc import Mapping
+from random import Random
+
+from datasets import Dataset
+
+from .final_answer import boxed
+from .generated import GeneratedTask
+from .loaded import Problem, load_problems, loaded_rows, need
+from .stem_templates import sample_question
+
+
+LETTERS = "ABCDEFGHIJ"
+NUM_CHOICES = 4
+INSTRUCTION = "Reason step by step and end with `Answer: ` and the letter."
+MARKED = re.compile(r"(?i:answer)[ \t]*:[ \t]*([^\n]*)")
+# The letter, bare or in the usual dress, and at most the text of the choice after it.
+LETTER = re.compile(r"[\s*_`$(\[]*(?:\\text\{)?([A-Z])(?![A-Za-z])[\s*_`$)\]}.:]*(.*)", re.DOTALL)
+
+
+def format_question(question: str, choices: list[str]) -> str:
+    lines = [f"{letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
+    return "\n".join([question, *lines, INSTRUCTION])
+
+
+def parse_problem(row: Mapping, source: str) -> Problem:
+    """
+    A problem from a row with `question`, `choices` (2 to 10 texts) and `answer` (a letter, or the place from 0).
+
+    Raises:
+        `ValueError`: if the row is not like that.
+    """
+    question = need(row, ["question"], str, source)
+    choices = need(row, ["choices"], list, source)
+    answer = need(row, ["answer"], (str, int), source)
+    if not 2 <= len(choices) <= len(LETTERS) or not all(isinstance(choice, str) for choice in choices):
+        raise ValueError(f"{source}: 'choices' must be 2 to {len(LETTERS)} texts")
+    letters = LETTERS[: len(choices)]
+    letter = letters[answer] if isinstance(answer, int) and 0 <= answer < len(letters) else answer
+    if letter not in tuple(letters):
+        raise ValueError(
+            f"{source}: 'answer' is {answer!r}; it must be a letter from A to {letters[-1]}, or its place from 0"
+        )
+    # The same words with other choices are another question, with the same choices in another order they are not.
+    content = "\n".join([question, *sorted(choices)])
+    return Problem(content, letter, {"choices": choices}, format_question(question, choices))
+
+
+def extract_letter(completion: str, choices: list[str]) -> str | None:
+    """
+    The letter after `Answer:` or in `\\boxed{}`, or that a completion consists of; `None` unless there is exactly one.
+
+    After the letter only the text of its choice may follow.
+    """
+    marked = MARKED.findall(completion) + boxed(completion)
+    letters = {read_letter(part, choices) for part in marked or [completion]}
+    return letters.pop() if len(letters) == 1 else None
+
+
+def read_letter(text: str, choices: list[str]) -> str | None:
+    match = LETTER.fullmatch(text.replace("\\boxed{", " ").strip())
+    if match is None:
+        return None
+    letter, rest = match.group(1), match.group(2).strip(" *_`$.})")
+    place = LETTERS.find(letter)
+    known = 0 <= place < len(choices)
+    return letter if known and rest in ("", choices[place].strip(" *_`$.})")) else None
+
+
+class Stem(GeneratedTask):
+    """
+    Multiple-choice questions of science: physics, chemistry and biology.
+
+    Without a path they are generated from formulas, with four choices; level L, 1 to 8, draws from the 2 + 2 L simplest
+    of 18 kinds. Guessing scores one over the number of choices.
+
+    Args:
+        level (`int`, *optional*, defaults to `3`): difficulty of the generated questions, from 1 to 8.
+        path (`str`, *optional*): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`; every line is an
+            object with `question`, `choices` (a list of texts) and `answer` (a letter, or the place from 0).
+
+    Raises:
+        `ValueError`: if the level is not one of these, or the file is not as described.
+    """
+
+    name = "stem"
+
+    def __init__(self, level: int = 3, path: str | None = None):
+        super().__init__(level)
+        self.path = path
+        self._problems = None if path is None else load_problems(self.name, path, parse_problem)
+
+    def sample(self, rng: Random) -> tuple[str, str, dict]:
+        question, choices, place = sample_question(rng, self.level, NUM_CHOICES)
+        return format_question(question, choices), LETTERS[place], {"choices": choices}
+
+    def content(self, prompt: str) -> str:
+        return prompt.partition(f"\n{LETTERS[0]})")[0]
+
+    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+        """See [`Task.rows`]; only questions from a file have an `n=None`."""
+        if self._problems is None:
+            return super().rows(split, n, seed)
+        return loaded_rows(self.name, self.path, self._problems, split, n, seed)
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        return extract_letter(completion, row["choices"]) == row["answer"]
+
+    def gold(self, row: Mapping) -> str:
+        return f"Answer: {row['answer']}"

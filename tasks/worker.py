@@ -1,0 +1,102 @@
+"""A helper process that answers one question at a time, and is killed when it takes too long over one."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+START_SECONDS = 120.0
+
+
+class Worker:
+    """
+    A script that reads JSON objects, a line each, from its standard input and writes one for each; its first line is
+    `{"ready": true}`.
+
+    It is started when it is first needed, serves threads in turn, and is started anew after it was killed or in a
+    forked process. It ends with this process, because its input does.
+
+    Args:
+        script (`Path`): file of the script.
+        seconds (`float`): time for one answer.
+    """
+
+    def __init__(self, script: Path, seconds: float):
+        self.script, self.seconds = script, seconds
+        self._process: subprocess.Popen | None = None
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._unread = b""
+
+    def ask(self, request: dict, seconds: float | None = None) -> dict | None:
+        """
+        The answer; `None` if none came in time or the process died over it, in which case it is gone for good.
+
+        Raises:
+            `RuntimeError`: if the process does not start.
+        """
+        if self._owner != os.getpid():
+            self.__init__(self.script, self.seconds)
+        with self._lock:
+            if self._process is None:
+                self._start()
+            try:
+                # ASCII, so that any text, a lone surrogate too, arrives as it is.
+                self._process.stdin.write(json.dumps(request).encode("ascii") + b"\n")
+                self._process.stdin.flush()
+            except OSError:
+                self._stop()
+                return None
+            line = self._read_line(self.seconds if seconds is None else seconds)
+            if line is None:
+                self._stop()
+                return None
+            return json.loads(line)
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(self.script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Sets come in the same order every time; and threads of a linear algebra library would only reserve memory.
+            env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        if self._read_line(START_SECONDS) is None:
+            self._process.kill()
+            errors = self._process.communicate()[1].decode("utf-8", "replace").split("\n")
+            self._process = None
+            reason = " ".join(errors[-2:]).strip() or f"no sign of it in {START_SECONDS:g} s"
+            raise RuntimeError(f"{self.script.name} did not start: {reason}")
+        # Nobody reads it from now on, and a full pipe would stop the process.
+        self._process.stderr.close()
+
+    def _stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            try:
+                pipe.close()
+            except OSError:
+                pass
+        self._process, self._unread = None, b""
+
+    def _read_line(self, seconds: float) -> bytes | None:
+        """The next line; `None` at the end of the output or of the time."""
+        deadline = time.monotonic() + seconds
+        descriptor = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                return None
+            part = os.read(descriptor, 2**16)
+            if not part:
+                return None
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
