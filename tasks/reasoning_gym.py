@@ -15,7 +15,7 @@ from .worker import Worker
 REWARDS = ("exact", "score")
 INSTRUCTION = "Put the final answer, and nothing else, between <answer> and </answer>."
 ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-SECONDS = 10.0
+SECONDS = 5.0
 MAKING_SECONDS = 120.0
 MAX_LENGTH = 20_000
 
@@ -33,7 +33,7 @@ class ReasoningGym(GeneratedTask):
     A family of [reasoning-gym](https://arxiv.org/abs/2505.24760), such as `rg:chain_sum`.
 
     Correct is only what its scorer gives exactly 1.0, for it gives parts of a point for much else. Making and scoring
-    happen in a process of their own that is locked up and killed at its limits (10 s for a score), because some scorers
+    happen in a process of their own that is locked up and killed at its limits (5 s for a score), because some scorers
     evaluate the answer.
 
     Args:
