@@ -1,0 +1,129 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.final_answer import as_number, boxed
+
+
+@pytest.mark.parametrize(
+    "text, contents",
+    [
+        ("", []),
+        ("\\boxed{42}", ["42"]),
+        ("\\boxed {42} and \\fbox{43}", ["42", "43"]),
+        ("\\boxed{\\frac{\\sqrt{3}}{2}}", ["\\frac{\\sqrt{3}}{2}"]),
+        ("\\boxed{\\{1, 2\\}}", ["\\{1, 2\\}"]),
+        ("\\boxed{\\text{a } b}", ["\\text{a } b"]),
+        ("{\\boxed{1}}}", ["1"]),
+        ("\\boxed{\\boxed{1}}", ["1"]),
+        ("\\boxed{1 \\boxed{2} 3}", ["2"]),
+        ("\\boxed{1} \\boxed{2", ["1"]),
+        ("\\boxed{", []),
+        ("\\boxed 42", []),
+        ("\\boxed{}", [""]),
+        ("\\\\boxed{1}", []),
+    ],
+)
+def test_boxed(text, contents):
+    assert boxed(text) == contents
+
+
+@pytest.mark.parametrize(
+    "text, number",
+    [
+        ("42", "42"),
+        (" -42. ", "-42"),
+        ("+.5", "+.5"),
+        ("1,234,567.50", "1234567.50"),
+        ("1{,}234", "1234"),
+        ("1\\,234", "1234"),
+        ("\\frac{1}{2}", "\\frac{1}{2}"),
+        ("\\dfrac12", "\\frac12"),
+        ("-\\tfrac{3}{4}", "-\\frac{3}{4}"),
+        ("1/2", "\\frac{1}{2}"),
+        ("1 1/2", "1\\frac{1}{2}"),
+        ("4 \\times 10^{3}", "4\\times10^{3}"),
+        ("4e-3", "4\\times10^{-3}"),
+        ("$42$", "42"),
+        ("\\$42.50", "42.50"),
+        ("€42", "42"),
+        ("42\\%", "42"),
+        ("90^\\circ", "90"),
+        ("42 km/h", "42"),
+        ("5\\text{ m}^2", "5"),
+        ("\\text{42}", "42"),
+        ("**42**", "42"),
+        ("`42`", "42"),
+        ("<answer>42</answer>", "42"),
+        ("\\left(42\\right)", None),
+        ("40+2", None),
+        ("6*7", None),
+        ("6\\cdot 7", None),
+        ("6\\times 7", None),
+        ("\\sqrt{9}", None),
+        ("2^3", None),
+        ("3!", None),
+        ("1/2/3", None),
+        ("41 42", None),
+        ("41, 42", None),
+        ("1,23", None),
+        ("1_000", None),
+        ("1.2.3", None),
+        ("0x2A", None),
+        ("x=42", None),
+        ("2 million", None),
+        ("2k", None),
+        ("½", None),
+        ("٤٢", None),
+        ("inf", None),
+        ("nan", None),
+        ("", None),
+        ("-", None),
+        ("9" * 41, None),
+        ("1e9999", None),
+    ],
+)
+def test_as_number(text, number):
+    assert as_number(text) == number
+
+
+PIECES = [
+    "\\boxed{",
+    "{",
+    "}",
+    "\\",
+    "\\frac",
+    "1",
+    "2",
+    "/",
+    ",",
+    ".",
+    "-",
+    "−",
+    " ",
+    "e",
+    "%",
+    "<b>",
+    "$",
+    "*",
+    "\\text{",
+    "~",
+]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join)))
+def test_neither_raises_and_a_number_stays_what_it_is(text):
+    assert all(isinstance(content, str) for content in boxed(text))
+    number = as_number(text)
+    if number is not None:
+        assert as_number(number) == number
+
+
+@pytest.mark.parametrize("piece", [*PIECES, "\\boxed{1", "1,", "1 ", "1/", "a"])
+def test_long_texts_end(piece):
+    # All of it is linear; quadratic time would not come back.
+    text = piece * 100_000
+    boxed(text)
+    boxed(text + "}" * 100_000)
+    as_number(text)

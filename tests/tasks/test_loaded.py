@@ -1,0 +1,97 @@
+"""Reading and splitting a file, whatever the task; the task `math` stands for all."""
+
+import json
+
+import pytest
+
+from tasks import get_task
+from tasks.loaded import load_problems, read_jsonl
+from tasks.math import parse_problem
+
+
+def rows_of(numbers):
+    return [{"problem": f"What is {i} times {i + 1}?", "answer": str(i * (i + 1))} for i in numbers]
+
+
+def write(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def questions(problems):
+    return sorted(problem.question for problem in problems)
+
+
+def load(path):
+    return {split: questions(problems) for split, problems in load_problems("math", path, parse_problem).items()}
+
+
+def test_a_file_is_split_by_content(tmp_path):
+    whole = load(write(tmp_path / "whole.jsonl", rows_of(range(1000))))
+    assert sorted(sum(whole.values(), [])) == sorted(row["problem"] for row in rows_of(range(1000)))
+    # Four standard deviations of a tenth of 1000 are 38.
+    assert abs(len(whole["test"]) - 100) < 38 and abs(len(whole["validation"]) - 100) < 38
+    part = load(write(tmp_path / "part.jsonl", rows_of(range(600, 300, -1))))
+    assert all(set(part[split]) <= set(whole[split]) for split in whole)
+
+
+def test_a_folder_has_its_own_test_file(tmp_path):
+    write(tmp_path / "train.jsonl", rows_of(range(200)))
+    write(tmp_path / "test.jsonl", rows_of(range(150, 250)))
+    splits = load(tmp_path)
+    assert splits["test"] == sorted(row["problem"] for row in rows_of(range(150, 250)))
+    assert sorted(splits["train"] + splits["validation"]) == sorted(row["problem"] for row in rows_of(range(150)))
+    assert 3 <= len(splits["validation"]) <= 30
+
+
+def test_equal_questions_count_once(tmp_path):
+    rows = rows_of(range(10)) + [dict(row, problem=row["problem"].upper() + " ") for row in rows_of(range(10))]
+    assert sum(len(found) for found in load(write(tmp_path / "twice.jsonl", rows)).values()) == 10
+
+
+def test_seeds_shuffle_and_the_order_of_the_file_does_not_matter(tmp_path):
+    forth = get_task("math", path=write(tmp_path / "forth.jsonl", rows_of(range(60))))
+    back = get_task("math", path=write(tmp_path / "back.jsonl", rows_of(reversed(range(60)))))
+    assert forth.rows("train", None, 1)[:] == back.rows("train", None, 1)[:]
+    assert forth.rows("train", None, 1)["answer"] != forth.rows("train", None, 2)["answer"]
+    assert forth.rows("train", 5, 1)[:] == forth.rows("train", None, 1)[:5]
+
+
+def test_line_separators_inside_a_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"problem": "a\u2028b\x85c", "answer": "1"}\r\n\n', encoding="utf-8")
+    assert read_jsonl(tmp_path / "a.jsonl") == [{"problem": "a\u2028b\x85c", "answer": "1"}]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "has no rows"),
+        ("\n  \n", "has no rows"),
+        ("{}\nnot json\n", "line 2 cannot be read as JSON Lines"),
+        ("[1]\n", "line 1 is not an object but '.1.'"),
+        ("\ufeff{}\n", "line 1 cannot be read"),
+    ],
+)
+def test_a_bad_file(tmp_path, text, message):
+    file = tmp_path / "bad.jsonl"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"path='{file}'.*{message}") as error:
+        get_task("math", path=str(file))
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(ValueError, match="path='.*nowhere.jsonl': there is no such file; give a file of JSON Lines"):
+        get_task("math", path=str(tmp_path / "nowhere.jsonl"))
+    with pytest.raises(ValueError, match="path='.*train.jsonl': there is no such file"):
+        get_task("math", path=str(tmp_path))
+    with pytest.raises(ValueError, match="path=3 must be a file of JSON Lines"):
+        get_task("math", path=3)
+
+
+def test_too_many_rows(tmp_path):
+    task = get_task("math", path=write(tmp_path / "few.jsonl", rows_of(range(3))))
+    with pytest.raises(ValueError, match="n=10: math has .* train questions in path=.*fewer rows"):
+        task.rows("train", 10)
+    with pytest.raises(ValueError, match="split='dev'"):
+        task.rows("dev", 1)

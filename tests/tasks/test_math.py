@@ -1,0 +1,159 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks import get_task
+from tasks.math import normalise
+from tasks.math_equality import WORKER
+
+
+PROBLEMS = [{"problem": f"What is {i} plus {i}?", "answer": str(2 * i)} for i in range(100)]
+
+
+def write(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return get_task("math", path=write(tmp_path_factory.mktemp("math") / "problems.jsonl", PROBLEMS))
+
+
+def questions(dataset):
+    return [messages[0]["content"].split("\n")[0] for messages in dataset["prompt"]]
+
+
+def test_rows(task):
+    found = {split: questions(task.rows(split, None)) for split in ("train", "validation", "test")}
+    assert sorted(sum(found.values(), [])) == sorted(row["problem"] for row in PROBLEMS)
+    assert len(found["train"]) > 60 and found["validation"] and found["test"]
+    row = task.rows("test", 1)[0]
+    assert set(row) == {"prompt", "answer", "task", "level"}
+    assert row["task"] == "math" and row["level"] == 1 and "\\boxed{}" in row["prompt"][0]["content"]
+    assert int(row["answer"]) == 2 * int(
+        questions([row] if isinstance(row, list) else task.rows("test", 1))[0].split()[2]
+    )
+
+
+def test_gold_answers_verify(task):
+    for row in task.rows("train", 20):
+        assert task.verify(task.gold(row), row) is True
+        assert task.reward(f"So the answer is $\\boxed{{ {row['answer']} }}$.", row) == 1.0
+
+
+def test_the_answer_of_a_solution(tmp_path):
+    rows = [
+        {"question": f"{i}?", "solution": f"First \\boxed{{0}}, then $\\boxed{{\\frac{{{i}}}{{7}}}}$."}
+        for i in range(30)
+    ]
+    task = get_task("math", path=write(tmp_path / "solutions.jsonl", rows))
+    for row in task.rows("train", None):
+        assert row["answer"] == f"\\frac{{{row['prompt'][0]['content'].split('?')[0]}}}{{7}}"
+
+
+CORRECT = [
+    ("42", "\\boxed{42}"),
+    ("42", "It is \\boxed{42}. So \\boxed{42}"),
+    ("42", "\\boxed{ 42 }\n\\boxed{42}."),
+    ("42", "\\boxed{x = 42}"),
+    ("42", "\\boxed{42\\text{ apples}}"),
+    ("42", "\\boxed{42.0}"),
+    ("1{,}234", "\\boxed{1234}"),
+    ("\\$32,348", "\\boxed{32348}"),
+    ("10\\%", "\\boxed{10\\%}"),
+    ("90^\\circ", "\\boxed{90}"),
+    ("\\frac{3}{4}", "\\boxed{0.75}"),
+    ("\\frac{3}{4}", "\\boxed{\\dfrac34}"),
+    ("\\frac{3}{4}", "\\boxed{6/8}"),
+    ("\\frac{\\pi}{4}", "\\boxed{\\tfrac{1}{4}\\pi}"),
+    ("3\\sqrt{2}", "\\boxed{\\sqrt{18}}"),
+    ("x^2+2x+1", "\\boxed{(x+1)^2}"),
+    ("(3, \\frac{\\pi}{2})", "\\boxed{\\left(3, \\frac{\\pi}{2}\\right)}"),
+    ("[-2, 7]", "\\boxed{[-2,7]}"),
+    ("\\text{Evelyn}", "\\boxed{\\text{Evelyn}}"),
+    ("\\text{(C)}", "\\boxed{\\text{(C)}}"),
+    ("1, 2", "\\boxed{2, 1}"),
+    ("5!", "\\boxed{5!}"),
+    ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\boxed{\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}}"),
+]
+WRONG = [
+    ("42", ""),
+    ("42", "42"),
+    ("42", "#### 42"),
+    ("42", "\\boxed{42"),
+    ("42", "\\boxed{}"),
+    ("42", "\\boxed{43}"),
+    ("42", "\\boxed{41}\\boxed{42}"),
+    ("42", "\\boxed{42}\\boxed{41}"),
+    ("42", "\\boxed{40+2}"),
+    ("42", "\\boxed{84/2}"),
+    ("42", "\\boxed{6 \\cdot 7}"),
+    ("42", "\\boxed{41 42}"),
+    ("42", "\\boxed{41, 42}"),
+    ("42", "\\boxed{\\{42, 43\\}}"),
+    ("42", "\\boxed{42 \\text{ or } 43}"),
+    ("42", "\\boxed{x = 42 = 43}"),
+    ("3", "\\boxed{\\sqrt{9}}"),
+    ("120", "\\boxed{5!}"),
+    ("\\frac{\\pi}{4}", "\\boxed{\\int_0^1 \\frac{1}{1+x^2} dx}"),
+    ("\\frac{\\pi^2}{6}", "\\boxed{\\sum_{n=1}^{\\infty} \\frac{1}{n^2}}"),
+    ("\\frac{3}{4}", "\\boxed{\\frac{4}{3}}"),
+    ("\\frac{3}{4}", "\\boxed{1 - \\frac{1}{4}}"),
+    ("p-q", "\\boxed{q-p}"),
+    ("[-2, 7]", "\\boxed{(-2, 7)}"),
+    ("\\text{Evelyn}", "\\boxed{\\text{Bob}}"),
+    ("1, 2", "\\boxed{1}"),
+]
+
+
+@pytest.mark.parametrize("answer, completion", CORRECT)
+def test_correct(task, answer, completion):
+    assert task.verify(completion, {"answer": answer}) is True
+
+
+@pytest.mark.parametrize("answer, completion", WRONG)
+def test_wrong(task, answer, completion):
+    assert task.verify(completion, {"answer": answer}) is False
+    assert task.reward(completion, {"answer": answer}) == 0.0
+
+
+def test_what_takes_too_long_is_wrong(task, monkeypatch):
+    monkeypatch.setattr(WORKER, "seconds", 1.0)
+    assert task.verify("\\boxed{9^{9^{9^{9}}}}", {"answer": "x+1"}) is False
+
+
+def test_normalise():
+    assert normalise(" \\left( 1 ,\\, \\dfrac12 \\right) . ") == "(1,\\frac12)"
+
+
+@settings(deadline=None, max_examples=100, derandomize=True)
+@given(st.one_of(st.text(), st.text("0123456789\\frac{}boxed^+-=,. x").map("\\boxed{{{}}}".format)))
+def test_scoring_never_raises(task, completion):
+    for answer in ("42", "x+1"):
+        assert type(task.verify(completion, {"answer": answer})) is bool
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([{"answer": "1"}], "row 0: 'problem' or 'question' is missing .there are: answer.; every row needs"),
+        ([{"problem": "a"}], "row 0: 'answer' or 'solution' is missing .there are: problem."),
+        ([{"problem": "a", "answer": 1}], "row 0: 'answer' is 1; every row needs 'answer' or 'solution' as text"),
+        ([{"problem": "", "answer": "1"}], "row 0: 'problem' is ''"),
+        ([{"problem": "a", "solution": "It is 1."}], "row 0: 'solution' holds no .*boxed"),
+        (PROBLEMS[:1] + [{"problem": "a"}], "row 1"),
+    ],
+)
+def test_bad_rows(tmp_path, rows, message):
+    path = write(tmp_path / "bad.jsonl", rows)
+    with pytest.raises(ValueError, match=f"path='{path}', {message}") as error:
+        get_task("math", path=path)
+    assert "\n" not in str(error.value)
+
+
+def test_no_path():
+    with pytest.raises(ValueError, match="path is missing.*JSON Lines"):
+        get_task("math")

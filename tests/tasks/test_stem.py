@@ -1,0 +1,172 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks import get_task
+from tasks.stem import extract_letter
+from tasks.stem_templates import TEMPLATES, sample_question, shown
+
+
+CHOICES = ["12 m/s", "3 m/s", "1/3 m/s", "Both A and B"]
+
+
+@pytest.mark.parametrize(
+    "completion, letter",
+    [
+        ("Answer: B", "B"),
+        ("12 / 4 = 3, so\nAnswer: B.", "B"),
+        ("**Answer:** B", "B"),
+        ("**Answer: B**", "B"),
+        ("answer : (B)", "B"),
+        ("Answer: B) 3 m/s", "B"),
+        ("Answer: D) Both A and B", "D"),
+        ("Answer: $\\boxed{B}$", "B"),
+        ("\\boxed{B}", "B"),
+        ("\\boxed{\\text{B}}", "B"),
+        ("So \\boxed{B}.\nAnswer: B", "B"),
+        ("B", "B"),
+        ("(B)", "B"),
+        ("B) 3 m/s", "B"),
+        ("", None),
+        ("Answer:", None),
+        ("Answer: b", None),
+        ("Answer: E", None),
+        ("Answer: 3 m/s", None),
+        ("Answer: B) 12 m/s", None),
+        ("Answer: A or B", None),
+        ("Answer: A, B", None),
+        ("Answer: AB", None),
+        ("Answer: A\nAnswer: B", None),
+        ("Answer: A \\boxed{B}", None),
+        ("The answer is B", None),
+        ("A B C D", None),
+        ("Because", None),
+    ],
+)
+def test_extract_letter(completion, letter):
+    assert extract_letter(completion, CHOICES) == letter
+
+
+# Worked out by hand, for each kind of question: quantities -> the right value, as it is shown.
+BY_HAND = [
+    ("covers", {"s": 60, "t": 8}, "7.5 m/s"),
+    ("net force", {"f": 30, "m": 4}, "7.5 m/s²"),
+    ("resistor of", {"r": 20, "u": 9}, "0.45 A"),
+    ("density", {"m": 30, "v": 8}, "3.75 g/cm³"),
+    ("kelvin", {"c": 27}, "300.1 K"),
+    ("wavelength", {"f": 40, "w": 3}, "120 m/s"),
+    ("kinetic", {"m": 3, "v": 4}, "24 J"),
+    ("falls from rest", {"t": 3}, "45 m"),
+    ("parallel", {"a": 6, "b": 3}, "2 ohm"),
+    ("half-life", {"m": 80, "h": 7, "n": 3}, "10 g"),
+    ("Heating", {"m": 2, "d": 10}, "84 kJ"),
+    ("diluted", {"n": 50, "v": 20, "k": 5}, "0.5 mol/l"),
+    ("gas fills", {"v": 6, "p": 100, "q": 150}, "4 l"),
+    ("lens", {"f": 10, "k": 3}, "15 cm"),
+    ("heterozygous", {"n": 2, "m": 160}, "10 plants"),
+    ("lifted", {"m": 4, "h": 3, "t": 8}, "15 W"),
+    ("methane", {"m": 32}, "72 g"),
+    ("straight up", {"v": 30, "t": 2}, "40 m"),
+]
+
+
+@pytest.mark.parametrize("text, values, answer", BY_HAND)
+def test_formulas(text, values, answer):
+    template = next(template for template in TEMPLATES if text in template.text)
+    assert shown(template.answer(**values), template.unit) == answer
+    for mistake in template.mistakes:
+        mistake(**values)
+
+
+def test_every_formula_is_here():
+    found = [template for text, _, _ in BY_HAND for template in TEMPLATES if text in template.text]
+    assert len(BY_HAND) == len(TEMPLATES) == len(set(map(id, found)))
+
+
+@pytest.mark.parametrize("level", [1, 8])
+def test_generated_rows(level):
+    rows = list(get_task("stem", level=level).rows("train", 400))
+    for row in rows:
+        question, *lines, instruction = row["prompt"][0]["content"].split("\n")
+        assert lines == [f"{letter}) {choice}" for letter, choice in zip("ABCD", row["choices"], strict=True)]
+        assert len(set(row["choices"])) == 4 and row["answer"] in "ABCD"
+    shares = [sum(row["answer"] == letter for row in rows) / 400 for letter in "ABCD"]
+    # Four standard deviations of a quarter of 400 draws are 0.087.
+    assert all(abs(share - 0.25) < 0.09 for share in shares)
+
+
+def test_the_right_answer_is_right():
+    from random import Random
+
+    for seed in range(200):
+        text, choices, place = sample_question(Random(seed), 8, 4)
+        if "resistor of" in text:
+            r, u = (float(word) for word in text.split() if word.isdigit())
+            assert choices[place] == f"{float(f'{u / r:.4g}'):.10g} A"
+
+
+def test_a_question_is_in_one_split_however_its_choices_are_ordered():
+    task = get_task("stem", level=1)
+    found = {
+        split: {
+            task.content(messages[0]["content"])
+            for seed in (0, 1, 2)
+            for messages in task.rows(split, n, seed)["prompt"]
+        }
+        for split, n in {"train": 800, "validation": 150, "test": 150}.items()
+    }
+    assert not found["train"] & found["test"] and not found["train"] & found["validation"]
+    assert not found["validation"] & found["test"]
+    assert all("\n" not in content for contents in found.values() for content in contents)
+
+
+def write(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def test_a_file(tmp_path):
+    rows = [
+        {"question": f"Which is {i}?", "choices": [str(i + 1), str(i), "none"], "answer": "B" if i % 2 else 1}
+        for i in range(40)
+    ]
+    rows.append({"question": "Which is 3?", "choices": ["three", "four"], "answer": 0})
+    rows.append({"question": "Which is 4?", "choices": ["4", "none", "5"], "answer": 0})
+    task = get_task("stem", path=write(tmp_path / "questions.jsonl", rows))
+    found = [row for split in ("train", "validation", "test") for row in task.rows(split, None)]
+    # The same choices in another order are the same question.
+    assert len(found) == 41
+    for row in found:
+        assert row["level"] == 1 and row["task"] == "stem"
+        assert task.verify(task.gold(row), row) is True
+        assert not task.verify("Answer: C", row)
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"choices": ["a", "b"], "answer": "A"}, "'question' is missing"),
+        ({"question": "q", "answer": "A"}, "'choices' is missing"),
+        ({"question": "q", "choices": "ab", "answer": "A"}, "'choices' is 'ab'; every row needs 'choices' as a list"),
+        ({"question": "q", "choices": ["a"], "answer": "A"}, "'choices' must be 2 to 10 texts"),
+        ({"question": "q", "choices": ["a", 2], "answer": "A"}, "'choices' must be 2 to 10 texts"),
+        ({"question": "q", "choices": ["a", "b"]}, "'answer' is missing"),
+        ({"question": "q", "choices": ["a", "b"], "answer": "C"}, "'answer' is 'C'; it must be a letter from A to B"),
+        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "'answer' is 2; it must be a letter from A to B"),
+        ({"question": "q", "choices": ["a", "b"], "answer": "AB"}, "'answer' is 'AB'"),
+    ],
+)
+def test_a_bad_file(tmp_path, row, message):
+    path = write(tmp_path / "bad.jsonl", [row])
+    with pytest.raises(ValueError, match=f"path='{path}', row 0: {message}"):
+        get_task("stem", path=path)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.one_of(st.text(), st.text("ABCD answer:\n()*\\boxed{} 3m/s").map("Answer: {}".format)))
+def test_scoring_never_raises(completion):
+    task, row = get_task("stem"), {"answer": "B", "choices": CHOICES}
+    assert type(task.verify(completion, row)) is bool
+    assert task.reward(completion, row) == float(task.verify(completion, row))
