@@ -16,14 +16,14 @@ from .sandbox import Limits, Program, Sandbox
 
 REWARDS = ("exact", "share")
 # A fence that is never closed ends with the text, for the closing one may be a stop string.
-FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^[ \t]*(`{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def extract_code(completion: str) -> str:
     """The last fenced block of a completion, or all of it if there is none."""
     code = completion
     for block in FENCED.finditer(completion):
-        code = block.group(1)
+        code = block.group(2)
     return code
 
 

@@ -185,11 +185,13 @@ def sample_function(rng: Random, level: int) -> Function:
 
 
 def sample_arguments(rng: Random, family: Family) -> list:
-    """Different arguments, from the empty one, which is easily forgotten, to a long one."""
-    samples = {repr(argument): argument for argument in (family.sample(rng) for _ in range(6 * NUM_TESTS))}
-    empty = family.sample(Random(0))[:0]
-    others = [argument for argument in samples.values() if argument]
-    return [empty, *rng.sample(others, NUM_TESTS - 2), max(others, key=len)]
+    """The empty argument, which is easily forgotten, and others, all different."""
+    found = {}
+    while len(found) < NUM_TESTS - 1:
+        argument = family.sample(rng)
+        if argument:
+            found[repr(argument)] = argument
+    return [argument[:0], *found.values()]
 
 
 def run(source: str, entry_point: str, arguments: list) -> list:

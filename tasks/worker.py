@@ -1,5 +1,6 @@
 """A helper process that answers one question at a time, and is killed when it takes too long over one."""
 
+import atexit
 import json
 import os
 import select
@@ -58,6 +59,12 @@ class Worker:
                 return None
             return json.loads(line)
 
+    def close(self) -> None:
+        """Ends the process, if this one owns it; the next question starts another."""
+        atexit.unregister(self.close)
+        if self._owner == os.getpid() and self._process is not None:
+            self._stop()
+
     def _start(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(self.script)],
@@ -73,6 +80,7 @@ class Worker:
             self._process = None
             reason = " ".join(errors[-2:]).strip() or f"no sign of it in {START_SECONDS:g} s"
             raise RuntimeError(f"{self.script.name} did not start: {reason}")
+        atexit.register(self.close)
         # Nobody reads it from now on, and a full pipe would stop the process.
         self._process.stderr.close()
 

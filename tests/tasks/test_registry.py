@@ -5,11 +5,12 @@ import pytest
 
 import tasks
 from tasks import Task, get_task, task_names
-from tasks.registry import task_class
+from tasks.registry import PREFIXES, task_class
 
 
 def test_task_names():
     assert {"bracket_matching", "digit_checksum", "gsm8k", "parity", "reverse_digits", "sorting"} <= set(task_names())
+    assert {"code", "constrained", "instructions", "math", "mixture", "stem"} <= set(task_names())
     assert task_names() == sorted(task_names())
 
 
@@ -30,7 +31,14 @@ def test_every_task_is_registered():
     for module in pkgutil.iter_modules(tasks.__path__, "tasks."):
         if module.name != "tasks.__main__":
             importlib.import_module(module.name)
-    assert set(concrete_tasks(Task)) == {task_class(name) for name in task_names()}
+    known = {task_class(name) for name in [*task_names(), *(f"{prefix}:any" for prefix in PREFIXES)]}
+    assert set(concrete_tasks(Task)) == known
+
+
+@pytest.mark.parametrize("name", ["parity:", "parity:x", "rgx:chain_sum", ":", "rg", "parity.x"])
+def test_only_known_prefixes(name):
+    with pytest.raises(ValueError, match="is not a task.*rg:NAME for the families of reasoning-gym"):
+        get_task(name)
 
 
 def test_an_unknown_task_names_the_nearest():

@@ -1,0 +1,365 @@
+import json
+import shutil
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tasks.code
+from tasks import get_task
+from tasks.code import extract_code
+from tasks.code_templates import FAMILIES, NUMBERS, TEXT, run, sample_function
+from tasks.sandbox import find_problem
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet():
+    # On a machine without bubblewrap these tests run in the weaker sandbox, which says so each time.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def make(**options):
+    return get_task("code", allow_weak_sandbox=True, **options)
+
+
+# What is run
+
+
+@pytest.mark.parametrize(
+    "completion, code",
+    [
+        ("def f(): pass", "def f(): pass"),
+        ("```python\na = 1\n```", "a = 1\n"),
+        ("Here:\n```\na = 1\n```\nDone.", "a = 1\n"),
+        ("```python\na = 1\n```\nor better\n```py\na = 2\n```", "a = 2\n"),
+        ("  ```python\n  a = 1\n  ```", "  a = 1\n"),
+        ("```python\na = 1", "a = 1"),
+        ("```python\na = 1\n```\n```python\na = 2", "a = 2"),
+        ("````\na = 1\n````", "a = 1\n"),
+        ("```python\na = '```'\n```", "a = '```'\n"),
+        ("The code `a = 1` does", "The code `a = 1` does"),
+        ("``` a = 1 ```", "``` a = 1 ```"),
+        ("", ""),
+    ],
+)
+def test_extract_code(completion, code):
+    assert extract_code(completion) == code
+
+
+# Generated functions
+
+BY_HAND = [
+    (NUMBERS, "[x for x in xs if x % 2 == 0]", [3, -4, 0, 7], [-4, 0]),
+    (NUMBERS, "[x for x in xs if x % 2 == 1]", [3, -3, 0], [3, -3]),
+    (NUMBERS, "[x for x in xs if x > 5]", [5, 6], [6]),
+    (NUMBERS, "[x for x in xs if x < 5]", [5, 4], [4]),
+    (NUMBERS, "[x for x in xs if x % 5 != 0]", [10, -5, 3, 0], [3]),
+    (NUMBERS, "[x + 5 for x in xs]", [1, -1], [6, 4]),
+    (NUMBERS, "[x * 5 for x in xs]", [2, -1], [10, -5]),
+    (NUMBERS, "[5 - x for x in xs]", [2, -1], [3, 6]),
+    (NUMBERS, "[abs(x) for x in xs]", [2, -1], [2, 1]),
+    (NUMBERS, "[x % 5 for x in xs]", [7, -1], [2, 4]),
+    (NUMBERS, "[x + i for i, x in enumerate(xs, 5)]", [10, 10], [15, 16]),
+    (NUMBERS, "xs[::-1]", [1, 2], [2, 1]),
+    (NUMBERS, "xs[5:]", [1, 2, 3, 4, 5, 6], [6]),
+    (NUMBERS, "list(dict.fromkeys(xs))", [2, 1, 2, 1], [2, 1]),
+    (NUMBERS, "[sum(xs[: i + 1]) for i in range(len(xs))]", [1, 2, -4], [1, 3, -1]),
+    (NUMBERS, "sorted(xs)", [3, -1, 2], [-1, 2, 3]),
+    (NUMBERS, "[x + sum(xs[i + 1 : i + 2]) for i, x in enumerate(xs)]", [1, 2, 4], [3, 6, 4]),
+    (NUMBERS, "xs", [1], [1]),
+    (NUMBERS, "sum(xs)", [1, 2], 3),
+    (NUMBERS, "len(xs)", [1, 2], 2),
+    (NUMBERS, "max(xs, default=5)", [], 5),
+    (NUMBERS, "min(xs, default=5)", [3, 1], 1),
+    (NUMBERS, "max(xs) - min(xs) if xs else 5", [3, -1], 4),
+    (NUMBERS, "sum(x > 5 for x in xs)", [5, 6, 7], 2),
+    (NUMBERS, "{x: xs.count(x) for x in xs}", [1, 2, 1], {1: 2, 2: 1}),
+    (TEXT, "[x for x in xs if len(x) >= 5]", "four fives", ["fives"]),
+    (TEXT, "[x for x in xs if len(x) <= 5]", "five sixsix", ["five"]),
+    (TEXT, "[x for x in xs if not any(c.isdigit() for c in x)]", "a1 b", ["b"]),
+    (TEXT, "[x[::-1] for x in xs]", "ab c", ["ba", "c"]),
+    (TEXT, "xs[::-1]", "ab c", ["c", "ab"]),
+    (TEXT, "[x.upper() for x in xs]", "aB 1", ["AB", "1"]),
+    (TEXT, "[x.lower() for x in xs]", "aB 1", ["ab", "1"]),
+    (TEXT, "[''.join(c for c in x if c not in 'aeiou') for x in xs]", "aeXi bE", ["X", "bE"]),
+    (TEXT, "[x[:5] for x in xs]", "abcdefg a", ["abcde", "a"]),
+    (TEXT, "[x + str(len(x)) for x in xs]", "ab c", ["ab2", "c1"]),
+    (TEXT, "[x * 5 for x in xs]", "ab", ["ababababab"]),
+    (TEXT, "xs[5:]", "a b c d e f", ["f"]),
+    (TEXT, "[x.replace('t', '5') for x in xs]", "tot T", ["5o5", "T"]),
+    (TEXT, "list(dict.fromkeys(xs))", "a b a", ["a", "b"]),
+    (TEXT, "sorted(xs)", "b B a", ["B", "a", "b"]),
+    (TEXT, "' '.join(xs)", "a b", "a b"),
+    (TEXT, "'-'.join(xs)", "a b", "a-b"),
+    (TEXT, "xs", "a b", ["a", "b"]),
+    (TEXT, "len(xs)", "a b", 2),
+    (TEXT, "sum(len(x) for x in xs)", "ab c", 3),
+    (TEXT, "max((len(x) for x in xs), default=5)", "ab c", 2),
+    (TEXT, "[len(x) for x in xs]", "ab c", [2, 1]),
+    (TEXT, "sum('e' in x for x in xs)", "eel e x", 2),
+]
+
+
+@pytest.mark.parametrize("family, source, argument, result", BY_HAND)
+def test_steps(family, source, argument, result):
+    first = "list(a)" if family is NUMBERS else "a.split()"
+    assert run(f"def f(a):\n    xs = {first}\n    return {source}", "f", [argument]) == [result]
+
+
+def test_every_step_is_here():
+    known = {(id(family), source) for family, source, _, _ in BY_HAND}
+    for family in FAMILIES:
+        for step in family.steps + family.last:
+            assert (id(family), step.source.format(k=5)) in known, step.source
+
+
+@pytest.mark.parametrize("level", [1, 3, 8])
+def test_generated_rows(level):
+    from random import Random
+
+    for seed in range(100):
+        function = sample_function(Random(seed), level)
+        # The steps, and the last one.
+        assert function.source.count("\n") == level + 2
+        assert function.text.count(";") == level
+        assert len(function.arguments) == len(function.results) == 8
+        assert len({repr(result) for result in function.results}) >= 4
+        assert not function.arguments[0]
+        # The results are those of the text's function, in a fresh interpreter of the same source.
+        assert run(function.source, function.entry_point, function.arguments) == function.results
+
+
+def test_the_name_does_not_make_another_question():
+    task = make(level=1)
+    prompts = [messages[0]["content"] for messages in task.rows("train", 300)["prompt"]]
+    contents = {task.content(prompt) for prompt in prompts}
+    assert len(contents) == 300
+    assert all(content.startswith("Its argument is a") for content in contents)
+
+
+# Verdicts
+
+WRONG_BUT_NEAR = "```python\ndef {name}(x):\n    return {constant}\n```"
+
+
+def test_gold_answers_verify_and_constants_do_not():
+    for level in (1, 4, 8):
+        task = make(level=level)
+        rows = list(task.rows("test", 6))
+        gold = [task.gold(row) for row in rows]
+        assert task.verify_many(gold, rows) == [True] * 6
+        constant = [
+            WRONG_BUT_NEAR.format(name=row["entry_point"], constant=row["tests"][-1].split(" == ")[1]) for row in rows
+        ]
+        assert task.reward_many(constant, rows) == [0.0] * 6
+
+
+ROW = {
+    "answer": "",
+    "tests": [
+        "assert double(2) == 4",
+        "assert double(0) == 0",
+        "assert double('a') == 'aa'",
+        "assert double(-1) == -2",
+    ],
+    "entry_point": "double",
+    "setup": "",
+}
+
+
+@pytest.mark.parametrize(
+    "completion, share",
+    [
+        ("def double(x):\n    return 2 * x", 1.0),
+        ("```python\ndef double(x):\n    return x + x\n```\nThat is it.", 1.0),
+        ("```python\ndouble = lambda x: x ** 2\n```", 0.5),
+        ("```python\ndef double(x):\n    return 5\n```", 0.0),
+        ("def twice(x):\n    return 2 * x", 0.0),
+        ("```python\ndef double(x):\n    return 2 * x\n```\n```python\nprint(1)\n```", 0.0),
+        ("I would double x.", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_rewards(completion, share):
+    assert make(reward="share").reward(completion, ROW) == share
+    assert make().reward(completion, ROW) == float(share == 1.0)
+    assert make().verify(completion, ROW) is (share == 1.0)
+
+
+def test_many_keep_their_order_and_the_same_program_runs_once(monkeypatch):
+    task, runs = make(), []
+    run_many = task._sandbox.run_many
+    monkeypatch.setattr(task._sandbox, "run_many", lambda programs: runs.extend(programs) or run_many(programs))
+    right, wrong = "def double(x):\n    return 2 * x", "def double(x):\n    return x"
+    completions = [wrong, right, "nothing", right, wrong, right]
+    assert task.verify_many(completions, [ROW] * 6) == [False, True, False, True, False, True]
+    assert len(runs) == 2
+    assert task.verify_many([], []) == []
+
+
+def test_time_and_memory_are_options():
+    slow = "def double(x):\n    total = 0\n    while total < 10**12:\n        total += 1\n    return 2 * x"
+    large = "def double(x):\n    y = bytearray(200 * 2**20)\n    return 2 * x"
+    assert not make(seconds=1).verify(slow, ROW)
+    assert make(memory_mib=512).verify(large, ROW)
+    assert not make(memory_mib=128).verify(large, ROW)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    ["\ud800double", "\x00double", "double" * 10_000, "```\n" * 10_000 + "double", "(" * 50_000 + "double"],
+)
+def test_nasty_texts(completion):
+    assert make().verify(completion, ROW) is False
+
+
+@settings(deadline=None, max_examples=10, derandomize=True)
+@given(st.text().map("double {}".format))
+def test_scoring_never_raises(completion):
+    task = make()
+    assert task.verify(completion, ROW) is False
+    assert task.reward(completion, ROW) == 0.0
+
+
+# Files
+
+MBPP = {
+    "task_id": 11,
+    "text": "Write a python function to remove the first and the last occurrence of a character.",
+    "code": "def remove_Occ(s, ch):\r\n    s = s.replace(ch, '', 1)\r\n    return s[::-1].replace(ch, '', 1)[::-1]",
+    "test_list": ['assert remove_Occ("hello","l") == "heo"', 'assert remove_Occ("abcda","a") == "bcd"'],
+    "test_setup_code": "",
+    "challenge_test_list": ['assert remove_Occ("hellolloll","l") == "helollol"'],
+}
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": "from typing import List\n\n\ndef helper(x: int) -> int:\n    return x + 1\n\n\ndef bump(xs: List[int]) -> List[int]:\n"
+    '    """ Add one to each.\n    >>> bump([1])\n    [2]\n    """\n',
+    "entry_point": "bump",
+    "canonical_solution": "    return [helper(x) for x in xs]\n",
+    "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate([1, 2]) == [2, 3]\n    assert candidate([]) == []\n"
+    "    assert candidate([helper(1)]) == [3]\n",
+}
+PLAIN = {"prompt": "Write `triple`.", "tests": ["assert triple(2) == 6"], "solution": "triple = lambda x: 3 * x"}
+
+
+def write(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def only_row(tmp_path, row):
+    task = make(path=write(tmp_path / "problems.jsonl", [row]))
+    splits = {split: len(problems) for split, problems in task._problems.items()}
+    split = max(splits, key=splits.get)
+    assert sum(splits.values()) == 1
+    return task, task.rows(split, None)[0]
+
+
+def test_mbpp(tmp_path):
+    task, row = only_row(tmp_path, MBPP)
+    assert row["entry_point"] == "remove_Occ" and row["tests"] == MBPP["test_list"] and row["level"] == 1
+    assert MBPP["test_list"][0] in row["prompt"][0]["content"]
+    assert MBPP["test_list"][1] not in row["prompt"][0]["content"]
+    assert task.verify(task.gold(row), row)
+    assert not task.verify("def remove_Occ(s, ch):\n    return s[1:-1]", row)
+
+
+def test_mbpp_with_imports_and_setup(tmp_path):
+    problem = {
+        "prompt": "Add the areas of squares.",
+        "code": "def areas(squares):\n    return sum(s.side ** 2 for s in squares)",
+        "test_imports": ["import math"],
+        "test_setup_code": "class Square:\n    def __init__(self, side):\n        self.side = side",
+        "test_list": ["assert math.isclose(areas([Square(1.5), Square(2)]), 6.25)", "assert areas([]) == 0"],
+    }
+    task, row = only_row(tmp_path, problem)
+    assert row["entry_point"] == "areas"
+    assert task.verify(task.gold(row), row)
+    assert not task.verify("def areas(squares):\n    return 0", row)
+
+
+def test_humaneval(tmp_path):
+    task, row = only_row(tmp_path, HUMANEVAL)
+    assert row["entry_point"] == "bump" and len(row["tests"]) == 1
+    assert task.verify(task.gold(row), row)
+    # The imports and the helper of the prompt need not be repeated.
+    assert task.verify("def bump(xs: List[int]):\n    return [helper(x) for x in xs]", row)
+    assert not task.verify("def bump(xs):\n    return xs", row)
+    # A helper redefined to please the tests does not reach them.
+    assert not task.verify("def helper(x):\n    return 2\ndef bump(xs):\n    return [3] if xs == [2] else xs", row)
+
+
+def test_plain(tmp_path):
+    task, row = only_row(tmp_path, PLAIN)
+    assert row["entry_point"] == "triple" and row["prompt"][0]["content"].startswith("Write `triple`.")
+    assert task.verify(task.gold(row), row)
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"prompt": "p"}, "there is no 'test_list' .*; there are: prompt"),
+        ({**MBPP, "code": None}, "'code' is missing"),
+        ({**MBPP, "test_list": []}, "'test_list' is .."),
+        ({**MBPP, "test_list": ["assert f(1 =="]}, "'test_list', test 0 is not Python"),
+        ({**MBPP, "test_list": [3]}, "'test_list', test 0 is not Python"),
+        (
+            {**MBPP, "test_list": ["assert len([1]) == 1"]},
+            "'test_list': the first test calls no function of the solution",
+        ),
+        ({**HUMANEVAL, "entry_point": "absent"}, "'prompt' does not define the 'entry_point' 'absent'"),
+        ({**HUMANEVAL, "canonical_solution": None}, "'canonical_solution' is missing"),
+        ({**PLAIN, "tests": "assert triple(2) == 6"}, "'tests' is 'assert triple.* as a list"),
+        ({**PLAIN, "setup": "def"}, "'setup' is not Python"),
+    ],
+)
+def test_a_bad_file(tmp_path, row, message):
+    path = write(tmp_path / "bad.jsonl", [row])
+    with pytest.raises(ValueError, match=f"path='{path}', row 0.*{message}") as error:
+        make(path=path)
+    assert "\n" not in str(error.value)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"reward": "half"}, "reward='half' must be one of exact, share"),
+        ({"seconds": 0}, "seconds=0 must be an integer of at least 1"),
+        ({"seconds": 1.5}, "seconds=1.5 must be an integer"),
+        ({"memory_mib": "512"}, "memory_mib='512' must be an integer"),
+        ({"workers": -1}, "workers=-1 must be an integer"),
+        ({"level": 9}, "level=9"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_without_bubblewrap_the_task_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    find_problem.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="apt-get install -y bubblewrap.*allow_weak_sandbox: true"):
+            get_task("code")
+        with pytest.warns(UserWarning, match="can read every file"):
+            get_task("code", allow_weak_sandbox=True)
+    finally:
+        find_problem.cache_clear()
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_with_bubblewrap_nothing_is_weak():
+    assert get_task("code")._sandbox.isolation == "bubblewrap"
+
+
+def test_the_sandbox_is_where_the_code_runs(monkeypatch):
+    monkeypatch.setattr(tasks.code.Sandbox, "run", lambda self, program: 0)
+    assert not make().verify("def double(x):\n    return 2 * x", ROW)

@@ -1,0 +1,177 @@
+import warnings
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks import get_task, task_of_recipe
+from tasks.mixture import shares
+
+
+@pytest.fixture(scope="module")
+def mixture():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return get_task(
+            "mixture",
+            tasks={
+                "sorting": {"weight": 2, "reward": "distance", "level": 1},
+                "easy": {"task": "code", "level": 1, "weight": 1, "allow_weak_sandbox": True},
+                "stem": 1,
+            },
+        )
+
+
+@pytest.mark.parametrize(
+    "weights, n, counts",
+    [
+        ([1, 1], 4, [2, 2]),
+        ([0.5, 0.3, 0.2], 10, [5, 3, 2]),
+        ([2, 1], 4, [3, 1]),
+        ([0.9, 0.1], 10, [9, 1]),
+        ([1], 3, [3]),
+        ([1, 1000], 3, [0, 3]),
+    ],
+)
+def test_shares(weights, n, counts):
+    places = shares(weights, n)
+    assert [places.count(i) for i in range(len(weights))] == counts
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(1, 120))
+def test_every_beginning_is_near_the_weights(weights, n):
+    places = shares(weights, n)
+    assert len(places) == n
+    for k in range(1, n + 1):
+        for i, weight in enumerate(weights):
+            # Never ahead by one; behind by less than the number of others.
+            ahead = places[:k].count(i) - k * weight / sum(weights)
+            assert -len(weights) < ahead < 1 + 1e-9
+    assert shares(weights, n + 7)[:n] == places
+
+
+def test_rows(mixture):
+    rows = mixture.rows("train", 40, seed=3)
+    assert Counter(rows["task"]) == {"sorting": 20, "easy": 10, "stem": 10}
+    # No long stretch of one task.
+    assert all(len(set(rows["task"][i : i + 8])) == 3 for i in range(0, 40, 8))
+    for name, options in {"sorting": {"level": 1}, "stem": {}}.items():
+        own = get_task(name, **options).rows("train", sum(task == name for task in rows["task"]), 3)
+        ours = [row for row in rows if row["task"] == name]
+        assert [row["prompt"] for row in ours] == own["prompt"]
+        assert all(row[column] == value for row, mine in zip(ours, own, strict=True) for column, value in mine.items())
+        assert ours[0]["tests"] is None
+    assert {row["level"] for row in rows if row["task"] == "easy"} == {1}
+
+
+def test_fewer_rows_are_the_first_of_more(mixture):
+    few, many = list(mixture.rows("test", 9)), list(mixture.rows("test", 30))
+    assert [row["prompt"] for row in few] == [row["prompt"] for row in many[:9]]
+
+
+def test_splits_are_disjoint(mixture):
+    found = {
+        split: {(row["task"], row["prompt"][0]["content"]) for row in mixture.rows(split, 60)}
+        for split in ("train", "validation", "test")
+    }
+    assert not found["train"] & found["validation"] and not found["train"] & found["test"]
+    assert not found["validation"] & found["test"]
+
+
+def test_every_row_is_its_own_tasks(mixture):
+    rows = list(mixture.rows("test", 16))
+    gold = [mixture.gold(row) for row in rows]
+    assert mixture.verify_many(gold, rows) == [True] * 16
+    assert mixture.reward_many(gold, rows) == [1.0] * 16
+    assert all(mixture.verify(text, row) for text, row in zip(gold, rows, strict=True))
+    # Another row's answer is wrong, and sorting grades it by its own reward.
+    turned = gold[1:] + gold[:1]
+    verdicts, rewards = mixture.verify_many(turned, rows), mixture.reward_many(turned, rows)
+    one_by_one = [mixture.reward(text, row) for text, row in zip(turned, rows, strict=True)]
+    assert rewards == one_by_one
+    assert [reward == 1.0 for reward in rewards] == verdicts and not all(verdicts)
+    sorting = get_task("sorting", reward="distance", level=1)
+    row = next(row for row in rows if row["task"] == "sorting")
+    near = " ".join(row["answer"].split()[::-1])
+    assert mixture.reward(near, row) == sorting.reward(near, row)
+    assert 0 < mixture.reward(near, row) < 1
+
+
+def test_names_with_weights_are_a_mixture():
+    task = get_task("parity:1, sorting:3")
+    assert Counter(task.rows("train", 8)["task"]) == {"parity": 2, "sorting": 6}
+    recipe = task_of_recipe("parity:1,sorting:3")
+    assert recipe.rows("train", 8)[:] == task.rows("train", 8)[:]
+
+
+def test_a_recipes_keys():
+    task = task_of_recipe("mixture", options={"tasks": {"parity": 0.5, "sorting": {"weight": 0.5, "level": 2}}})
+    assert task.members["sorting"].level == 2
+
+
+def test_the_same_task_twice():
+    task = get_task(
+        "mixture",
+        tasks={
+            "easy": {"task": "parity", "level": 1, "weight": 1},
+            "hard": {"task": "parity", "level": 8, "weight": 1},
+        },
+    )
+    assert [row["level"] for row in task.rows("train", 4)] == [1, 8, 1, 8]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "tasks=None must map the names of tasks to weights"),
+        ({"tasks": {}}, "tasks={} must map"),
+        ({"tasks": ["parity"]}, "tasks=.'parity'. must map"),
+        ({"tasks": {"parity": 0}}, "the weight of 'parity' is 0; it must be a number above 0"),
+        ({"tasks": {"parity": -1}}, "the weight of 'parity' is -1"),
+        ({"tasks": {"parity": True}}, "the weight of 'parity' is True"),
+        ({"tasks": {"parity": "half"}}, "the weight of 'parity' is 'half'"),
+        ({"tasks": {"parity": float("inf")}}, "the weight of 'parity' is inf"),
+        ({"tasks": {"parity": float("nan")}}, "the weight of 'parity' is nan"),
+        ({"tasks": {"parity": {"level": 2}}}, "the weight of 'parity' is None"),
+        ({"tasks": {"parit": 1}}, "tasks, 'parit': name='parit' is not a task. Did you mean 'parity'"),
+        ({"tasks": {"parity": {"weight": 1, "level": 9}}}, "tasks, 'parity': level=9"),
+        ({"tasks": {"parity": {"weight": 1, "levle": 2}}}, "tasks, 'parity': levle=2 .* mean 'level'"),
+        ({"tasks": {"mixture": {"weight": 1, "tasks": {"parity": 1}}}}, "'mixture' is a mixture itself"),
+        ({"tasks": {"inner": {"weight": 1, "task": "mixture"}}}, "'inner' is a mixture itself"),
+    ],
+)
+def test_wrong_members(options, message):
+    with pytest.raises(ValueError, match=message):
+        get_task("mixture", **options)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("parity:0.5,sorting", "'sorting' is not a task and its weight, as in 'gsm8k:0.5,code:0.3'"),
+        ("parity:0.5,", "'' is not a task and its weight"),
+        ("parity:x,sorting:1", "'parity:x' is not a task and its weight"),
+        ("parity:1,parity:2", "names 'parity' twice"),
+        ("parity:1,rg:0", "the weight of 'rg' is 0"),
+    ],
+)
+def test_wrong_names_with_weights(name, message):
+    with pytest.raises(ValueError, match=message):
+        get_task(name)
+
+
+def test_names_with_weights_take_no_options():
+    with pytest.raises(
+        ValueError, match="task='parity:1,sorting:1' takes no level: write task: mixture.*task_options"
+    ):
+        task_of_recipe("parity:1,sorting:1", level=3)
+
+
+def test_wrong_requests(mixture):
+    with pytest.raises(ValueError, match="n=None.*train_rows"):
+        mixture.rows("train", None)
+    with pytest.raises(ValueError, match="n=2: the weight 1 of 'stem' gives it no row"):
+        mixture.rows("train", 2)
+    with pytest.raises(ValueError, match="split='dev'"):
+        mixture.rows("dev", 8)

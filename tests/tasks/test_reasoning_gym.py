@@ -1,0 +1,228 @@
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks import get_task
+from tasks.reasoning_gym import WORKER, extract_answer
+
+
+installed = importlib.util.find_spec("reasoning_gym") is not None
+pytestmark = pytest.mark.skipif(not installed, reason="reasoning-gym is not installed (the extra `rg`)")
+
+
+def prompts(dataset):
+    return [messages[0]["content"] for messages in dataset["prompt"]]
+
+
+@pytest.fixture(scope="module")
+def task():
+    return get_task("rg:chain_sum")
+
+
+def test_rows(task):
+    rows = task.rows("validation", 20)
+    assert set(rows.column_names) == {"prompt", "answer", "task", "level", "seed"}
+    for row in rows:
+        assert row["task"] == "rg:chain_sum" and row["level"] == 0
+        terms = row["prompt"][0]["content"].split("problem: ")[1].split("=")[0]
+        assert str(eval(terms)) == row["answer"]
+
+
+@pytest.mark.parametrize(
+    "family", ["chain_sum", "countdown", "spiral_matrix", "simple_integration", "word_ladder", "rearc"]
+)
+def test_gold_answers_verify(family):
+    task = get_task(f"rg:{family}")
+    for row in task.rows("train", 3):
+        assert task.verify(task.gold(row), row) is True
+        assert task.reward(f"I think it is\n<answer>\n{row['answer']}\n</answer>", row) == 1.0
+        assert task.verify("<answer>no such answer</answer>", row) is False
+
+
+@pytest.mark.parametrize(
+    "completion, answer",
+    [
+        ("<answer>7</answer>", "7"),
+        ("<answer>6</answer> no, <answer> 7\n</answer>.", "7"),
+        ("<answer>a <answer>7</answer>", "7"),
+        ("<think><answer>1</think> 7", "<think><answer>1</think> 7"),
+        (" 7 ", "7"),
+        ("<answer></answer>", ""),
+    ],
+)
+def test_extract_answer(completion, answer):
+    assert extract_answer(completion) == answer
+
+
+def test_only_a_full_point_is_correct(task):
+    row = task.rows("train", 1)[0]
+    near = f"<answer>{row['answer']} or so</answer>"
+    graded = get_task("rg:chain_sum", reward="score")
+    assert 0 < graded.reward(near, row) < 1
+    assert task.reward(near, row) == 0.0 and not graded.verify(near, row)
+
+
+def test_splits_are_disjoint_although_the_space_is_small():
+    # Sums of two digits: 200 questions or so, which all three splits would share.
+    task = get_task("rg:chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
+    found = {
+        split: {prompt for seed in (0, 1) for prompt in prompts(task.rows(split, n, seed))}
+        for split, n in {"train": 80, "validation": 8, "test": 8}.items()
+    }
+    assert not found["train"] & found["validation"] and not found["train"] & found["test"]
+    assert not found["validation"] & found["test"]
+
+
+def test_seeds_do_not_overlap(task):
+    # reasoning-gym's own data sets of seeds 0 and 100 share 900 of 1000 questions.
+    first, second = (set(prompts(task.rows("train", 200, seed))) for seed in (0, 100))
+    assert len(first) == len(second) == 200
+    assert len(first & second) < 5
+
+
+def test_fewer_rows_are_the_first_of_more(task):
+    assert task.rows("test", 5)[:] == task.rows("test", 12)[:5]
+
+
+def test_rows_do_not_depend_on_the_process():
+    # These come in another order of a set in every process, unless the order is fixed.
+    families = ("isomorphic_strings", "polynomial_multiplication")
+    script = (
+        "from tasks import get_task\n"
+        f"print(*[get_task(f'rg:{{family}}').rows('train', 3)['prompt'] for family in {families!r}], sep='|')"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "12345"}
+    out = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    ours = [str(get_task(f"rg:{family}").rows("train", 3)["prompt"]) for family in families]
+    assert out.stdout.strip().split("|") == ours
+
+
+def test_levels_and_settings():
+    easy, hard = (get_task("rg:chain_sum", level=level).rows("train", 20) for level in (1, 8))
+    assert set(easy["level"]) == {1} and set(hard["level"]) == {8}
+    assert max(map(len, prompts(easy))) < max(map(len, prompts(hard)))
+    two = get_task("rg:chain_sum", config={"min_terms": 2, "max_terms": 2}).rows("train", 10)
+    assert all(prompt.count(" + ") + prompt.count(" - ") == 1 for prompt in prompts(two))
+
+
+HOSTILE = {
+    "fake the score": "setattr(__import__('reasoning_gym').algorithmic.spiral_matrix.SpiralMatrixDataset, 'score_answer', "
+    "lambda *a: 1.0) or []",
+    "leave": "__import__('os')._exit(0)",
+    "read": "open('/etc/passwd').read().split()",
+    "attributes": "().__class__.__base__.__subclasses__()",
+    "a comprehension": "[x for x in (1, 2)]",
+    "a power": "[9**9**9**9]",
+}
+
+
+@pytest.mark.parametrize("family", ["spiral_matrix", "countdown", "simple_integration"])
+def test_answers_that_are_programs(family, monkeypatch):
+    monkeypatch.setattr(WORKER, "seconds", 2.0)
+    task = get_task(f"rg:{family}")
+    row = task.rows("train", 1)[0]
+    for name, answer in HOSTILE.items():
+        if name != "a power" or family == "spiral_matrix":
+            assert not task.verify(f"<answer>{answer}</answer>", row), name
+    # Not now, and not for those who come after either.
+    assert not task.verify("<answer>no such answer</answer>", row)
+    monkeypatch.undo()
+    assert task.verify(task.gold(row), row)
+
+
+def test_lists_as_answers_still_count():
+    # What the scorer's `eval` is for: a list in Python's notation.
+    task = get_task("rg:binary_matrix")
+    row = task.rows("train", 1)[0]
+    matrix = [[int(cell) for cell in line.split()] for line in row["answer"].strip().split("\n")]
+    assert task.score(f"<answer>{matrix}</answer>", row) > 0.05
+
+
+def test_the_worker_is_locked_up():
+    script = (
+        "import sys, json\nsys.path.insert(0, sys.argv[1])\nfrom answering import answer_lines\n"
+        "import os, socket\n"
+        "def act(request):\n    try:\n        eval(request['do'])\n    except PermissionError:\n        return {'refused': True}\n"
+        "    return {'refused': False}\nanswer_lines(act, 2048, 60)"
+    )
+    folder = WORKER.script.parent
+    wishes = [
+        "os.fork()",
+        "socket.socket()",
+        "open('/tmp/locked-up', 'w')",
+        "os.kill(os.getppid(), 0)",
+        "os.listdir('/')",
+    ]
+    lines = "".join(f'{{"do": "{wish}"}}\n' for wish in wishes)
+    command = [sys.executable, "-c", script, str(folder)]
+    out = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
+    assert out.split("\n")[1:-1] == ['{"refused": true}'] * 4 + ['{"refused": false}']
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(st.one_of(st.text(), st.text("0123456789+-*/()[], x").map("<answer>{}</answer>".format)))
+def test_scoring_never_raises(completion):
+    for family in ("chain_sum", "countdown"):
+        task = get_task(f"rg:{family}", reward="score")
+        row = {"seed": 7, "answer": "0"}
+        assert 0.0 <= task.reward(completion, row) <= 1.0
+        assert type(task.verify(completion, row)) is bool
+
+
+def test_nasty_texts(task):
+    row = task.rows("train", 1)[0]
+    for completion in ("\ud800", "\x00", "9" * 100_000, "<answer>" * 10_000, "<answer>" + "(" * 10_000 + "</answer>"):
+        assert task.verify(completion, row) is False
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        (
+            "rg:chain_sums",
+            {},
+            "rg:chain_sums: reasoning-gym has no family 'chain_sums'; the nearest of its .* chain_sum",
+        ),
+        ("rg:", {}, "reasoning-gym has no family ''"),
+        ("rg:chain_sum", {"config": {"min_termz": 2}}, "config={'min_termz': 2} does not suit chain_sum"),
+        ("rg:chain_sum", {"config": {"min_terms": 5, "max_terms": 2}}, "does not suit chain_sum"),
+        ("rg:chain_sum", {"config": {"seed": 1}}, "seed and size are set by"),
+        ("rg:chain_sum", {"config": 3}, "config=3 must be a mapping"),
+        ("rg:chain_sum", {"level": 9}, "level=9: rg:chain_sum has the levels 1 to 8"),
+        ("rg:chain_sum", {"level": "3"}, "level='3' must be an integer"),
+        ("rg:chain_sum", {"reward": "half"}, "reward='half' must be one of exact, score"),
+        ("rg:chain_sum", {"levle": 3}, "levle=3 is not an option.*mean 'level'.*Options: level, config, reward"),
+        ("rg:chain_sum", {"family": "lcm"}, "family='lcm' is not an option"),
+        ("rg:game_of_life_halting", {}, "a full point for nonsense"),
+    ],
+)
+def test_wrong_options(name, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        get_task(name, **options)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_every_family():
+    from reasoning_gym.factory import DATASETS
+
+    without_answer, refused = set(), set()
+    for family in sorted(DATASETS):
+        try:
+            task = get_task(f"rg:{family}")
+        except ValueError:
+            refused.add(family)
+            continue
+        rows = list(task.rows("train", 2))
+        if not all(task.verify(task.gold(row), row) for row in rows):
+            without_answer.add(family)
+            assert {row["answer"] for row in rows} == {""}
+        for nonsense in ("", "no such answer", "None", "[]", "{}", "-"):
+            assert not any(task.verify(f"<answer>{nonsense}</answer>", row) for row in rows), (family, nonsense)
+    assert without_answer == {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+    assert refused == {"composite", "game_of_life_halting"}

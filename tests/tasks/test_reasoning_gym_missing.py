@@ -1,0 +1,15 @@
+"""Without the optional library; these run whether it is installed or not."""
+
+import pytest
+
+import tasks.reasoning_gym
+from tasks import get_task
+
+
+def test_the_error_names_the_cure(monkeypatch):
+    monkeypatch.setattr(tasks.reasoning_gym, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match="rg:chain_sum needs reasoning-gym, .* `pip install 'trl-prorl.rg.'`"
+    ) as error:
+        get_task("rg:chain_sum")
+    assert "\n" not in str(error.value)
