@@ -39,12 +39,12 @@ def make_problem(question: str, solution: str, tests: list[str], entry_point: st
 
 
 def parse_mbpp(row: Mapping, source: str) -> Problem:
-    """The name of the function is the one that the first test calls; that test is shown, for the name and the types."""
+    """The function under test is the one that the first test calls; that test is shown, for its name and its types."""
     question = need(row, ["text", "prompt"], str, source)
     solution = need(row, ["code"], str, source)
     tests = checked_tests(need(row, ["test_list"], list, source), "test_list", source)
     setup = "\n".join([*(row.get("test_imports") or []), row.get("test_setup_code") or ""])
-    entry_point = called_name(tests[0], defined_names(setup), f"{source}: 'test_list'")
+    entry_point = called_name(tests[0], setup, solution, f"{source}: 'test_list'")
     return make_problem(
         question, solution, tests, entry_point, setup, f"It has to pass this test, among others:\n{tests[0]}\n"
     )
@@ -70,8 +70,9 @@ def parse_plain(row: Mapping, source: str) -> Problem:
     tests = checked_tests(need(row, ["tests"], list, source), "tests", source)
     setup = row.get("setup") or ""
     check_syntax(setup, f"{source}: 'setup'")
-    entry_point = row.get("entry_point") or called_name(tests[0], defined_names(setup), f"{source}: 'tests'")
-    return make_problem(question, row.get("solution") or "", tests, entry_point, setup, "")
+    solution = row.get("solution") or ""
+    entry_point = row.get("entry_point") or called_name(tests[0], setup, solution, f"{source}: 'tests'")
+    return make_problem(question, solution, tests, entry_point, setup, "")
 
 
 def check_syntax(code: object, source: str) -> None:
@@ -90,9 +91,13 @@ def checked_tests(tests: list, key: str, source: str) -> list[str]:
 
 
 def defined_names(code: str) -> set[str]:
-    """Names that statements define at their top level."""
+    """Names that statements define at their top level; none if they are not Python."""
+    try:
+        statements = ast.parse(code).body
+    except (SyntaxError, ValueError):
+        return set()
     names = set()
-    for node in ast.parse(code).body:
+    for node in statements:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -102,16 +107,19 @@ def defined_names(code: str) -> set[str]:
     return names
 
 
-def called_name(test: str, known: set[str], source: str) -> str:
+def called_name(test: str, setup: str, solution: str, source: str) -> str:
     """
-    The first name that a test calls and that neither Python nor `known` defines.
+    The first name that a test calls and the solution defines, or else one that neither Python nor the setup defines.
+
+    The solution comes first because it may well redefine a name of Python's, as MBPP's do with `sum`.
 
     Raises:
         `ValueError`: if there is none.
     """
-    known = known | defined_names(test) | set(dir(builtins))
     calls = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
-    names = [call.id for call in calls if isinstance(call, ast.Name) and call.id not in known]
-    if not names:
-        raise ValueError(f"{source}: the first test calls no function of the solution: {test[:60]!r}")
-    return names[0]
+    names = [call.id for call in calls if isinstance(call, ast.Name)]
+    known = defined_names(setup) | defined_names(test) | set(dir(builtins))
+    solved = defined_names(solution)
+    for name in [*(n for n in names if n in solved), *(n for n in names if n not in known)]:
+        return name
+    raise ValueError(f"{source}: the first test calls no function of the solution: {test[:60]!r}")

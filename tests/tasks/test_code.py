@@ -268,6 +268,14 @@ def test_mbpp(tmp_path):
     assert not task.verify("def remove_Occ(s, ch):\n    return s[1:-1]", row)
 
 
+def test_mbpp_may_name_its_function_like_one_of_pythons(tmp_path):
+    problem = {"text": "Add.", "code": "def sum(a, b):\n    return a + b", "test_list": ["assert sum(1, 2) == 3"]}
+    task, row = only_row(tmp_path, problem)
+    assert row["entry_point"] == "sum"
+    assert task.verify(task.gold(row), row)
+    assert not task.verify("total = 3  # sum", row)
+
+
 def test_mbpp_with_imports_and_setup(tmp_path):
     problem = {
         "prompt": "Add the areas of squares.",
