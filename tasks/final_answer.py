@@ -21,7 +21,7 @@ TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorn
 DELIMITERS = re.compile(r"\\[()\[\]]|\\(?:left|right)(?![A-Za-z])|\\?\$|€|£")
 EMPHASIS = " \t\r\n*_`"
 THOUSANDS = re.compile(r"(?<![0-9,])[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?![0-9,])")
-SLASHED = re.compile(rf"({DIGITS})\s*/\s*({DIGITS})(?![0-9.])")
+SLASHED = re.compile(rf"({DIGITS})\s*/\s*({DIGITS})")
 
 
 def boxed(text: str) -> list[str]:

@@ -30,6 +30,7 @@ from .isolated.lockdown import MACHINES
 
 ISOLATED = Path(__file__).with_name("isolated")
 HARNESS = "harness.py"
+START_SECONDS = 30.0  # beyond a run's own time; starting takes well below one second
 INSTALL = "`apt-get install -y bubblewrap` (elsewhere: your distribution's package `bubblewrap`)"
 WEAK = (
     "allow_weak_sandbox: without bubblewrap model-written code can read every file that this user can read, other "
@@ -208,13 +209,22 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
         start_new_session=True,
     )
     try:
-        output, errors = process.communicate(frame(open_part) + frame(secret_part), timeout=limits.wall_seconds)
+        try:
+            output, errors = process.communicate(frame(open_part) + frame(secret_part), timeout=limits.wall_seconds)
+        except subprocess.TimeoutExpired as late:
+            if late.output:
+                raise
+            # It has not even started, as can happen on a busy machine: that is not the code's fault.
+            output, errors = process.communicate(timeout=START_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         output, errors = process.communicate()
     lines = output.decode("ascii", "replace").splitlines()
     if not lines or lines[0] != "ready":
-        reason = " ".join(errors.decode("utf-8", "replace").split()) or f"no sign of it in {limits.wall_seconds} s"
+        reason = (
+            " ".join(errors.decode("utf-8", "replace").split())
+            or f"no sign of it in {limits.wall_seconds + START_SECONDS:g} s"
+        )
         raise RuntimeError(f"the sandbox did not start: {reason}")
     found, _, passed = lines[1].partition(" ") if len(lines) == 2 else ("", "", "")
     return int(passed) if secrets.compare_digest(found, nonce) else 0

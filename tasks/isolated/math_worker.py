@@ -10,7 +10,7 @@ def compare(request: dict) -> dict:
     """`{"gold", "answer"}`, both LaTeX without delimiters -> `{"equal"}`."""
     # math-verify's own time limits are signals, which cannot interrupt a power of integers; our owner kills us instead.
     gold, answer = (parse(f"\\boxed{{{request[key]}}}", parsing_timeout=None) for key in ("gold", "answer"))
-    return {"equal": bool(gold and answer and verify(gold, answer, timeout_seconds=None))}
+    return {"equal": bool(verify(gold, answer, timeout_seconds=None))}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ SCRIPT = Path(tasks.math_equality.__file__).with_name("isolated") / "math_worker
         ("[-2,7]", "(-2,7)", False),
         ("\\text{Evelyn}", "\\text{Bob}", False),
         ("2", "1.9999999999", False),
+        ("x<5", "(-\\infty,5)", True),
+        ("(-\\infty,5)", "x<5", False),
         ("1000000007", "1000000008", False),
         ("", "", False),
         ("5", "", False),
@@ -111,6 +113,23 @@ def test_the_worker_ends_with_its_owner(tmp_path):
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_long_texts_are_not_even_asked(monkeypatch):
+    monkeypatch.setattr(WORKER, "ask", lambda request: pytest.fail("asked"))
+    assert equal("1", "x" * 1001) is False
+
+
+def test_half_an_answer_is_none_and_does_not_reach_the_next(tmp_path):
+    (tmp_path / "halting.py").write_text(
+        "import sys, time\nprint('{}', flush=True)\nfor line in sys.stdin:\n"
+        "    print('{\"half\": ' if 'slow' in line else '{\"whole\": 1}\\n', end='', flush=True)\n"
+        "    time.sleep(100 if 'slow' in line else 0)\n"
+    )
+    worker = Worker(tmp_path / "halting.py", 60)
+    assert worker.ask({"be": "quick"}) == {"whole": 1}
+    assert worker.ask({"be": "slow"}, seconds=0.5) is None
+    assert worker.ask({"be": "quick"}) == {"whole": 1}
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path):
