@@ -61,7 +61,7 @@ def sample_correct(
     Args:
         model (`PreTrainedModel` or `PeftModel`): A causal language model.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template and a padding token.
-        task: Anything with `verify(completion: str, row: dict) -> bool`.
+        task ([`~tasks.Task`]): Its `verify_many(completions, rows)` judges the samples of a prompt.
         rows (`datasets.Dataset`): P rows with a `prompt` column of chat messages, and what `task.verify` needs.
         n (`int`): Samples per prompt.
         temperature (`float`, *optional*, defaults to `1.0`): Sampling temperature; 0 decodes greedily.
@@ -108,7 +108,7 @@ def sample_correct(
             )
             for position, row in enumerate(batch):
                 samples = completions[position * n : (position + 1) * n]
-                correct.append([bool(task.verify(sample, row)) for sample in samples])
+                correct.append(list(map(bool, task.verify_many(samples, [row] * len(samples)))))
             progress.update(len(batch))
     return correct
 

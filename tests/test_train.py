@@ -199,8 +199,8 @@ def test_a_reward_sees_plain_text_and_its_own_row():
     class Echo:
         name = "echo"
 
-        def reward(self, completion, row):
-            return float(completion == row["answer"])
+        def reward_many(self, completions, rows):
+            return [float(text == row["answer"]) for text, row in zip(completions, rows, strict=True)]
 
     reward = task_reward(Echo())
     completions = [[{"role": "assistant", "content": text}] for text in ("1", "2", "3")]

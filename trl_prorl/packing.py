@@ -243,7 +243,9 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
             return f"{key}={getattr(config, key)}: in a packed row other tokens would fall out of what a token attends to."
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     if rope_type is None or "position_ids" not in inspect.signature(type(model).forward).parameters:
-        return f"{name} has no rotary positions common to its layers, without which padding may change log-probabilities."
+        return (
+            f"{name} has no rotary positions common to its layers, without which padding may change log-probabilities."
+        )
     if rope_type in ("dynamic", "longrope"):
         return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
     if config._attn_implementation != "sdpa":

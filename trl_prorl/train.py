@@ -147,17 +147,13 @@ def task_reward(task) -> Callable[..., list[float]]:
 
     Args:
         task ([`~tasks.Task`]):
-            Its `reward(completion, row)` sees the plain text of the last message and the row's columns.
+            Its `reward_many(completions, rows)` sees the plain text of the last messages and the rows' columns.
     """
 
     def reward(completions, **columns):
         columns = {name: column for name, column in columns.items() if isinstance(column, list)}
-        rewards = []
-        for i, completion in enumerate(completions):
-            reward.row = i  # for whoever has to say at which prompt this function failed
-            row = {name: column[i] for name, column in columns.items()}
-            rewards.append(task.reward(completion[-1]["content"], row))
-        return rewards
+        rows = [{name: column[i] for name, column in columns.items()} for i in range(len(completions))]
+        return task.reward_many([completion[-1]["content"] for completion in completions], rows)
 
     reward.__name__ = task.name
     return reward

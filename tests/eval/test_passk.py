@@ -10,13 +10,14 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
 from eval import passk
+from tasks.base import Task
 
 
 CHARACTERS = "0123456789abcdef"
 NEW_TOKENS = 6
 
 
-class ParityTask:
+class ParityTask(Task):
     """Correct is a completion whose number of even digits has the row's parity: about half of all completions."""
 
     def __init__(self):
