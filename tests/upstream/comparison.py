@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from textwrap import shorten
 
 
 @dataclass(frozen=True)
@@ -104,5 +105,6 @@ class Comparison:
                 lines.append(f"  {test}")
                 for whose, outcome in (("TRL's", theirs), ("ours ", ours)):
                     if outcome.outcome != "passed":
-                        lines.append(f"    {whose}: {outcome.outcome}: {outcome.reason}")
+                        reason = shorten(outcome.reason, 160, placeholder=" ...")
+                        lines.append(f"    {whose}: {outcome.outcome}: {reason}")
         return "\n".join(lines)
