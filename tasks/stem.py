@@ -17,7 +17,7 @@ NUM_CHOICES = 4
 INSTRUCTION = "Reason step by step and end with `Answer: ` and the letter."
 MARKED = re.compile(r"(?i:answer)[ \t]*:[ \t]*([^\n]*)")
 # The letter, bare or in the usual dress, and at most the text of the choice after it.
-LETTER = re.compile(r"[\s*_`$(\[]*(?:\\text\{)?([A-Z])(?![A-Za-z])[\s*_`$)\]}.:]*(.*)", re.DOTALL)
+LETTER = re.compile(r"[\s*_`$(\[]*(?:\\text\{)?([A-Z])[\s*_`$)\]}.:]*(.*)", re.DOTALL)
 
 
 def format_question(question: str, choices: list[str]) -> str:

@@ -125,6 +125,11 @@ def test_what_takes_too_long_is_wrong(task, monkeypatch):
     assert task.verify("\\boxed{9^{9^{9^{9}}}}", {"answer": "x+1"}) is False
 
 
+def test_the_same_text_needs_no_second_opinion(task, monkeypatch):
+    monkeypatch.setattr(WORKER, "ask", lambda request: pytest.fail("asked"))
+    assert task.verify("\\boxed{\\left[ -2, \\dfrac72 \\right]}", {"answer": "[-2,\\frac72]"})
+
+
 def test_normalise():
     assert normalise(" \\left( 1 ,\\, \\dfrac12 \\right) . ") == "(1,\\frac12)"
 
