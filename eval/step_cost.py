@@ -324,7 +324,7 @@ def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
     for panel in axes[len(results) :]:
         panel.set_visible(False)
     axes[0].legend(fontsize=8, loc="lower right")
-    figure.text(0.995, 0.002, "B optimises another objective than A.", ha="right", fontsize=7, style="italic")
+    figure.supxlabel("B optimises another objective than A.", fontsize=8, style="italic")
     figure.savefig(path, dpi=110)
 
 
