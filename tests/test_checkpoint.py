@@ -151,3 +151,11 @@ def test_the_best_checkpoint_is_known_by_its_name(run):
     assert best.parent == Path(trainer.args.output_dir) and why_unusable(best) is None
     state = json.loads((best / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == str(best)
+
+
+def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
+    trainer = make_trainer(log_completions=True)
+    image = {"role": "user", "content": [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]}
+    trainer._logs["prompt"].append([image])
+    trainer._logs["completion"].append([{"role": "assistant", "content": "this"}])
+    json.dumps(trainer._logged_completions())

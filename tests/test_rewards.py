@@ -174,3 +174,10 @@ def test_the_trainer_watches_its_reward_functions(make_trainer):
         make_trainer(reward=short).train()
     with pytest.raises(RewardError, match="'sleep' did not return within reward_timeout=0.3 s"):
         make_trainer(reward=sleep, reward_timeout=0.3).train()
+
+
+def test_a_reward_function_may_be_called_without_prompts():
+    """As TRL's own environments are."""
+    assert watched(lambda environments, **columns: [1.0] * len(environments), "mine", None, "stop")(
+        environments=[1, 2]
+    ) == [1, 1]

@@ -30,6 +30,8 @@ def watched(function: Callable, name: str, seconds: float | None, nonfinite: str
     """
 
     def problem(what: str, prompts: list, row: int | None = None) -> str:
+        if not prompts:
+            return f"reward function {name!r} {what}"
         if row is not None:
             return f"reward function {name!r} {what} for the prompt {shown(prompts[row])}"
         return f"reward function {name!r} {what} for a batch of {len(prompts)} that begins with {shown(prompts[0])}"
@@ -51,7 +53,7 @@ def watched(function: Callable, name: str, seconds: float | None, nonfinite: str
                 problem(f"returned {type(rewards).__name__}, not a list of one number a completion,", prompts) + "."
             )
         rewards = list(rewards)
-        if len(rewards) != len(prompts):
+        if prompts and len(rewards) != len(prompts):
             raise RewardError(
                 problem(
                     f"returned {len(rewards)} rewards where {len(prompts)} were expected, one a completion,", prompts
@@ -73,9 +75,10 @@ def watched(function: Callable, name: str, seconds: float | None, nonfinite: str
 
     if is_async_callable(function):
 
-        async def watch(prompts, **columns):
+        async def watch(**columns):
+            prompts = columns.get("prompts", [])
             try:
-                rewards = await asyncio.wait_for(function(prompts=prompts, **columns), seconds)
+                rewards = await asyncio.wait_for(function(**columns), seconds)
             except asyncio.TimeoutError as error:
                 raise late(prompts) from error
             except Exception as error:
@@ -84,10 +87,11 @@ def watched(function: Callable, name: str, seconds: float | None, nonfinite: str
 
     else:
 
-        def watch(prompts, **columns):
+        def watch(**columns):
+            prompts = columns.get("prompts", [])
             try:
                 # What a generator does, it does when it is read.
-                rewards = call_within(seconds, lambda: materialised(function(prompts=prompts, **columns)))
+                rewards = call_within(seconds, lambda: materialised(function(**columns)))
             except DeadlineExceeded as error:
                 raise late(prompts) from error
             except Exception as error:

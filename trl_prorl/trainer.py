@@ -18,11 +18,17 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model, set_seed
 from datasets import Dataset
 from peft import get_peft_model
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import create_model_from_path, get_config_model_id, split_tensor_dict
+from trl.trainer.utils import (
+    create_model_from_path,
+    get_config_model_id,
+    split_tensor_dict,
+    strip_images_from_messages,
+)
 
 from . import kl
 from .adaptive import next_coefficient
@@ -1143,7 +1149,7 @@ class ProRLTrainer(GRPOTrainer):
                         sync(log.path)
                 publish(aside, final, self.state.global_step, resumable=not self.args.save_only_model)
                 self._writing_into.rmdir()
-        except Exception as error:
+        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library puts it
             shutil.rmtree(self._writing_into, ignore_errors=True)
             raise CheckpointError(self._save_failed(final, error)) from error
         finally:
@@ -1225,7 +1231,8 @@ class ProRLTrainer(GRPOTrainer):
 
     def _logged_completions(self) -> dict:
         """The text of the last generation batch, which TRL writes with every log."""
-        logs = {name: list(self._logs[name]) for name in ("prompt", "completion", "advantages")}
+        logs = {name: list(map(strip_images_from_messages, self._logs[name])) for name in ("prompt", "completion")}
+        logs["advantages"] = list(self._logs["advantages"])
         for name in ("rewards", "extra"):
             logs[name] = {column: list(values) for column, values in self._logs[name].items()}
         return logs
