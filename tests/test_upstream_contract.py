@@ -14,7 +14,22 @@ PRIVATE_METHODS = {
     "_get_per_token_logps_and_entropies": "where forwards are counted and log-probabilities are captured",
     "_compute_loss": "where penalties are added",
     "_prepare_inputs": "which hands out the dicts of the buffer, so that the first pass's log-probabilities last",
-    "_save_checkpoint": "after which the reference's state is saved",
+    "_save_checkpoint": "which writes aside, so that a checkpoint gets its name when it is whole",
+    "_get_train_sampler": "whose order is moved on to a resumed epoch",
+    "_calculate_rewards": "where rewards are kept for advantages, dynamic sampling and the record",
+    "_tokenize_prompts": "behind ProRLTrainer.tokenize_prompts",
+    "_generate_single_turn": "behind ProRLTrainer.generate_tokens",
+}
+TRAINER_METHODS = {
+    "_maybe_log_save_evaluate": "where a step's row is written",
+    "_evaluate": "where the triggers' metrics are looked for",
+    "_inner_training_loop": "where the logs are continued",
+    "_run_epoch": "which must not begin for a run that is resumed at its end",
+    "_get_output_dir": "which says where a checkpoint is written",
+    "_push_from_checkpoint": "which has to wait for the checkpoint's name",
+    "_load_optimizer_and_scheduler": "the step of a resume where everything of ours is loaded",
+    "_clip_grad_norm": "before which gradients are looked at",
+    "_get_grad_norm": "after which an update is stopped or left out",
 }
 
 
@@ -27,11 +42,39 @@ def test_grpo_trainer_still_has(name):
     assert hasattr(GRPOTrainer, name), f"TRL no longer has GRPOTrainer.{name}, {PRIVATE_METHODS[name]}"
 
 
-@pytest.mark.parametrize(
-    "name", ["_maybe_log_save_evaluate", "_evaluate", "_inner_training_loop", "_load_from_checkpoint"]
-)
+@pytest.mark.parametrize("name", TRAINER_METHODS)
 def test_trainer_still_has(name):
-    assert hasattr(Trainer, name), f"transformers no longer has Trainer.{name}"
+    assert hasattr(Trainer, name), f"transformers no longer has Trainer.{name}, {TRAINER_METHODS[name]}"
+
+
+def test_the_update_comes_after_the_norm_and_the_save_asks_where_to_write():
+    loop = source(Trainer._run_epoch)
+    assert (
+        loop.index("self._clip_grad_norm(") < loop.index("self._get_grad_norm(") < loop.index("self.optimizer.step()")
+    )
+    assert "self._get_output_dir(trial=trial)" in source(Trainer._save_checkpoint)
+    assert "self._load_optimizer_and_scheduler(" in source(Trainer._prepare_for_training)
+
+
+def test_our_prepare_inputs_is_trl_s_but_for_the_shuffle():
+    """The method that packing replaces: what TRL adds to it has to be looked at."""
+    text = source(GRPOTrainer._prepare_inputs)
+    assert "self._step % generate_every == 0 or self._buffered_inputs is None" in text
+    assert "inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]" in text
+    calls = [
+        "split_pixel_values_by_grid",
+        "shuffle_sequence_dict",
+        "split_tensor_dict",
+        "unsplit_pixel_values_by_grid",
+    ]
+    positions = [text.index(f"{call}(") for call in calls]
+    assert positions == sorted(positions)
+
+
+def test_a_sampler_s_order_comes_from_its_own_generator(make_trainer):
+    sampler = make_trainer()._get_train_sampler()
+    expected = torch.randperm(16, generator=torch.Generator().manual_seed(7)).tolist()
+    assert list(dict.fromkeys(sampler)) == expected, "one permutation an epoch, of a generator with the run's seed"
 
 
 def test_grad_norm_is_the_second_argument_of_the_record_point():
