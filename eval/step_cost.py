@@ -353,6 +353,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--lengths", type=int, nargs="+", default=[64, 256, 1024, 2048], help="completion lengths of growth"
     )
     parser.add_argument("--groups", type=int, nargs="+", default=[4, 8, 16, 32], help="G of growth")
+    parser.add_argument(
+        "--spread", action="store_true", help="growth: lengths spread as GSM8K's answers' are, instead of all equal"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall", help="cpu: of this process, on a busy machine"
@@ -376,8 +379,13 @@ def settings(args: argparse.Namespace):
         sizes = [(length, 8) for length in args.lengths] + [(256, group) for group in args.groups if group != 8]
         for length, group in sizes:
             args.num_generations = args.micro_batch = group
-            title = f"completions of {length} tokens, G={group}"
-            yield title, arms, Batches(args, 1.0, fixed=length), 2, checkpointing[0], False
+            if args.spread:
+                counts = json.loads(LENGTHS.read_text())["answer"]
+                mean = sum(number * count for number, count in enumerate(counts)) / sum(counts)
+                title, batches = f"{length} tokens on average, G={group}", Batches(args, length / mean)
+            else:
+                title, batches = f"every completion of {length} tokens, G={group}", Batches(args, 1.0, fixed=length)
+            yield title, arms, batches, 2, checkpointing[0], False
         return
     for iterations, scale, checkpoint in itertools.product(args.iterations, args.scale, checkpointing):
         arms = OVERHEAD_ARMS if args.mode == "overhead" else ARMS
