@@ -8,7 +8,15 @@ from matplotlib.lines import Line2D
 
 from eval.panels import Panel
 from eval.runs import Run
-from eval.tables import NOT_MEASURED, both_a_and_b, configuration_labels, reference_share, repetitions, seed_count
+from eval.tables import (
+    NOT_MEASURED,
+    both_a_and_b,
+    configuration_labels,
+    mean_measured,
+    reference_share,
+    repetitions,
+    seed_count,
+)
 
 
 # Okabe & Ito's palette, which colour-blind readers can tell apart.
@@ -204,7 +212,9 @@ def plot_summary(runs: list[Run], path: Path) -> None:
         all_axes[0, 1].legend(fontsize=8, loc="best", framealpha=0.9)
 
     handles = [
-        Line2D([], [], label=curve.label if len(curve.runs) > 1 else arm_label(curve.runs[0]), linewidth=2, **curve.style)
+        Line2D(
+            [], [], label=curve.label if len(curve.runs) > 1 else arm_label(curve.runs[0]), linewidth=2, **curve.style
+        )
         for curve in shown
     ]
     if any(run.reset_steps() for run in runs):
@@ -218,11 +228,6 @@ def plot_summary(runs: list[Run], path: Path) -> None:
     figure.tight_layout(rect=(0, 0.035 + 0.024 * rows, 1, 0.985))
     _note_objectives(figure, runs)
     figure.savefig(path)
-
-
-def _mean(values: list[float | None]) -> float | None:
-    values = [value for value in values if value is not None]
-    return sum(values) / len(values) if values else None
 
 
 def ref_cost_panels(runs: list[Run]) -> list[Panel]:
@@ -255,7 +260,7 @@ def ref_cost_panels(runs: list[Run]) -> list[Panel]:
         for row, curve in enumerate(shown):
             left = 0.0
             for stage, colour in STAGE_COLOURS.items():
-                mean = _mean([_seconds_a_step(run, stage) for run in curve.runs])
+                mean = mean_measured([_seconds_a_step(run, stage) for run in curve.runs])
                 if mean is None:
                     continue
                 axes.barh(row, mean, left=left, color=colour, edgecolor="white", linewidth=0.5)
@@ -267,7 +272,7 @@ def ref_cost_panels(runs: list[Run]) -> list[Panel]:
         longest = 0.0
         for row, curve in enumerate(shown):
             shares = [100 * value for run in curve.runs if (value := reference_share(run)) is not None]
-            mean = _mean(shares)
+            mean = mean_measured(shares)
             label = f" {NOT_MEASURED} not measured"
             if mean is not None:
                 axes.barh(row, mean, color=curve.style["color"])
@@ -281,7 +286,9 @@ def ref_cost_panels(runs: list[Run]) -> list[Panel]:
 
     return [
         Panel("Cumulative reference forward calls over optimizer steps", calls),
-        Panel("Mean seconds of a step, split into rollout, old scoring, reference scoring and update", stages, len(shown)),
+        Panel(
+            "Mean seconds of a step, split into rollout, old scoring, reference scoring and update", stages, len(shown)
+        ),
         Panel("Share of all time spent scoring with the reference, per arm", share, len(shown)),
     ]
 

@@ -288,6 +288,12 @@ def configuration_labels(groups: list[list[Run]]) -> list[str]:
     return labels
 
 
+def mean_measured(values: list[float | None]) -> float | None:
+    """Mean of the values that were measured; `None` if none was."""
+    values = [value for value in values if value is not None]
+    return sum(values) / len(values) if values else None
+
+
 def over_seeds(values: list[float | None], spec: str) -> str:
     """Mean over seeds with its 95 % t-interval; the value alone where there is one, a dash where there is none."""
     values = [value for value in values if value is not None]
