@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from eval.panels import Panel
-from eval.plots import DPI, Curve, curves, note_not_measured, symlog_threshold
+from eval.plots import Curve, curves, note_not_measured, symlog_threshold
 from eval.runs import Run
 from eval.tables import Table, cell, objective_notes
 
@@ -127,25 +126,6 @@ def closeup_panels(runs: list[Run]) -> list[Panel]:
 
 def _faint(resets: int) -> float:
     return min(0.5, max(0.06, 3 / resets))
-
-
-def plot_resets(runs: list[Run], path) -> None:
-    """
-    Write the close-ups as a PNG, a column per arm with resets and a row per metric.
-
-    Args:
-        runs (`list[Run]`): The runs; at least one has a reset.
-        path (`Path` or binary file): Where to.
-    """
-    columns = len(arms_with_resets(runs))
-    figure = Figure(figsize=(max(8, 5 * columns), 3.2 * len(METRICS)), dpi=DPI, layout="constrained")
-    for axes, panel in zip(
-        figure.subplots(len(METRICS), columns, squeeze=False).flat, closeup_panels(runs), strict=True
-    ):
-        panel.draw(axes)
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend(fontsize=8)
-    figure.savefig(path)
 
 
 def closeup_table(runs: list[Run]) -> Table:

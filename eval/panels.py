@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 
 PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 160
+SHEET_DPI = 100
 LEGEND_ROW_INCHES = 0.22
 
 
@@ -47,6 +48,35 @@ def panel_png(panel: Panel) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG, whole or not at all."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    write_aside(Path(path), buffer.getvalue())
+
+
+def plot_sheet(panels: list[Panel], path: Path, columns: int) -> None:
+    """
+    Write panels side by side as one PNG.
+
+    Args:
+        panels (`list[Panel]`): The panels, row by row.
+        path (`Path`): The file.
+        columns (`int`): Panels in a row.
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(max(8, 5.3 * columns), 3.6 * rows), dpi=SHEET_DPI, layout="constrained")
+    all_axes = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, panel in zip(all_axes, panels, strict=False):
+        panel.draw(axes)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(fontsize=8)
+    for axes in all_axes[len(panels) :]:
+        axes.set_axis_off()
+    save_figure(figure, path)
 
 
 def write_aside(path: Path, data: bytes) -> None:
