@@ -10,7 +10,7 @@ from eval.tables import NOT_MEASURED, Table, cell, objective_notes
 
 MEASURES = {
     "kl_to_base": ("KL to base", "nats per token (exact)", ".4f"),
-    "token_agreement": ("Agreement with base", "share of positions with the same likeliest token", ".3f"),
+    "token_agreement": ("Agreement with base", "share of positions", ".3f"),
     "entropy": ("Entropy at own samples", "nats per token", ".3f"),
     "mean_tokens": ("Length of samples", "tokens", ".1f"),
 }
@@ -22,8 +22,17 @@ def drift_series(run: Run, key: str) -> pd.Series | None:
     return pd.Series(points, dtype=float).sort_index() if points else None
 
 
+def _interval(runs: list[Run]) -> pd.DataFrame | None:
+    """KL to base of the one run that measured it, with its interval; `None` if a point has none."""
+    points = next(run.drift["points"] for run in runs if drift_series(run, "kl_to_base") is not None)
+    if not all(point.get("interval") for point in points):
+        return None
+    rows = {point["step"]: (point["kl_to_base"], *point["interval"]) for point in points}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"])
+
+
 def drift_panels(runs: list[Run]) -> list[Panel]:
-    """A panel per measure; mean and band over seeds."""
+    """A panel per measure; mean and band over seeds, or the interval of a single run where it has one."""
     shown = curves(runs)
 
     def panel(key, title, unit):
@@ -32,7 +41,8 @@ def drift_panels(runs: list[Run]) -> list[Panel]:
                 series = [values for run in curve.runs if (values := drift_series(run, key)) is not None]
                 if not series:
                     continue
-                spread = band(series)
+                spread = _interval(curve.runs) if key == "kl_to_base" and len(series) == 1 else None
+                spread = band(series) if spread is None else spread
                 axes.fill_between(
                     spread.index, spread["low"], spread["high"], color=curve.style["color"], alpha=0.15, linewidth=0
                 )

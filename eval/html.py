@@ -14,6 +14,7 @@ from eval.panels import Panel, panel_png
 
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "report.html.jinja"
+LONGEST_SHORT_CELL = 24
 
 # No raw HTML and no pictures from elsewhere, whatever a run is called.
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(["image", "autolink"])
@@ -28,6 +29,16 @@ def inline(text: str) -> Markup:
 def cell(text: str) -> Markup:
     """A table cell; an interval goes onto a line of its own, in smaller type."""
     return Markup(_INTERVAL.sub(r' <span class="interval">\1</span>', str(inline(text))))
+
+
+def short(text: str) -> bool:
+    """Whether a cell, its interval aside, should stay on one line."""
+    return len(_INTERVAL.sub("", text)) <= LONGEST_SHORT_CELL
+
+
+def breakable(html: Markup) -> Markup:
+    """Let names of runs break where a person would break them."""
+    return Markup(re.sub(r"([_/])(?![^<]*>)", r"\1<wbr>", str(html)))
 
 
 def data_uri(panel: Panel) -> str:
@@ -49,9 +60,10 @@ def to_html(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"inline": inline, "cell": cell, "data_uri": data_uri}
+    environment.filters |= {"inline": inline, "cell": cell, "breakable": breakable, "data_uri": data_uri}
     environment.tests |= {
         name: lambda block, name=name: type(block).__name__ == name
         for name in ("Text", "Bullets", "Code", "Picture", "Table")
     }
+    environment.tests["short"] = short
     return environment.get_template(PAGE).render(report=report)

@@ -1,21 +1,23 @@
 """The result matrix: a row per configuration over its seeds; performance, stability and cost side by side."""
 
+import numpy as np
+
 from eval.runs import Run
 from eval.stability import COLLAPSE_SHARE, SMOOTHING_STEPS, collapsed, gradient_spike, largest_drop
-from eval.statistics import Estimate
+from eval.statements import same_prompts
+from eval.statistics import Estimate, bootstrap_interval, t_interval
 from eval.tables import (
     NOT_MEASURED,
     Table,
     cell,
     configuration_labels,
     control_of,
-    gain,
     held_out,
     interval_cell,
     mean_measured,
     mean_step_seconds,
     objective_notes,
-    over_seeds,
+    per_prompt,
     reference_share,
     repetitions,
     seed_count,
@@ -23,11 +25,11 @@ from eval.tables import (
 
 
 DEFINITIONS = [
-    "**configuration**: the variant, with the settings that set it apart from others of that variant. **seeds**: training "
+    "**variant**: with the settings that set it apart where there are several of that variant. **seeds**: training "
     "seeds; runs that differ in seeds and paths only are one row.",
     "**pass@1**, **pass@k**: held-out, of the trained model, the second at the largest k evaluated. **gain**: pass@1 of "
-    "the trained model less that of base. In brackets 95 %: over seeds (Student's t) where there are several, over "
-    "prompts (bootstrap) where there is one.",
+    "the trained model less that of base. In brackets 95 %: over prompts (bootstrap); where there are several "
+    "seeds, the hull of that, the seeds averaged, and of Student's t over the seeds, wide while they are few.",
     f"**collapsed**: runs whose mean training reward over the last 10 % of the steps is below {COLLAPSE_SHARE:g} of the "
     f"best mean over {SMOOTHING_STEPS} steps, or in which a loss or gradient was not finite, of the runs where that can be "
     "told.",
@@ -54,12 +56,32 @@ def step_time_over_control(run: Run, runs: list[Run]) -> float | None:
     return seconds / control_seconds if seconds and control_seconds else None
 
 
-def _held_out_cell(estimates: list[Estimate | None], spec: str) -> str:
-    """One run: its own interval, over prompts; several: mean and interval over seeds."""
-    measured = [estimate for estimate in estimates if estimate is not None]
-    if len(measured) == 1:
-        return interval_cell(measured[0], spec)
-    return over_seeds([estimate.value for estimate in measured], spec)
+def prompts_and_seeds(values: list[np.ndarray], same: bool) -> Estimate | None:
+    """
+    Mean over runs with an interval that covers the choice of prompts and, where there are several runs, of seeds.
+
+    Args:
+        values (`list[np.ndarray]`): One value per prompt for each run, shape (P,) each.
+        same (`bool`): Whether the prompts are the same in all runs; if not, only the t-interval over runs is left.
+
+    Returns:
+        [`Estimate`] or `None`: The hull of the two intervals; `None` without runs.
+    """
+    if not values:
+        return None
+    means = [float(run_values.mean()) for run_values in values]
+    intervals = [t_interval(means)[1:]] if len(means) > 1 else []
+    if same:
+        intervals.append(bootstrap_interval(np.mean(values, axis=0)))
+    return Estimate(float(np.mean(means)), min(low for low, _ in intervals), max(high for _, high in intervals))
+
+
+def _score_cell(group: list[Run], values_of, spec: str, least: float) -> str:
+    evaluated = [run for run in group if run.passk]
+    same = all(same_prompts(evaluated[0], run) for run in evaluated)
+    estimate = prompts_and_seeds([values_of(run) for run in evaluated], same)
+    # A t-interval of two shares may leave the range they can take.
+    return interval_cell(estimate and Estimate(*(min(max(part, least), 1.0) for part in estimate)), spec)
 
 
 def _worst(values: list[float | None]) -> float | None:
@@ -88,9 +110,8 @@ def result_matrix(runs: list[Run]) -> Table:
     rows = []
     for label, group in zip(configuration_labels(groups), groups, strict=True):
         trained = [held_out(run, "trained", 1) for run in group]
-        at_largest = [held_out(run, "trained", largest_k(run)) for run in group if run.passk]
         group_ks = sorted({largest_k(run) for run in group} - {None})
-        pass_k = _held_out_cell(at_largest, ".3f")
+        pass_k = _score_cell(group, lambda run: per_prompt(run, "trained", largest_k(run)), ".3f", 0.0)
         if len(ks) > 1 and group_ks:
             pass_k += f" (k={', '.join(map(str, group_ks))})"
         share = mean_measured([reference_share(run) for run in group])
@@ -98,9 +119,9 @@ def result_matrix(runs: list[Run]) -> Table:
             [
                 label,
                 str(seed_count(group)),
-                _held_out_cell(trained, ".3f"),
+                _score_cell(group, lambda run: per_prompt(run, "trained"), ".3f", 0.0),
                 pass_k,
-                _held_out_cell([gain(run) for run in group], "+.3f"),
+                _score_cell(group, lambda run: per_prompt(run, "trained") - per_prompt(run, "base"), "+.3f", -1.0),
                 _collapsed_cell(group),
                 cell(_worst([gradient_spike(run) for run in group]), ".1f"),
                 cell(_worst([largest_drop(run) for run in group]), ".3f"),
@@ -112,7 +133,7 @@ def result_matrix(runs: list[Run]) -> Table:
             ]
         )
     header = [
-        "configuration",
+        "variant",
         "seeds",
         "pass@1",
         f"pass@{ks.copy().pop()}" if len(ks) == 1 else "pass@k",

@@ -113,8 +113,8 @@ def checkpoint_table(runs: list[Run]) -> Table | None:
                     run.name,
                     str(k),
                     cell(frame["mean"].get(0), ".3f"),
-                    f"{interval_cell(trained.loc[best], '.3f')} at {best}",
-                    f"{interval_cell(trained.loc[last], '.3f')} at {last}",
+                    f"at {best}: {interval_cell(trained.loc[best], '.3f')}",
+                    f"at {last}: {interval_cell(trained.loc[last], '.3f')}",
                 ]
             )
     if not rows:
@@ -125,7 +125,7 @@ def checkpoint_table(runs: list[Run]) -> Table | None:
     ]
     return Table(
         "Held-out pass@k over checkpoints",
-        ["arm", "k", "base", "best, at step", "last, at step"],
+        ["arm", "k", "base", "best, at step …", "last, at step …"],
         rows,
         notes + objective_notes(runs),
     )

@@ -276,7 +276,8 @@ def ref_cost_panels(runs: list[Run]) -> list[Panel]:
             label = f" {NOT_MEASURED} not measured"
             if mean is not None:
                 axes.barh(row, mean, color=curve.style["color"])
-                label = f" {mean:.1f} %" + (f" ({min(shares):.1f} to {max(shares):.1f})" if len(shares) > 1 else "")
+                ends = f"{min(shares):.1f}", f"{max(shares):.1f}"
+                label = f" {mean:.1f} %" + (f" ({ends[0]} to {ends[1]})" if ends[0] != ends[1] else "")
                 longest = max(longest, mean)
             axes.text(mean or 0.0, row, label, va="center", fontsize=9)
         # Room for the label of the longest bar.

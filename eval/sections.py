@@ -171,7 +171,7 @@ def _drift_section(runs: list[Run]) -> list[Section]:
     table = drift_view.drift_table(runs)
     if table is None:
         return []
-    text = _with_bands(runs, "Over checkpoints. Vertical lines are resets.")
+    text = _with_bands(runs, "Over checkpoints. Band of a single run: its 95 % interval. Vertical lines are resets.")
     picture = Picture(
         "drift.png", "Distance from base over optimizer steps", _caption(runs, text), drift_view.drift_panels(runs)
     )

@@ -205,17 +205,20 @@ def _step_time_text(step_time: Estimate | None) -> str:
 
 
 def success_statements(found: list[Comparison]) -> list[str]:
-    """The verdicts in words, a line per comparison and share."""
+    """The verdicts in words, a line per comparison, and what speaks against comparing step times."""
     lines = []
     for comparison in found:
+        line = (
+            f"{comparison.b} against {comparison.a}: B has {_share_text(comparison.share)} of A's held-out pass@1, and its "
+            f"mean step takes {_step_time_text(comparison.step_time)} times A's"
+            f"{' (too few runs for an interval)' if _alone(comparison) else ''}."
+        )
         for share in SHARES:
             score, cost, rule = verdict(comparison, share)
-            lines.append(
-                f"{comparison.b} against {comparison.a}, at least {100 * share:.0f} % of A's score at a lower step cost: "
-                f"**{rule}**. Score {score}: B has {_share_text(comparison.share)} of A's held-out pass@1. Step cost "
-                f"{cost}: B's mean step takes {_step_time_text(comparison.step_time)} times A's"
-                f"{' (too few runs for an interval)' if _alone(comparison) else ''}."
+            line += (
+                f" At least {100 * share:.0f} % at a lower step cost: **{rule}** (score {score}, step cost {cost})."
             )
+        lines.append(line)
         lines += [f"Careful: {warning}" for warning in comparison.warnings]
     return lines
 
