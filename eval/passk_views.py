@@ -16,12 +16,22 @@ def ks_up_to(n: int) -> list[int]:
     return powers if powers[-1] == n else [*powers, n]
 
 
-def k_curve(run: Run, side: str) -> pd.DataFrame:
-    """pass@k of one side for k = 1, 2, 4 … n from the counts of correct samples, with a bootstrap over prompts."""
+def k_curve(run: Run, side: str, interval: bool = True) -> pd.DataFrame:
+    """
+    pass@k of one side for k = 1, 2, 4 … n from the counts of correct samples.
+
+    Args:
+        run (`Run`): An evaluated run.
+        side (`str`): `base` or `trained`.
+        interval (`bool`, *optional*, defaults to `True`): Whether to bootstrap over prompts.
+
+    Returns:
+        `pd.DataFrame`: `mean`, `low` and `high`, indexed by k; the ends are NaN without an interval.
+    """
     rows = {}
     for k in ks_up_to(run.passk["n"]):
         values = per_prompt(run, side, k)
-        low, high = bootstrap_interval(values) if len(values) > 1 else (np.nan, np.nan)
+        low, high = bootstrap_interval(values) if interval and len(values) > 1 else (np.nan, np.nan)
         rows[k] = {"mean": values.mean(), "low": low, "high": high}
     return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -50,7 +60,13 @@ def k_panels(runs: list[Run]) -> list[Panel]:
                 ("base", "s", {"color": "#7F7F7F", "linestyle": ":"}),
                 ("trained", "o", curve.style),
             ):
-                _draw(axes, _over_seeds([k_curve(run, side) for run in curve.runs]), side, marker, **style)
+                _draw(
+                    axes,
+                    _over_seeds([k_curve(run, side, len(curve.runs) == 1) for run in curve.runs]),
+                    side,
+                    marker,
+                    **style,
+                )
             ks = ks_up_to(max(run.passk["n"] for run in curve.runs))
             axes.set_xscale("log", base=2)
             axes.set_xticks(ks, list(map(str, ks)))
@@ -64,13 +80,12 @@ def k_panels(runs: list[Run]) -> list[Panel]:
 
 def checkpoint_curve(run: Run, k: int) -> pd.DataFrame | None:
     """Held-out pass@k over optimizer steps, base at 0, with its interval over prompts; `None` without checkpoints."""
-    points = (run.passk or {}).get("checkpoints") or []
-    rows = {
-        step: {"mean": point[f"pass@{k}"], "low": point[f"interval@{k}"][0], "high": point[f"interval@{k}"][1]}
-        for step, point in [(0, run.passk["base"] if run.passk else {}), *((point["step"], point) for point in points)]
-        if f"pass@{k}" in point
-    }
-    return pd.DataFrame.from_dict(rows, orient="index").sort_index() if points and rows else None
+    points = {point["step"]: point for point in (run.passk or {}).get("checkpoints") or [] if f"pass@{k}" in point}
+    if not points:
+        return None
+    points[0] = run.passk["base"]
+    rows = {step: (point[f"pass@{k}"], *point[f"interval@{k}"]) for step, point in points.items()}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"]).sort_index()
 
 
 def checkpoint_ks(runs: list[Run]) -> list[int]:
@@ -106,13 +121,13 @@ def checkpoint_table(runs: list[Run]) -> Table | None:
             frame = checkpoint_curve(run, k)
             if frame is None:
                 continue
-            trained = frame.drop(index=0, errors="ignore")
+            trained = frame.drop(index=0)
             best, last = trained["mean"].idxmax(), trained.index[-1]
             rows.append(
                 [
                     run.name,
                     str(k),
-                    cell(frame["mean"].get(0), ".3f"),
+                    cell(frame["mean"][0], ".3f"),
                     f"at {best}: {interval_cell(trained.loc[best], '.3f')}",
                     f"at {last}: {interval_cell(trained.loc[last], '.3f')}",
                 ]

@@ -1,7 +1,7 @@
 import pytest
 from PIL import Image
 
-from eval import report
+from eval import report, sections
 from eval.tables import DIFFERENT_OBJECTIVE
 
 
@@ -80,7 +80,7 @@ def test_arms_are_told_apart_by_their_settings(make_run, make_rows):
         make_run(name, name, make_rows(2), config={**settings, "beta": 0.04, "ref_reset_every": every})
         for name, every in (("control", 0), ("A", 50))
     ]
-    control, a, common = report.arm_list(report.load_runs(folders))
+    control, a, common = sections.arm_list(report.load_runs(folders))
     assert control.startswith("**control** (control, seed 0): KL to the initial policy")
     assert "ref_reset_every" not in control
     assert a.endswith("`ref_reset_every: 50`")
