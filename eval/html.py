@@ -16,13 +16,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "report.html.jinja"
 LONGEST_SHORT_CELL = 24
 
-# No raw HTML and no pictures from elsewhere, whatever a run is called.
-_MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(["image", "autolink"])
+# Emphasis and code alone: whatever a run is called, its name makes no link, no picture and no HTML.
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink", "entity"])
 _INTERVAL = re.compile(r" (\[[^\]<]*\])(?=$| )")
 
 
 def inline(text: str) -> Markup:
-    """Markdown of one line (emphasis, code, links) as HTML; everything else is escaped."""
+    """Markdown of one line (emphasis and code) as HTML; everything else is escaped."""
     return Markup(_MARKDOWN.renderInline(text))
 
 

@@ -218,7 +218,7 @@ def success_statements(found: list[Comparison]) -> list[str]:
             line += (
                 f" At least {100 * share:.0f} % at a lower step cost: **{rule}** (score {score}, step cost {cost})."
             )
-        lines.append(line)
+        lines.append(f"{line} {DIFFERENT_OBJECTIVE}")
         lines += [f"Careful: {warning}" for warning in comparison.warnings]
     return lines
 

@@ -26,9 +26,9 @@ def test_report_from_a_quoted_glob(demo, capsys):
         with Image.open(demo / picture) as image:
             assert image.width == 1600
     lines = text.splitlines()
-    plain = next(line for line in lines if line.startswith("| plain"))
+    plain = next(line for line in lines if line.startswith("| plain | plain"))
     assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
-    assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A |"))
+    assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A | A |"))
     assert "B reaches 100 % of A's [100 %, 100 %]." in text
     assert f"Run `python -m eval.passk --run {demo / 'plain'}`" in text
     for heading in ("## What each arm is", "## How to reproduce", "## Caveats"):
@@ -36,13 +36,40 @@ def test_report_from_a_quoted_glob(demo, capsys):
     out = capsys.readouterr().out
     assert "Held-out pass@1" in out and "What was learned" in text
     assert "B reaches 100 %" in out
+    assert f"Wrote {demo / 'report.html'}" in out
+    assert not list(demo.glob(".*.part"))
+
+
+def test_the_matrix_comes_first(demo):
+    report.main(["--runs", f"{demo}/*"])
+    headings = [line for line in (demo / "report.md").read_text().splitlines() if line.startswith("## ")]
+    assert headings == [
+        "## Result matrix",
+        "## Success rule: B against A",
+        "## What the numbers say",
+        "## Curves",
+        "## What was learned",
+        "## pass@k against k",
+        "## Reset close-ups",
+        "## What it cost",
+        "## Caveats",
+        "## What each arm is",
+        "## How to reproduce",
+    ]
 
 
 def test_b_is_told_from_a_wherever_both_stand(demo):
     report.main(["--runs", f"{demo}/*"])
     text = (demo / "report.md").read_text()
-    # Under both figures, under both tables and beside the share.
-    assert text.count(DIFFERENT_OBJECTIVE) == 5
+    sections = text.split("\n## ")[1:]
+    with_both = [section for section in sections if "|" in section or "![" in section]
+    assert len(with_both) == 7
+    for section in with_both:
+        # Once for the table, once for the picture.
+        parts = ("\n| ---" in section) + ("![" in section)
+        assert section.count(DIFFERENT_OBJECTIVE) >= parts > 0, section
+    assert "against" in (said := next(section for section in sections if section.startswith("What the numbers say")))
+    assert said.count(DIFFERENT_OBJECTIVE) == 1
     assert "same objective" not in text
 
     report.main(["--runs", str(demo / "A"), str(demo / "plain")])
