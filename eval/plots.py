@@ -1,5 +1,6 @@
 """The report's two figures: the course of the runs, and what the reference model costs."""
 
+import os
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -19,6 +20,14 @@ SMOOTHING_STEPS = 10
 DPI = 100
 
 OBJECTIVE_FOOTNOTE = "B optimises a different objective from A: KL to the sampling policy, not to a reference."
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG aside, then replace: a reader never sees half a picture."""
+    path = Path(path)
+    aside = path.with_name(path.name + ".tmp")
+    figure.savefig(aside, format="png")
+    os.replace(aside, path)
 
 
 def line_styles(runs: list[Run]) -> list[dict]:

@@ -54,6 +54,17 @@ def make_run(tmp_path):
 
 
 @pytest.fixture
+def offline(monkeypatch):
+    """No network: a socket that is opened fails the test."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the metric opened a network connection")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+
+
+@pytest.fixture
 def passk_result():
     return build_passk_result
 
