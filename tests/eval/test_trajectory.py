@@ -43,7 +43,7 @@ def test_points_over_steps(evaluated):
     assert points["step"].tolist() == [0, 10, 20]
     assert points["value"].tolist() == pytest.approx([0.25, 0.5, 1.0])
     assert points[["low", "high"]].iloc[1:].to_numpy().ravel() == pytest.approx([0.5, 0.5, 1, 1])
-    assert tuple(points.iloc[0, 2:]) == (0, 0.5)
+    assert tuple(points.iloc[0, 2:]) == pytest.approx((0, 0.5))
     # 4 of 8 correct: pass@2 = 1 - C(4,2)/C(8,2) = 1 - 6/28
     assert trajectory(evaluated(name="again"), k=2)["value"].tolist() == pytest.approx([11 / 28, 22 / 28, 1.0])
 
