@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from eval.panels import Panel
+from eval.panels import Panel, save_figure
 from eval.runs import Run
 from eval.tables import (
     NOT_MEASURED,
@@ -227,7 +227,7 @@ def plot_summary(runs: list[Run], path: Path) -> None:
     figure.suptitle(f"Runs over training: running mean over {SMOOTHING_STEPS} steps, raw values faint", fontsize=14)
     figure.tight_layout(rect=(0, 0.035 + 0.024 * rows, 1, 0.985))
     _note_objectives(figure, runs)
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def ref_cost_panels(runs: list[Run]) -> list[Panel]:
@@ -317,4 +317,4 @@ def plot_ref_cost(runs: list[Run], path: Path) -> None:
     figure.suptitle("What the reference model costs", fontsize=14)
     figure.tight_layout(rect=(0, 0.03, 1, 0.99))
     _note_objectives(figure, runs)
-    figure.savefig(path)
+    save_figure(figure, path)

@@ -177,3 +177,15 @@ def sort_runs(runs: list[Run]) -> list[Run]:
     """Runs in the order plain, control, A, B, C, then the rest; within a variant by name."""
     rank = {variant: position for position, variant in enumerate(VARIANTS)}
     return sorted(runs, key=lambda run: (rank.get(run.variant, len(rank)), run.name))
+
+
+def require_passk(run: Run) -> dict:
+    """
+    The run's `passk.json`.
+
+    Raises:
+        InputError: If the run was not evaluated, naming the command that does it.
+    """
+    if run.passk is None:
+        raise InputError(f"'{run.path / 'passk.json'}' is missing; run `python -m eval.passk --run {run.path}`")
+    return run.passk
