@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from eval import closeups, drift_view, passk_views, plots
+from eval import analysis_views, closeups, drift_view, passk_views, plots
 from eval.document import Bullets, Code, Picture, Report, Section, Text
 from eval.matrix import result_matrix
 from eval.panels import plot_sheet
@@ -148,6 +148,10 @@ def _passk_sections(runs: list[Run]) -> list[Section]:
             passk_views.checkpoint_panels(runs),
         )
         sections.append(Section(table.title, [picture, table]))
+    saturation = analysis_views.saturation_blocks(runs)
+    if saturation:
+        said = Text("Fitted: 1 - (1 - p0) e^(-alpha t), what is unsolved shrinking by the same share each step.")
+        sections.append(Section("One constant rate?", [said, *saturation]))
     panels = passk_views.k_panels(runs)
     if panels:
         text = (
@@ -160,6 +164,11 @@ def _passk_sections(runs: list[Run]) -> list[Section]:
         sections.append(Section("pass@k against k", blocks))
         if decoding:
             sections.append(Section(decoding.title, [decoding]))
+    solved, paired = analysis_views.boundary_table_of(runs), analysis_views.pairs_blocks(runs)
+    if solved:
+        sections.append(Section(solved.title, [solved]))
+    if paired:
+        sections.append(Section("Arms of the same seed, paired by prompt", paired))
     for view in (passk_views.tasks_table, passk_views.forgetting_table):
         table = view(runs)
         if table:

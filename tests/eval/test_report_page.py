@@ -29,7 +29,8 @@ HOSTILE = "A <b>&amp; 'x' [y](http://z)"
 
 
 def point(step, value):
-    return {"step": step, "truncated": 0.0, "mean_tokens": 5.0} | {
+    correct = [round(8 * value) - 1, round(8 * value) + 1] * 8
+    return {"step": step, "truncated": 0.0, "mean_tokens": 5.0, "correct": correct} | {
         f"{kind}@{k}": value if kind == "pass" else [value - 0.05, value + 0.05]
         for k in (1, 4, 8)
         for kind in ("pass", "interval")
