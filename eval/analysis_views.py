@@ -61,7 +61,7 @@ def saturation_blocks(runs: list[Run]) -> list[Block]:
             try:
                 found.append(check_run(run, k, resamples=RESAMPLES))
             except InputError as error:
-                lines.append(f"Not fitted: {error}.")
+                lines.append(f"Not fitted: {str(error).rstrip('.')}.")
         if found:
             fitted.append(run)
             checks.append(found)
@@ -101,7 +101,7 @@ def pairs_blocks(runs: list[Run]) -> list[Block]:
         try:
             found.append([compare(first, second, k) for k in sorted({min(common), max(common)})])
         except InputError as error:
-            lines.append(f"Not compared: {error}.")
+            lines.append(f"Not compared: {str(error).rstrip('.')}.")
     if not found:
         return [Bullets(lines)] if lines else []
     adjusted = holm([each[0].paired.p_value for each in found])

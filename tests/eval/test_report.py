@@ -50,6 +50,8 @@ def test_the_matrix_comes_first(demo):
         "## Curves",
         "## What was learned",
         "## pass@k against k",
+        "## Newly solved and lost prompts",
+        "## Arms of the same seed, paired by prompt",
         "## Reset close-ups",
         "## What it cost",
         "## Caveats",
@@ -63,7 +65,7 @@ def test_b_is_told_from_a_wherever_both_stand(demo):
     text = (demo / "report.md").read_text()
     sections = text.split("\n## ")[1:]
     with_both = [section for section in sections if "|" in section or "![" in section]
-    assert len(with_both) == 7
+    assert len(with_both) == 9
     for section in with_both:
         # Once for the table, once for the picture.
         parts = ("\n| ---" in section) + ("![" in section)
