@@ -37,6 +37,7 @@ class Run:
             means not measured.
         events (`pd.DataFrame` or `None`): `events.jsonl`, one row per event; `None` if there is no such file.
         passk (`dict` or `None`): `passk.json`; `None` if the run was not evaluated.
+        drift (`dict` or `None`): `drift.json`, the distance from base over checkpoints; `None` if it was not measured.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class Run:
     metrics: pd.DataFrame
     events: pd.DataFrame | None
     passk: dict | None
+    drift: dict | None = None
 
     @property
     def variant(self) -> str:
@@ -158,7 +160,7 @@ def load_run(run_dir, name: str | None = None) -> Run:
     metrics = read_jsonl(run_dir / "metrics.jsonl")
     if "step" not in metrics:
         raise InputError(f"'{run_dir / 'metrics.jsonl'}' records no step; train the run first")
-    events, passk = run_dir / "events.jsonl", run_dir / "passk.json"
+    events, passk, drift = (run_dir / file for file in ("events.jsonl", "passk.json", "drift.json"))
     return Run(
         path=run_dir,
         name=name or run_dir.resolve().name,
@@ -167,6 +169,7 @@ def load_run(run_dir, name: str | None = None) -> Run:
         metrics=metrics.sort_values("step", ignore_index=True),
         events=read_jsonl(events) if events.is_file() else None,
         passk=_read_json(passk) if passk.is_file() else None,
+        drift=_read_json(drift) if drift.is_file() else None,
     )
 
 
@@ -174,3 +177,15 @@ def sort_runs(runs: list[Run]) -> list[Run]:
     """Runs in the order plain, control, A, B, C, then the rest; within a variant by name."""
     rank = {variant: position for position, variant in enumerate(VARIANTS)}
     return sorted(runs, key=lambda run: (rank.get(run.variant, len(rank)), run.name))
+
+
+def require_passk(run: Run) -> dict:
+    """
+    The run's `passk.json`.
+
+    Raises:
+        InputError: If the run was not evaluated, naming the command that does it.
+    """
+    if run.passk is None:
+        raise InputError(f"'{run.path / 'passk.json'}' is missing; run `python -m eval.passk --run {run.path}`")
+    return run.passk

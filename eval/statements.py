@@ -35,6 +35,8 @@ def same_prompts(a: Run, b: Run) -> bool:
     evaluated_alike = all(
         a.passk.get(key) == b.passk.get(key) for key in ("split", "prompts", "n", "temperature", "task", "level")
     )
+    if "prompt_ids" in a.passk and "prompt_ids" in b.passk:
+        return evaluated_alike and a.passk["prompt_ids"] == b.passk["prompt_ids"]
     return evaluated_alike and all(
         (a.config.get(key) or None) == (b.config.get(key) or None) for key in ("task_options", "task_seed")
     )

@@ -1,4 +1,4 @@
-"""Estimates and their uncertainty: pass@k, bootstrap intervals over prompts, t-intervals over seeds."""
+"""Estimates and their uncertainty: pass@k, intervals over prompts or seeds, exact tests of paired outcomes."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,15 @@ from eval.metrics.pass_at_k.pass_at_k import pass_at_k
 
 __all__ = [
     "Estimate",
+    "McNemar",
     "bootstrap_interval",
+    "holm",
+    "mcnemar",
     "paired_bootstrap_difference",
     "paired_bootstrap_ratio",
     "pass_at_k",
     "pass_at_k_per_prompt",
+    "pass_at_k_upper_bound",
     "t_interval",
 ]
 
@@ -25,6 +29,14 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
+
+
+class McNemar(NamedTuple):
+    """Pairs right on one side only, and the two-sided p-value that both sides are right equally often."""
+
+    first_only: int
+    second_only: int
+    p_value: float
 
 
 def pass_at_k_per_prompt(correct, n: int, k: int) -> np.ndarray:
@@ -43,6 +55,43 @@ def pass_at_k_per_prompt(correct, n: int, k: int) -> np.ndarray:
         ValueError: As [`pass_at_k`].
     """
     return np.array([pass_at_k(n, c, k) for c in correct])
+
+
+def pass_at_k_upper_bound(per_prompt_pass1, k: int, n: int | None = None) -> float:
+    r"""
+    What the mean and the spread of pass@1 over prompts allow pass@k to be at most.
+
+    By Jensen's inequality \\( \mathbb{E}[(1-p)^k] \ge \mathbb{E}[(1-p)^2]^{k/2} \\) for k >= 2, so pass@k is at most
+    \\( 1 - ((1-\mathbb{E}p)^2 + \mathrm{Var}\,p)^{k/2} \\)
+    ([ProRL](https://huggingface.co/papers/2505.24864), after Dang et al. 2025).
+
+    Args:
+        per_prompt_pass1 (`list[float]`): Rate of correct samples of each prompt, shape (P,), each in [0, 1].
+        k (`int`): Size of the draw. For 1 the result is the mean itself.
+        n (`int`, *optional*): Samples each rate was measured with. Their noise adds to the spread and lowers the bound;
+            with `n` it is taken out, which makes the mean square unbiased (and the bound at k = 2 pass@2 itself).
+
+    Returns:
+        `float`: In [0, 1]. A bound for the rates given; an unbiased estimate of pass@k may exceed it by its noise.
+
+    Raises:
+        ValueError: If a rate is no rate, `k` is below 1, or `n` below 2 where k is not 1.
+    """
+    rates = np.asarray(per_prompt_pass1, dtype=float)
+    if rates.size == 0 or not np.all((rates >= 0) & (rates <= 1)):
+        raise ValueError("The rates must be at least one number, each in [0, 1].")
+    if k < 1:
+        raise ValueError(f"k={k} must be at least 1.")
+    mean = float(rates.mean())
+    if k == 1:
+        return mean
+    variance = rates.var()
+    if n is not None:
+        if n < 2:
+            raise ValueError(f"n={n} sample(s) a prompt do not tell noise from spread; at least 2 are needed.")
+        variance -= (rates * (1 - rates)).mean() / (n - 1)
+    mean_square = max(0.0, (1 - mean) ** 2 + float(variance))
+    return 1 - mean_square ** (k / 2)
 
 
 def _percentile_bootstrap(samples, statistic, level, resamples, seed) -> tuple[float, float]:
@@ -158,3 +207,43 @@ def t_interval(values, level: float = 0.95) -> Estimate:
     half_width = stats.sem(values) * stats.t.ppf((1 + level) / 2, df=len(values) - 1)
     mean = float(values.mean())
     return Estimate(mean, mean - float(half_width), mean + float(half_width))
+
+
+def mcnemar(a, b) -> McNemar:
+    """
+    Exact McNemar test (McNemar 1947): of the pairs that differ, is one side right more often than by a fair coin?
+
+    Args:
+        a, b (`list[bool]`): Right or not, shape (P,) each, in the same order of prompts.
+
+    Returns:
+        [`McNemar`]: Counts of pairs right in `a` only and in `b` only, and the p-value; 1 if no pair differs.
+
+    Raises:
+        ValueError: If the shapes differ or a value is neither true nor false.
+    """
+    a, b = _paired(a, b)
+    if not np.isin(np.concatenate([a, b]), (0, 1)).all():
+        raise ValueError("McNemar's test takes booleans; give whether each prompt was right, not a count or a rate.")
+    first_only, second_only = int((a > b).sum()), int((b > a).sum())
+    differing = first_only + second_only
+    p_value = float(stats.binomtest(first_only, differing).pvalue) if differing else 1.0
+    return McNemar(first_only, second_only, p_value)
+
+
+def holm(p_values) -> np.ndarray:
+    """
+    p-values adjusted for their number (Holm 1979): rejecting those up to x keeps the chance of any error below x.
+
+    Args:
+        p_values (`list[float]`): Shape (M,), of all tests that were made.
+
+    Returns:
+        `np.ndarray`: Shape (M,), in the same order.
+    """
+    p_values = np.asarray(p_values, dtype=float)
+    order = np.argsort(p_values)
+    stepped = np.maximum.accumulate(p_values[order] * np.arange(len(p_values), 0, -1))
+    adjusted = np.empty_like(p_values)
+    adjusted[order] = np.minimum(stepped, 1.0)
+    return adjusted

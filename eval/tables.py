@@ -48,17 +48,27 @@ SEED_AND_PATH_KEYS = {
 
 @dataclass
 class Table:
-    """Cells as text: rendered as GitHub markdown in the report and by rich in the terminal."""
+    """
+    Cells as text: rendered as GitHub markdown and HTML in the report and by rich in the terminal.
+
+    Attributes:
+        notes (`list[str]`): Paragraphs below the table.
+        definitions (`list[str]`): What the columns mean, one each; a list below the table, folded in HTML.
+        groups (`list[tuple[str, int]]`): Headings over the header, each with the number of columns below it; HTML only.
+    """
 
     title: str
     header: list[str]
     rows: list[list[str]]
     notes: list[str] = field(default_factory=list)
+    definitions: list[str] = field(default_factory=list)
+    groups: list[tuple[str, int]] = field(default_factory=list)
 
     def to_markdown(self) -> str:
         lines = [self.header, ["---"] * len(self.header), *self.rows]
-        table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-        return "\n\n".join([table, *self.notes])
+        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
+        definitions = ["\n".join(f"- {line}" for line in self.definitions)] if self.definitions else []
+        return "\n\n".join([table, *self.notes, *definitions])
 
     def to_rich(self) -> RichTable:
         table = RichTable(title=self.title, caption=" ".join(self.notes) or None, caption_justify="left")
@@ -261,17 +271,42 @@ def seed_count(group: list[Run]) -> int:
     return len({str(run.seed) for run in group})
 
 
+def configuration_labels(groups: list[list[Run]]) -> list[str]:
+    """
+    A short name per configuration: its variant, with the settings that set it apart from others of the variant.
+
+    Args:
+        groups (`list[list[Run]]`): As [`repetitions`] gives them.
+    """
+    labels = []
+    for group in groups:
+        same_variant = [other[0].config for other in groups if other[0].variant == group[0].variant]
+        keys = sorted({key for config in same_variant for key in config} - SEED_AND_PATH_KEYS)
+        differing = [key for key in keys if len({repr(config.get(key)) for config in same_variant}) > 1]
+        settings = ", ".join(f"{key}: {group[0].config.get(key, 'default')}" for key in differing)
+        labels.append(f"{group[0].variant} ({settings})" if settings else group[0].variant)
+    return labels
+
+
+def mean_measured(values: list[float | None]) -> float | None:
+    """Mean of the values that were measured; `None` if none was."""
+    values = [value for value in values if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def over_seeds(values: list[float | None], spec: str) -> str:
+    """Mean over seeds with its 95 % t-interval; the value alone where there is one, a dash where there is none."""
+    values = [value for value in values if value is not None]
+    if not values:
+        return NOT_MEASURED
+    return interval_cell(t_interval(values), spec) if len(values) > 1 else format(values[0], spec)
+
+
 def seeds_table(runs: list[Run]) -> Table | None:
     """Mean over training seeds with its 95 % t-interval, a row per configuration; `None` if none has 2 seeds."""
     groups = repetitions(runs)
     if all(seed_count(group) < 2 for group in groups):
         return None
-
-    def over_seeds(values: list, spec: str) -> str:
-        values = [value for value in values if value is not None]
-        if not values:
-            return NOT_MEASURED
-        return interval_cell(t_interval(values), spec) if len(values) > 1 else format(values[0], spec)
 
     rows = []
     for group in groups:

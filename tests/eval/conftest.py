@@ -1,6 +1,7 @@
 """Synthetic run folders, as a training run would have left them."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -45,32 +46,50 @@ def build_passk_result(base, trained, n=8, **changes):
     }
 
 
+def write_run(root, name, variant, rows, events=(), passk=None, config=None, env=None, drift=None):
+    folder = root / name
+    folder.mkdir(parents=True)
+    base = {"model_name_or_path": "tiny", "task": "reverse_digits", "task_level": 3}
+    (folder / "config.yaml").write_text(yaml.safe_dump({**base, **(config or {})}))
+    (folder / "env.json").write_text(json.dumps({"variant": variant, "seed": 0, **(env or {})}))
+    write_jsonl(folder / "metrics.jsonl", rows)
+    if events is not None:
+        write_jsonl(folder / "events.jsonl", events)
+    for file, content in (("passk.json", passk), ("drift.json", drift)):
+        if content is not None:
+            (folder / file).write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_writer():
+    """Writes a run folder below the folder given first; `rows` are the lines of metrics.jsonl."""
+    return write_run
+
+
 @pytest.fixture
 def make_run(tmp_path):
     """Writes a run folder below `tmp_path/runs`; `rows` are the lines of metrics.jsonl."""
-
-    def make(name, variant, rows, events=(), passk=None, config=None, env=None):
-        folder = tmp_path / "runs" / name
-        folder.mkdir(parents=True)
-        base = {"model_name_or_path": "tiny", "task": "reverse_digits", "task_level": 3}
-        (folder / "config.yaml").write_text(yaml.safe_dump({**base, **(config or {})}))
-        (folder / "env.json").write_text(json.dumps({"variant": variant, "seed": 0, **(env or {})}))
-        write_jsonl(folder / "metrics.jsonl", rows)
-        if events is not None:
-            write_jsonl(folder / "events.jsonl", events)
-        if passk is not None:
-            (folder / "passk.json").write_text(json.dumps(passk))
-        return folder
-
-    return make
+    return partial(write_run, tmp_path / "runs")
 
 
 @pytest.fixture
+def offline(monkeypatch):
+    """No network: a socket that is opened fails the test."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the metric opened a network connection")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+
+
+@pytest.fixture(scope="session")
 def passk_result():
     return build_passk_result
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_rows():
     """Lines of metrics.jsonl, one per step from 1; a value is a constant or a function of the step."""
 

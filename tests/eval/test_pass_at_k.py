@@ -11,17 +11,6 @@ from eval.metrics.pass_at_k.pass_at_k import pass_at_k
 METRIC = str(Path(eval.metrics.pass_at_k.__file__).parent)
 
 
-@pytest.fixture
-def offline(monkeypatch, tmp_path):
-    """No network: a socket that is opened fails the test."""
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("the metric opened a network connection")
-
-    monkeypatch.setattr("socket.socket.connect", refuse)
-    monkeypatch.setattr("socket.getaddrinfo", refuse)
-
-
 @pytest.mark.parametrize(
     ("n", "c", "k", "expected"),
     [

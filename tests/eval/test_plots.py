@@ -34,7 +34,7 @@ def test_pictures_open(plot, runs, make_run, make_rows, tmp_path):
 
 def test_b_shows_kl_to_the_sampling_policy(runs, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: figures.append(self))
     plots.plot_summary(runs, tmp_path / "unused.png")
     kl = figures[0].axes[1]
     assert kl.get_legend_handles_labels()[1] == ["A: kl_ref", "B: kl_old", "C: kl_ref"]
@@ -44,7 +44,7 @@ def test_b_shows_kl_to_the_sampling_policy(runs, tmp_path, monkeypatch):
 
 def test_only_what_was_measured_is_drawn(runs, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: figures.append(self))
     plots.plot_ref_cost(runs, tmp_path / "unused.png")
     calls, stages, share = figures[0].axes
     assert calls.get_legend_handles_labels()[1] == ["A: 80", "B: 0", "C: 80"]
@@ -65,7 +65,44 @@ def test_one_wild_kl_does_not_hide_the_others(make_run, make_rows, tmp_path, mon
     # Zero in every first pass, one outlier: the strong line stays at the usual value.
     run = load_run(make_run("A", "A", make_rows(40, kl_ref=lambda step: 5e3 if step == 20 else 0.01 * (step % 2))))
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: figures.append(self))
     plots.plot_summary([run], tmp_path / "unused.png")
     strong = max(figures[0].axes[1].lines, key=lambda line: line.get_linewidth() * (len(line.get_xdata()) > 2))
     assert list(strong.get_ydata()) == pytest.approx([0.01] * 21)
+
+
+def test_seeds_become_a_mean_and_a_band(make_run, make_rows, monkeypatch):
+    # 20 steps at 0.2 and 12 at 0.6: the mean is drawn where both ran, from the lowest to the highest.
+    runs = [
+        load_run(make_run(f"A{seed}", "A", make_rows(steps, reward=value), env={"seed": seed}))
+        for seed, steps, value in ((0, 20, 0.2), (1, 12, 0.6))
+    ]
+    alone = load_run(make_run("B", "B", make_rows(20, reward=0.5)))
+    first, second = plots.curves([*runs, alone])
+    assert (first.label, second.label) == ("A, 2 seeds", "B")
+    axes = Figure().subplots()
+    plots.summary_panels([*runs, alone])[0].draw(axes)
+    mean = next(line for line in axes.lines if line.get_label() == "A, 2 seeds")
+    assert list(mean.get_xdata()) == list(range(1, 13))
+    assert list(mean.get_ydata()) == pytest.approx([0.4] * 12)
+    corners = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (corners.min(), corners.max()) == pytest.approx((0.2, 0.6))
+    assert len(axes.collections) == 1  # the single run has no band
+
+
+def test_resets_of_all_seeds_are_marked(make_run, make_rows):
+    runs = [
+        load_run(
+            make_run(
+                f"A{seed}",
+                "A",
+                make_rows(20, reward=0.5),
+                env={"seed": seed},
+                events=[{"event": "reset", "step_applied": step} for step in steps],
+            )
+        )
+        for seed, steps in ((0, [5, 10]), (1, [5, 15]))
+    ]
+    axes = Figure().subplots()
+    plots.summary_panels(runs)[0].draw(axes)
+    assert sorted(line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2) == [5, 10, 15]

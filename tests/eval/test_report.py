@@ -1,7 +1,7 @@
 import pytest
 from PIL import Image
 
-from eval import report
+from eval import report, sections
 from eval.tables import DIFFERENT_OBJECTIVE
 
 
@@ -26,9 +26,9 @@ def test_report_from_a_quoted_glob(demo, capsys):
         with Image.open(demo / picture) as image:
             assert image.width == 1600
     lines = text.splitlines()
-    plain = next(line for line in lines if line.startswith("| plain"))
+    plain = next(line for line in lines if line.startswith("| plain | plain"))
     assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
-    assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A |"))
+    assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A | A |"))
     assert "B reaches 100 % of A's [100 %, 100 %]." in text
     assert f"Run `python -m eval.passk --run {demo / 'plain'}`" in text
     for heading in ("## What each arm is", "## How to reproduce", "## Caveats"):
@@ -36,13 +36,42 @@ def test_report_from_a_quoted_glob(demo, capsys):
     out = capsys.readouterr().out
     assert "Held-out pass@1" in out and "What was learned" in text
     assert "B reaches 100 %" in out
+    assert f"Wrote {demo / 'report.html'}" in out
+    assert not list(demo.glob(".*.part"))
+
+
+def test_the_matrix_comes_first(demo):
+    report.main(["--runs", f"{demo}/*"])
+    headings = [line for line in (demo / "report.md").read_text().splitlines() if line.startswith("## ")]
+    assert headings == [
+        "## Result matrix",
+        "## Success rule: B against A",
+        "## What the numbers say",
+        "## Curves",
+        "## What was learned",
+        "## pass@k against k",
+        "## Newly solved and lost prompts",
+        "## Arms of the same seed, paired by prompt",
+        "## Reset close-ups",
+        "## What it cost",
+        "## Caveats",
+        "## What each arm is",
+        "## How to reproduce",
+    ]
 
 
 def test_b_is_told_from_a_wherever_both_stand(demo):
     report.main(["--runs", f"{demo}/*"])
     text = (demo / "report.md").read_text()
-    # Under both figures, under both tables and beside the share.
-    assert text.count(DIFFERENT_OBJECTIVE) == 5
+    sections = text.split("\n## ")[1:]
+    with_both = [section for section in sections if "|" in section or "![" in section]
+    assert len(with_both) == 9
+    for section in with_both:
+        # Once for the table, once for the picture.
+        parts = ("\n| ---" in section) + ("![" in section)
+        assert section.count(DIFFERENT_OBJECTIVE) >= parts > 0, section
+    assert "against" in (said := next(section for section in sections if section.startswith("What the numbers say")))
+    assert said.count(DIFFERENT_OBJECTIVE) == 1
     assert "same objective" not in text
 
     report.main(["--runs", str(demo / "A"), str(demo / "plain")])
@@ -80,7 +109,7 @@ def test_arms_are_told_apart_by_their_settings(make_run, make_rows):
         make_run(name, name, make_rows(2), config={**settings, "beta": 0.04, "ref_reset_every": every})
         for name, every in (("control", 0), ("A", 50))
     ]
-    control, a, common = report.arm_list(report.load_runs(folders))
+    control, a, common = sections.arm_list(report.load_runs(folders))
     assert control.startswith("**control** (control, seed 0): KL to the initial policy")
     assert "ref_reset_every" not in control
     assert a.endswith("`ref_reset_every: 50`")

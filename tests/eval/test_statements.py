@@ -123,3 +123,13 @@ def test_differences_beyond_the_variant_are_named(arm):
     assert "differ in length, 4 to 7 steps" in text
     assert "differ in `hardware`" in text
     assert "differ in `execution`" not in text
+
+
+def test_prompt_ids_decide_whether_prompts_are_the_same(arm):
+    a = arm("A", trained=[4] * 40, prompt_ids=["x"] * 40)
+    b = arm("B", trained=[4] * 40, prompt_ids=["x"] * 40, config={"task_seed": 5})
+    other = arm("B", trained=[4] * 40, prompt_ids=["y"] * 40, name="other")
+    older = arm("B", trained=[4] * 40, name="older")
+    assert statements.same_prompts(a, b)  # the same contents, wherever they came from
+    assert not statements.same_prompts(a, other)
+    assert statements.same_prompts(a, older)  # nothing says they differ

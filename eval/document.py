@@ -1,0 +1,106 @@
+"""A report as a list of sections, from which both the markdown and the page are made."""
+
+import re
+from dataclasses import dataclass, field
+
+from eval.panels import Panel
+from eval.tables import Table
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph in markdown; `note` sets it apart as a remark on what stands above."""
+
+    markdown: str
+    note: bool = False
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list, each item in markdown."""
+
+    items: list[str]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to be copied."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """
+    A picture: one file beside the markdown, its panels one by one in the page, where they fold to one column.
+
+    Attributes:
+        file (`str`): Name of the file that the markdown shows.
+        alt (`str`): What it shows, for readers who do not see it.
+        caption (`str`): Markdown below it.
+        panels (`list[Panel]`): The panels, row by row.
+        columns (`int`): Panels in a row where there is room.
+    """
+
+    file: str
+    alt: str
+    caption: str
+    panels: list[Panel]
+    columns: int = 2
+
+
+Block = Text | Bullets | Code | Picture | Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading."""
+
+    title: str
+    blocks: list[Block]
+
+    @property
+    def anchor(self) -> str:
+        """The heading as GitHub would make it an anchor, of ASCII letters and digits alone."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class Report:
+    """
+    A report.
+
+    Attributes:
+        title (`str`): Heading of the whole.
+        lead (`list[Text]`): What stands before the first section.
+        sections (`list[Section]`): In order; their titles differ.
+    """
+
+    title: str
+    lead: list[Text]
+    sections: list[Section] = field(default_factory=list)
+
+    def pictures(self) -> list[Picture]:
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
+
+
+def _block_markdown(block: Block) -> str:
+    match block:
+        case Text():
+            return block.markdown
+        case Bullets():
+            return "\n".join(f"- {item}" for item in block.items)
+        case Code():
+            return f"```\n{block.text}\n```"
+        case Picture():
+            return f"![{block.alt}]({block.file})" + (f"\n\n{block.caption}" if block.caption else "")
+        case Table():
+            return block.to_markdown()
+
+
+def to_markdown(report: Report) -> str:
+    """The report as GitHub markdown; its pictures are files beside it."""
+    parts = [f"# {report.title}", *map(_block_markdown, report.lead)]
+    for section in report.sections:
+        parts += [f"## {section.title}", *map(_block_markdown, section.blocks)]
+    return "\n\n".join(parts) + "\n"

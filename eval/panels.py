@@ -1,0 +1,86 @@
+"""A panel: one set of axes that can stand alone on a page or beside others on a sheet."""
+
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+
+PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 160
+SHEET_DPI = 100
+LEGEND_ROW_INCHES = 0.22
+
+
+@dataclass(frozen=True)
+class Panel:
+    """
+    One set of axes.
+
+    Attributes:
+        alt (`str`): What the picture shows, for readers who do not see it.
+        draw (`Callable`): Draws into the axes it is given; labels what belongs into a legend, but draws none.
+        rows (`int`): Rows of a panel of bars, which make it taller.
+        legend_columns (`int`): Columns of the legend where the panel stands alone.
+    """
+
+    alt: str
+    draw: Callable
+    rows: int = 0
+    legend_columns: int = 2
+
+
+def panel_png(panel: Panel) -> bytes:
+    """The panel alone, 832 pixels wide: large enough type where it is shown 340 pixels wide, as on a phone."""
+    width, height = PANEL_INCHES
+    figure = Figure(figsize=(width, max(height, 1.2 + 0.24 * panel.rows)), dpi=PANEL_DPI, layout="constrained")
+    axes = figure.subplots()
+    panel.draw(axes)
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        rows = -(-len(labels) // panel.legend_columns)
+        figure.set_figheight(figure.get_figheight() + LEGEND_ROW_INCHES * rows)
+        figure.legend(
+            loc="outside lower center", ncols=panel.legend_columns, fontsize=8, frameon=False, handlelength=2.5
+        )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG, whole or not at all."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    write_aside(Path(path), buffer.getvalue())
+
+
+def plot_sheet(panels: list[Panel], path: Path, columns: int) -> None:
+    """
+    Write panels side by side as one PNG.
+
+    Args:
+        panels (`list[Panel]`): The panels, row by row.
+        path (`Path`): The file.
+        columns (`int`): Panels in a row.
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(max(8, 5.3 * columns), 3.6 * rows), dpi=SHEET_DPI, layout="constrained")
+    all_axes = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, panel in zip(all_axes, panels, strict=False):
+        panel.draw(axes)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(fontsize=8)
+    for axes in all_axes[len(panels) :]:
+        axes.set_axis_off()
+    save_figure(figure, path)
+
+
+def write_aside(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_bytes(data)
+    os.replace(aside, path)

@@ -1,0 +1,264 @@
+"""The success rule: B keeps 80 to 90 % of A's held-out score at a lower step cost; met, not met or undecided."""
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from eval.runs import Run
+from eval.statements import pairs, same_prompts
+from eval.statistics import Estimate, paired_bootstrap_ratio
+from eval.tables import (
+    DIFFERENT_OBJECTIVE,
+    NOT_MEASURED,
+    Table,
+    configuration_labels,
+    interval_cell,
+    mean_step_seconds,
+    per_prompt,
+    repetitions,
+)
+
+
+SHARES = (0.8, 0.9)
+MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
+# What makes B B, and no other way of computing: it has no reference to score with, and its penalty is added to TRL's loss.
+INHERENT_EXECUTION = ("ref_compute", "loss")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One run of B and one of A: held-out pass@1 and mean step time, B's over A's; `None` where not measured."""
+
+    b: Run
+    a: Run
+    share: Estimate | None
+    step_time: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """
+    A configuration of B against one of A.
+
+    Attributes:
+        b, a (`str`): Names of the configurations.
+        pairs (`list[Pair]`): Runs that share a seed, or all combinations where none is shared.
+        share (`Estimate` or `None`): B's held-out pass@1 over A's. The interval covers the choice of prompts and, with
+            several runs, the seeds: the hull of a bootstrap over prompts and a t-interval over runs.
+        step_time (`Estimate` or `None`): Ratio of mean step times; the interval is over runs, 0 to infinity with one.
+        warnings (`list[str]`): Why the step times may not compare.
+    """
+
+    b: str
+    a: str
+    pairs: list[Pair]
+    share: Estimate | None
+    step_time: Estimate | None
+    warnings: list[str]
+
+
+def at_least(estimate: Estimate | None, threshold: float) -> str:
+    """Whether a value is at least `threshold`: met or not met if the whole interval says so, else undecided."""
+    if estimate is None:
+        return UNDECIDED
+    return MET if estimate.low >= threshold else NOT_MET if estimate.high < threshold else UNDECIDED
+
+
+def below(estimate: Estimate | None, threshold: float) -> str:
+    """Whether a value is below `threshold`, as [`at_least`]."""
+    if estimate is None:
+        return UNDECIDED
+    return MET if estimate.high < threshold else NOT_MET if estimate.low >= threshold else UNDECIDED
+
+
+def both(first: str, second: str) -> str:
+    """Of two conditions that must hold: not met as soon as one is not."""
+    if NOT_MET in (first, second):
+        return NOT_MET
+    return MET if (first, second) == (MET, MET) else UNDECIDED
+
+
+def _pair(b: Run, a: Run) -> Pair:
+    share = None
+    if same_prompts(a, b) and any(a.passk["trained"]["correct"]):
+        share = paired_bootstrap_ratio(per_prompt(b, "trained"), per_prompt(a, "trained"))
+    b_seconds, a_seconds = mean_step_seconds(b), mean_step_seconds(a)
+    return Pair(b, a, share, b_seconds / a_seconds if b_seconds and a_seconds else None)
+
+
+def ratio_over_runs(b: list[float], a: list[float], paired: bool) -> tuple[float, float] | None:
+    """
+    95 % t-interval of a ratio over training runs, in logarithms; a property of seeds, not of prompts.
+
+    Args:
+        b, a (`list[float]`): One positive value per run.
+        paired (`bool`): Whether the values belong together, seed by seed (t-test of the log ratios); Welch's test of the
+            two sides otherwise.
+
+    Returns:
+        `tuple[float, float]` or `None`: `None` with fewer than 2 runs on a side, or a value of 0.
+    """
+    if min(len(b), len(a)) < 2 or min(*b, *a) <= 0:
+        return None
+    b, a = np.log(b), np.log(a)
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # SciPy's, about values that do not differ at all
+        test = stats.ttest_1samp(b - a, 0) if paired else stats.ttest_ind(b, a, equal_var=False)
+        interval = test.confidence_interval(0.95)
+    return float(np.exp(interval.low)), float(np.exp(interval.high))
+
+
+def _sides(found: list[Pair]) -> tuple[list[Run], list[Run], bool]:
+    """The runs of B and of A, each once, and whether they are paired by seed."""
+    b, a = ({id(run): run for run in side} for side in zip(*((pair.b, pair.a) for pair in found), strict=True))
+    return list(b.values()), list(a.values()), all(pair.b.seed == pair.a.seed for pair in found)
+
+
+def _overall_share(found: list[Pair]) -> Estimate | None:
+    measured = [pair for pair in found if pair.share is not None]
+    if len(measured) < 2:
+        return measured[0].share if measured else None
+    b_runs, a_runs, paired = _sides(measured)
+    b, a = ([per_prompt(run, "trained") for run in runs] for runs in (b_runs, a_runs))
+    over_runs = ratio_over_runs([v.mean() for v in b], [v.mean() for v in a], paired and len(b) == len(a))
+    if not all(same_prompts(measured[0].b, pair.b) for pair in measured):
+        ratio = float(np.mean([v.mean() for v in b]) / np.mean([v.mean() for v in a]))
+        return Estimate(ratio, *(over_runs or (0.0, math.inf)))
+    # Over prompts, the seeds averaged prompt by prompt.
+    over_prompts = paired_bootstrap_ratio(np.mean(b, axis=0), np.mean(a, axis=0))
+    low, high = over_runs or over_prompts[1:]
+    return Estimate(over_prompts.value, min(over_prompts.low, low), max(over_prompts.high, high))
+
+
+def _overall_step_time(found: list[Pair]) -> Estimate | None:
+    measured = [pair for pair in found if pair.step_time is not None]
+    if not measured:
+        return None
+    b_runs, a_runs, paired = _sides(measured)
+    b, a = ([mean_step_seconds(run) for run in runs] for runs in (b_runs, a_runs))
+    ratio = float(np.mean(b) / np.mean(a))
+    return Estimate(ratio, *(ratio_over_runs(b, a, paired and len(b) == len(a)) or (0.0, math.inf)))
+
+
+def _warnings(found: list[Pair]) -> list[str]:
+    """What of `env.json` differs within pairs and touches the step time."""
+
+    def execution(run):
+        recorded = run.env.get("execution") or {}
+        return {key: value for key, value in recorded.items() if key not in INHERENT_EXECUTION}
+
+    lines = []
+    for key, of in (
+        ("hardware", lambda run: run.env.get("hardware")),
+        ("execution", execution),
+        ("versions", lambda run: run.env.get("versions")),
+    ):
+        names = [f"`{pair.b.name}` and `{pair.a.name}`" for pair in found if of(pair.b) != of(pair.a)]
+        if names:
+            lines.append(
+                f"`{key}` in `env.json` differs between {'; '.join(names)}: their step times may not compare."
+            )
+    return lines
+
+
+def comparisons(runs: list[Run]) -> list[Comparison]:
+    """Every configuration of B against every one of A."""
+    groups = repetitions(runs)
+    named = list(zip(configuration_labels(groups), groups, strict=True))
+    found = []
+    for b_label, b_runs in named:
+        for a_label, a_runs in named:
+            if (b_runs[0].variant, a_runs[0].variant) != ("B", "A"):
+                continue
+            members = [_pair(b, a) for b, a in pairs([*b_runs, *a_runs], "B", "A")]
+            found.append(
+                Comparison(
+                    b_label, a_label, members, _overall_share(members), _overall_step_time(members), _warnings(members)
+                )
+            )
+    return found
+
+
+def verdict(comparison: Comparison, share: float) -> tuple[str, str, str]:
+    """Score, step cost and the rule as a whole, each met, not met or undecided."""
+    score, cost = at_least(comparison.share, share), below(comparison.step_time, 1.0)
+    return score, cost, both(score, cost)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %" if math.isfinite(value) else "unbounded"
+
+
+def _share_text(share: Estimate | None) -> str:
+    return (
+        NOT_MEASURED if share is None else f"{_percent(share.value)} [{_percent(share.low)}, {_percent(share.high)}]"
+    )
+
+
+def _step_time_text(step_time: Estimate | None) -> str:
+    if step_time is None:
+        return NOT_MEASURED
+    return interval_cell(step_time, ".2f") if math.isfinite(step_time.high) else f"{step_time.value:.2f}"
+
+
+def success_statements(found: list[Comparison]) -> list[str]:
+    """The verdicts in words, a line per comparison, and what speaks against comparing step times."""
+    lines = []
+    for comparison in found:
+        line = (
+            f"{comparison.b} against {comparison.a}: B has {_share_text(comparison.share)} of A's held-out pass@1, and its "
+            f"mean step takes {_step_time_text(comparison.step_time)} times A's"
+            f"{' (too few runs for an interval)' if _alone(comparison) else ''}."
+        )
+        for share in SHARES:
+            score, cost, rule = verdict(comparison, share)
+            line += (
+                f" At least {100 * share:.0f} % at a lower step cost: **{rule}** (score {score}, step cost {cost})."
+            )
+        lines.append(f"{line} {DIFFERENT_OBJECTIVE}")
+        lines += [f"Careful: {warning}" for warning in comparison.warnings]
+    return lines
+
+
+def _alone(comparison: Comparison) -> bool:
+    return comparison.step_time is not None and not math.isfinite(comparison.step_time.high)
+
+
+def success_table(found: list[Comparison]) -> Table:
+    """A row per pair of runs and one over all pairs of a comparison."""
+    rows = []
+    for comparison in found:
+        for pair in comparison.pairs:
+            rows.append(
+                [
+                    pair.b.name,
+                    pair.a.name,
+                    "–" if pair.b.seed != pair.a.seed else str(pair.b.seed),
+                    _share_text(pair.share),
+                    NOT_MEASURED if pair.step_time is None else f"{pair.step_time:.2f}",
+                ]
+            )
+        rows.append(
+            [
+                f"**{comparison.b}**",
+                f"**{comparison.a}**",
+                "all",
+                _share_text(comparison.share),
+                _step_time_text(comparison.step_time),
+            ]
+        )
+    notes = [
+        "Met or not met only where the whole interval is on one side. Intervals are 95 %: of a single pair over prompts "
+        "(paired bootstrap); over all pairs Student's t over the runs, of log ratios where seeds are shared, Welch's "
+        "otherwise, and for the score the hull of that and of the bootstrap. The step time is the ratio of mean step times.",
+        DIFFERENT_OBJECTIVE,
+    ]
+    return Table(
+        "Success rule: B against A",
+        ["B", "A", "seed", "B's pass@1 as a share of A's [95 %]", "step time, B / A [95 %]"],
+        rows,
+        notes,
+    )

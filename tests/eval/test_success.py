@@ -1,0 +1,137 @@
+import math
+
+import pytest
+
+from eval import success
+from eval.runs import load_run
+from eval.statistics import Estimate
+from eval.success import MET, NOT_MET, UNDECIDED
+from eval.tables import DIFFERENT_OBJECTIVE
+
+
+@pytest.fixture
+def arm(make_run, make_rows, passk_result):
+    def make(variant, seed, solved, seconds, env=None, config=None):
+        solved = [solved] * 40 if isinstance(solved, int) else solved
+        return load_run(
+            make_run(
+                f"{variant}{seed}{config or ''}",
+                variant,
+                make_rows(4, time_step=seconds),
+                passk=None if solved is None else passk_result([1] * 40, solved),
+                env={"seed": seed, **(env or {})},
+                config={"seed": seed, **(config or {})},
+            )
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("interval", "score", "cost"),
+    [
+        ((0.81, 0.99), MET, MET),
+        ((0.80, 1.00), MET, UNDECIDED),
+        ((0.79, 1.10), UNDECIDED, UNDECIDED),
+        ((0.70, 0.80), UNDECIDED, MET),
+        ((0.70, 0.79), NOT_MET, MET),
+        ((1.00, 1.20), MET, NOT_MET),
+    ],
+)
+def test_verdicts(interval, score, cost):
+    estimate = Estimate(sum(interval) / 2, *interval)
+    assert success.at_least(estimate, 0.8) == score
+    assert success.below(estimate, 1.0) == cost
+
+
+def test_both_conditions_must_hold():
+    assert success.both(MET, MET) == MET
+    assert success.both(MET, UNDECIDED) == success.both(UNDECIDED, UNDECIDED) == UNDECIDED
+    for other in (MET, UNDECIDED, NOT_MET):
+        assert success.both(NOT_MET, other) == success.both(other, NOT_MET) == NOT_MET
+    assert success.at_least(None, 0.8) == success.below(None, 1.0) == UNDECIDED
+
+
+def test_one_pair_has_no_interval_of_the_step_time(arm):
+    (found,) = success.comparisons([arm("A", 0, 8, 2.0), arm("B", 0, 7, 1.0)])
+    assert found.share == pytest.approx((0.875, 0.875, 0.875))
+    assert found.step_time == (0.5, 0.0, math.inf)
+    assert success.verdict(found, 0.8) == (MET, UNDECIDED, UNDECIDED)
+    assert success.verdict(found, 0.9) == (NOT_MET, UNDECIDED, NOT_MET)
+    (line,) = success.success_statements([found])
+    assert "At least 80 % at a lower step cost: **undecided** (score met, step cost undecided)." in line
+    assert "At least 90 % at a lower step cost: **not met** (score not met, step cost undecided)." in line
+    assert "0.50 times A's (too few runs for an interval)" in line
+
+
+def test_seeds_are_paired_and_met_when_all_agree(arm):
+    runs = []
+    for seed in range(3):
+        runs += [arm("A", seed, 8, 2.0 + seed), arm("B", seed, 7, 1.0 + seed / 2 + 0.01 * seed)]
+    (found,) = success.comparisons(runs)
+    assert [(pair.b.name, pair.a.name) for pair in found.pairs] == [("B0", "A0"), ("B1", "A1"), ("B2", "A2")]
+    assert [pair.step_time for pair in found.pairs] == pytest.approx([0.5, 1.51 / 3, 0.505])
+    # Ratio of means, (1 + 1.51 + 2.02) / (2 + 3 + 4).
+    assert found.step_time.value == pytest.approx(4.53 / 9)
+    assert found.step_time.low < 0.5 < 0.505 < found.step_time.high < 0.52
+    assert success.verdict(found, 0.8) == (MET, MET, MET)
+    assert success.verdict(found, 0.9)[2] == NOT_MET
+
+
+def test_ratio_over_runs_by_hand():
+    # Log ratios ±ln 2: mean 0, standard error ln 2, t(0.975, 1) = 12.706.
+    low, high = success.ratio_over_runs([1.0, 4.0], [2.0, 2.0], paired=True)
+    assert math.log(high) == pytest.approx(12.706 * math.log(2), rel=1e-4)
+    assert low * high == pytest.approx(1.0)
+    # Unpaired with no spread in A: Welch's test, the same spread with the same single degree of freedom.
+    assert success.ratio_over_runs([1.0, 4.0], [2.0, 2.0], paired=False) == pytest.approx((low, high))
+    assert success.ratio_over_runs([1.0], [2.0], paired=True) is None
+    assert success.ratio_over_runs([0.0, 1.0], [2.0, 2.0], paired=True) is None
+    assert success.ratio_over_runs([1.0, 1.0], [2.0, 2.0], paired=True) == pytest.approx((0.5, 0.5))
+
+
+def test_seeds_that_disagree_leave_it_undecided(arm):
+    runs = [arm("A", 0, 8, 1.0), arm("B", 0, 8, 0.5), arm("A", 1, 8, 1.0), arm("B", 1, 6, 1.5)]
+    (found,) = success.comparisons(runs)
+    assert found.share.value == pytest.approx(7 / 8)
+    assert success.verdict(found, 0.8) == (UNDECIDED, UNDECIDED, UNDECIDED)
+
+
+def test_no_shared_seed_compares_the_sides(arm):
+    runs = [arm("A", 0, 8, 1.0), arm("A", 1, 8, 1.02), arm("B", 2, 8, 0.5), arm("B", 3, 8, 0.51)]
+    (found,) = success.comparisons(runs)
+    assert len(found.pairs) == 4
+    assert success.verdict(found, 0.9) == (MET, MET, MET)
+    assert {row[2] for row in success.success_table([found]).rows} == {"–", "all"}
+
+
+def test_every_configuration_is_compared(arm):
+    runs = [arm("A", 0, 8, 1.0, config={"ref_reset_every": every}) for every in (10, 20)] + [arm("B", 0, 8, 1.0)]
+    assert [found.a for found in success.comparisons(runs)] == ["A (ref_reset_every: 10)", "A (ref_reset_every: 20)"]
+    assert success.comparisons(runs[:2]) == []
+
+
+def test_what_was_not_measured_stays_open(arm):
+    runs = [arm("A", 0, None, 1.0), arm("B", 0, 8, None)]
+    (found,) = success.comparisons(runs)
+    assert found.share is None and found.step_time is None
+    assert success.verdict(found, 0.8) == (UNDECIDED, UNDECIDED, UNDECIDED)
+    table = success.success_table([found])
+    assert table.rows == [["B0", "A0", "0", "–", "–"], ["**B**", "**A**", "all", "–", "–"]]
+    assert "None" not in " ".join(success.success_statements([found]))
+
+
+def test_other_hardware_is_a_warning_and_bs_own_execution_is_not(arm):
+    a = {"hardware": {"gpu": "one"}, "execution": {"old_logps": "first_pass", "ref_compute": "cached", "loss": "trl"}}
+    b = {**a, "execution": {"old_logps": "first_pass", "ref_compute": "none", "loss": "trl + added penalty"}}
+    (found,) = success.comparisons([arm("A", 0, 8, 1.0, env=a), arm("B", 0, 8, 1.0, env=b)])
+    assert found.warnings == []
+    other = {**b, "hardware": {"gpu": "another"}, "execution": {**b["execution"], "old_logps": "extra_forward"}}
+    (found,) = success.comparisons([arm("A", 1, 8, 1.0, env=a), arm("B", 1, 8, 1.0, env=other)])
+    assert [warning.split("`")[1] for warning in found.warnings] == ["hardware", "execution"]
+    assert all("may not compare" in line for line in success.success_statements([found])[1:])
+
+
+def test_b_is_told_from_a(arm):
+    found = success.comparisons([arm("A", 0, 8, 2.0), arm("B", 0, 7, 1.0)])
+    assert DIFFERENT_OBJECTIVE in success.success_table(found).notes
