@@ -51,7 +51,7 @@ def anchors(text: str) -> set[str]:
 
 def commands(text: str) -> list[str]:
     """Shell commands of a page: of `bash` blocks and of text indented by four, continued lines joined, comments cut."""
+    text = re.sub(r" *\\\n *", " ", text)
     lines = [line for block in blocks(text) if block.language == "bash" for line in block.text.split("\n")]
     lines += [line[4:] for line in FENCE.sub("", text).split("\n") if re.match(r" {4}[a-z]", line)]
-    joined = "\n".join(lines).replace("\\\n", " ")
-    return [line.split("  #")[0].split(" # ")[0].strip() for line in joined.split("\n") if line.strip(" #")]
+    return [command for line in lines if (command := re.split(r"(?:^| +)#", line)[0].strip())]
