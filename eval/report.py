@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from eval.plots import plot_ref_cost, plot_summary
-from eval.runs import InputError, Run, load_run, sort_runs
+from eval.runs import VARIANT_DESCRIPTIONS, InputError, Run, load_run, sort_runs
 from eval.statements import caveats, comparison_statements, passk_command
 from eval.tables import (
     DIFFERENT_OBJECTIVE,
@@ -29,17 +29,6 @@ from eval.tables import (
 )
 
 
-VARIANT_DESCRIPTIONS = {
-    "plain": "no KL term at all: TRL's GRPO without a reference model",
-    "control": "KL to the initial policy, a reference that is never reset",
-    "A": "KL to a frozen reference that is set to the policy at each reset; the optimizer is kept",
-    "B": "KL to pi_old, the policy that sampled the batch: no reference model and no reference forward; a different "
-    "objective from A's",
-    "C": "as A, and the optimizer's state is reset together with the reference",
-    "optimizer-only": "KL to the initial policy, whose reference stays while the optimizer's state is reset",
-    "base-anchored": "KL to the base policy alone, by `beta_base`",
-    "elastic": "Elastic Reset: the policy becomes its moving average, the average the initial policy",
-}
 DESCRIBED_KEYS = (
     "beta",
     "beta_old",
