@@ -192,7 +192,9 @@ class Handler(BaseHTTPRequestHandler):
         repo["files"] = files  # all of it, or nothing
         repo["commits"].append(message)
         sha = self.hub.sha(match["repo"])
-        self.answer(200, {"commitUrl": f"{self.hub.url}/{match['repo']}/commit/{sha}", "commitOid": sha, "success": True})
+        self.answer(
+            200, {"commitUrl": f"{self.hub.url}/{match['repo']}/commit/{sha}", "commitOid": sha, "success": True}
+        )
 
     def info(self, match, body):
         files = self.hub.files(match["repo"])

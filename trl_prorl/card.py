@@ -18,6 +18,7 @@ from eval.statistics import Estimate, paired_bootstrap_difference, pass_at_k_per
 from eval.tables import DIFFERENT_OBJECTIVE, Table, interval_cell
 
 from .base_model import BaseModel, identify, is_hub_name
+from .embedded import EMBEDDED
 from .meter import EVENTS_FILE, METRICS_FILE
 from .record import CONFIG_FILE, ENV_FILE
 
@@ -427,7 +428,15 @@ def _reproduce_text(record: Record) -> str:
         )
     script = {"B": "grpo_variantB.py", "C": "grpo_variantC.py"}.get(record.variant, "grpo_variantA.py")
     folder = "runs/again"
-    commands = [f"python recipes/{script} --config config.yaml --output_dir {folder}"]
+    train = f"python recipes/{script} --config config.yaml --output_dir {folder}"
+    base = base_of(record, {})
+    if base is not None and base.is_embedded:
+        train += f" --model_name_or_path {EMBEDDED}"
+    elif base is not None and base.hub_id is None:
+        train += f" --model_name_or_path PATH/TO/{base.short_name}"
+    if record.config.get("push_to_hub"):
+        train += " --push_to_hub false"
+    commands = [train]
     if record.passk is not None:
         passk = record.passk
         ks = " ".join(map(str, passk["k"]))
