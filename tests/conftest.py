@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from huggingface_hub import constants
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl import ProRLConfig, ProRLTrainer, publish
 from trl_prorl.embedded import EmbeddedSettings, byte_tokenizer, new_model
 
 
@@ -110,6 +111,22 @@ def hub(hub_server):
     """An empty Hub on loopback, see hub_server.py."""
     hub_server.reset()
     return hub_server
+
+
+@pytest.fixture
+def online(hub, monkeypatch):
+    """This process's client talks to `hub`, and does not wait before it tries again."""
+    template = "/{repo_id}/resolve/{revision}/{filename}"
+    for name, value in (
+        ("HF_HUB_OFFLINE", False),
+        ("HF_HUB_DISABLE_XET", True),
+        ("ENDPOINT", hub.url),
+        ("HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template),
+    ):
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(publish, "WAITS", (0.0, 0.0, 0.0))
+    return hub
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
@@ -300,8 +301,9 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _url(error: BaseException) -> str:
+    response = getattr(error, "response", None)
     try:
-        return str(error.request.url)
+        return str((error if response is None else response).request.url)
     except (AttributeError, RuntimeError):  # no request belongs to it
         return ""
 
@@ -320,14 +322,19 @@ def explain(error: BaseException, endpoint: str | None = None) -> str:
     if status == 401 and not isinstance(error, RepositoryNotFoundError):
         return f"the Hub does not accept the token (401). {log_in}"
     if status == 403:
-        return f"the token may not write there (403: {_line(error)}). {log_in}"
+        return f"the token may not write there ({status}: {_answer(error)}). {log_in}"
     if isinstance(error, RepositoryNotFoundError):
         return f"there is no such repository, or the token may not see it ({status}). {log_in}"
     if status is not None:
-        return f"the Hub answers {status} ({_line(error)})."
+        return f"the Hub answers {status} at {urlsplit(_url(error)).path} ({_answer(error)})."
     if isinstance(error, HTTPError):
         return f"{endpoint or _url(error)} cannot be reached ({_line(error)}). Look at the network and at HF_ENDPOINT."
     return f"{type(error).__name__}: {_line(error)}."
+
+
+def _answer(error: BaseException) -> str:
+    """What the Hub says beside the status."""
+    return " ".join((getattr(error, "server_message", None) or str(error)).split()).rstrip(".")[:300]
 
 
 def _line(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model, set_seed
 from datasets import Dataset
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import HubStrategy, SaveStrategy, rotate_checkpoints
@@ -208,7 +208,12 @@ class ProRLTrainer(GRPOTrainer):
 
     def _check_hub(self, args: ProRLConfig, given: dict, moves: bool) -> None:
         """Refuse a push that could not succeed, before a model is loaded."""
-        adapter = moves and given.get("peft_config") is not None or args.beta != 0.0 and is_peft_model(given["model"])
+        adapter = (
+            moves
+            and given.get("peft_config") is not None
+            or args.beta != 0.0
+            and isinstance(given["model"], PeftModel)
+        )
         if args.hub_push_reference and not adapter:
             raise ValueError(
                 "hub_push_reference=True pushes the adapter `ref`, which only a LoRA run with a reference that moves has. "
