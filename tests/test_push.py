@@ -19,7 +19,7 @@ from trl_prorl.errors import PushError
 
 ROOT = Path(__file__).parent.parent
 RECIPE = ROOT / "recipes" / "grpo_variantA.py"
-SMALL = ["--max_steps", "2", "--per_device_train_batch_size", "8", "--num_generations", "4", "--train_rows", "32"]
+SMALL = ["--max_steps", "3", "--per_device_train_batch_size", "8", "--num_generations", "4", "--train_rows", "32"]
 SMALL += ["--ref_reset_every", "1", "--lora_r", "4", "--disable_tqdm", "true", "--push_to_hub", "true"]
 MODEL = {"README.md", "adapter_config.json", "adapter_model.safetensors"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
@@ -60,7 +60,7 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
     card = ModelCard(hub.files("someone/reversed")["README.md"].decode())
     assert card.data.base_model is None and card.data.library_name == "peft" and "variant-A" in card.data.tags
     assert f"`{Path(tiny_model).name}`, a local folder" in card.text and "[None]" not in card.text
-    assert "Not evaluated yet" in card.text and "| 1 | 1 | periodic | keep |" in card.text
+    assert "Not evaluated yet" in card.text and "| 1 | 2 | periodic | keep |" in card.text
 
     (tmp_path / "passk.py").write_text("import sys\nfrom eval.passk import main\nsys.exit(main())\n")
     (tmp_path / "push.py").write_text("import sys\nfrom eval.push import main\nsys.exit(main())\n")
@@ -94,7 +94,7 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     for file in (*MODEL, *TOKENIZER, *RECORD):
         assert (out / file).is_file(), file
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2]
+    assert steps == [1, 2, 3]
     hub.failures.clear()
     (tmp_path / "push.py").write_text("import sys\nfrom eval.push import main\nsys.exit(main())\n")
     status, written = hub_forks.run(tmp_path / "push.py", *line.split("eval.push ")[1].rstrip("`").split())
