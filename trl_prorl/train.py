@@ -209,9 +209,10 @@ def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) 
     )
     trainer.recipe = (task_args, model_args)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint if resume else None)
-    trainer.save_model()
     if args.push_to_hub:
-        trainer.push_to_hub()
+        trainer.push_to_hub()  # saves, too
+    else:
+        trainer.save_model()
     return trainer
 
 
