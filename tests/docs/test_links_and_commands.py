@@ -131,7 +131,7 @@ def test_yaml_of_the_pages_is_yaml_without_misspelt_keys():
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_nothing_was_left_to_be_filled_in(page):
     prose = re.sub(r"`[^`\n]*`|```.*?```", "", page.read_text(), flags=re.DOTALL)
-    assert re.findall(r"\b[A-Z]{10,}\b|TODO|FIXME|XXX", prose) == []
+    assert re.findall(r"\b(?!CONTRIBUTING)[A-Z]{10,}\b|TODO|FIXME|XXX", prose) == []
 
 
 def test_python_of_the_pages_compiles():

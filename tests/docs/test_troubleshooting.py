@@ -76,6 +76,7 @@ KNOWN = {field.name for cls in (ProRLConfig, TaskArguments, ModelConfig) for fie
 KNOWN |= set(METRICS) | set(EVENTS)
 NOT_KEYS = {
     "allow_weak_sandbox",
+    "response_template",
     "reward",
     "generate",
     "backward",
