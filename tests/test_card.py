@@ -121,6 +121,8 @@ def test_resets_are_listed_with_request_reason_and_optimizer(folder):
     ]
     card = model_card(folder(events=events))
     assert "Resets applied: 2." in card.text and "resumed at step 5" in card.text
+    table = card.text.split("Resets applied")[1].split("## Results")[0]
+    assert table.count("\n| ") == 2 + 2, "header, rule, and a row for each reset alone"
     assert row(card, "3") == ["3", "4", "kl_spike", "soft, α = 0.25", "0.0125"]
     assert row(card, "6") == ["6", "6", "periodic", "keep", "–"]
 

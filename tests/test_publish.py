@@ -277,7 +277,11 @@ def test_a_folder_of_the_repository_becomes_what_the_folder_here_is(online, tmp_
 
 def test_what_is_staged_does_not_change_with_the_run(run, tmp_path):
     files = publish.files_to_push(run, run)
+    left = tmp_path / "staged" / "left-behind.txt"
+    left.parent.mkdir()
+    left.write_text("by a push that was cut short")
     staged = publish.stage(files, tmp_path / "staged")
+    assert not left.exists()
     with open(run / "metrics.jsonl", "a") as log:
         log.write('{"step": 2}\n')
     (run / "adapter_model.safetensors").unlink()
