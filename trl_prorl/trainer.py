@@ -1,15 +1,14 @@
 """`ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and a record.
 
-The only file that knows TRL's private methods; `tests/test_upstream_contract.py` pins them. With every ProRL key at its
-default TRL's own methods compute everything, and this class only watches.
+This file and its parts (`trainer_checkpoints.py`, `trainer_finite.py`, `trainer_hub.py`) are the only ones that know TRL's
+private methods; `tests/test_upstream_contract.py` pins them. With every ProRL key at its default TRL's own methods compute
+everything, and this class only watches.
 """
 
 import inspect
-import json
 import logging
 import math
 import os
-import shutil
 import tempfile
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,67 +16,45 @@ from pathlib import Path
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model, set_seed
 from datasets import Dataset
-from peft import PeftModel, get_peft_model
-from safetensors import SafetensorError
+from peft import get_peft_model
 from transformers import PreTrainedModel, Trainer
-from transformers.trainer_utils import HubStrategy, SaveStrategy, rotate_checkpoints
-from transformers.utils import PushInProgress
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
     create_model_from_path,
     get_config_model_id,
     split_tensor_dict,
-    strip_images_from_messages,
 )
 
 from . import kl
 from .adaptive import next_coefficient
 from .advantages import estimate
-from .buffer import buffer_file, load_buffer, save_buffer
 from .callbacks import ReferenceResetCallback
-from .card import CARD_FILE, model_card, write_card
-from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, leftovers, publish, sync
 from .checks import check_columns, check_rows
 from .config import ProRLConfig
 from .dropout import check_dropout, check_dropout_config
 from .dynamic_sampling import ExtraRows, put_groups, undecided
 from .elastic import ElasticAverage
 from .entropy_watch import EntropyWatch
-from .errors import CheckpointError, NonFiniteError, PushError
-from .finite import all_finite, first_nonfinite
 from .grouping import whole_groups
-from .identity import IDENTITY_FILE, changing_keys, check_same_run, dataset_hash, weights_hash
-from .meter import EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
+from .identity import changing_keys, dataset_hash, weights_hash
+from .meter import Meter, UpdateNorm
 from .normalizer import token_weights
 from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
 from .packing import packed_logps, why_not
-from .publish import (
-    STAGED,
-    copy_or_link,
-    files_to_push,
-    make_api,
-    open_repo,
-    push,
-    push_command,
-    push_folder,
-    repo_name,
-    stage,
-    staged_leftovers,
-)
-from .record import write_config, write_env
 from .reference import AdapterReference, PolicyItself, SnapshotReference, frozen_adapter, frozen_copy, move_reference
-from .rewards import shown, watched
+from .rewards import watched
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
+from .trainer_checkpoints import CheckpointMixin
+from .trainer_finite import FiniteMixin
+from .trainer_hub import HubMixin
 from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
 
-
-STATE_FILE = "prorl_state.json"
 
 logger = logging.getLogger(__name__)
 
 
-class ProRLTrainer(GRPOTrainer):
+class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
     """
     Trainer for prolonged GRPO: see [`ProRLConfig`] for what it adds to [`~trl.GRPOTrainer`], whose arguments it takes.
 
@@ -205,27 +182,6 @@ class ProRLTrainer(GRPOTrainer):
         else:
             cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
             check_optimizer_class(cls, arguments.get("momentum", 0.0))
-
-    def _check_hub(self, args: ProRLConfig, given: dict, moves: bool) -> None:
-        """Refuse a push that could not succeed, before a model is loaded."""
-        adapter = (
-            moves
-            and given.get("peft_config") is not None
-            or args.beta != 0.0
-            and isinstance(given["model"], PeftModel)
-        )
-        if args.hub_push_reference and not adapter:
-            raise ValueError(
-                "hub_push_reference=True pushes the adapter `ref`, which only a LoRA run with a reference that moves has. "
-                "Leave hub_push_reference out."
-            )
-        self._hub_api, self._hub_repo = make_api(args.hub_token), None
-        if args.push_to_hub and args.process_index == 0:
-            self._hub_repo = self._open_repo(args, args.hub_token, args.hub_private_repo)
-
-    def _open_repo(self, args: ProRLConfig, token: str | None, private: bool | None) -> str:
-        api = self._hub_api if token == args.hub_token else make_api(token)
-        return open_repo(repo_name(args.hub_model_id, args.output_dir), private, api)
 
     def _check_sharding(self, args: ProRLConfig) -> None:
         """Where parameters or optimizer states are sharded, a plain copy would do nothing or half of it: refuse."""
@@ -844,121 +800,6 @@ class ProRLTrainer(GRPOTrainer):
         mask = inputs["completion_mask"]
         return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
 
-    # -------------------------------------------------------------------------------------- NaN and infinity
-
-    def _look_for_nonfinite(self, loss: torch.Tensor, inputs, logps: torch.Tensor) -> None:
-        """Note the first tensor of this micro-batch that is not finite; what follows from it is settled by all processes
-        together, before the update."""
-        if self._nonfinite is not None or all_finite([loss, *(total for _, total in self.meter.named_sums("kl_"))]):
-            return
-        mask = self._mask(inputs).bool()
-        named = {
-            "advantages (a reward is not finite)": inputs["advantages"],
-            **{
-                f"log-probabilities of {whose}": values.masked_fill(~mask, 0.0)
-                for whose, values in (
-                    ("the old policy", inputs.get("old_per_token_logps")),
-                    ("the reference", inputs.get("ref_per_token_logps")),
-                    ("the base", inputs.get("base_per_token_logps")),
-                    ("the policy", logps),
-                )
-                if values is not None
-            },
-            **dict(self.meter.named_sums("kl_")),
-        }
-        self._note_nonfinite(first_nonfinite(named) or "loss", inputs)
-
-    @contextmanager
-    def _sampling_watched(self, inputs):
-        try:
-            yield
-        except RuntimeError as error:
-            if "probability tensor contains" not in str(error):  # what torch says of NaN while it samples
-                raise
-            prompts = list(dict.fromkeys(shown(example.get("prompt")) for example in inputs))
-            found = {"tensor": "probabilities of the next token, while sampling,", "prompts": prompts}
-            step = self.state.global_step + 1
-            self._log_event(
-                {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": "stop", **found}
-            )
-            raise NonFiniteError(self._nonfinite_message(step, found)) from error
-
-    def _note_nonfinite(self, tensor: str, inputs=None) -> None:
-        prompts = []
-        if inputs is not None:
-            texts = self.processing_class.batch_decode(inputs["prompt_ids"], skip_special_tokens=True)
-            prompts = list(dict.fromkeys(texts))
-        self._nonfinite = {"tensor": tensor, "prompts": prompts}
-
-    def _clip_grad_norm(self, model):
-        self._look_at_gradients(model)
-        return super()._clip_grad_norm(model)
-
-    def _get_grad_norm(self, model, grad_norm=None):
-        if grad_norm is None:
-            self._look_at_gradients(model)
-        norm = super()._get_grad_norm(model, grad_norm)
-        if self._nonfinite is None and self.accelerator.scaler is None and not math.isfinite(norm):
-            self._note_nonfinite("gradient norm")
-        self._settle_nonfinite()
-        return norm
-
-    def _look_at_gradients(self, model) -> None:
-        """Before they are clipped, which spreads NaN from one to all. An AMP scaler sees to its own."""
-        if self._nonfinite is not None or self.accelerator.scaler is not None:
-            return
-        gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
-        if not all_finite(gradients.values()):
-            self._note_nonfinite(f"gradient of {first_nonfinite(gradients)}")
-
-    def _settle_nonfinite(self) -> None:
-        """Stop, or leave this update out, on every process if any has found something."""
-        found, self._nonfinite = self._nonfinite, None
-        if self.accelerator.num_processes > 1:
-            found = next((theirs for theirs in gather_object([found]) if theirs is not None), None)
-        if found is None:
-            return
-        step = self.state.global_step + 1
-        self._log_event(
-            {
-                "event": "nonfinite",
-                "step_requested": step,
-                "step_applied": step,
-                "action": self.args.nonfinite,
-                **found,
-            }
-        )
-        if self.args.nonfinite == "stop":
-            raise NonFiniteError(self._nonfinite_message(step, found))
-        self._nonfinite_skips += 1
-        for group in self.optimizer.param_groups:
-            for param in group["params"]:
-                param.grad = None  # an optimizer passes over what has no gradient, weight decay included
-
-    def _nonfinite_message(self, step: int, found: dict) -> str:
-        prompts = ", ".join(shown(prompt) for prompt in found["prompts"][:3])
-        more = f" and {len(found['prompts']) - 3} more" if len(found["prompts"]) > 3 else ""
-        batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""
-        return (
-            f"NaN or infinity at step {step}: {found['tensor']}{batch}. The run stops before the update; its last "
-            "checkpoint is kept. Lower learning_rate or the coefficient of the KL, or set nonfinite: skip to leave such "
-            "steps out."
-        )
-
-    def _check_weights(self) -> None:
-        trained = {name: param for name, param in self.model.named_parameters() if param.requires_grad}
-        if all_finite(trained.values()):
-            return
-        found = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
-        step = self.state.global_step
-        self._log_event(
-            {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": "stop", **found}
-        )
-        raise NonFiniteError(
-            f"NaN or infinity at step {step}: {found['tensor']} after the update. The run stops; its last checkpoint is "
-            "kept. Lower learning_rate."
-        )
-
     # ------------------------------------------------------------------------------------------------- record
 
     def _note_generation(self, batch, sampling: dict[str, float]) -> None:
@@ -1105,344 +946,6 @@ class ProRLTrainer(GRPOTrainer):
                 known = ", ".join(sorted(metrics))
                 raise ValueError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
         return metrics
-
-    # -------------------------------------------------------------------------------------------- checkpoints
-
-    def train(self, resume_from_checkpoint=None, *args, **kwargs):
-        """
-        As [`~transformers.Trainer.train`]. A resume continues the run exactly, from the middle of a generation batch too.
-
-        Args:
-            resume_from_checkpoint (`str` or `bool`, *optional*):
-                A checkpoint, or `True` for the newest complete one in `output_dir`.
-
-        Raises:
-            `ValueError`: that checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
-        """
-        if resume_from_checkpoint:
-            checkpoint, skipped = find_checkpoint(resume_from_checkpoint, self.args.output_dir)
-            for name, reason in skipped.items():
-                logger.warning("Checkpoint %s is skipped: %s.", name, reason)
-            then = json.loads((checkpoint / IDENTITY_FILE).read_text())
-            changed = check_same_run(then, self._identity | changing_keys(*self.recipe), self.args.allow_config_change)
-            self._resume_event = {
-                "event": "resume",
-                "checkpoint": checkpoint.name,
-                "skipped": skipped,
-                "changed": changed,
-            }
-            resume_from_checkpoint = str(checkpoint)
-        return super().train(resume_from_checkpoint or None, *args, **kwargs)
-
-    def _inner_training_loop(self, *args, resume_from_checkpoint=None, **kwargs):
-        keep_row = keep_event = None
-        if resume_from_checkpoint is not None:
-            state = json.loads((Path(resume_from_checkpoint) / "trainer_state.json").read_text())
-            step = state["global_step"]
-            self._epochs_done = int(state["epoch"])
-            keep_row = lambda row: row["step"] <= step  # noqa: E731
-            # A reset at the checkpoint's own step came after the save, and comes again.
-            keep_event = lambda event: event["step_applied"] < step + (event["event"] == "resume")  # noqa: E731
-        if self.is_world_process_zero():
-            for leftover in (*leftovers(Path(self.args.output_dir)), *staged_leftovers(Path(self.args.output_dir))):
-                shutil.rmtree(leftover)
-            self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, keep_row)
-            self._events_log = JsonLines(self.run_dir / EVENTS_FILE, keep_event)
-            if resume_from_checkpoint is not None:
-                self._log_event(self._resume_event | {"step_requested": step, "step_applied": step})
-            write_config(self.run_dir, self.args, self.recipe)
-            write_env(self.run_dir, self.args, self.model, self.packing, self._base_name())
-        return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-
-    def _run_epoch(self, *args, **kwargs):
-        if self.state.global_step >= self.state.max_steps:
-            # Resumed from its last step: Trainer would do one more before it looks.
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(*args, **kwargs)
-
-    def _get_train_sampler(self, dataset=None):
-        sampler = super()._get_train_sampler(dataset)
-        if sampler.shuffle:
-            for _ in range(self._epochs_done):  # its generator is its own and in no checkpoint
-                torch.randperm(sampler.num_samples, generator=sampler.generator)
-        return sampler
-
-    def _get_output_dir(self, trial):
-        return str(self._writing_into) if self._writing_into is not None else super()._get_output_dir(trial)
-
-    def _save_checkpoint(self, model, trial):
-        name = f"checkpoint-{self.state.global_step}"
-        run_dir = Path(super()._get_output_dir(trial=trial))
-        self._writing_into = run_dir / f"{INCOMPLETE}{name}"
-        aside, final = self._writing_into / name, run_dir / name
-        try:
-            super()._save_checkpoint(model, trial)
-            self._save_beside(aside, final)
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                for log in (self._metrics_log, self._events_log):
-                    if log is not None:
-                        sync(log.path)
-                publish(aside, final, self.state.global_step, resumable=not self.args.save_only_model)
-                self._writing_into.rmdir()
-        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library puts it
-            shutil.rmtree(self._writing_into, ignore_errors=True)
-            raise CheckpointError(self._save_failed(final, error)) from error
-        finally:
-            self._writing_into = None
-        self.accelerator.wait_for_everyone()
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(final))
-        if self.args.should_save:
-            rotate_checkpoints(
-                str(run_dir), self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True
-            )
-
-    # ---------------------------------------------------------------------------------------------------- the Hub
-
-    def _base_name(self) -> str | None:
-        """Hub name or folder of the model that the run began from."""
-        given = next((part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None)
-        return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
-
-    def init_hf_repo(self, token=None, private=None):
-        if self.is_world_process_zero():
-            private = self.args.hub_private_repo if private is None else private
-            self.hub_model_id = self._hub_repo or self._open_repo(self.args, token or self.args.hub_token, private)
-            self.push_in_progress = None
-
-    def create_model_card(self, model_name=None, dataset_name=None, tags=None):
-        """Write the card of the run so far, see [`~trl_prorl.card`]. A card that cannot be written does not stop a run."""
-        try:
-            self._write_card(dataset_name, tags)
-        except ValueError as error:
-            logger.warning("The model card is not up to date: %s", error)
-
-    def _write_card(self, dataset_name=None, tags=None) -> None:
-        if not self.is_world_process_zero():
-            return
-        datasets = [dataset_name] if isinstance(dataset_name, str) else dataset_name or []
-        tags = [tags] if isinstance(tags, str) else tags or []
-        adapter = is_peft_model(self.accelerator.unwrap_model(self.model))
-        output_dir = self.args.output_dir
-        card = model_card(
-            self.run_dir,
-            output_dir,
-            repo=self.hub_model_id or self.args.hub_model_id,
-            adapter=adapter,
-            tags=[*self._tag_names, *tags],
-            datasets=datasets,
-        )
-        write_card(card, output_dir)
-
-    def save_model(self, output_dir=None, _internal_call=False):
-        super().save_model(output_dir, _internal_call=True)
-        if output_dir is None or Path(output_dir) == Path(self.args.output_dir):
-            self.create_model_card()  # PEFT has written its own
-        if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-
-    def _save(self, *args, **kwargs):
-        token, self.args.hub_token = self.args.hub_token, None  # the arguments are pickled beside the weights
-        try:
-            super()._save(*args, **kwargs)
-        finally:
-            self.args.hub_token = token
-
-    def push_to_hub(
-        self,
-        commit_message="End of training",
-        blocking=True,
-        token=None,
-        revision=None,
-        private=None,
-        *,
-        dataset_name=None,
-        tags=None,
-        **kwargs,
-    ):
-        """
-        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.publish`] in one commit.
-
-        Raises:
-            [`~trl_prorl.errors.PushError`]: the upload failed; everything is on disk.
-        """
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
-            return None
-        again = push_command(self.run_dir)
-        try:
-            if self.hub_model_id is None:
-                self.init_hf_repo(token=token, private=private)
-            self._write_card(dataset_name, tags)
-            files = files_to_push(self.args.output_dir, self.run_dir, reference=self.args.hub_push_reference)
-        except ValueError as error:
-            raise PushError(f"the run is not pushed: {error} It is on disk; push it with {again}.") from error
-        self._finish_current_push()
-        api = self._hub_api if token is None else make_api(token)
-
-        def upload():
-            return push(
-                self.hub_model_id,
-                files,
-                message=commit_message,
-                again=again,
-                revision=revision or self.args.hub_revision,
-                api=api,
-            )
-
-        return upload() if blocking else api.run_as_future(upload)
-
-    def _push_from_checkpoint(self, checkpoint_folder):
-        """
-        Push the model of a checkpoint in the background, and with `hub_strategy` `checkpoint` or `all_checkpoints` the
-        checkpoint itself, whole, for that is what can be resumed. What fails is said and made up for by the next push.
-        """
-        if self._writing_into is not None:  # it gets its name first
-            return
-        strategy = self.args.hub_strategy
-        if not self.is_world_process_zero() or strategy == HubStrategy.END:
-            return
-        busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if busy and not self.args.hub_always_push:
-            return
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        done = f"epoch {int(self.state.epoch)}"
-        if self.args.save_strategy == SaveStrategy.STEPS:
-            done = f"step {self.state.global_step}"
-        folder = Path(self.args.output_dir, f"{STAGED}{self.state.global_step}")
-        checkpoint = Path(checkpoint_folder)
-        name = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: checkpoint.name}.get(strategy)
-        try:
-            files = files_to_push(checkpoint, self.run_dir, reference=self.args.hub_push_reference)
-            files[CARD_FILE] = Path(self.args.output_dir, CARD_FILE)  # PEFT's own lies in the checkpoint
-            files = stage(files, folder / "model")
-            if name is not None:
-                shutil.copytree(checkpoint, folder / name, copy_function=copy_or_link)
-        except (ValueError, OSError, shutil.Error) as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            logger.warning("Training goes on, but %s is not pushed: %s", checkpoint.name, error)
-            return
-        repo, revision, api = self.hub_model_id, self.args.hub_revision, self._hub_api
-        again = push_command(self.run_dir)
-
-        def upload():
-            message = f"Training in progress, {done}"
-            try:
-                push(repo, files, message=message, again=again, revision=revision, api=api)
-                if name is not None:
-                    push_folder(repo, folder / name, name, f"{message}, checkpoint", again, revision, api)
-            except PushError as error:
-                logger.warning("Training goes on, but %s", error)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-
-        job = api.run_as_future(upload)
-        if busy:
-            self.push_in_progress.jobs.append(job)
-        else:
-            self.push_in_progress = PushInProgress([job])
-
-    def _save_failed(self, final: Path, error: Exception) -> str:
-        kept = sorted(
-            (path.name for path in final.parent.glob("checkpoint-*")),
-            key=lambda name: int(CHECKPOINT.fullmatch(name)[1]) if CHECKPOINT.fullmatch(name) else -1,
-        )
-        free = shutil.disk_usage(final.parent).free / 2**30
-        return (
-            f"{final} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
-            f"{'The newest checkpoint is ' + kept[-1] if kept else 'There is no older checkpoint'}. Make room, lower "
-            "save_total_limit or set another output_dir, and go on with resume_from_checkpoint: true."
-        )
-
-    def _save_beside(self, folder: Path, final: Path) -> None:
-        """What the run needs beyond TRL's checkpoint."""
-        if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
-            save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
-        if not self.args.should_save:
-            return
-        if self.state.best_model_checkpoint == str(folder):
-            self.state.best_model_checkpoint = str(final)
-            self.state.save_to_json(str(folder / "trainer_state.json"))
-        if self.reference is not None and self._resets:
-            self.reference.save(folder)
-        if self.elastic is not None:
-            self.elastic.save(folder)
-        (folder / STATE_FILE).write_text(json.dumps(self._prorl_state()))
-        (folder / IDENTITY_FILE).write_text(json.dumps(self._identity | changing_keys(*self.recipe), indent=1))
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        # The one step of a resume that every kind of set-up takes, and after the model's.
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        folder = Path(checkpoint)
-        if self.reference is not None and self._resets:
-            self.reference.load(folder)
-        if self.elastic is not None:
-            self.elastic.load(folder)
-        buffer = folder / buffer_file(self.accelerator.process_index)
-        if buffer.exists():
-            self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
-        self._load_prorl_state(json.loads((folder / STATE_FILE).read_text()))
-
-    def _prorl_state(self) -> dict:
-        """What the trainer remembers beyond weights and optimizer, as JSON values."""
-        return {
-            "requests": [request.to_dict() for request in self._requests],
-            "callbacks": [callback.state_dict() for callback in self._reset_callbacks()],
-            "elastic_requested": self._elastic_requested,
-            "coefficients": {name: getattr(self, name) for name in ("beta", "beta_old", "beta_base")},
-            "kl_since_generation": self._kl_since_generation,
-            "kl_ref": self._last_kl_ref,
-            "generations": self._generations,
-            "micro_batches": self._step,
-            "generation_row": self._generation_row,
-            "logged": self._metrics["train"],
-            "completions": self._logged_completions() if self.log_completions else None,
-            "nonfinite_skips": self._nonfinite_skips,
-            "extra_rows": self._extra_rows.state_dict() if self._extra_rows is not None else None,
-            "entropy_watch": self.entropy_watch.state_dict() if self.entropy_watch is not None else None,
-            "updates_since_reset": self._rewarmup.updates if self._rewarmup is not None else None,
-        }
-
-    def _logged_completions(self) -> dict:
-        """The text of the last generation batch, which TRL writes with every log."""
-        logs = {name: list(map(strip_images_from_messages, self._logs[name])) for name in ("prompt", "completion")}
-        logs["advantages"] = list(self._logs["advantages"])
-        for name in ("rewards", "extra"):
-            logs[name] = {column: list(values) for column, values in self._logs[name].items()}
-        return logs
-
-    def _load_prorl_state(self, state: dict) -> None:
-        self._requests = [Reason(**request) for request in state["requests"]]
-        for callback, theirs in zip(self._reset_callbacks(), state["callbacks"], strict=True):
-            callback.load_state_dict(theirs)
-        self._elastic_requested = state["elastic_requested"]
-        for name, value in state["coefficients"].items():
-            if name not in self._resume_event["changed"]:
-                setattr(self, name, value)
-        self._kl_since_generation = state["kl_since_generation"]
-        self._last_kl_ref = state["kl_ref"]
-        self._generations = state["generations"]
-        self._step = state["micro_batches"]
-        self._generation_row = state["generation_row"]
-        self._metrics["train"].update(state["logged"])
-        self._nonfinite_skips = state["nonfinite_skips"]
-        for name, values in (state["completions"] or {}).items():
-            if isinstance(values, dict):
-                for column, column_values in values.items():
-                    self._logs[name][column].extend(column_values)
-            else:
-                self._logs[name].extend(values)
-        if self._extra_rows is not None and state["extra_rows"] is not None:
-            self._extra_rows.load_state_dict(state["extra_rows"])
-        if self.entropy_watch is not None and state["entropy_watch"] is not None:
-            self.entropy_watch.load_state_dict(state["entropy_watch"])
-        if self._rewarmup is not None:
-            self._rewarmup.updates = state["updates_since_reset"]
 
 
 def _is_measured(value) -> bool:

@@ -1,0 +1,219 @@
+"""How [`ProRLTrainer`] writes whole checkpoints and resumes from them exactly."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers.trainer_utils import rotate_checkpoints
+from trl.trainer.utils import strip_images_from_messages
+
+from .buffer import buffer_file, load_buffer, save_buffer
+from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, leftovers, publish, sync
+from .errors import CheckpointError
+from .identity import IDENTITY_FILE, changing_keys, check_same_run
+from .meter import EVENTS_FILE, METRICS_FILE, JsonLines
+from .publish import staged_leftovers
+from .record import write_config, write_env
+from .triggers import Reason
+
+
+STATE_FILE = "prorl_state.json"
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointMixin:
+    """Part of [`ProRLTrainer`]: saving, and resuming."""
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """
+        As [`~transformers.Trainer.train`]. A resume continues the run exactly, from the middle of a generation batch too.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                A checkpoint, or `True` for the newest complete one in `output_dir`.
+
+        Raises:
+            `ValueError`: that checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
+        """
+        if resume_from_checkpoint:
+            checkpoint, skipped = find_checkpoint(resume_from_checkpoint, self.args.output_dir)
+            for name, reason in skipped.items():
+                logger.warning("Checkpoint %s is skipped: %s.", name, reason)
+            then = json.loads((checkpoint / IDENTITY_FILE).read_text())
+            changed = check_same_run(then, self._identity | changing_keys(*self.recipe), self.args.allow_config_change)
+            self._resume_event = {
+                "event": "resume",
+                "checkpoint": checkpoint.name,
+                "skipped": skipped,
+                "changed": changed,
+            }
+            resume_from_checkpoint = str(checkpoint)
+        return super().train(resume_from_checkpoint or None, *args, **kwargs)
+
+    def _inner_training_loop(self, *args, resume_from_checkpoint=None, **kwargs):
+        keep_row = keep_event = None
+        if resume_from_checkpoint is not None:
+            state = json.loads((Path(resume_from_checkpoint) / "trainer_state.json").read_text())
+            step = state["global_step"]
+            self._epochs_done = int(state["epoch"])
+            keep_row = lambda row: row["step"] <= step  # noqa: E731
+            # A reset at the checkpoint's own step came after the save, and comes again.
+            keep_event = lambda event: event["step_applied"] < step + (event["event"] == "resume")  # noqa: E731
+        if self.is_world_process_zero():
+            for leftover in (*leftovers(Path(self.args.output_dir)), *staged_leftovers(Path(self.args.output_dir))):
+                shutil.rmtree(leftover)
+            self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, keep_row)
+            self._events_log = JsonLines(self.run_dir / EVENTS_FILE, keep_event)
+            if resume_from_checkpoint is not None:
+                self._log_event(self._resume_event | {"step_requested": step, "step_applied": step})
+            write_config(self.run_dir, self.args, self.recipe)
+            write_env(self.run_dir, self.args, self.model, self.packing, self._base_name())
+        return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _run_epoch(self, *args, **kwargs):
+        if self.state.global_step >= self.state.max_steps:
+            # Resumed from its last step: Trainer would do one more before it looks.
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    def _get_train_sampler(self, dataset=None):
+        sampler = super()._get_train_sampler(dataset)
+        if sampler.shuffle:
+            for _ in range(self._epochs_done):  # its generator is its own and in no checkpoint
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
+
+    def _get_output_dir(self, trial):
+        return str(self._writing_into) if self._writing_into is not None else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model, trial):
+        name = f"checkpoint-{self.state.global_step}"
+        run_dir = Path(super()._get_output_dir(trial=trial))
+        self._writing_into = run_dir / f"{INCOMPLETE}{name}"
+        aside, final = self._writing_into / name, run_dir / name
+        try:
+            super()._save_checkpoint(model, trial)
+            self._save_beside(aside, final)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                for log in (self._metrics_log, self._events_log):
+                    if log is not None:
+                        sync(log.path)
+                publish(aside, final, self.state.global_step, resumable=not self.args.save_only_model)
+                self._writing_into.rmdir()
+        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library puts it
+            shutil.rmtree(self._writing_into, ignore_errors=True)
+            raise CheckpointError(self._save_failed(final, error)) from error
+        finally:
+            self._writing_into = None
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
+        if self.args.should_save:
+            rotate_checkpoints(
+                str(run_dir), self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True
+            )
+
+    def _save_failed(self, final: Path, error: Exception) -> str:
+        kept = sorted(
+            (path.name for path in final.parent.glob("checkpoint-*")),
+            key=lambda name: int(CHECKPOINT.fullmatch(name)[1]) if CHECKPOINT.fullmatch(name) else -1,
+        )
+        free = shutil.disk_usage(final.parent).free / 2**30
+        return (
+            f"{final} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
+            f"{'The newest checkpoint is ' + kept[-1] if kept else 'There is no older checkpoint'}. Make room, lower "
+            "save_total_limit or set another output_dir, and go on with resume_from_checkpoint: true."
+        )
+
+    def _save_beside(self, folder: Path, final: Path) -> None:
+        """What the run needs beyond TRL's checkpoint."""
+        if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
+            save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
+        if not self.args.should_save:
+            return
+        if self.state.best_model_checkpoint == str(folder):
+            self.state.best_model_checkpoint = str(final)
+            self.state.save_to_json(str(folder / "trainer_state.json"))
+        if self.reference is not None and self._resets:
+            self.reference.save(folder)
+        if self.elastic is not None:
+            self.elastic.save(folder)
+        (folder / STATE_FILE).write_text(json.dumps(self._prorl_state()))
+        (folder / IDENTITY_FILE).write_text(json.dumps(self._identity | changing_keys(*self.recipe), indent=1))
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        # The one step of a resume that every kind of set-up takes, and after the model's.
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        folder = Path(checkpoint)
+        if self.reference is not None and self._resets:
+            self.reference.load(folder)
+        if self.elastic is not None:
+            self.elastic.load(folder)
+        buffer = folder / buffer_file(self.accelerator.process_index)
+        if buffer.exists():
+            self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
+        self._load_prorl_state(json.loads((folder / STATE_FILE).read_text()))
+
+    def _prorl_state(self) -> dict:
+        """What the trainer remembers beyond weights and optimizer, as JSON values."""
+        return {
+            "requests": [request.to_dict() for request in self._requests],
+            "callbacks": [callback.state_dict() for callback in self._reset_callbacks()],
+            "elastic_requested": self._elastic_requested,
+            "coefficients": {name: getattr(self, name) for name in ("beta", "beta_old", "beta_base")},
+            "kl_since_generation": self._kl_since_generation,
+            "kl_ref": self._last_kl_ref,
+            "generations": self._generations,
+            "micro_batches": self._step,
+            "generation_row": self._generation_row,
+            "logged": self._metrics["train"],
+            "completions": self._logged_completions() if self.log_completions else None,
+            "nonfinite_skips": self._nonfinite_skips,
+            "extra_rows": self._extra_rows.state_dict() if self._extra_rows is not None else None,
+            "entropy_watch": self.entropy_watch.state_dict() if self.entropy_watch is not None else None,
+            "updates_since_reset": self._rewarmup.updates if self._rewarmup is not None else None,
+        }
+
+    def _logged_completions(self) -> dict:
+        """The text of the last generation batch, which TRL writes with every log."""
+        logs = {name: list(map(strip_images_from_messages, self._logs[name])) for name in ("prompt", "completion")}
+        logs["advantages"] = list(self._logs["advantages"])
+        for name in ("rewards", "extra"):
+            logs[name] = {column: list(values) for column, values in self._logs[name].items()}
+        return logs
+
+    def _load_prorl_state(self, state: dict) -> None:
+        self._requests = [Reason(**request) for request in state["requests"]]
+        for callback, theirs in zip(self._reset_callbacks(), state["callbacks"], strict=True):
+            callback.load_state_dict(theirs)
+        self._elastic_requested = state["elastic_requested"]
+        for name, value in state["coefficients"].items():
+            if name not in self._resume_event["changed"]:
+                setattr(self, name, value)
+        self._kl_since_generation = state["kl_since_generation"]
+        self._last_kl_ref = state["kl_ref"]
+        self._generations = state["generations"]
+        self._step = state["micro_batches"]
+        self._generation_row = state["generation_row"]
+        self._metrics["train"].update(state["logged"])
+        self._nonfinite_skips = state["nonfinite_skips"]
+        for name, values in (state["completions"] or {}).items():
+            if isinstance(values, dict):
+                for column, column_values in values.items():
+                    self._logs[name][column].extend(column_values)
+            else:
+                self._logs[name].extend(values)
+        if self._extra_rows is not None and state["extra_rows"] is not None:
+            self._extra_rows.load_state_dict(state["extra_rows"])
+        if self.entropy_watch is not None and state["entropy_watch"] is not None:
+            self.entropy_watch.load_state_dict(state["entropy_watch"])
+        if self._rewarmup is not None:
+            self._rewarmup.updates = state["updates_since_reset"]
