@@ -75,7 +75,8 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
     passk = json.loads((out / "passk.json").read_text())
     card = ModelCard(hub.files("someone/reversed")["README.md"].decode())
     found = {result.metric_type: result for result in card.data.eval_results}
-    assert set(found) == {"pass@1", "pass@2"}
+    assert set(found) == {"pass@1", "pass@2", "accuracy"}
+    assert found["accuracy"].metric_value == passk["greedy"]["trained"]["accuracy"]
     for k in (1, 2):
         assert found[f"pass@{k}"].metric_value == passk["trained"][f"pass@{k}"]
         assert found[f"pass@{k}"].metric_args["interval_95"] == passk["trained"][f"interval@{k}"]
