@@ -55,11 +55,16 @@ def panel_png(panel: Panel) -> bytes:
     return small.getvalue()
 
 
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as a PNG, whole or not at all."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    write_aside(Path(path), buffer.getvalue())
+    path = Path(path)
+    aside = _aside(path)
+    figure.savefig(aside, format="png")
+    os.replace(aside, path)
 
 
 def plot_sheet(panels: list[Panel], path: Path, columns: int) -> None:
@@ -86,6 +91,6 @@ def plot_sheet(panels: list[Panel], path: Path, columns: int) -> None:
 
 def write_aside(path: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
-    aside = path.with_name(f".{path.name}.part")
+    aside = _aside(path)
     aside.write_bytes(data)
     os.replace(aside, path)
