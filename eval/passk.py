@@ -2,115 +2,30 @@
 pass@k of a run, base against trained, on the same held-out prompts of its task.
 
     python -m eval.passk --run runs/demo/A --run runs/demo/B --prompts 128 --n 16 --k 1 4 8
+    python -m eval.passk --run runs/demo/A --checkpoints all --others parity@2 sorting
 
-Writes `passk.json` into each run folder. Base is the policy as the run began; it is evaluated once for runs that share
-model, task and settings.
+Writes `passk.json` into each run folder, and the samples beside it (`samples/`, parquet): an evaluation that was stopped
+goes on, and none is drawn twice. Base is the policy as the run began; runs that lie side by side share its samples.
 """
 
 import argparse
-import json
-import os
 import sys
 from pathlib import Path
 
 import numpy as np
-import torch
-from peft import PeftModel
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
-import tasks
-from eval.runs import InputError, load_config
+from eval.held_out import HeldOut, TaskName, check_run
+from eval.models import checkpoint_points
+from eval.runs import InputError
+from eval.samples import write_json
 from eval.statistics import bootstrap_interval, paired_bootstrap_difference, pass_at_k_per_prompt
+from trl_prorl.errors import RunError
 
 
-# TRL's own defaults, for the keys a recipe leaves out.
-DEFAULT_TEMPERATURE = 1.0
-DEFAULT_MAX_COMPLETION_LENGTH = 512
-
-
-def stop_token_ids(model, tokenizer) -> list[int]:
-    """Every token that ends a completion: the tokenizer's and those the model declares, as in TRL's rollouts."""
-    declared = model.generation_config.eos_token_id
-    declared = declared if isinstance(declared, list) else [declared]
-    return [token for token in dict.fromkeys([tokenizer.eos_token_id, *declared]) if token is not None]
-
-
-@torch.no_grad()
-def sample_correct(
-    model,
-    tokenizer,
-    task,
-    rows,
-    n: int,
-    *,
-    temperature: float = DEFAULT_TEMPERATURE,
-    max_new_tokens: int = DEFAULT_MAX_COMPLETION_LENGTH,
-    batch_size: int = 512,
-    chat_template_kwargs: dict | None = None,
-    description: str = "sampling",
-) -> list[list[bool]]:
-    """
-    Sample `n` completions for each prompt and verify them.
-
-    The full softmax at `temperature` is sampled: the top-k, top-p and repetition penalty that a model's own
-    generation config may ask for are switched off. Samples depend on torch's global seed and on the batch size.
-
-    Args:
-        model (`PreTrainedModel` or `PeftModel`): A causal language model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template and a padding token.
-        task ([`~tasks.Task`]): Its `verify_many(completions, rows)` judges the samples of a prompt.
-        rows (`datasets.Dataset`): P rows with a `prompt` column of chat messages, and what `task.verify` needs.
-        n (`int`): Samples per prompt.
-        temperature (`float`, *optional*, defaults to `1.0`): Sampling temperature; 0 decodes greedily.
-        max_new_tokens (`int`, *optional*, defaults to `512`): Tokens after which a completion is cut.
-        batch_size (`int`, *optional*, defaults to `512`): Sequences per `generate` call, rounded down to whole prompts
-            (at least one prompt, that is `n` sequences).
-        chat_template_kwargs (`dict`, *optional*): Further arguments of the chat template.
-        description (`str`, *optional*): Label of the progress bar.
-
-    Returns:
-        `list[list[bool]]`: Shape (P, n): is the sample correct?
-    """
-    model.eval()
-    device = next(model.parameters()).device
-    sampling = {"do_sample": False}
-    if temperature > 0:
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    prompts_per_call = max(1, batch_size // n)
-    correct = []
-    with tqdm(total=len(rows), desc=description, unit="prompt", disable=None) as progress:
-        for start in range(0, len(rows), prompts_per_call):
-            batch = [rows[i] for i in range(start, min(start + prompts_per_call, len(rows)))]
-            texts = [
-                tokenizer.apply_chat_template(
-                    row["prompt"], tokenize=False, add_generation_prompt=True, **(chat_template_kwargs or {})
-                )
-                for row in batch
-            ]
-            inputs = tokenizer(
-                texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False
-            ).to(device)
-            sequences = model.generate(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                num_return_sequences=n,
-                max_new_tokens=max_new_tokens,
-                repetition_penalty=1.0,
-                eos_token_id=stop_token_ids(model, tokenizer),
-                pad_token_id=tokenizer.pad_token_id,
-                **sampling,
-            )
-            completions = tokenizer.batch_decode(
-                sequences[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-            )
-            for position, row in enumerate(batch):
-                samples = completions[position * n : (position + 1) * n]
-                correct.append(list(map(bool, task.verify_many(samples, [row] * len(samples)))))
-            progress.update(len(batch))
-    return correct
+MOST_SAMPLES = 256
 
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
@@ -133,88 +48,156 @@ def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
     return {**summary, "correct": counts}
 
 
-def find_trained_model(run_dir: Path) -> str:
+def verdicts(samples: pd.DataFrame) -> list[list[bool]]:
+    """Samples of P prompts with n each, prompt by prompt, as booleans of shape (P, n)."""
+    prompts = samples["prompt_id"].nunique()
+    return samples["correct"].to_numpy(dtype=bool).reshape(prompts, -1).tolist()
+
+
+def summarise_samples(samples: pd.DataFrame, ks: list[int]) -> dict:
+    """[`summarise`], and the mean length in tokens and the share of samples that were cut."""
+    return {
+        **summarise(verdicts(samples), ks),
+        "mean_tokens": float(samples["ids"].map(len).mean()),
+        "truncated": float(samples["truncated"].mean()),
+    }
+
+
+def by_task_and_level(sides: dict[str, pd.DataFrame], ks: list[int]) -> list[dict]:
+    """pass@k of every task and level among the prompts, where there is more than one and each has at least two prompts."""
+    groups = list(dict.fromkeys(zip(sides["base"]["task"], sides["base"]["level"], strict=True)))
+    result = []
+    for task, level in groups if len(groups) > 1 else []:
+        parts = {
+            side: samples[(samples["task"] == task) & (samples["level"] == level)] for side, samples in sides.items()
+        }
+        prompts = int(parts["base"]["prompt_id"].nunique())
+        if prompts >= 2:
+            summaries = {side: summarise(verdicts(part), ks) for side, part in parts.items()}
+            result.append({"task": task, "level": as_plain(level), "prompts": prompts, **summaries})
+    return result
+
+
+def as_plain(level):
+    return None if level is None or pd.isna(level) else int(level)
+
+
+def greedy_side(samples: pd.DataFrame) -> dict:
+    """Accuracy of greedy decoding with its interval over prompts, and the verdict of every prompt."""
+    correct = [int(one) for one in samples["correct"]]
+    return {
+        "accuracy": float(np.mean(correct)),
+        "interval": list(bootstrap_interval(correct)),
+        "correct": correct,
+    }
+
+
+def base_and_trained(held_out: HeldOut, args) -> tuple[dict, dict[str, pd.DataFrame]]:
+    """What `passk.json` says of one task, and the samples of both sides."""
+    sides = {"base": held_out.samples(held_out.base, args.n), "trained": held_out.samples(held_out.trained, args.n)}
+    result = {
+        "split": held_out.split,
+        "prompts": len(held_out.rows),
+        "n": args.n,
+        "k": args.k,
+        "temperature": held_out.temperature,
+        "max_new_tokens": held_out.max_new_tokens,
+        "seed": held_out.seed,
+        "task": held_out.name.task,
+        "level": held_out.name.level,
+        "prompt_ids": held_out.prompt_ids,
+        **{side: summarise_samples(samples, args.k) for side, samples in sides.items()},
+    }
+    if held_out.temperature > 0 and args.with_greedy:
+        points = {"base": held_out.base, "trained": held_out.trained}
+        result["greedy"] = {
+            side: greedy_side(held_out.samples(point, 1, temperature=0.0)) for side, point in points.items()
+        }
+    return result, sides
+
+
+def evaluate_run(run_dir: Path, args) -> dict:
     """
-    What the run left behind: `"adapter"` (PEFT) or `"full"`.
+    The content of `passk.json` for one run.
 
-    Raises:
-        InputError: If the folder holds neither.
+    Args:
+        run_dir (`Path`): The run folder.
+        args (`argparse.Namespace`): The settings, as [`parse_args`] gives them.
     """
-    if (run_dir / "adapter_config.json").is_file():
-        return "adapter"
-    if (run_dir / "config.json").is_file():
-        return "full"
-    raise InputError(
-        f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); "
-        "let the run finish, or copy a checkpoint's files there"
-    )
+    held_out, *others = held_outs(run_dir, args)
+    result, sides = base_and_trained(held_out, args)
+    result["step"] = held_out.trained.step
+    if groups := by_task_and_level(sides, args.k):
+        result["by"] = groups
+    if args.checkpoints:
+        points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
+        result["checkpoints"] = [
+            {"step": point.step, **summarise_samples(held_out.samples(point, args.n), args.k)} for point in points
+        ]
+        if held_out.trained.step is not None:
+            result["checkpoints"].append({"step": held_out.trained.step, **result["trained"]})
+    if others:
+        result["others"] = {
+            text: base_and_trained(other, args)[0] for text, other in zip(args.others, others, strict=True)
+        }
+    return result
 
 
-def load_model(path, revision: str | None = None):
-    """A causal language model, on the GPU in bfloat16 if there is one, else on the CPU in float32."""
-    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
-    return AutoModelForCausalLM.from_pretrained(path, revision=revision or "main", dtype=dtype).to(device)
-
-
-def load_base_model(config: dict):
-    """The model a run started from."""
-    return load_model(config["model_name_or_path"], config.get("model_revision"))
-
-
-def load_trained_model(run_dir: Path, config: dict):
-    """The model at the top level of a run folder: a PEFT adapter on the base model, or a full model."""
-    if find_trained_model(run_dir) == "adapter":
-        return PeftModel.from_pretrained(load_base_model(config), run_dir)
-    return load_model(run_dir)
-
-
-def load_tokenizer(run_dir: Path):
-    """The run's tokenizer; where it has no padding token, the end-of-sequence token pads."""
-    tokenizer = AutoTokenizer.from_pretrained(run_dir)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def load_task(config: dict):
-    """
-    The task a run was trained on.
-
-    Raises:
-        InputError: If there is no such task, or it does not take the level or the options.
-    """
-    keys = {"level": "task_level", "options": "task_options", "path": "dataset_name"}
-    given = {name: config.get(key) for name, key in keys.items()}
-    try:
-        return tasks.task_of_recipe(config["task"], **given)
-    except (KeyError, TypeError, ValueError) as error:
-        message = " ".join(str(error).split())
-        raise InputError(f"task '{config['task']}' with {given}: {message}; correct config.yaml") from error
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Write aside, then replace: a reader never sees half a file."""
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(json.dumps(content) + "\n")
-    os.replace(aside, path)
+def held_outs(run_dir: Path, args) -> list[HeldOut]:
+    """The run on its own task, then on the others that were asked for."""
+    settings = {
+        "temperature": 0.0 if args.greedy else args.temperature,
+        "max_new_tokens": args.max_new_tokens,
+        "seed": args.seed,
+        "batch_size": args.batch_size,
+    }
+    names = [None, *map(TaskName.parse, args.others)]
+    return [HeldOut(run_dir, args.split, args.prompts, name=name, **settings) for name in names]
 
 
 def result_table(run_dir: Path, result: dict) -> Table:
     """Base against trained, a row per k, with 95 % bootstrap intervals over prompts."""
-    counts = [result[side]["correct"] for side in ("trained", "base")]
     table = Table(
         title=f"pass@k of {run_dir}: {result['task']}, {result['split']} split, {result['prompts']} prompts, "
         f"n = {result['n']}, temperature {result['temperature']:g}"
     )
     for column in ("k", "base", "trained", "gain"):
         table.add_column(column, justify="right")
+    add_rows(table, result)
+    if "greedy" in result:
+        sides = [result["greedy"][side] for side in ("base", "trained")]
+        gain = paired_bootstrap_difference(sides[1]["correct"], sides[0]["correct"])
+        cells = [with_interval(side["accuracy"], side["interval"]) for side in sides]
+        table.add_row("greedy", *cells, f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
+    for part in result.get("by", []):
+        table.add_section()
+        add_rows(table, {**part, "n": result["n"], "k": result["k"][:1]}, f"{part['task']}@{part['level']}: ")
+    for text, other in result.get("others", {}).items():
+        table.add_section()
+        add_rows(table, {**other, "k": other["k"][:1]}, f"not trained, {text}: ")
+    return table
+
+
+def add_rows(table: Table, result: dict, prefix: str = "") -> None:
+    counts = [result[side]["correct"] for side in ("trained", "base")]
     for k in result["k"]:
-        cells = [str(k)]
-        for side in ("base", "trained"):
-            low, high = result[side][f"interval@{k}"]
-            cells.append(f"{result[side][f'pass@{k}']:.3f} [{low:.3f}, {high:.3f}]")
+        cells = [
+            with_interval(result[side][f"pass@{k}"], result[side][f"interval@{k}"]) for side in ("base", "trained")
+        ]
         gain = paired_bootstrap_difference(*(pass_at_k_per_prompt(count, result["n"], k) for count in counts))
-        table.add_row(*cells, f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
+        table.add_row(f"{prefix}{k}", *cells, f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
+
+
+def with_interval(value: float, interval: list[float]) -> str:
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def checkpoint_table(result: dict) -> Table:
+    """pass@k of base and every checkpoint, a row each."""
+    table = Table("step", *(f"pass@{k}" for k in result["k"]), "tokens", title="pass@k over training steps")
+    for point in [{"step": 0, **result["base"]}, *result["checkpoints"]]:
+        cells = [with_interval(point[f"pass@{k}"], point[f"interval@{k}"]) for k in result["k"]]
+        table.add_row(str(point["step"]), *cells, f"{point['mean_tokens']:.0f}")
     return table
 
 
@@ -225,8 +208,8 @@ def check_settings(args) -> None:
     Raises:
         InputError: Naming the option, its value and the cure.
     """
-    if args.n < 1:
-        raise InputError(f"--n {args.n}: at least 1 sample per prompt is needed")
+    if not 1 <= args.n <= MOST_SAMPLES:
+        raise InputError(f"--n {args.n}: at least 1 sample per prompt is needed, and at most {MOST_SAMPLES}")
     if args.greedy and args.n > 1:
         raise InputError(f"--n {args.n} with --greedy: all samples of a prompt would be the same; leave out --n")
     if args.prompts < 2:
@@ -236,83 +219,41 @@ def check_settings(args) -> None:
             raise InputError(f"--k {k} must lie between 1 and --n {args.n}; draw more samples or lower k")
     if args.temperature is not None and args.temperature <= 0:
         raise InputError(f"--temperature {args.temperature:g} must be above 0; use --greedy for greedy decoding")
-    if args.batch_size < 1:
-        raise InputError(f"--batch-size {args.batch_size} must be at least 1")
+    for option in ("batch_size", "max_new_tokens"):
+        value = getattr(args, option)
+        if value is not None and value < 1:
+            raise InputError(f"--{option.replace('_', '-')} {value} must be at least 1")
 
 
-def check_run(run_dir: Path) -> dict:
-    """The configuration of a run that can be evaluated, or an [`InputError`]."""
-    config = load_config(run_dir)
-    for key in ("model_name_or_path", "task"):
-        if not config.get(key):
-            raise InputError(f"'{run_dir / 'config.yaml'}' has no {key}; add the one the run was trained with")
-    find_trained_model(run_dir)
-    load_task(config)
-    return config
-
-
-def evaluate_run(run_dir: Path, config: dict, args, base_cache: dict) -> dict:
-    """
-    The content of `passk.json` for one run.
-
-    Args:
-        run_dir (`Path`): The run folder.
-        config (`dict`): Its configuration.
-        args (`argparse.Namespace`): The settings, as [`parse_args`] gives them.
-        base_cache (`dict`): What base models scored so far; filled here.
-    """
-    tokenizer, task = load_tokenizer(run_dir), load_task(config)
-    try:
-        rows = task.rows(args.split, args.prompts, seed=config.get("task_seed") or 0)
-    except ValueError as error:
-        raise InputError(f"--split {args.split} --prompts {args.prompts}: {error}") from error
-    temperature = args.temperature or config.get("temperature") or DEFAULT_TEMPERATURE
-    settings = {
-        "temperature": 0.0 if args.greedy else float(temperature),
-        "max_new_tokens": config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH,
-        "chat_template_kwargs": config.get("chat_template_kwargs"),
-    }
-
-    def score(load, description):
-        model = load()
-        set_seed(args.seed)
-        return sample_correct(
-            model, tokenizer, task, rows, args.n, batch_size=args.batch_size, description=description, **settings
-        )
-
-    # The command line is the same for all runs, so the prompts and these settings decide what base scores.
-    model_and_task = ("model_name_or_path", "model_revision", "task", "task_level", "task_options", "dataset_name")
-    shared = {key: config.get(key) for key in model_and_task}
-    key = json.dumps([shared, settings, tokenizer.chat_template, rows["prompt"][:]], sort_keys=True)
-    if key not in base_cache:
-        base_cache[key] = score(lambda: load_base_model(config), f"{run_dir.name}: base")
-    trained = score(lambda: load_trained_model(run_dir, config), f"{run_dir.name}: trained")
-    return {
-        "split": args.split,
-        "prompts": len(rows),
-        "n": args.n,
-        "k": args.k,
-        "temperature": settings["temperature"],
-        "seed": args.seed,
-        "task": config["task"],
-        "level": config.get("task_level"),
-        "base": summarise(base_cache[key], args.k),
-        "trained": summarise(trained, args.k),
-    }
+def check_run_settings(run_dir: Path, args) -> None:
+    """Refuse what a run cannot be asked, before anything is loaded."""
+    config = check_run(run_dir)
+    for name in (TaskName.of_run(config), *map(TaskName.parse, args.others)):
+        name.make()
+    if args.checkpoints:
+        checkpoint_points(run_dir, config, args.checkpoints)
 
 
 def parse_args(argv=None) -> argparse.Namespace:
     """The command line, with its defaults filled in."""
     parser = argparse.ArgumentParser(prog="python -m eval.passk", description="pass@k of runs, base against trained.")
-    parser.add_argument("--run", action="append", required=True, type=Path, help="run folder; may be repeated")
-    parser.add_argument("--split", default="test", help="split of the run's task")
-    parser.add_argument("--prompts", type=int, default=128, help="number of prompts")
-    parser.add_argument("--n", type=int, help="samples per prompt (default 16, greedy 1)")
+    add_sampling_arguments(parser)
+    parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MOST_SAMPLES} (default 16, greedy 1)")
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default those of 1 4 8 up to n)")
-    parser.add_argument("--temperature", type=float, help="sampling temperature (default: the run's)")
-    parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
-    parser.add_argument("--greedy", action="store_true", help="decode greedily, one sample per prompt")
+    parser.add_argument("--greedy", action="store_true", help="decode greedily only, one sample per prompt")
+    parser.add_argument(
+        "--no-greedy",
+        dest="with_greedy",
+        action="store_false",
+        help="leave out the greedy decoding beside the samples",
+    )
+    parser.add_argument(
+        "--others",
+        nargs="+",
+        default=[],
+        metavar="NAME[@LEVEL][=PATH]",
+        help="tasks that were not trained (forgetting)",
+    )
     args = parser.parse_args(argv)
     if args.n is None:
         args.n = 1 if args.greedy else 16
@@ -321,20 +262,40 @@ def parse_args(argv=None) -> argparse.Namespace:
     return args
 
 
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that every evaluation by sampling has."""
+    parser.add_argument("--run", action="append", required=True, type=Path, help="run folder; may be repeated")
+    parser.add_argument("--split", default="test", help="split of the run's task")
+    parser.add_argument("--prompts", type=int, default=128, help="number of prompts")
+    parser.add_argument("--temperature", type=float, help="sampling temperature (default: the run's)")
+    parser.add_argument(
+        "--max-new-tokens", type=int, help="tokens after which a completion is cut (default: the run's)"
+    )
+    parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
+    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help="steps of checkpoints, or all")
+
+
 def main(argv=None) -> int:
     """Entry point; returns the exit code, 2 for bad input."""
     args = parse_args(argv)
     try:
         check_settings(args)
-        configs = [check_run(run_dir) for run_dir in args.run]
-        base_cache = {}
-        for run_dir, config in zip(args.run, configs, strict=True):
-            result = evaluate_run(run_dir, config, args, base_cache)
+        for run_dir in args.run:
+            check_run_settings(run_dir, args)
+        for run_dir in args.run:
+            result = evaluate_run(run_dir, args)
             write_json(run_dir / "passk.json", result)
-            Console().print(result_table(run_dir, result))
+            console = Console()
+            console.print(result_table(run_dir, result))
+            if "checkpoints" in result:
+                console.print(checkpoint_table(result))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

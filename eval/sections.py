@@ -6,7 +6,7 @@ from eval import analysis_views, closeups, drift_view, passk_views, plots
 from eval.document import Bullets, Code, Picture, Report, Section, Text
 from eval.matrix import result_matrix
 from eval.panels import plot_sheet
-from eval.runs import Run
+from eval.runs import VARIANT_DESCRIPTIONS, Run
 from eval.statements import caveats, comparison_statements, passk_command
 from eval.success import comparisons, success_statements, success_table
 from eval.tables import (
@@ -20,17 +20,6 @@ from eval.tables import (
 )
 
 
-VARIANT_DESCRIPTIONS = {
-    "plain": "no KL term at all: TRL's GRPO without a reference model",
-    "control": "KL to the initial policy, a reference that is never reset",
-    "A": "KL to a frozen reference that is set to the policy at each reset; the optimizer is kept",
-    "B": "KL to pi_old, the policy that sampled the batch: no reference model and no reference forward; a different "
-    "objective from A's",
-    "C": "as A, and the optimizer's state is reset together with the reference",
-    "optimizer-only": "KL to the initial policy, whose reference stays while the optimizer's state is reset",
-    "base-anchored": "KL to the base policy alone, by `beta_base`",
-    "elastic": "Elastic Reset: the policy becomes its moving average, the average the initial policy",
-}
 VARIANT_SHORT = {
     "plain": "no KL",
     "control": "a reference that never moves",

@@ -14,6 +14,7 @@ import itertools
 import json
 import multiprocessing
 import random
+import re
 import resource
 import statistics
 import tempfile
@@ -57,6 +58,11 @@ ARMS = {
     "C packed": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **PACKED}),
 }
 OVERHEAD_ARMS = {BASELINE: ARMS[BASELINE], "ours, all off": (ProRLTrainer, {"beta": 0.02})}
+GROWTH_STYLES = {
+    BASELINE: {"color": "#000000", "marker": "o"},
+    "A packed": {"color": "#0072B2", "marker": "s"},
+    "B packed": {"color": "#D55E00", "marker": "^"},
+}
 COLOURS = {"generation": "#BBBBBB", "scoring": "#CC79A7", "update": "#56B4E9"}
 
 
@@ -328,6 +334,31 @@ def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
+    """The update phase's seconds over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes."""
+    sizes = {
+        tuple(map(int, re.findall(r"(\d+) tokens.*G=(\d+)", title)[0])): result for title, result in results.items()
+    }
+    panels = (
+        ("tokens of a completion, G=8", {length: size for (length, group), size in sizes.items() if group == 8}),
+        ("completions of a prompt, G, of 256 tokens", {group: size for (n, group), size in sizes.items() if n == 256}),
+    )
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for panel, (label, by_size) in zip(figure.subplots(1, 2), panels, strict=True):
+        for name, style in GROWTH_STYLES.items():
+            points = sorted((size, statistics.median(result[name]["phase"])) for size, result in by_size.items())
+            if points:
+                panel.plot(*zip(*points, strict=True), label=name, **style)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xlabel(label)
+        panel.set_ylabel("update phase, seconds a step")
+        panel.grid(alpha=0.3)
+    panel.legend()
+    figure.supxlabel("B optimises another objective than A.", fontsize=8, style="italic")
+    figure.savefig(path, dpi=110)
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -420,7 +451,7 @@ def main(argv: list[str] | None = None) -> None:
         torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     )
     (args.out / f"{args.mode}.json").write_text(json.dumps({"settings": told, "results": results}, indent=1) + "\n")
-    draw(results, args.out / f"{args.mode}.png")
+    (draw_growth if args.mode == "growth" else draw)(results, args.out / f"{args.mode}.png")
     console.print(f"{args.out / f'{args.mode}.json'} and {args.mode}.png; a ratio above 1 is faster than {BASELINE}.")
 
 

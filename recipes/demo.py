@@ -20,6 +20,7 @@ from trl_prorl.meter import read_jsonl
 
 ROOT = Path(__file__).resolve().parent.parent
 ARMS = ("control", "variantA", "variantB", "variantC", "plain")
+CHECKPOINTS = 4  # of an arm, its end among them: held-out pass@k over training
 console = Console()
 
 
@@ -33,6 +34,8 @@ class Arm:
         self.command += ["--output_dir", str(out), "--seed", str(seed), "--disable_tqdm", "true", *overrides]
         steps = overrides[overrides.index("--max_steps") + 1] if "--max_steps" in overrides else None
         self.steps = int(steps or yaml.safe_load(recipe.read_text())["max_steps"])
+        every = max(1, self.steps // CHECKPOINTS)
+        self.command += ["--save_strategy", "steps", "--save_steps", str(every), "--save_only_model", "true"]
         self.process: subprocess.Popen | None = None
 
     @property
@@ -112,8 +115,10 @@ def main() -> None:
     ]
     train(arms, max(1, args.side_by_side))
     runs = [str(arm.out) for arm in arms]
-    evaluate = [sys.executable, "-m", "eval.passk", "--n", args.samples, "--prompts", args.prompts]
-    subprocess.run([*evaluate, *(part for run in runs for part in ("--run", run))], check=True)
+    of_runs = [part for run in runs for part in ("--run", run)]
+    held_out = ["--prompts", args.prompts, "--checkpoints", "all", *of_runs]
+    subprocess.run([sys.executable, "-m", "eval.passk", "--n", args.samples, *held_out], check=True)
+    subprocess.run([sys.executable, "-m", "eval.drift", *held_out], check=True)
     subprocess.run([sys.executable, "-m", "eval.report", "--runs", *runs, "--out", str(args.out)], check=True)
 
 

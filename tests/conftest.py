@@ -17,12 +17,18 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from huggingface_hub import constants
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl import ProRLConfig, ProRLTrainer, publish
 from trl_prorl.embedded import EmbeddedSettings, byte_tokenizer, new_model
+
+
+sys.path.append(str(Path(__file__).parent))  # last: the folders here must not hide packages of their names
+
+from hub_server import TOKEN, HubServer  # noqa: E402
 
 
 torch.set_num_threads(1)
@@ -55,14 +61,14 @@ def tiny_model(tmp_path_factory):
 class Forks:
     """Real processes without the seconds that their imports cost: see forks/server.py."""
 
-    def __init__(self):
+    def __init__(self, **env):
         script = Path(__file__).parent / "forks" / "server.py"
         self.server = subprocess.Popen(
             [sys.executable, str(script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
         )
 
     def start(self, **order):
@@ -81,13 +87,60 @@ class Forks:
             self.start(run=str(script), argv=list(argv), log=log.name)
             return self.status(), log.read()
 
+    def close(self):
+        self.server.stdin.close()
+        self.server.wait()
+
 
 @pytest.fixture(scope="session")
 def forks():
     forks = Forks()
     yield forks
-    forks.server.stdin.close()
-    forks.server.wait()
+    forks.close()
+
+
+@pytest.fixture(scope="session")
+def hub_server():
+    server = HubServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def hub(hub_server):
+    """An empty Hub on loopback, see hub_server.py."""
+    hub_server.reset()
+    return hub_server
+
+
+@pytest.fixture
+def online(hub, monkeypatch):
+    """This process's client talks to `hub`, and does not wait before it tries again."""
+    template = "/{repo_id}/resolve/{revision}/{filename}"
+    for name, value in (
+        ("HF_HUB_OFFLINE", False),
+        ("HF_HUB_DISABLE_XET", True),
+        ("ENDPOINT", hub.url),
+        ("HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template),
+    ):
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(publish, "WAITS", (0.0, 0.0, 0.0))
+    return hub
+
+
+@pytest.fixture(scope="session")
+def hub_forks(hub_server, tmp_path_factory):
+    """As `forks`, for processes whose Hub is `hub`: the client reads its address when it is imported."""
+    forks = Forks(
+        HF_ENDPOINT=hub_server.url,
+        HF_TOKEN=TOKEN,
+        HF_HOME=str(tmp_path_factory.mktemp("hf_home")),
+        HF_HUB_OFFLINE="0",
+        HF_HUB_DISABLE_XET="1",
+    )
+    yield forks
+    forks.close()
 
 
 @pytest.fixture

@@ -26,7 +26,10 @@ TRAINER_METHODS = {
     "_inner_training_loop": "where the logs are continued",
     "_run_epoch": "which must not begin for a run that is resumed at its end",
     "_get_output_dir": "which says where a checkpoint is written",
-    "_push_from_checkpoint": "which has to wait for the checkpoint's name",
+    "_push_from_checkpoint": "which has to wait for the checkpoint's name, and pushes our files",
+    "init_hf_repo": "which is done before a model is loaded",
+    "_finish_current_push": "which waits for `push_in_progress`",
+    "_save": "which pickles the arguments, token and all",
     "_load_optimizer_and_scheduler": "the step of a resume where everything of ours is loaded",
     "_clip_grad_norm": "before which gradients are looked at",
     "_get_grad_norm": "after which an update is stopped or left out",
@@ -54,6 +57,15 @@ def test_the_update_comes_after_the_norm_and_the_save_asks_where_to_write():
     )
     assert "self._get_output_dir(trial=trial)" in source(Trainer._save_checkpoint)
     assert "self._load_optimizer_and_scheduler(" in source(Trainer._prepare_for_training)
+
+
+def test_pushes_are_made_where_ours_replace_them():
+    assert "self.create_model_card(" in source(GRPOTrainer._save_checkpoint)
+    assert "torch.save(self.args," in source(Trainer._save)
+    assert "self._save(" in source(Trainer.save_model)
+    assert "if self.args.push_to_hub:\n            self.init_hf_repo()" in source(Trainer.__init__)
+    assert "self.push_in_progress" in source(Trainer._finish_current_push)
+    assert "self.hub_model_id = " in source(Trainer.init_hf_repo)
 
 
 def test_our_prepare_inputs_is_trl_s_but_for_the_shuffle():

@@ -161,6 +161,9 @@ class ProRLConfig(GRPOConfig):
         log_update_norm (`bool`, *optional*, defaults to `False`):
             Record the norm of every update of the trained parameters, which shows what a reset does to the first ones.
             Costs a copy of those parameters.
+        hub_push_reference (`bool`, *optional*, defaults to `False`):
+            Whether `push_to_hub` pushes the frozen adapter `ref` too, into the folder `ref`. TRL's `hub_*` keys say the
+            rest; see docs/publishing.md.
     """
 
     beta_old: float = field(
@@ -282,6 +285,9 @@ class ProRLConfig(GRPOConfig):
         default=False, metadata={"help": "Whether a resume may change the run. The change is logged as an event."}
     )
     run_dir: str | None = field(default=None, metadata={"help": "Where the record of the run goes. None: output_dir."})
+    hub_push_reference: bool = field(
+        default=False, metadata={"help": "Whether push_to_hub pushes the frozen adapter `ref` too."}
+    )
 
     def __post_init__(self):
         if isinstance(self.pack_groups, bool):  # YAML takes a bare on or off for true or false
@@ -430,6 +436,9 @@ class ProRLConfig(GRPOConfig):
             "in (0, 1]; to clear the state use optimizer_reset: hard",
         )
 
+        if not isinstance(self.hub_push_reference, bool):
+            raise ValueError(f"hub_push_reference={self.hub_push_reference!r} must be true or false.")
+
     def _check_number(self, name, is_right, what):
         value = getattr(self, name)
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
@@ -497,6 +506,11 @@ class ProRLConfig(GRPOConfig):
             )
         if self.elastic_reset_every:
             self.check_reset_schedule()
+        if self.hub_push_reference and self.beta == 0.0:
+            raise ValueError(
+                "hub_push_reference=True pushes the reference, but beta=0 means that there is none. Leave "
+                "hub_push_reference out, or set beta > 0."
+            )
         if not self.resets:
             for name, off in (
                 ("optimizer_reset", "keep"),

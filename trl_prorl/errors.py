@@ -15,3 +15,7 @@ class NonFiniteError(RunError):
 
 class RewardError(RunError, ValueError):
     """A reward function raised, took too long, or returned what is not one finite number for every completion."""
+
+
+class PushError(RunError):
+    """An upload to the Hub failed; what was to be uploaded is whole on disk."""

@@ -13,8 +13,11 @@ import torch
 import yaml
 from trl import GRPOConfig
 
+from .base_model import identify
+
 
 CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
+SECRETS = frozenset(["hub_token", "push_to_hub_token"])
 PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
 
 
@@ -60,7 +63,8 @@ def as_plain(value: Any) -> Any:
 
 def write_config(run_dir: str | os.PathLike, args: GRPOConfig, recipe: tuple = ()) -> None:
     """
-    Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults.
+    Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults. Tokens
+    are left out.
 
     Args:
         run_dir (`str` or `os.PathLike`):
@@ -74,6 +78,8 @@ def write_config(run_dir: str | os.PathLike, args: GRPOConfig, recipe: tuple = (
     keys = set_keys(args, always=ours | {"beta", "temperature", "seed", "max_completion_length"})
     for part in recipe:
         keys |= set_keys(part, always=field_names(part))
+    for secret in SECRETS:
+        keys.pop(secret, None)
     if "steps_per_generation" in keys:
         keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
     path = Path(run_dir) / CONFIG_FILE
@@ -81,7 +87,9 @@ def write_config(run_dir: str | os.PathLike, args: GRPOConfig, recipe: tuple = (
     path.write_text(yaml.safe_dump(keys, sort_keys=True))
 
 
-def write_env(run_dir: str | os.PathLike, args: Any, model: torch.nn.Module, packing: str = "off") -> None:
+def write_env(
+    run_dir: str | os.PathLike, args: Any, model: torch.nn.Module, packing: str = "off", base: str | None = None
+) -> None:
     """
     Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run computes what it computes.
 
@@ -94,9 +102,12 @@ def write_env(run_dir: str | os.PathLike, args: Any, model: torch.nn.Module, pac
             The policy.
         packing (`str`, *optional*, defaults to `"off"`):
             Whether groups are packed, and if not as asked, why.
+        base (`str`, *optional*):
+            Hub name or folder of the model that the run began from.
     """
     env = {
         "variant": args.variant,
+        "base_model": dataclasses.asdict(identify(base)) if base else None,
         "execution": {
             "old_logps": args.old_logps_source,
             "ref_compute": args.ref_compute if args.beta != 0.0 else "none",

@@ -54,17 +54,24 @@ class TaskArguments(ScriptArguments):
             `"target"` (−`length_cost` for each token off `length_target`) or `"overlong"` (TRL's soft punishment in the
             last `length_margin` tokens).
         length_least (`float`, *optional*, defaults to `-1.0`):
-            See `length_reward`.
-        length_on (`int`, *optional*, defaults to `1`), length_off (`int`, *optional*, defaults to `0`):
-            The cosine reward is on for so many optimizer steps, then off for so many, and so on.
-        length_target (`int`, *optional*), length_cost (`float`, *optional*, defaults to `0.0003`):
-            See `length_reward`.
+            `length_reward: cosine`: what a completion of `max_completion_length` gets.
+        length_on (`int`, *optional*, defaults to `1`):
+            `length_reward: cosine` is on for so many optimizer steps, then off for `length_off`, and so on.
+        length_off (`int`, *optional*, defaults to `0`):
+            Optimizer steps for which `length_reward: cosine` is off in between. 0: it is always on.
+        length_target (`int`, *optional*):
+            `length_reward: target`: the length that is wanted, in tokens; needed.
+        length_cost (`float`, *optional*, defaults to `0.0003`):
+            `length_reward: target`: what each token off it costs.
         length_margin (`int`, *optional*):
-            See `length_reward`.
+            `length_reward: overlong`: how many of the last tokens of `max_completion_length` are punished; needed.
         thinking_budget (`int`, *optional*):
-            Tokens after which a completion is interrupted and asked for its answer; see [`~trl_prorl.thinking`].
-        thinking_text (`str`, *optional*, defaults to `"\\n\\nFinal answer: "`), thinking_answer_tokens (`int`, *optional*, defaults to `32`):
-            What asks for it, and the tokens that remain for it.
+            Tokens after which a completion is interrupted and asked for its answer; see [`~trl_prorl.thinking`]. Needs
+            room for `thinking_text` and `thinking_answer_tokens` in `max_completion_length`; not with `use_vllm`.
+        thinking_text (`str`, *optional*, defaults to `"\\n\\nFinal answer: "`):
+            What asks for it.
+        thinking_answer_tokens (`int`, *optional*, defaults to `32`):
+            Tokens that remain for it.
     """
 
     task: str = field(default="reverse_digits", metadata={"help": "Name of a task, see `python -m tasks list`."})
@@ -202,9 +209,10 @@ def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) 
     )
     trainer.recipe = (task_args, model_args)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint if resume else None)
-    trainer.save_model()
     if args.push_to_hub:
-        trainer.push_to_hub()
+        trainer.push_to_hub()  # saves, too
+    else:
+        trainer.save_model()
     return trainer
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model, set_seed
 from datasets import Dataset
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, Trainer
-from transformers.trainer_utils import rotate_checkpoints
+from transformers.trainer_utils import HubStrategy, SaveStrategy, rotate_checkpoints
+from transformers.utils import PushInProgress
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
@@ -35,6 +36,7 @@ from .adaptive import next_coefficient
 from .advantages import estimate
 from .buffer import buffer_file, load_buffer, save_buffer
 from .callbacks import ReferenceResetCallback
+from .card import CARD_FILE, model_card, write_card
 from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, leftovers, publish, sync
 from .checks import check_columns, check_rows
 from .config import ProRLConfig
@@ -42,7 +44,7 @@ from .dropout import check_dropout, check_dropout_config
 from .dynamic_sampling import ExtraRows, put_groups, undecided
 from .elastic import ElasticAverage
 from .entropy_watch import EntropyWatch
-from .errors import CheckpointError, NonFiniteError
+from .errors import CheckpointError, NonFiniteError, PushError
 from .finite import all_finite, first_nonfinite
 from .grouping import whole_groups
 from .identity import IDENTITY_FILE, changing_keys, check_same_run, dataset_hash, weights_hash
@@ -50,6 +52,19 @@ from .meter import EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
 from .normalizer import token_weights
 from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
 from .packing import packed_logps, why_not
+from .publish import (
+    STAGED,
+    copy_or_link,
+    files_to_push,
+    make_api,
+    open_repo,
+    push,
+    push_command,
+    push_folder,
+    repo_name,
+    stage,
+    staged_leftovers,
+)
 from .record import write_config, write_env
 from .reference import AdapterReference, PolicyItself, SnapshotReference, frozen_adapter, frozen_copy, move_reference
 from .rewards import shown, watched
@@ -108,6 +123,7 @@ class ProRLTrainer(GRPOTrainer):
         if not args.is_trl and not args.disable_dropout:
             check_dropout_config(given.get("peft_config"))
         moves = args.beta != 0.0 and self._resets
+        self._check_hub(args, given, moves)
         # A new LoRA adapter is zero, unless it is initialised from the weights, which it then changes (PiSSA and others).
         fresh_adapter = getattr(given.get("peft_config"), "init_lora_weights", None) in (True, "gaussian")
         init_kwargs = args.model_init_kwargs
@@ -189,6 +205,27 @@ class ProRLTrainer(GRPOTrainer):
         else:
             cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
             check_optimizer_class(cls, arguments.get("momentum", 0.0))
+
+    def _check_hub(self, args: ProRLConfig, given: dict, moves: bool) -> None:
+        """Refuse a push that could not succeed, before a model is loaded."""
+        adapter = (
+            moves
+            and given.get("peft_config") is not None
+            or args.beta != 0.0
+            and isinstance(given["model"], PeftModel)
+        )
+        if args.hub_push_reference and not adapter:
+            raise ValueError(
+                "hub_push_reference=True pushes the adapter `ref`, which only a LoRA run with a reference that moves has. "
+                "Leave hub_push_reference out."
+            )
+        self._hub_api, self._hub_repo = make_api(args.hub_token), None
+        if args.push_to_hub and args.process_index == 0:
+            self._hub_repo = self._open_repo(args, args.hub_token, args.hub_private_repo)
+
+    def _open_repo(self, args: ProRLConfig, token: str | None, private: bool | None) -> str:
+        api = self._hub_api if token == args.hub_token else make_api(token)
+        return open_repo(repo_name(args.hub_model_id, args.output_dir), private, api)
 
     def _check_sharding(self, args: ProRLConfig) -> None:
         """Where parameters or optimizer states are sharded, a plain copy would do nothing or half of it: refuse."""
@@ -1107,14 +1144,14 @@ class ProRLTrainer(GRPOTrainer):
             # A reset at the checkpoint's own step came after the save, and comes again.
             keep_event = lambda event: event["step_applied"] < step + (event["event"] == "resume")  # noqa: E731
         if self.is_world_process_zero():
-            for leftover in leftovers(Path(self.args.output_dir)):
+            for leftover in (*leftovers(Path(self.args.output_dir)), *staged_leftovers(Path(self.args.output_dir))):
                 shutil.rmtree(leftover)
             self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, keep_row)
             self._events_log = JsonLines(self.run_dir / EVENTS_FILE, keep_event)
             if resume_from_checkpoint is not None:
                 self._log_event(self._resume_event | {"step_requested": step, "step_applied": step})
             write_config(self.run_dir, self.args, self.recipe)
-            write_env(self.run_dir, self.args, self.model, self.packing)
+            write_env(self.run_dir, self.args, self.model, self.packing, self._base_name())
         return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def _run_epoch(self, *args, **kwargs):
@@ -1162,9 +1199,151 @@ class ProRLTrainer(GRPOTrainer):
                 str(run_dir), self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True
             )
 
+    # ---------------------------------------------------------------------------------------------------- the Hub
+
+    def _base_name(self) -> str | None:
+        """Hub name or folder of the model that the run began from."""
+        given = next((part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None)
+        return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
+
+    def init_hf_repo(self, token=None, private=None):
+        if self.is_world_process_zero():
+            private = self.args.hub_private_repo if private is None else private
+            self.hub_model_id = self._hub_repo or self._open_repo(self.args, token or self.args.hub_token, private)
+            self.push_in_progress = None
+
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None):
+        """Write the card of the run so far, see [`~trl_prorl.card`]. A card that cannot be written does not stop a run."""
+        try:
+            self._write_card(dataset_name, tags)
+        except ValueError as error:
+            logger.warning("The model card is not up to date: %s", error)
+
+    def _write_card(self, dataset_name=None, tags=None) -> None:
+        if not self.is_world_process_zero():
+            return
+        datasets = [dataset_name] if isinstance(dataset_name, str) else dataset_name or []
+        tags = [tags] if isinstance(tags, str) else tags or []
+        adapter = is_peft_model(self.accelerator.unwrap_model(self.model))
+        output_dir = self.args.output_dir
+        card = model_card(
+            self.run_dir,
+            output_dir,
+            repo=self.hub_model_id or self.args.hub_model_id,
+            adapter=adapter,
+            tags=[*self._tag_names, *tags],
+            datasets=datasets,
+        )
+        write_card(card, output_dir)
+
+    def save_model(self, output_dir=None, _internal_call=False):
+        super().save_model(output_dir, _internal_call=True)
+        if output_dir is None or Path(output_dir) == Path(self.args.output_dir):
+            self.create_model_card()  # PEFT has written its own
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save(self, *args, **kwargs):
+        token, self.args.hub_token = self.args.hub_token, None  # the arguments are pickled beside the weights
+        try:
+            super()._save(*args, **kwargs)
+        finally:
+            self.args.hub_token = token
+
+    def push_to_hub(
+        self,
+        commit_message="End of training",
+        blocking=True,
+        token=None,
+        revision=None,
+        private=None,
+        *,
+        dataset_name=None,
+        tags=None,
+        **kwargs,
+    ):
+        """
+        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.publish`] in one commit.
+
+        Raises:
+            [`~trl_prorl.errors.PushError`]: the upload failed; everything is on disk.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        again = push_command(self.run_dir)
+        try:
+            if self.hub_model_id is None:
+                self.init_hf_repo(token=token, private=private)
+            self._write_card(dataset_name, tags)
+            files = files_to_push(self.args.output_dir, self.run_dir, reference=self.args.hub_push_reference)
+        except ValueError as error:
+            raise PushError(f"the run is not pushed: {error} It is on disk; push it with {again}.") from error
+        self._finish_current_push()
+        api = self._hub_api if token is None else make_api(token)
+
+        def upload():
+            return push(
+                self.hub_model_id,
+                files,
+                message=commit_message,
+                again=again,
+                revision=revision or self.args.hub_revision,
+                api=api,
+            )
+
+        return upload() if blocking else api.run_as_future(upload)
+
     def _push_from_checkpoint(self, checkpoint_folder):
-        if self._writing_into is None:  # it has its name
-            super()._push_from_checkpoint(checkpoint_folder)
+        """
+        Push the model of a checkpoint in the background, and with `hub_strategy` `checkpoint` or `all_checkpoints` the
+        checkpoint itself, whole, for that is what can be resumed. What fails is said and made up for by the next push.
+        """
+        if self._writing_into is not None:  # it gets its name first
+            return
+        strategy = self.args.hub_strategy
+        if not self.is_world_process_zero() or strategy == HubStrategy.END:
+            return
+        busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
+        if busy and not self.args.hub_always_push:
+            return
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        done = f"epoch {int(self.state.epoch)}"
+        if self.args.save_strategy == SaveStrategy.STEPS:
+            done = f"step {self.state.global_step}"
+        folder = Path(self.args.output_dir, f"{STAGED}{self.state.global_step}")
+        checkpoint = Path(checkpoint_folder)
+        name = {HubStrategy.CHECKPOINT: "last-checkpoint", HubStrategy.ALL_CHECKPOINTS: checkpoint.name}.get(strategy)
+        try:
+            files = files_to_push(checkpoint, self.run_dir, reference=self.args.hub_push_reference)
+            files[CARD_FILE] = Path(self.args.output_dir, CARD_FILE)  # PEFT's own lies in the checkpoint
+            files = stage(files, folder / "model")
+            if name is not None:
+                shutil.copytree(checkpoint, folder / name, copy_function=copy_or_link)
+        except (ValueError, OSError, shutil.Error) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            logger.warning("Training goes on, but %s is not pushed: %s", checkpoint.name, error)
+            return
+        repo, revision, api = self.hub_model_id, self.args.hub_revision, self._hub_api
+        again = push_command(self.run_dir)
+
+        def upload():
+            message = f"Training in progress, {done}"
+            try:
+                push(repo, files, message=message, again=again, revision=revision, api=api)
+                if name is not None:
+                    push_folder(repo, folder / name, name, f"{message}, checkpoint", again, revision, api)
+            except PushError as error:
+                logger.warning("Training goes on, but %s", error)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+        job = api.run_as_future(upload)
+        if busy:
+            self.push_in_progress.jobs.append(job)
+        else:
+            self.push_in_progress = PushInProgress([job])
 
     def _save_failed(self, final: Path, error: Exception) -> str:
         kept = sorted(

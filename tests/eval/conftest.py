@@ -5,7 +5,19 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
+
+from eval.models import load_tokenizer
+from tasks.base import Task
+
+
+CHARACTERS = "0123456789abcdef"
+NEW_TOKENS = 6
 
 
 def write_jsonl(path, rows):
@@ -88,3 +100,119 @@ def make_rows():
         ]
 
     return make
+
+
+class ParityTask(Task):
+    """Correct is a completion whose number of even digits has the row's parity: about half of all completions."""
+
+    def __init__(self):
+        self.seen = []
+
+    def rows(self, split, n, seed=0):
+        prompts = ["7" * (1 + i % 5) + str(i) + split[0] + str(seed) for i in range(n)]
+        return Dataset.from_dict(
+            {"prompt": [[{"role": "user", "content": p}] for p in prompts], "answer": [i % 2 for i in range(n)]}
+        )
+
+    def verify(self, completion, row):
+        self.seen.append(completion)
+        return sum(character in "02468" for character in completion) % 2 == row["answer"]
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Matrices this small only lose by threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def task(monkeypatch):
+    task = ParityTask()
+    monkeypatch.setattr("tasks.registry.get_task", lambda name, **options: task)
+    return task
+
+
+@pytest.fixture(scope="module")
+def base(one_thread, tmp_path_factory):
+    """A random two-layer model and a tokenizer with one token per character."""
+    path = tmp_path_factory.mktemp("base")
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *CHARACTERS, "t", ">"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        chat_template="{{ messages[0]['content'] }}{% if add_generation_prompt %}>{% endif %}",
+    ).save_pretrained(path)
+    set_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def run_dir(base, tmp_path):
+    """A finished run with a LoRA adapter that differs from base."""
+    path = tmp_path / "A"
+    path.mkdir()
+    load_tokenizer(base).save_pretrained(path)
+    set_seed(1)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora).save_pretrained(path)
+    config = {
+        "model_name_or_path": str(base),
+        "task": "parity",
+        "temperature": 0.7,
+        "max_completion_length": NEW_TOKENS,
+    }
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    return path
+
+
+@pytest.fixture
+def greedy_by_hand():
+    """One prompt, no padding, no cache, no `generate`: the text that a model says, at most `NEW_TOKENS` long."""
+
+    @torch.no_grad()
+    def greedy(model, tokenizer, text):
+        model.eval()
+        tokens = tokenizer(text, return_tensors="pt")["input_ids"]
+        length = tokens.shape[1]
+        for _ in range(NEW_TOKENS):
+            token = model(input_ids=tokens).logits[0, -1].argmax()
+            if token == tokenizer.eos_token_id:
+                break
+            tokens = torch.cat([tokens, token.view(1, 1)], dim=1)
+        return tokenizer.decode(tokens[0, length:], skip_special_tokens=True)
+
+    return greedy
+
+
+@pytest.fixture
+def add_checkpoints(base):
+    """Adds checkpoints of these steps to a run: adapters of random weights, every one its own."""
+
+    def add(folder, *steps):
+        for step in steps:
+            set_seed(step)
+            lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+            model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
+            model.save_pretrained(folder / f"checkpoint-{step}")
+
+    return add

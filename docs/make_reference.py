@@ -1,0 +1,318 @@
+"""Write `docs/reference.md` from the configuration's docstrings, its dataclasses, its own refusals and `record_keys.py`.
+
+python docs/make_reference.py            # write it
+python docs/make_reference.py --check    # exit code 1 if it is not current
+"""
+
+import argparse
+import ast
+import dataclasses
+import re
+import sys
+import types
+import typing
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from trl import GRPOConfig, ScriptArguments
+
+from trl_prorl import ProRLConfig
+from trl_prorl.record_keys import EVENTS, METRICS, RecordKey
+from trl_prorl.train import TaskArguments
+
+
+PAGE = Path(__file__).parent / "reference.md"
+COMMAND = "python docs/make_reference.py"
+TRL_DOCS = "https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig"
+SECTIONS = ("Args:", "Parameters:")
+# A name with its type, as in "alpha (`float`, *optional*, defaults to `0.1`)"; one line may hold several.
+ENTRY = re.compile(r"(\w+) \(((?:`[^`]*`|[^`()])*)\)")
+DEFAULT = re.compile(r"defaults to `([^`]*)`")
+LINK = re.compile(r"\[`(~?)([\w.]+)`\]")
+
+# TRL's own keys that matter most here; everything else is in its documentation.
+TRL_KEYS = {
+    "beta": "coefficient of the KL to the reference: the control, A and C",
+    "num_iterations": "μ, how often a generation batch is used",
+    "num_generations": "G, completions of a prompt",
+    "per_device_train_batch_size": "completions of a micro-batch",
+    "gradient_accumulation_steps": "micro-batches of an optimizer step",
+    "steps_per_generation": "micro-batches of a generation batch; by default as many as are accumulated",
+    "max_completion_length": "tokens after which a completion is cut",
+    "temperature": "of sampling",
+    "epsilon": "clip of the ratio below, and above where `epsilon_high` is not set",
+    "epsilon_high": "clip of the ratio above",
+    "loss_type": "how the loss is averaged over tokens",
+    "scale_rewards": "what advantages are divided by",
+    "use_bias_correction_kl": "multiply the KL by the importance ratio: with k3 its gradient is exact",
+    "importance_sampling_level": "ratio of a token or of a sequence",
+    "mask_truncated_completions": "leave completions that were cut out of the loss",
+    "learning_rate": "the LoRA recipes here have 1e-5 (0.5B) and 5e-4 (embedded model)",
+    "lr_scheduler_type": "`constant` lets `max_steps` change at a resume",
+    "use_vllm": "generate with vLLM",
+}
+
+# One setting for every refusal of a combination; the page shows what the configuration itself says of it.
+REFUSED = (
+    {"beta_old": 0.1},
+    {"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False},
+    {"ref_compute": "naive_epoch"},
+    {"kl_target": 0.05},
+    {"optimizer_reset": "hard"},
+    {"optimizer_reset_schedule": "restart"},
+    {"optimizer_reset_rewarmup_steps": 5},
+    {"ref_reset_cooldown": 20},
+    {"ref_reset_every": 100},
+    {"ref_reset_kl": 0.1, "ref_reset_mix": 0.0, "optimizer_reset": "hard"},
+    {"beta": 0.1, "ref_reset_every": 100, "ref_reset_mix": 0.0},
+    {"beta": 0.1, "ref_reset_stall": 2},
+    {"beta": 0.1, "ref_reset_drop": 0.1},
+    {"beta": 0.1, "ref_reset_every": 100, "sync_ref_model": True},
+    {
+        "beta": 0.1,
+        "ref_reset_every": 100,
+        "gradient_accumulation_steps": 4,
+        "steps_per_generation": 3,
+        "num_iterations": 2,
+    },
+    {"skip_zero_rows": True, "top_entropy_quantile": 0.2},
+    {"drop_zero_rows": True},
+    {"advantage_estimator": "rloo", "multi_objective_aggregation": "normalize_then_sum"},
+    {"dynamic_sampling_rounds": 2, "scale_rewards": "batch"},
+    {"dynamic_sampling_rounds": 2, "use_vllm": True},
+    {"loss_mode": "unclipped", "loss_type": "cispo"},
+    {"entropy_stop": True},
+    {"nonfinite": "skip", "fp16": True},
+)
+
+
+@dataclass
+class Entry:
+    """
+    One key as a docstring describes it.
+
+    Args:
+        name (`str`), header (`str`):
+            The key, and what its parentheses hold.
+        group (`str`):
+            The heading that it stands under.
+        text (`str`):
+            The description, on one line.
+    """
+
+    name: str
+    header: str
+    group: str
+    text: str
+
+    @property
+    def default(self) -> object:
+        """The default that the docstring names; `None` where it names none."""
+        found = DEFAULT.search(self.header)
+        return ast.literal_eval(found[1]) if found else None
+
+    @property
+    def type(self) -> str:
+        return self.header.partition(", *optional*")[0].replace("`", "")
+
+
+def entries(docstring: str) -> dict[str, Entry]:
+    """
+    The entries of a Hugging Face style docstring, by name.
+
+    Args:
+        docstring (`str`):
+            With a section `Args:` or `Parameters:`, whose entries are indented by four and their descriptions by eight;
+            lines that begin with `>` are headings.
+    """
+    lines = iter(docstring.expandtabs().splitlines())
+    margin = next(len(line) - len(line.lstrip()) for line in lines if line.strip() in SECTIONS)
+    found: dict[str, Entry] = {}
+    current: list[Entry] = []
+    group = ""
+    for line in lines:
+        text, indent = line.strip(), len(line) - len(line.lstrip()) - margin
+        if not text:
+            continue
+        if indent <= 0:
+            break
+        if indent == 4 and text.startswith(">"):
+            group = text.lstrip("> ")
+        elif indent == 4:
+            current = [Entry(name, header, group, "") for name, header in ENTRY.findall(text)]
+            found |= {entry.name: entry for entry in current}
+        else:
+            for entry in current:
+                entry.text = f"{entry.text} {text}".strip()
+    return found
+
+
+def spelt(hint: object) -> str:
+    """A type as a recipe's author would write it: `float or null`."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return " or ".join("null" if option is type(None) else option.__name__ for option in options)
+
+
+def yaml_value(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        text = value.replace("\n", "\\n")
+        return f'"{text}"' if text != value or value in ("off", "on") else value
+    return str(value)
+
+
+def linked(text: str) -> str:
+    """`[`~trl_prorl.kl`]` as a link to the file, other references as code."""
+
+    def link(match: re.Match) -> str:
+        short, name = match.groups()
+        shown = name.rpartition(".")[2] if short else name
+        path = Path(__file__).parent.parent / (name.replace(".", "/") + ".py")
+        return f"[`{shown}`](../{name.replace('.', '/')}.py)" if path.is_file() else f"`{shown}`"
+
+    return LINK.sub(link, text)
+
+
+def refusals() -> list[tuple[dict, str]]:
+    """Each setting of `REFUSED` with the line that the configuration refuses it with."""
+    found = []
+    for keys in REFUSED:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ProRLConfig(output_dir="run", use_cpu=True, **{"bf16": False, **keys})
+        except ValueError as error:
+            found.append((keys, " ".join(str(error).split())))
+        else:
+            raise ValueError(f"{keys} is not refused: correct REFUSED in {Path(__file__).name}.")
+    return found
+
+
+def key_section(cls: type, parent: type, refused: list[tuple[dict, str]], level: int) -> list[str]:
+    """
+    The keys that `cls` adds to `parent`, a heading each, under the headings of its docstring.
+
+    Raises:
+        `ValueError`: the docstring leaves one out.
+    """
+    hints, described = typing.get_type_hints(cls), entries(cls.__doc__)
+    ours = {field.name: field for field in dataclasses.fields(cls)}
+    for field in dataclasses.fields(parent):
+        ours.pop(field.name, None)
+    if missing := ours.keys() - described.keys():
+        raise ValueError(f"{cls.__name__} does not describe {', '.join(sorted(missing))}: add it to the docstring.")
+    lines, group = [], ""
+    for name in [name for name in described if name in ours]:
+        entry, field = described[name], ours[name]
+        if entry.group != group:
+            group = entry.group
+            lines += [f"{'#' * (level - 1)} {group}", ""]
+        facts = f"{spelt(hints[name])}, default `{yaml_value(field.default)}`"
+        lines += [f"{'#' * level} `{name}`", "", f"*{facts}.* {linked(entry.text)}", ""]
+        numbers = [str(i) for i, (_, line) in enumerate(refused, 1) if re.search(rf"\b{name}\b", line)]
+        if numbers:
+            lines += [f"See [what is refused](#what-is-refused): {', '.join(numbers)}.", ""]
+    return lines
+
+
+def record_table(keys: dict[str, RecordKey]) -> list[str]:
+    of_events = any(key.events for key in keys.values())
+    header = ["key", "unit", "meaning", "only with"] + ["events"] * of_events
+    rows = [header, ["---"] * len(header)]
+    for name, key in keys.items():
+        events = [", ".join(f"`{event}`" for event in key.events)] * of_events
+        rows.append([f"`{name}`", key.unit, key.meaning, key.when, *events])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def trl_table() -> list[str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        defaults = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
+    rows = [f"| `{name}` | `{yaml_value(defaults[name])}` | {meaning} |" for name, meaning in TRL_KEYS.items()]
+    return ["| key | default | meaning |", "|---|---|---|", *rows]
+
+
+def make_page() -> str:
+    """The whole page."""
+    refused = refusals()
+    refused_rows = [
+        f"{number}. `{', '.join(f'{name}: {yaml_value(value)}' for name, value in keys.items())}`<br>{line}"
+        for number, (keys, line) in enumerate(refused, 1)
+    ]
+    lines = [
+        "# Reference",
+        "",
+        f"Made by `{COMMAND}` from the docstrings; a test fails if it is not current. Change those, not this page.",
+        "",
+        "- [Keys of ProRLConfig](#keys-of-prorlconfig)",
+        "- [What is refused](#what-is-refused)",
+        "- [Keys of a recipe's task](#keys-of-a-recipes-task)",
+        "- [TRL's keys that matter most](#trls-keys-that-matter-most)",
+        "- [metrics.jsonl](#metricsjsonl)",
+        "- [events.jsonl](#eventsjsonl)",
+        "",
+        "A recipe holds these keys, those of TRL's `ModelConfig` (`model_name_or_path`, `dtype`, `use_peft`, `lora_r`, …), "
+        "and nothing else: an unknown key is an error that names the nearest. On the command line each is `--key value`, "
+        "which wins over the recipe.",
+        "",
+        "## Keys of ProRLConfig",
+        "",
+        "With all of them at their defaults the trainer is TRL's, bit for bit.",
+        "",
+        *key_section(ProRLConfig, GRPOConfig, refused, 4),
+        "## What is refused",
+        "",
+        "These combinations end in one line and exit code 2, before a model is loaded. Each is shown with what the "
+        "configuration says of it.",
+        "",
+        *refused_rows,
+        "",
+        "What depends on the model, the optimizer or the machine is refused when the trainer is made: "
+        "[troubleshooting](troubleshooting.md).",
+        "",
+        "## Keys of a recipe's task",
+        "",
+        "`dataset_name` (TRL's) is the `path` of a task that reads files. [Tasks](tasks.md) says what there is.",
+        "",
+        *key_section(TaskArguments, ScriptArguments, [], 3),
+        "## TRL's keys that matter most",
+        "",
+        f"All of them: [GRPOConfig]({TRL_DOCS}).",
+        "",
+        *trl_table(),
+        "",
+        "## metrics.jsonl",
+        "",
+        "One object per optimizer step. A missing key means not measured, never 0. Counts, tokens and times are of that "
+        "step alone.",
+        "",
+        *record_table(METRICS),
+        "",
+        "## events.jsonl",
+        "",
+        "One object per event; its kind decides which keys it has.",
+        "",
+        *record_table(EVENTS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is not current")
+    args = parser.parse_args(argv)
+    page = make_page()
+    if args.check:
+        if PAGE.read_text() == page:
+            return 0
+        print(f"{PAGE} is not current: run {COMMAND}", file=sys.stderr)
+        return 1
+    PAGE.write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

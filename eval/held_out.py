@@ -1,0 +1,238 @@
+"""Held-out prompts of a run's task, and samples of the run's models on them: drawn where missing, kept on disk."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+from tqdm import tqdm
+from transformers import set_seed
+
+import tasks
+from eval.models import Point, identity, load_point, load_tokenizer, trained_point
+from eval.runs import InputError, load_config
+from eval.samples import SampleStore, content_ids
+from eval.sampling import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE, sample
+
+
+SAMPLES_FOLDER = "samples"
+
+
+@dataclass(frozen=True)
+class TaskName:
+    """A task to evaluate on, as a recipe or the command line names it."""
+
+    task: str
+    level: int | None = None
+    options: dict | None = None
+    path: str | None = None
+    seed: int = 0
+
+    @classmethod
+    def of_run(cls, config: dict) -> "TaskName":
+        keys = ("task", "task_level", "task_options", "dataset_name")
+        return cls(*(config.get(key) for key in keys), config.get("task_seed") or 0)
+
+    @classmethod
+    def parse(cls, text: str) -> "TaskName":
+        """`NAME`, `NAME@LEVEL`, either with `=PATH` behind it."""
+        match = re.fullmatch(r"([^@=]+)(?:@(\d+))?(?:=(.+))?", text)
+        if match is None:
+            raise InputError(f"--others {text}: write NAME, NAME@LEVEL or NAME@LEVEL=PATH, as in parity@2")
+        return cls(match[1], int(match[2]) if match[2] else None, path=match[3])
+
+    def make(self):
+        """
+        The task.
+
+        Raises:
+            InputError: If there is no such task, or it does not take the level or the options.
+        """
+        given = {"level": self.level, "options": self.options, "path": self.path}
+        try:
+            return tasks.task_of_recipe(self.task, **given)
+        except (KeyError, TypeError, ValueError) as error:
+            message = " ".join(str(error).split())
+            raise InputError(f"task '{self.task}' with {given}: {message}; correct config.yaml or --others") from error
+
+
+class HeldOut:
+    """
+    A run's models on P held-out prompts.
+
+    Args:
+        run_dir (`Path`): The run folder.
+        split (`str`): Split of the task.
+        prompts (`int`): P.
+        temperature (`float`, *optional*): Sampling temperature; by default the run's. 0 decodes greedily.
+        max_new_tokens (`int`, *optional*): Tokens after which a completion is cut; by default the run's.
+        seed (`int`, *optional*, defaults to `0`): Seed of the sampling.
+        batch_size (`int`, *optional*, defaults to `512`): Sequences per call of `generate`.
+        name ([`TaskName`], *optional*): Another task than the run's.
+
+    Raises:
+        InputError: If the run cannot be evaluated so.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        split: str,
+        prompts: int,
+        *,
+        temperature: float | None = None,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+        batch_size: int = 512,
+        name: TaskName | None = None,
+    ):
+        self.run_dir, self.config, self.split = run_dir, check_run(run_dir), split
+        self.name = name or TaskName.of_run(self.config)
+        self.task, self.seed, self.batch_size = self.name.make(), seed, batch_size
+        try:
+            self.rows = list(self.task.rows(split, prompts, seed=self.name.seed))
+        except ValueError as error:
+            raise InputError(f"--split {split} --prompts {prompts}: {error}") from error
+        self.prompt_ids = content_ids(self.rows)
+        self.temperature = float(
+            (self.config.get("temperature") or DEFAULT_TEMPERATURE) if temperature is None else temperature
+        )
+        self.max_new_tokens = (
+            max_new_tokens or self.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+        )
+        self.chat_template_kwargs = self.config.get("chat_template_kwargs")
+        self.trained = trained_point(run_dir, self.config)
+        self.tokenizer = load_tokenizer(self.trained.folder)
+        self.base = Point("base", 0, None)
+
+    def store(self, point: Point, temperature: float) -> SampleStore:
+        """Where the samples of a model are; those of a neighbouring run are taken over if they are the same model's."""
+        settings = {
+            "model": identity(point.folder, self.config),
+            "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
+            "tokenizer": digest(self.tokenizer.get_vocab(), self.tokenizer.chat_template),
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "task": [self.name.task, self.name.level, self.name.options],
+            "temperature": temperature,
+            "max_new_tokens": self.max_new_tokens,
+            "seed": self.seed,
+        }
+        store = SampleStore(self.run_dir / SAMPLES_FOLDER, point.label, json.loads(json.dumps(settings)))
+        store.adopt(sorted(self.run_dir.resolve().parent.glob(f"*/{SAMPLES_FOLDER}")))
+        return store
+
+    def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
+        """
+        `n` samples of every prompt by one model, with the columns of [`~eval.samples.COLUMNS`]; what is not on disk is drawn
+        and kept.
+
+        Args:
+            point ([`~eval.models.Point`]): The model.
+            n (`int`): Samples per prompt.
+            temperature (`float`, *optional*): Another temperature than this evaluation's.
+
+        Returns:
+            `DataFrame`: P·n rows, prompt by prompt in the order of `rows`.
+        """
+        temperature = self.temperature if temperature is None else temperature
+        store = self.store(point, temperature)
+        have = store.frame().groupby("prompt_id").size()
+        missing = {place: n - int(have.get(name, 0)) for place, name in enumerate(self.prompt_ids)}
+        batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)
+        if batches:
+            self._draw(point, batches, {p: n - count for p, count in missing.items()}, temperature, store)
+        store.merge()
+        frame = store.frame()
+        frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
+        return frame.loc[self.prompt_ids].reset_index(drop=True)
+
+    def verdicts(self, point: Point, n: int, *, temperature: float | None = None) -> list[list[bool]]:
+        """Shape (P, n): is the sample correct?"""
+        frame = self.samples(point, n, temperature=temperature)
+        return frame["correct"].to_numpy(dtype=bool).reshape(len(self.rows), n).tolist()
+
+    def _draw(self, point: Point, batches, have: dict[int, int], temperature: float, store: SampleStore) -> None:
+        model = load_point(point, self.config)
+        description = f"{self.run_dir.name}: {point.label}" + (", greedy" if temperature == 0 else "")
+        with tqdm(total=sum(len(p) * n for p, n in batches), desc=description, unit="sample", disable=None) as bar:
+            for places, count in batches:
+                names = [self.prompt_ids[place] for place in places]
+                # A batch of its own seed: the same samples, whether or not there was a stop before it.
+                set_seed(int(digest(self.seed, names, have[places[0]])[:8], 16))
+                drawn = sample(
+                    model,
+                    self.tokenizer,
+                    self.task,
+                    [self.rows[place] for place in places],
+                    count,
+                    temperature=temperature,
+                    max_new_tokens=self.max_new_tokens,
+                    chat_template_kwargs=self.chat_template_kwargs,
+                )
+                store.add(
+                    [
+                        self._record(place, have[place] + number, one)
+                        for place, samples in zip(places, drawn, strict=True)
+                        for number, one in enumerate(samples)
+                    ]
+                )
+                for place in places:
+                    have[place] += count
+                bar.update(len(places) * count)
+
+    def _record(self, place: int, number: int, one) -> dict:
+        row = self.rows[place]
+        return {
+            "prompt_id": self.prompt_ids[place],
+            "sample": number,
+            "prompt": row["prompt"][-1]["content"],
+            "task": row.get("task"),
+            "level": row.get("level"),
+            "completion": one.text,
+            "ids": one.ids,
+            "truncated": one.truncated,
+            "correct": one.correct,
+        }
+
+
+def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]]:
+    """
+    Batches of prompts that all lack the same number of samples, and how many of each a batch draws.
+
+    Args:
+        missing (`dict[int, int]`): Samples lacking, by place of the prompt; each at least 1.
+        batch_size (`int`): Sequences of a batch. A prompt that lacks more is drawn in several batches.
+
+    Returns:
+        `list[tuple[list[int], int]]`: Places and samples of each, in order.
+    """
+    batches = []
+    by_count: dict[int, list[int]] = {}
+    for place, count in missing.items():
+        by_count.setdefault(count, []).append(place)
+    for count, places in by_count.items():
+        together = max(1, batch_size // count)
+        for start in range(0, len(places), together):
+            group, left = places[start : start + together], count
+            while left:
+                draw = min(left, batch_size)
+                batches.append((group, draw))
+                left -= draw
+    return batches
+
+
+def digest(*parts) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_run(run_dir: Path) -> dict:
+    """The configuration of a run that can be evaluated, or an [`InputError`]."""
+    config = load_config(run_dir)
+    for key in ("model_name_or_path", "task"):
+        if not config.get(key):
+            raise InputError(f"'{run_dir / 'config.yaml'}' has no {key}; add the one the run was trained with")
+    trained_point(run_dir, config)
+    return config

@@ -1,0 +1,155 @@
+"""The models of a run: base, every checkpoint, and what the run left behind at its end."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from eval.runs import InputError, read_jsonl
+from trl_prorl.checkpoint import sha256
+
+
+WEIGHTS = ("*.safetensors", "*.bin")
+
+
+@dataclass(frozen=True)
+class Point:
+    """
+    A model of a run.
+
+    Attributes:
+        label (`str`): `base`, `step-40` or `trained`.
+        step (`int` or `None`): Optimizer steps done; 0 for base, `None` where the record does not tell.
+        folder (`Path` or `None`): Where its weights are; `None` is the base model of the run's configuration.
+    """
+
+    label: str
+    step: int | None
+    folder: Path | None
+
+
+def kind_of_model(folder: Path) -> str | None:
+    """What a folder holds: `"adapter"` (PEFT), `"full"`, or `None`."""
+    if (folder / "adapter_config.json").is_file():
+        return "adapter"
+    return "full" if (folder / "config.json").is_file() else None
+
+
+def find_trained_model(run_dir: Path, config: dict) -> Path:
+    """
+    The folder of the model that a run left behind: the run folder, or its `output_dir` where the two differ.
+
+    Raises:
+        InputError: If there is none.
+    """
+    for folder in (run_dir, Path(config.get("output_dir") or run_dir)):
+        if kind_of_model(folder):
+            return folder
+    raise InputError(
+        f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); "
+        "let the run finish, or copy a checkpoint's files there"
+    )
+
+
+def last_step(run_dir: Path) -> int | None:
+    """The last optimizer step on record, or `None` without a record."""
+    path = run_dir / "metrics.jsonl"
+    steps = read_jsonl(path) if path.is_file() else []
+    return int(steps["step"].max()) if "step" in steps else None
+
+
+def trained_point(run_dir: Path, config: dict) -> Point:
+    """The model at the end of the run."""
+    return Point("trained", last_step(run_dir), find_trained_model(run_dir, config))
+
+
+def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Point]:
+    """
+    The checkpoints of a run that were asked for, by step; the last step's is left out, for it is the trained model.
+
+    Args:
+        run_dir (`Path`): The run folder.
+        config (`dict`): Its configuration.
+        asked (`list[str]`): Steps, or `all`.
+
+    Raises:
+        InputError: If one is missing, or all were asked for and there are none.
+    """
+    trained = trained_point(run_dir, config)
+    found = {}
+    for path in trained.folder.glob("checkpoint-*"):
+        match = re.fullmatch(r"checkpoint-(\d+)", path.name)
+        if match and kind_of_model(path) and any(file for glob in WEIGHTS for file in path.glob(glob)):
+            found[int(match[1])] = path
+    steps = sorted(found)
+    if asked != ["all"]:
+        for step in asked:
+            if not step.isdigit() or int(step) not in found:
+                raise InputError(
+                    f"--checkpoints {step}: '{trained.folder}' has no such checkpoint; it has "
+                    f"{', '.join(map(str, steps)) or 'none'}. Give some of these, or all"
+                )
+        steps = sorted(set(map(int, asked)))
+    elif not steps:
+        raise InputError(
+            f"--checkpoints all: '{trained.folder}' has no checkpoint; train with save_strategy: steps, save_steps: N and "
+            "a save_total_limit that keeps them (save_only_model: true keeps them small)"
+        )
+    return [Point(f"step-{step}", step, found[step]) for step in steps if step != trained.step]
+
+
+def identity(folder: Path | None, config: dict) -> dict:
+    """
+    What tells a model's weights from any other's: hashes of its files, or the Hub's commit. JSON values.
+
+    Args:
+        folder (`Path` or `None`): As in [`Point`].
+        config (`dict`): The run's configuration, which names the base model.
+    """
+    base = config["model_name_or_path"]
+    if folder is None:
+        if not Path(base).is_dir():
+            revision = config.get("model_revision") or "main"
+            return {"name": base, "commit": AutoConfig.from_pretrained(base, revision=revision)._commit_hash}
+        folder = Path(base)
+        return {"weights": weight_hashes(folder)}
+    own = {"weights": weight_hashes(folder)}
+    return {**own, "base": identity(None, config)} if kind_of_model(folder) == "adapter" else own
+
+
+def weight_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 by file of the weights in a folder, and of an adapter's configuration, which scales them."""
+    globs = (*WEIGHTS, "adapter_config.json")
+    files = sorted(file for glob in globs for file in folder.glob(glob) if file.name != "training_args.bin")
+    return {file.name: sha256(file) for file in files}
+
+
+def load_model(path, revision: str | None = None):
+    """A causal language model, on the GPU in bfloat16 if there is one, else on the CPU in float32."""
+    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+    return AutoModelForCausalLM.from_pretrained(path, revision=revision or "main", dtype=dtype).to(device)
+
+
+def load_base_model(config: dict):
+    """The model a run started from."""
+    return load_model(config["model_name_or_path"], config.get("model_revision"))
+
+
+def load_point(point: Point, config: dict):
+    """A model of a run: base, a full model, or a PEFT adapter on base."""
+    if point.folder is None:
+        return load_base_model(config)
+    if kind_of_model(point.folder) == "adapter":
+        return PeftModel.from_pretrained(load_base_model(config), point.folder)
+    return load_model(point.folder)
+
+
+def load_tokenizer(folder: Path):
+    """A run's tokenizer; where it has no padding token, the end-of-sequence token pads."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

@@ -1,0 +1,162 @@
+"""What a reader clicks leads somewhere, and what a reader copies exists."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from doc_pages import PAGES, ROOT, anchors, blocks, commands, links, named_file
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def broken(page: Path) -> list[str]:
+    """The relative links of a page that lead nowhere."""
+    found = []
+    for link in links(page.read_text()):
+        if re.match(r"https?://|mailto:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_relative_link_leads_somewhere(page):
+    assert broken(page) == []
+
+
+def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A `b` c\n\n[x](#a-b-c) [y](#a-b) [z](none.md) [w](page.md#a-b-c) [v](page.md#q)\n")
+    assert broken(page) == ["#a-b", "none.md", "page.md#q"]
+
+
+def test_anchors_are_githubs():
+    text = "# Keys of `a_b`: what, why?\n\n## Same\n\n```\n# not one\n```\n\n## Same\n\n## [A](x.md) & B\n"
+    assert anchors(text) == {"keys-of-a_b-what-why", "same", "same-1", "a--b"}
+
+
+def test_every_page_is_in_the_index():
+    docs = ROOT / "docs"
+    listed = {(docs / link.partition("#")[0]).resolve() for link in links((docs / "README.md").read_text())}
+    pages = {page for page in PAGES if docs in page.parents and page != docs / "README.md"}
+    assert pages - listed == set() and docs / "quickstart.ipynb" in listed
+
+
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+# Programs of which nothing but the name can be checked here.
+OTHERS = {"pip", "apt-get", "cd", "git", "huggingface-cli", "hf", "jupyter"}
+
+
+def why_wrong(command: str, page: str) -> str | None:
+    """What in a command of a page does not exist, or `None`."""
+    words = [word for word in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=\S*", word)]
+    program, *rest = words
+    if program == "make":
+        missing = [word for word in rest if "=" not in word and word not in TARGETS]
+        return f"no target {missing}" if missing else None
+    if program == "accelerate":
+        config = rest[rest.index("--config_file") + 1] if "--config_file" in rest else None
+        if config and not (ROOT / config).is_file():
+            return f"no {config}"
+        rest = [word for word in rest[1:] if word not in ("--config_file", config)]
+        program = "python"
+    if program == "python" and rest[0] == "-m":
+        module = rest[1]
+        places = [ROOT / Path(*module.split(".")).with_suffix(".py"), ROOT / Path(*module.split(".")) / "__main__.py"]
+        return None if module == "pytest" or any(place.is_file() for place in places) else f"no module {module}"
+    if program == "python" and rest[0] != "-c":
+        if not (ROOT / rest[0]).is_file() and f"```python\n# {rest[0]}\n" not in page:
+            return f"no script {rest[0]}"
+        given = [rest[i + 1] for i, word in enumerate(rest) if word == "--config"]
+        missing = [path for path in given if path.startswith("recipes/") and not (ROOT / path).is_file()]
+        return f"no recipe {missing}" if missing else None
+    return None if program in {*OTHERS, "python"} else f"what is {program}?"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_names_what_exists(page):
+    text = page.read_text()
+    inline = [code for code in re.findall(r"`((?:python|make|accelerate) [^`…]+)`", text) if "launch`" not in code]
+    wrong = {
+        command: why_wrong(command, text) for command in [*commands(text), *inline] if command != "accelerate launch"
+    }
+    assert {command: reason for command, reason in wrong.items() if reason} == {}
+
+
+def test_the_front_page_has_its_commands():
+    found = commands((ROOT / "README.md").read_text())
+    assert {"make demo", "make test", "pip install -e ."} <= set(found) and len(found) >= 6
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["make dmeo", "python -m eval.nothing", "python recipes/none.py", "accelerate launch --config_file x.yaml a.py"],
+)
+def test_a_wrong_command_is_found(command):
+    assert why_wrong(command, "")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_recipe_that_is_named_exists(page):
+    named = set(re.findall(r"recipes/[\w./-]+[\w]", page.read_text()))
+    missing = [path for path in named if not (ROOT / path).exists()]
+    assert missing == []
+
+
+def test_yaml_of_the_pages_is_yaml_without_misspelt_keys():
+    from trl import ModelConfig
+
+    from trl_prorl import ProRLConfig
+    from trl_prorl.train import TaskArguments
+
+    known = {key for cls in (ProRLConfig, TaskArguments, ModelConfig) for key in cls.__dataclass_fields__}
+    checked = 0
+    for page in PAGES:
+        for block in blocks(page.read_text()):
+            if block.language == "yaml":
+                keys = yaml.safe_load(block.text) or {}
+                assert set(keys) <= known, page
+                checked += 1
+    assert checked >= 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_nothing_was_left_to_be_filled_in(page):
+    prose = re.sub(r"`[^`\n]*`|```.*?```", "", page.read_text(), flags=re.DOTALL)
+    assert re.findall(r"\b(?!CONTRIBUTING)[A-Z]{10,}\b|TODO|FIXME|XXX", prose) == []
+
+
+def test_python_of_the_pages_compiles():
+    for page in PAGES:
+        for block in blocks(page.read_text()):
+            if block.language == "python" and not block.text.startswith("# tasks/registry.py"):
+                compile(block.text, str(page), "exec")
+
+
+def test_the_script_that_adds_a_chat_template(tmp_path, tiny_model, monkeypatch):
+    """docs/howto-model.md, on the tokenizer of the tiny model without its own."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    page = (ROOT / "docs" / "howto-model.md").read_text()
+    monkeypatch.setattr("sys.argv", ["with_template.py", str(tmp_path)])
+    exec(compile(named_file(page, "with_template.py"), "with_template.py", "exec"), {})
+    text = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        [{"role": "user", "content": "2+2?"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == "2+2?\nAnswer: "
+
+
+def test_a_reader_of_json_finds_no_output_in_the_notebook():
+    cells = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text())["cells"]
+    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)

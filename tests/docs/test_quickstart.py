@@ -1,0 +1,64 @@
+"""The notebook: its code compiles, what it imports is there, it carries no output, and (slow) it runs to its end."""
+
+import ast
+import importlib
+import os
+
+import nbformat
+import pytest
+from doc_pages import LINK, ROOT
+
+
+NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
+
+
+def cells(kind):
+    return [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == kind]
+
+
+def test_it_is_valid_and_stripped():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert len(code) >= 8 and all(not cell.outputs and cell.execution_count is None for cell in code)
+
+
+def test_code_compiles_and_imports_resolve():
+    imported = 0
+    for source in cells("code"):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    importlib.import_module(alias.name)
+            elif isinstance(node, ast.ImportFrom):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+                    imported += 1
+    assert imported > 8
+
+
+def test_links_lead_somewhere():
+    found = [link for text in cells("markdown") for link in LINK.findall(text)]
+    assert found and [link for link in found if not (NOTEBOOK.parent / link).exists()] == []
+
+
+def test_it_says_that_b_is_another_objective():
+    assert any("B optimises a different\nobjective from A's" in text for text in cells("markdown"))
+
+
+@pytest.mark.slow
+def test_it_runs_from_top_to_bottom():
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    written = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", []))
+    assert "reward of the answer: 1.0  of another: 0.0" in written
+    pictures = [
+        out for cell in notebook.cells for out in cell.get("outputs", []) if "image/png" in out.get("data", {})
+    ]
+    assert len(pictures) == 1
+    if output := os.environ.get("QUICKSTART_OUTPUT"):  # to look at it
+        nbformat.write(notebook, output)

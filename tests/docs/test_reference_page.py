@@ -1,0 +1,200 @@
+"""`docs/reference.md` is what the generator writes, and what the generator writes is true."""
+
+import ast
+import dataclasses
+import importlib.util
+import inspect
+import json
+import re
+import types
+import typing
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from trl import GRPOConfig, ScriptArguments
+
+from trl_prorl import ProRLConfig
+from trl_prorl.meter import gpu_row
+from trl_prorl.record_keys import EVENTS, METRICS
+from trl_prorl.thinking import interrupted_rollout
+from trl_prorl.train import TaskArguments
+
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def load_generator():
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs" / "make_reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generator = load_generator()
+
+
+def own_fields(cls, parent):
+    theirs = {field.name for field in dataclasses.fields(parent)}
+    return [field for field in dataclasses.fields(cls) if field.name not in theirs]
+
+
+KEYS = [(ProRLConfig, f) for f in own_fields(ProRLConfig, GRPOConfig)]
+KEYS += [(TaskArguments, f) for f in own_fields(TaskArguments, ScriptArguments)]
+
+
+def test_the_page_is_current():
+    assert generator.PAGE.read_text() == generator.make_page(), f"run {generator.COMMAND}"
+
+
+def test_check_tells_a_page_that_is_not_current(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "reference.md"
+    monkeypatch.setattr(generator, "PAGE", page)
+    assert generator.main([]) == 0 and generator.main(["--check"]) == 0
+    page.write_text(page.read_text().replace("beta_old", "beta_new", 1))
+    assert generator.main(["--check"]) == 1
+    assert "is not current" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cls, field", KEYS, ids=lambda value: getattr(value, "name", ""))
+def test_docstring_and_dataclass_agree(cls, field):
+    entry = generator.entries(cls.__doc__).get(field.name)
+    assert entry is not None, f"{field.name} has no docstring entry"
+    assert len(entry.text) > 10 and field.metadata.get("help"), f"{field.name} is not described"
+    assert entry.default == field.default and type(entry.default) is type(field.default)
+    assert "*optional*" in entry.header
+    assert ("defaults to" in entry.header) == (field.default is not None)
+    hint = typing.get_type_hints(cls)[field.name]
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    named = {option.__name__ for option in options} - {"NoneType"}
+    assert set(entry.type.split(" or ")) == named
+    for choice in field.metadata.get("choices", ()):
+        assert f'"{choice}"' in entry.text or choice == "off", f"{field.name} does not say what {choice} is"
+
+
+@pytest.mark.parametrize("cls, field", KEYS, ids=lambda value: getattr(value, "name", ""))
+def test_every_key_has_its_place_on_the_page(cls, field):
+    page = generator.PAGE.read_text()
+    assert len(re.findall(rf"^###+ `{field.name}`$", page, re.MULTILINE)) == 1
+
+
+def test_a_docstring_in_hugging_face_style_is_read():
+    found = generator.entries(
+        """
+        A thing.
+
+        Args:
+            > The first ones
+
+            one (`int`, *optional*, defaults to `3`):
+                What it
+                is.
+            two, which is no key:
+            three (`str` or `None`), four (`str`, *optional*, defaults to `"a (b)"`):
+                Both.
+
+        Returns:
+            `int`: not a key.
+        """
+    )
+    assert list(found) == ["one", "three", "four"]
+    assert found["one"] == generator.Entry(
+        "one", "`int`, *optional*, defaults to `3`", "The first ones", "What it is."
+    )
+    assert found["one"].default == 3 and found["four"].default == "a (b)" and found["three"].default is None
+    assert found["three"].text == found["four"].text == "Both." and found["three"].type == "str or None"
+
+
+def test_every_refused_combination_of_the_configuration_is_on_the_page():
+    """Each `raise` of the checks of combinations is reached by one of the page's examples."""
+    source, start = inspect.getsourcelines(ProRLConfig)
+    tree = ast.parse("".join(source)).body[0]
+    checks = [
+        node for node in tree.body if getattr(node, "name", "") in ("_check_combinations", "check_reset_schedule")
+    ]
+    raises = {node.lineno + start - 1 for check in checks for node in ast.walk(check) if isinstance(node, ast.Raise)}
+    reached = set()
+    for keys in generator.REFUSED:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(ValueError) as error:
+                ProRLConfig(output_dir="run", use_cpu=True, **{"bf16": False, **keys})
+        reached.add(error.traceback[-1].lineno + 1)
+    assert len(checks) == 2 and reached == raises
+
+
+def test_a_setting_that_is_not_refused_is_not_shown_as_one(monkeypatch):
+    monkeypatch.setattr(generator, "REFUSED", ({"beta": 0.1},))
+    with pytest.raises(ValueError, match="is not refused"):
+        generator.refusals()
+
+
+# ------------------------------------------------------------------------------------------------- the record
+
+
+def read(trainer, name):
+    return [json.loads(line) for line in (trainer.run_dir / name).read_text().splitlines()]
+
+
+def general(key):
+    return re.sub(r"^(reward|pass_rate)/.*", r"\1/TASK", key)
+
+
+def everything(calls):
+    """A reward that is unbounded once, and all equal in some groups."""
+
+    def reward(completions, **kwargs):
+        calls.append(len(completions))
+        if len(calls) == 5:
+            return [float("inf")] * len(completions)
+        return [float(len(c[-1]["content"]) % 3 == 0) for c in completions]
+
+    return reward
+
+
+def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
+    keys = {
+        "beta": 0.1,
+        "beta_old": 0.1,
+        "beta_base": 0.1,
+        "ref_reset_every": 2,
+        "optimizer_reset": "soft",
+        "elastic_reset_every": 2,
+        "log_update_norm": True,
+        "skip_zero_rows": True,
+        "drop_zero_rows": True,
+        "dynamic_sampling_rounds": 1,
+        "nonfinite": "skip",
+        "entropy_floor": 100.0,
+        "entropy_patience": 1,
+        "max_steps": 6,
+        "save_strategy": "steps",
+        "save_steps": 4,
+    }
+    given = {"columns": {"task": ["talk"] * 16}, "trainer_kwargs": {"rollout_func": interrupted_rollout(2, 2, "so")}}
+    rich = run(reward=everything([]), **given, **keys)
+    plain = run(num_iterations=1)
+    again = make_trainer(reward=everything([]), **given, **keys, output_dir=rich.args.output_dir)
+    again.train(resume_from_checkpoint=True)
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
+    on_a_gpu = set(gpu_row(torch.device("cuda", 0)))
+    in_metrics = {general(key) for row in read(again, "metrics.jsonl") for key in row}
+    assert in_metrics | on_a_gpu == set(METRICS)
+
+    events = read(again, "events.jsonl")
+    kinds = {kind for key in EVENTS.values() for kind in key.events}
+    assert {event["event"] for event in events} == kinds
+    for event in events:
+        allowed = {name for name, key in EVENTS.items() if event["event"] in key.events}
+        required = {name for name in allowed if not EVENTS[name].when}
+        assert required <= set(event) <= allowed
+    assert {key for event in events for key in event} == set(EVENTS)
+
+    # What is said to be always there is in a run of TRL's own keys, and nothing else is.
+    of_plain = {general(key) for row in read(plain, "metrics.jsonl") for key in row}
+    assert of_plain == {name for name, key in METRICS.items() if not key.when}
+    assert {name for name, key in METRICS.items() if "a GPU" in key.when} == on_a_gpu

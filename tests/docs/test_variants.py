@@ -1,0 +1,71 @@
+"""docs/variants: what a step costs is what runs count, what was measured is in the log, and B is said to be another objective."""
+
+import json
+import re
+
+import pytest
+import yaml
+from doc_pages import PAGES, ROOT, blocks
+
+from trl_prorl import ProRLConfig
+
+
+VARIANTS = ROOT / "docs" / "variants"
+LOG = (ROOT / "docs" / "log.md").read_text()
+CALLS = {"0": 0, "m": 1, "2 m": 2}
+KEYS = {
+    "plain": {},
+    "control": {"beta": 0.1},
+    "A": {"beta": 0.1, "ref_reset_every": 4},
+    "B": {"beta_old": 0.1},
+    "C": {"beta": 0.1, "ref_reset_every": 4, "optimizer_reset": "hard"},
+}
+
+
+def stated_calls():
+    """{arm: (policy, reference, π_old)} in multiples of m."""
+    stated = {}
+    for page in VARIANTS.glob("*.md"):
+        for arm, *cells in re.findall(
+            r"^\| (\w+) \| ([\w ]+) \| ([\w ]+) \| ([\w ]+) \|$", page.read_text(), re.MULTILINE
+        ):
+            if arm in KEYS:
+                stated[arm] = tuple(CALLS[cell.strip()] for cell in cells)
+    return stated
+
+
+@pytest.mark.parametrize("arm", KEYS)
+def test_what_a_step_costs_is_counted(arm, run):
+    trainer = run(**KEYS[arm], reuse_old_logps=True, gradient_accumulation_steps=2, max_steps=2, num_iterations=2)
+    rows = [json.loads(line) for line in (trainer.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert trainer.args.variant == arm
+    m = trainer.args.steps_per_generation
+    counted = tuple(sum(row[f"{kind}_forward_calls"] for row in rows) for kind in ("policy", "ref", "old"))
+    assert m == 2 and counted == tuple(m * times for times in stated_calls()[arm])
+
+
+@pytest.mark.parametrize("arm", ["A", "B", "C"])
+def test_the_keys_that_define_a_variant_make_it(arm):
+    keys = yaml.safe_load(next(b.text for b in blocks((VARIANTS / f"{arm}.md").read_text()) if b.language == "yaml"))
+    assert ProRLConfig(output_dir="run", use_cpu=True, bf16=False, **keys).variant == arm
+
+
+@pytest.mark.parametrize("page", sorted(VARIANTS.glob("*.md")), ids=lambda page: page.stem)
+def test_pages_are_short_and_their_figures_are_in_the_log(page):
+    text = page.read_text()
+    assert len(text.splitlines()) <= 60
+    figures = re.findall(r"\d\.\d+ \[\d\.\d+, \d\.\d+\]", " ".join(text.split()))
+    assert figures and [figure for figure in figures if figure not in " ".join(LOG.split())] == []
+
+
+COMPARING = ["README.md", "docs/concepts.md", "docs/performance.md", "docs/variants/A.md", "docs/variants/B.md"]
+
+
+@pytest.mark.parametrize("page", [*COMPARING, "docs/troubleshooting.md", "recipes/tiny/README.md"])
+def test_pages_that_compare_a_and_b_say_that_the_objectives_differ(page):
+    assert re.search(r"(different|another) objective", " ".join((ROOT / page).read_text().split()))
+
+
+def test_no_page_says_that_the_objective_is_the_same():
+    pages = [page for page in PAGES if page.stem != "log"]  # which speaks of other things too
+    assert [page for page in pages if "same objective" in " ".join(page.read_text().split())] == []

@@ -1,0 +1,76 @@
+"""The benchmark's bookkeeping, and one small run of it; what it measures is asserted nowhere."""
+
+import json
+
+import pytest
+
+from eval import step_cost
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, one_thread):
+    monkeypatch.setitem(step_cost.SHAPES, "small", (16, 1, 2, 2, 32, 300))
+
+
+def arguments(*further):
+    sizes = ["--prompts", "2", "--num_generations", "2", "--micro_batch", "2", "--longest", "12", "--rounds", "1"]
+    return [*sizes, "--device", "cpu", "--template", "3", *further]
+
+
+def test_every_arm_gets_the_same_batches_and_scaled_lengths():
+    args = step_cost.parse(arguments("--longest", "4096"))
+    once, twice = step_cost.Batches(args, 1.0), step_cost.Batches(args, 2.0)
+    assert once.draw(7) == step_cost.Batches(args, 1.0).draw(7) != once.draw(8)
+    prompts, completions = once.draw(7)
+    assert len(prompts) == len(completions) == 4
+    assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
+    short, long = (
+        sum(len(one) for number in range(200) for one in batches.draw(number)[1]) for batches in (once, twice)
+    )
+    assert long / short == pytest.approx(2.0, rel=0.05)
+    fixed = step_cost.Batches(args, 1.0, fixed=5)
+    assert {len(one) for one in fixed.draw(7)[1]} == {5}
+
+
+def test_ratios_are_of_pairs():
+    """10/5, 30/10 and 20/20: the median of ratios is 2, though the ratio of medians were 2, 3 or 1 by pairs."""
+    result = {step_cost.BASELINE: {"phase": [10.0, 30.0, 20.0]}, "A": {"phase": [5.0, 10.0, 20.0]}}
+    assert step_cost.ratio(result, "A") == (2.0, 1.0, 3.0)
+    assert step_cost.whole_step({"generation": 4.0, "phase": [1.0, 9.0, 2.0]}) == 6.0
+
+
+def test_settings():
+    args = step_cost.parse(arguments("--iterations", "1", "2", "--checkpointing", "both"))
+    settings = list(step_cost.settings(args))
+    assert [(title, "B" in arms) for title, arms, *_ in settings] == [
+        ("μ=1, 1× gold answers", False),
+        ("μ=1, 1× gold answers, gradient checkpointing", False),
+        ("μ=2, 1× gold answers", True),
+        ("μ=2, 1× gold answers, gradient checkpointing", True),
+    ]
+    args = step_cost.parse(arguments("--mode", "growth", "--spread", "--lengths", "64", "--groups", "4", "8"))
+    args.longest = 4096
+    lengths = []
+    for title, _, batches, *_ in step_cost.settings(args):
+        drawn = [len(one) for number in range(200) for one in batches.draw(number)[1]]
+        lengths.append((title, sum(drawn) / len(drawn)))
+    assert [title for title, _ in lengths] == ["64 tokens on average, G=8", "256 tokens on average, G=4"]
+    assert [mean for _, mean in lengths] == [pytest.approx(64, rel=0.1), pytest.approx(256, rel=0.1)]
+
+
+@pytest.mark.parametrize("mode", ["arms", "growth"])
+def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, mode):
+    sizes = ["--lengths", "4", "--groups", "4", "--prompts", "1"] if mode == "growth" else []
+    sizes += ["--micro_batch", "2", "--mode", mode, "--out", str(tmp_path)]
+    step_cost.main(arguments(*sizes))
+    written = json.loads((tmp_path / f"{mode}.json").read_text())
+    assert written["settings"]["rounds"] == 1
+    arms = set(step_cost.ARMS) if mode == "arms" else {"TRL β>0", "A packed", "B packed"}
+    for result in written["results"].values():
+        assert set(result) == arms
+        for values in result.values():
+            assert len(values["phase"]) == 1 and values["update"] > 0
+            assert values["phase"][0] == pytest.approx(values["scoring"] + values["update"])
+            assert (values["generation"] > 0) == (mode == "arms")
+    assert (tmp_path / f"{mode}.png").read_bytes().startswith(b"\x89PNG")
+    assert "B packed" in capsys.readouterr().out

@@ -1,0 +1,239 @@
+"""
+The Hugging Face Hub on loopback, as far as pushing and downloading a model needs it: it stores what it is sent.
+
+Requests can be made to fail: `server.fail("/commit/", 500, times=2)`.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+import yaml
+
+
+TOKEN, USER = "hf_" + "a" * 30, "someone"
+REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
+
+
+class HubServer:
+    """
+    Attributes:
+        repos (`dict`): by name: `files` (`{path: bytes}`), `commits` (messages), `private`.
+        requests (`list[str]`): method and path of every request.
+        url (`str`): for `HF_ENDPOINT`.
+    """
+
+    def __init__(self):
+        self.repos, self.blobs, self.requests, self.failures = {}, {}, [], []
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+        self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
+        self.thread.start()
+
+    def close(self):
+        self.http.shutdown()
+        self.http.server_close()
+
+    def reset(self):
+        for held in (self.repos, self.blobs, self.requests, self.failures):
+            held.clear()
+
+    def fail(self, part, status, times=10**6, body=None):
+        """The next so many requests whose path has this part are answered with a status."""
+        self.failures.append({"part": part, "status": status, "times": times, "body": body})
+
+    def files(self, repo):
+        return self.repos[repo]["files"]
+
+    def sha(self, repo):
+        """The commit: it changes with every one."""
+        return hashlib.sha1(f"{repo}{len(self.repos[repo]['commits'])}".encode()).hexdigest()
+
+
+def git_oid(content):
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+
+
+def is_lfs(path):
+    return path.endswith((".safetensors", ".bin", ".pt"))
+
+
+class Handler(BaseHTTPRequestHandler):
+    hub: HubServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def answer(self, status, content=None, **headers):
+        body = content if isinstance(content, bytes) else json.dumps(content or {}).encode()
+        self.send_response(status)
+        headers.setdefault("Content-Type", "application/json")
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def handle_request(self):
+        length = int(self.headers.get("Content-Length") or 0)
+        body, path = self.rfile.read(length), unquote(urlsplit(self.path).path)
+        self.hub.requests.append(f"{self.command} {path}")
+        for failure in self.hub.failures:
+            if failure["part"] in path and failure["times"] > 0:
+                failure["times"] -= 1
+                return self.answer(failure["status"], failure["body"] or {"error": "a failure that a test ordered"})
+        if path.startswith("/lfs/") or path == "/api/validate-yaml":
+            authorised = True  # a storage's address is its own permission
+        else:
+            authorised = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        for pattern, method, needs_token, action in ROUTES:
+            match = re.fullmatch(pattern, path)
+            if match and method == self.command:
+                if needs_token and not authorised:
+                    return self.answer(401, {"error": "Invalid username or password."})
+                repo = match.groupdict().get("repo")
+                if repo is not None and repo not in self.hub.repos:
+                    return self.answer(404, {"error": "no such repository"}, X_Error_Code="RepoNotFound")
+                return action(self, match, body)
+        self.answer(404, {"error": f"not spoken here: {self.command} {path}"})
+
+    do_GET = do_HEAD = do_POST = do_PUT = handle_request
+
+    def whoami(self, match, body):
+        self.answer(200, {"type": "user", "name": USER, "orgs": [], "auth": {"type": "access_token"}})
+
+    def create(self, match, body):
+        order = json.loads(body)
+        owner = order.get("organization") or USER
+        name = f"{owner}/{order['name']}"
+        if owner != USER:
+            return self.answer(403, {"error": f"You don't have the rights to create a model under {owner}"})
+        there = name in self.hub.repos
+        private = order.get("visibility") == "private" or bool(order.get("private"))
+        self.hub.repos.setdefault(name, {"files": {}, "commits": [], "private": private})
+        answer = {"url": f"{self.hub.url}/{name}", "name": name, "id": name}
+        self.answer(409 if there else 200, answer)
+
+    def validate(self, match, body):
+        content = json.loads(body)["content"]
+        front = re.match(r"---\n(.*?)\n---\n", content, re.S)
+        data = yaml.safe_load(front[1]) if front else {}
+        errors = []
+        base = data.get("base_model")
+        if base is not None and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", str(base)):
+            errors.append({"message": f'"base_model" {base} is not a valid model id'})
+        for entry in data.get("model-index") or []:
+            if not entry.get("name") or not entry.get("results"):
+                errors.append({"message": '"model-index[0]" needs a name and results'})
+            for result in entry.get("results") or []:
+                if not {"task", "dataset", "metrics"} <= set(result) or not result["task"].get("type"):
+                    errors.append({"message": '"model-index[0].results" is not complete'})
+        self.answer(400 if errors else 200, {"errors": errors, "warnings": []})
+
+    def preupload(self, match, body):
+        held = self.hub.files(match["repo"])
+        files = []
+        for file in json.loads(body)["files"]:
+            path = file["path"]
+            mode = "lfs" if is_lfs(path) else "regular"
+            answer = {"path": path, "uploadMode": mode, "shouldIgnore": False}
+            if path in held:
+                content = held[path]
+                answer["oid"] = hashlib.sha256(content).hexdigest() if mode == "lfs" else git_oid(content)
+            files.append(answer)
+        self.answer(200, {"files": files})
+
+    def lfs_batch(self, match, body):
+        objects = []
+        for wanted in json.loads(body)["objects"]:
+            answer = {"oid": wanted["oid"], "size": wanted["size"]}
+            if wanted["oid"] not in self.hub.blobs:
+                answer["actions"] = {
+                    "upload": {"href": f"{self.hub.url}/lfs/{wanted['oid']}"},
+                    "verify": {"href": f"{self.hub.url}/api/lfs-verify"},
+                }
+            objects.append(answer)
+        self.answer(200, {"transfer": "basic", "objects": objects})
+
+    def lfs_put(self, match, body):
+        if hashlib.sha256(body).hexdigest() != match["oid"]:
+            return self.answer(400, {"error": "not what was announced"})
+        self.hub.blobs[match["oid"]] = body
+        self.answer(200)
+
+    def lfs_verify(self, match, body):
+        wanted = json.loads(body)
+        whole = len(self.hub.blobs.get(wanted["oid"], b"")) == wanted["size"]
+        self.answer(200 if whole else 404)
+
+    def commit(self, match, body):
+        repo = self.hub.repos[match["repo"]]
+        files, message = dict(repo["files"]), None
+        for line in body.decode().splitlines():
+            operation = json.loads(line)
+            value = operation["value"]
+            if operation["key"] == "header":
+                message = value["summary"]
+            elif operation["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif operation["key"] == "lfsFile":
+                if value["oid"] not in self.hub.blobs:
+                    return self.answer(400, {"error": f"no such object: {value['path']}"})
+                files[value["path"]] = self.hub.blobs[value["oid"]]
+            elif operation["key"] == "deletedFile":
+                del files[value["path"]]
+            else:
+                return self.answer(400, {"error": f"not spoken here: {operation['key']}"})
+        repo["files"] = files  # all of it, or nothing
+        repo["commits"].append(message)
+        sha = self.hub.sha(match["repo"])
+        self.answer(
+            200, {"commitUrl": f"{self.hub.url}/{match['repo']}/commit/{sha}", "commitOid": sha, "success": True}
+        )
+
+    def info(self, match, body):
+        files = self.hub.files(match["repo"])
+        siblings = [{"rfilename": path} for path in sorted(files)]
+        content = {"id": match["repo"], "sha": self.hub.sha(match["repo"]), "siblings": siblings}
+        self.answer(200, content | {"private": self.hub.repos[match["repo"]]["private"], "tags": [], "downloads": 0})
+
+    def tree(self, match, body):
+        rows = []
+        for path, content in sorted(self.hub.files(match["repo"]).items()):
+            row = {"type": "file", "path": path, "size": len(content), "oid": git_oid(content)}
+            if is_lfs(path):
+                sha = hashlib.sha256(content).hexdigest()
+                row["lfs"] = {"oid": sha, "size": len(content), "pointerSize": 130}
+            rows.append(row)
+        self.answer(200, json.dumps(rows).encode())
+
+    def resolve(self, match, body):
+        files = self.hub.files(match["repo"])
+        if match["path"] not in files:
+            return self.answer(404, {"error": "no such file"}, X_Error_Code="EntryNotFound")
+        content = files[match["path"]]
+        oid = hashlib.sha256(content).hexdigest() if is_lfs(match["path"]) else git_oid(content)
+        headers = {"ETag": f'"{oid}"', "X_Repo_Commit": self.hub.sha(match["repo"])}
+        self.answer(200, content, Content_Type="application/octet-stream", **headers)
+
+
+ROUTES = [
+    ("/api/whoami-v2", "GET", True, Handler.whoami),
+    ("/api/repos/create", "POST", True, Handler.create),
+    ("/api/validate-yaml", "POST", False, Handler.validate),
+    (f"/api/models/{REPO}/preupload/main", "POST", True, Handler.preupload),
+    (f"/{REPO}\\.git/info/lfs/objects/batch", "POST", True, Handler.lfs_batch),
+    ("/lfs/(?P<oid>[0-9a-f]{64})", "PUT", False, Handler.lfs_put),
+    ("/api/lfs-verify", "POST", True, Handler.lfs_verify),
+    (f"/api/models/{REPO}/commit/main", "POST", True, Handler.commit),
+    (f"/api/models/{REPO}", "GET", False, Handler.info),
+    (f"/api/models/{REPO}/revision/[\\w.-]+", "GET", False, Handler.info),
+    (f"/api/models/{REPO}/tree/[\\w.-]+", "GET", False, Handler.tree),
+    (f"/{REPO}/resolve/[\\w.-]+/(?P<path>.+)", "HEAD", False, Handler.resolve),
+    (f"/{REPO}/resolve/[\\w.-]+/(?P<path>.+)", "GET", False, Handler.resolve),
+]

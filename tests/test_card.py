@@ -1,0 +1,248 @@
+"""Run folders as model cards, read back with the Hub's own client."""
+
+import json
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from eval.runs import InputError
+from eval.tables import DIFFERENT_OBJECTIVE
+from trl_prorl.base_model import identify
+from trl_prorl.card import model_card, read_record, without_secrets
+
+
+SECRET = "hf_" + "S" * 34
+PASSK = {
+    "split": "test",
+    "prompts": 4,
+    "n": 4,
+    "k": [1, 2],
+    "temperature": 0.7,
+    "seed": 5,
+    "task": "sorting",
+    "level": 2,
+    # pass@1 = mean(c / 4); pass@2 = mean(1 - C(4 - c, 2) / 6)
+    "base": {"pass@1": 0.25, "interval@1": [0.0, 0.5], "pass@2": 0.5, "interval@2": [0.25, 0.75], "correct": [1] * 4},
+    "trained": {
+        "pass@1": 0.5,
+        "interval@1": [0.125, 0.875],
+        "pass@2": 2 / 3,
+        "interval@2": [0.5, 0.9],
+        "correct": [0, 2, 2, 4],
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A function that writes a run folder: `folder(passk=..., env={...}, ...)`; `None` leaves a file out."""
+
+    def write(events=(), passk=None, config=None, env=None, steps=7, adapter="Qwen/Qwen2.5-0.5B-Instruct"):
+        run = tmp_path / "sorted-A"
+        run.mkdir()
+        config = {"task": "sorting", "task_level": 2, "model_name_or_path": adapter} | (config or {})
+        env = {
+            "variant": "A",
+            "seed": 3,
+            "git_commit": "c0ffee",
+            "versions": {"trl-prorl": "0.1.0", "trl": "1.16.0"},
+        } | (env or {})
+        (run / "config.yaml").write_text(
+            yaml.safe_dump({key: value for key, value in config.items() if value is not None})
+        )
+        (run / "env.json").write_text(json.dumps(env))
+        (run / "metrics.jsonl").write_text("".join(json.dumps({"step": step + 1}) + "\n" for step in range(steps)))
+        (run / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": adapter}))
+        if events is not None:
+            (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        if passk is not None:
+            (run / "passk.json").write_text(json.dumps(passk))
+        return run
+
+    return write
+
+
+def reset(requested, applied, reason="periodic", **more):
+    return {"event": "reset", "step_requested": requested, "step_applied": applied, "reason": reason, **more}
+
+
+def row(card, first):
+    """The cells of the body's table row that begins so."""
+    lines = [line for line in card.text.splitlines() if line.startswith(f"| {first} |")]
+    assert len(lines) == 1, lines
+    return [cell.strip() for cell in lines[0].strip("|").split("|")]
+
+
+def test_numbers_intervals_and_settings_stand_in_the_model_index(folder, tmp_path):
+    run = folder(passk=PASSK)
+    path = tmp_path / "README.md"
+    path.write_text(str(model_card(run, repo="someone/sorted")))
+    data = ModelCard.load(path).data
+    assert data.model_name == "sorted" and data.library_name == "peft" and data.pipeline_tag == "text-generation"
+    assert data.base_model == "Qwen/Qwen2.5-0.5B-Instruct" and "license" not in data.to_dict()
+    assert {"trl-prorl", "grpo", "trl", "variant-A", "lora"} <= set(data.tags)
+    found = {result.metric_type: result for result in data.eval_results}
+    assert set(found) == {"pass@1", "pass@2"}
+    for k in (1, 2):
+        result = found[f"pass@{k}"]
+        assert result.metric_value == PASSK["trained"][f"pass@{k}"]
+        assert (result.task_type, result.dataset_name, result.dataset_split) == ("text-generation", "sorting", "test")
+        assert result.dataset_config == "level 2"
+        assert result.metric_args == {
+            "interval_95": PASSK["trained"][f"interval@{k}"],
+            "base": PASSK["base"][f"pass@{k}"],
+            "base_interval_95": PASSK["base"][f"interval@{k}"],
+            "prompts": 4,
+            "n": 4,
+            "temperature": 0.7,
+            "seed": 5,
+        }
+    assert found["pass@1"].metric_name == "pass@1, 95 % interval [0.125, 0.875]"
+
+
+def test_the_body_has_base_trained_and_the_paired_gain(folder):
+    card = model_card(folder(passk=PASSK))
+    assert row(card, "pass@1")[:3] == ["pass@1", "0.250 [0.000, 0.500]", "0.500 [0.125, 0.875]"]
+    assert row(card, "pass@1")[3].startswith("+0.250 [")  # per prompt -1/4, 1/4, 1/4, 3/4
+    assert row(card, "pass@2")[3].startswith("+0.167 [")
+    assert "4 prompts of the split `test`, 4 samples each at temperature 0.7, seed 5" in card.text
+    assert "--prompts 4 --n 4 --k 1 2 --seed 5 --temperature 0.7" in card.text
+    assert "commit `c0ffee`" in card.text and "| trl | 1.16.0 |" in card.text
+    for cited in ("2505.24864", "2402.03300", "vonwerra2020trl"):
+        assert cited in card.text
+
+
+def test_resets_are_listed_with_request_reason_and_optimizer(folder):
+    events = [
+        reset(3, 4, "kl_spike", optimizer_reset="soft", alpha=0.25, kl_before=0.0125),
+        {"event": "resume", "step_requested": 5, "step_applied": 5},
+        reset(6, 6, optimizer_reset="keep"),
+    ]
+    card = model_card(folder(events=events))
+    assert "Resets applied: 2." in card.text and "resumed at step 5" in card.text
+    table = card.text.split("Resets applied")[1].split("## Results")[0]
+    assert table.count("\n| ") == 2 + 2, "header, rule, and a row for each reset alone"
+    assert row(card, "3") == ["3", "4", "kl_spike", "soft, α = 0.25", "0.0125"]
+    assert row(card, "6") == ["6", "6", "periodic", "keep", "–"]
+
+
+def test_many_resets_are_cut_and_counted(folder):
+    card = model_card(folder(events=[reset(step, step, optimizer_reset="keep") for step in range(1, 74)]))
+    assert "Resets applied: 73." in card.text and "And 23 more" in card.text
+    assert row(card, "50") and "| 51 | 51 |" not in card.text
+
+
+def test_what_the_record_lacks_is_said_and_not_invented(folder, tmp_path):
+    card = model_card(folder(events=None))
+    assert "Not evaluated yet" in card.text and card.data.eval_results is None and "pass@1" not in card.text
+    assert "no events" in card.text
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    card = model_card(empty, adapter=False)
+    assert "the record does not name it" in card.text and card.data.base_model is None
+    assert card.data.library_name == "transformers" and "There is no recipe" in card.text
+
+
+def test_numbers_of_other_weights_are_left_out(folder):
+    card = model_card(folder(passk=PASSK | {"step": 3}))
+    assert card.data.eval_results is None
+    assert "those of step 7; the last evaluation is of step 3" in card.text
+    assert not any(line.startswith("| pass@") for line in card.text.splitlines())
+
+
+def test_numbers_of_these_weights_stay(folder):
+    assert model_card(folder(passk=PASSK | {"step": 7})).data.eval_results
+
+
+def test_greedy_and_tasks_that_were_not_trained(folder):
+    greedy = {"accuracy": 0.5, "interval": [0.0, 1.0], "correct": [0, 0, 1, 1]}
+    base = {"accuracy": 0.25, "interval": [0.0, 0.75], "correct": [0, 0, 0, 1]}
+    other = {key: PASSK[key] for key in ("prompts", "n", "k", "base", "trained")} | {"task": "parity", "level": 9}
+    passk = PASSK | {"greedy": {"base": base, "trained": greedy}, "others": {"parity@9": other}}
+    card = model_card(folder(passk=passk))
+    found = {(result.dataset_name, result.metric_type): result for result in card.data.eval_results}
+    assert found["sorting", "accuracy"].metric_value == 0.5
+    assert found["parity", "pass@2"].metric_value == PASSK["trained"]["pass@2"]
+    assert found["parity", "pass@2"].dataset_config == "level 9"
+    assert row(card, "greedy")[:3] == ["greedy", "0.250 [0.000, 0.750]", "0.500 [0.000, 1.000]"]
+    assert "On `parity@9`, which was not trained" in card.text
+
+
+def test_b_is_said_to_have_another_objective(folder):
+    card = model_card(folder(env={"variant": "B"}))
+    assert DIFFERENT_OBJECTIVE in card.text and "grpo_variantB.py" in card.text
+    assert "same objective" not in card.text and "variant-B" in card.data.tags
+
+
+def test_a_is_not(folder):
+    assert DIFFERENT_OBJECTIVE not in model_card(folder()).text
+
+
+def test_a_local_base_is_named_and_no_hub_name_is_invented(folder, tmp_path):
+    local = tmp_path / "models" / "my-qwen"
+    local.mkdir(parents=True)
+    (local / "config.json").write_text(json.dumps({"_name_or_path": "Qwen/Qwen2.5-0.5B"}))
+    card = model_card(folder(adapter=str(local)))
+    assert card.data.base_model is None and "None" not in card.text
+    assert "`my-qwen`, a local folder" in card.text
+    assert "made from [Qwen/Qwen2.5-0.5B](https://huggingface.co/Qwen/Qwen2.5-0.5B)" in card.text
+    assert "PATH/TO/my-qwen" in card.text
+
+
+def test_the_base_is_what_it_was_where_it_was_trained(folder):
+    """`models/qwen` was a folder there; here it looks like a name of the Hub."""
+    noted = {"name": "models/qwen", "hub_id": None, "origin": None}
+    card = model_card(folder(adapter="models/qwen", env={"base_model": noted}))
+    assert card.data.base_model is None and "`qwen`, a local folder" in card.text
+
+
+@pytest.mark.parametrize(
+    ("name", "hub_id"),
+    [
+        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+        ("/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c", "Qwen/Qwen2.5-0.5B"),
+        ("runs/embedded/2d64bc794f3d", None),
+        ("/data/models/qwen", None),
+        ("./qwen", None),
+        ("qwen", None),
+    ],
+)
+def test_what_is_a_name_of_the_hub(name, hub_id):
+    assert identify(name).hub_id == hub_id
+
+
+def test_the_embedded_model_is_named_and_made_again(folder):
+    card = model_card(folder(adapter="runs/embedded/2d64bc794f3d"))
+    assert "`2d64bc794f3d`, the embedded model" in card.text and "--model_name_or_path embedded" in card.text
+
+
+def test_secrets_are_in_no_recipe(folder):
+    secrets = {"hub_token": SECRET, "model_init_kwargs": {"token": SECRET, "dtype": "float32"}, "eos_token": "<|end|>"}
+    run = folder(config=secrets | {"run_name": f"with {SECRET} inside", "thinking_budget": 8})
+    text = str(model_card(run))
+    assert SECRET not in text and "hub_token" not in text
+    assert "eos_token: <|end|>" in text and "dtype: float32" in text and "thinking_budget: 8" in text
+    assert "with [removed] inside" in text
+
+
+def test_what_is_no_secret_stays():
+    kept = {"max_completion_length": 3, "pad_token": "x", "num_tokens": 4, "token_entropy": 1}
+    assert without_secrets(kept) == kept
+    assert without_secrets({"api_key": "x", "password": 1, "list": [{"hub_token": "y"}]}) == {"list": [{}]}
+
+
+def test_a_run_that_pushed_is_reproduced_without_pushing(folder):
+    assert "--push_to_hub false" in model_card(folder(config={"push_to_hub": True})).text
+
+
+def test_a_script_s_own_run_has_no_command(folder):
+    card = model_card(folder(config={"task": None, "task_level": None}))
+    assert "script of its own" in card.text and "python recipes/" not in card.text
+
+
+def test_a_damaged_record_is_refused(folder):
+    run = folder()
+    (run / "passk.json").write_text("{")
+    with pytest.raises(InputError, match="passk.json"):
+        read_record(run)

@@ -1,0 +1,295 @@
+"""What is pushed, when it is tried again, and what is said when it fails: the Hub's own client against hub_server.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard, constants, snapshot_download
+from safetensors.torch import load_file, save_file
+from torch import ones
+
+from eval import push as command
+from trl_prorl import publish
+from trl_prorl.errors import PushError
+
+
+SECRET = "hf_" + "S" * 34
+REPO = "someone/a-run"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run folder with everything that may lie in one."""
+    folder = tmp_path / "a-run"
+    for part in ("", "ref", "base", "checkpoint-2", "completions", "_incomplete-checkpoint-3", "_push-2", "runs"):
+        (folder / part).mkdir(exist_ok=True)
+        save_file({"w": ones(3)}, folder / part / "adapter_model.safetensors")
+        (folder / part / "adapter_config.json").write_text(
+            json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"})
+        )
+        (folder / part / "training_args.bin").write_bytes(b"pickle")
+        (folder / part / "optimizer.pt").write_bytes(b"pickle")
+    recipe = {
+        "task": "sorting",
+        "hub_token": SECRET,
+        "model_init_kwargs": {"token": SECRET},
+        "output_dir": str(folder),
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "env.json").write_text('{"variant": "A"}')
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    (folder / "events.jsonl").write_text("")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "metrics.1.jsonl").write_text("")
+    (folder / "train.log").write_text("")
+    (folder / ".env").write_text(f"HF_TOKEN={SECRET}")
+    return folder
+
+
+MODEL = {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
+RECORD = {"config.yaml", "env.json", "metrics.jsonl", "events.jsonl"}
+REFERENCE = {"ref/adapter_config.json", "ref/adapter_model.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("options", "pushed"),
+    [
+        ([], MODEL | RECORD),
+        (["--with-record"], MODEL | RECORD),
+        (["--without-record"], MODEL),
+        (["--with-reference"], MODEL | RECORD | REFERENCE),
+    ],
+)
+def test_the_hub_has_exactly_what_was_asked(online, run, options, pushed):
+    assert command.main(["--run", str(run), *options]) == 0
+    files = online.files(REPO)
+    assert set(files) == pushed
+    assert not any(SECRET.encode() in content for content in files.values())
+    assert len(online.repos[REPO]["commits"]) == 1 and online.repos[REPO]["private"] is False
+
+
+def test_what_comes_down_is_what_went_up(online, run, tmp_path):
+    assert command.main(["--run", str(run), "--repo", "someone/else", "--private"]) == 0
+    assert online.repos["someone/else"]["private"] is True
+    down = Path(snapshot_download("someone/else", cache_dir=tmp_path / "cache"))
+    assert load_file(down / "adapter_model.safetensors")["w"].tolist() == [1, 1, 1]
+    assert yaml.safe_load((down / "config.yaml").read_text())["task"] == "sorting"
+    assert ModelCard.load(down / "README.md").data.base_model == "Qwen/Qwen2.5-0.5B"
+    assert (down / "README.md").read_text() == (run / "README.md").read_text()
+
+
+def test_the_recipe_s_keys_are_the_defaults(online, run):
+    keys = {"hub_model_id": "someone/named", "hub_push_reference": True, "hub_private_repo": True}
+    (run / "config.yaml").write_text(yaml.safe_dump(keys))
+    assert command.main(["--run", str(run)]) == 0
+    assert online.repos["someone/named"]["private"] is True
+    assert set(online.files("someone/named")) == MODEL | RECORD | REFERENCE
+
+
+def test_a_later_push_updates_the_card_and_sends_only_what_changed(online, run):
+    assert command.main(["--run", str(run)]) == 0
+    side = {"pass@1": 0.5, "interval@1": [0.0, 1.0], "correct": [0, 1]}
+    passk = {"split": "test", "prompts": 2, "n": 1, "k": [1], "temperature": 1.0, "seed": 0, "task": "sorting"}
+    (run / "passk.json").write_text(json.dumps(passk | {"level": None, "base": side, "trained": side}))
+    online.requests.clear()
+    assert command.main(["--run", str(run)]) == 0
+    card = ModelCard(online.files(REPO)["README.md"].decode())
+    assert [result.metric_value for result in card.data.eval_results] == [0.5]
+    assert "passk.json" in online.files(REPO) and len(online.repos[REPO]["commits"]) == 2
+    assert not any(request.startswith("PUT ") for request in online.requests), "the weights were there"
+
+
+def test_a_push_of_nothing_new_makes_no_commit(online, run):
+    assert [command.main(["--run", str(run)]) for _ in range(2)] == [0, 0]
+    assert len(online.repos[REPO]["commits"]) == 1
+
+
+def test_a_dry_run_asks_nobody_and_writes_nothing(online, run, capsys):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert command.main(["--run", str(run), "--dry-run"]) == 0
+    written = capsys.readouterr().out
+    assert "adapter_model.safetensors" in written and "base_model: Qwen/Qwen2.5-0.5B" in written
+    assert "training_args" not in written and "README.md" in written
+    assert online.requests == [] and {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+@pytest.mark.parametrize("part", ["/api/whoami-v2", "/api/repos/create", "/api/validate-yaml", "/commit/"])
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_transient_failure_is_tried_again(online, run, part, status):
+    online.fail(part, status, times=2)
+    assert command.main(["--run", str(run)]) == 0
+    assert len(online.repos[REPO]["commits"]) == 1
+    assert sum(part in request for request in online.requests) == 3
+
+
+def test_a_proxy_s_page_in_place_of_an_answer_is_tried_again(online, run):
+    online.fail("/api/validate-yaml", 502, times=1, body=b"<html>Bad Gateway</html>")
+    assert command.main(["--run", str(run)]) == 0
+
+
+def test_a_failure_that_lasts_loses_nothing_and_names_the_way_back(online, run, capsys):
+    online.fail("/commit/", 500)
+    assert command.main(["--run", str(run)]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith(f"`python -m eval.push --run {run}`")
+    assert "error: the push to someone/a-run failed: the Hub answers 500" in error and "ordered" in error
+    assert sum("/commit/" in request for request in online.requests) == 4
+    assert online.files(REPO) == {} and (run / "README.md").exists()
+    online.failures.clear()
+    assert command.main(["--run", str(run)]) == 0
+    assert set(online.files(REPO)) == MODEL | RECORD
+
+
+def test_what_the_client_tries_again_itself_is_not_tried_twice_as_often(online, run, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    online.fail("/preupload/", 503)
+    assert command.main(["--run", str(run)]) == 1
+    assert sum("/preupload/" in request for request in online.requests) == 6, "the client's own 1 + 5"
+
+
+def test_what_will_not_get_better_is_not_tried_again(online, run, capsys):
+    online.fail("/commit/", 400)
+    assert command.main(["--run", str(run)]) == 1
+    assert sum("/commit/" in request for request in online.requests) == 1
+    assert "400" in capsys.readouterr().err
+
+
+def test_a_failed_storage_is_one_line_with_its_cause(online, run, capsys, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    online.fail("/lfs/", 500)
+    assert command.main(["--run", str(run)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "the Hub answers 500" in error
+
+
+def bad_token(online, run, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    return [], ["401", "hf auth login", "HF_TOKEN"]
+
+
+def bad_token_for_a_repository_that_exists(online, run, monkeypatch):
+    online.repos[REPO] = {"files": {}, "commits": [], "private": False}
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    return ["--repo", REPO], ["401"]
+
+
+def no_token(online, run, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(run / "nowhere"))
+    return [], ["there is no token", "hf auth login"]
+
+
+def another_s_namespace(online, run, monkeypatch):
+    return ["--repo", "others/a-run"], ["hub_model_id='others/a-run'", "403", "rights"]
+
+
+def bad_name(online, run, monkeypatch):
+    return ["--repo", "a/b/c"], ["hub_model_id='a/b/c'", "NAMESPACE/NAME"]
+
+
+def offline(online, run, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return [], ["HF_HUB_OFFLINE=1"]
+
+
+def nobody_there(online, run, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    return [], ["http://127.0.0.1:9 cannot be reached", "HF_ENDPOINT"]
+
+
+def no_folder(online, run, monkeypatch):
+    return ["--run", str(run / "nowhere")], ["nowhere", "does not exist"]
+
+
+def no_model(online, run, monkeypatch):
+    (run / "adapter_model.safetensors").unlink()
+    return [], ["holds no trained model"]
+
+
+def no_reference(online, run, monkeypatch):
+    (run / "ref" / "adapter_model.safetensors").unlink()
+    (run / "ref" / "adapter_config.json").unlink()
+    return ["--with-reference"], ["no adapter 'ref'"]
+
+
+def damaged_record(online, run, monkeypatch):
+    (run / "env.json").write_text("{")
+    return [], ["env.json", "not JSON"]
+
+
+CASES = [
+    bad_token,
+    bad_token_for_a_repository_that_exists,
+    no_token,
+    another_s_namespace,
+    bad_name,
+    offline,
+    nobody_there,
+    no_folder,
+    no_model,
+    no_reference,
+    damaged_record,
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_pushed_is_one_line(online, run, monkeypatch, capsys, case):
+    options, parts = case(online, run, monkeypatch)
+    assert command.main(["--run", str(run), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    for part in parts:
+        assert part in error
+    assert all(repo["files"] == {} for repo in online.repos.values())
+
+
+def test_an_adapter_trained_on_a_download_names_the_hub_s_model(run):
+    cached = "/home/me/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c"
+    config = {"base_model_name_or_path": cached, "r": 8}
+    (run / "adapter_config.json").write_text(json.dumps(config))
+    files = publish.files_to_push(run, run)
+    assert json.loads(files["adapter_config.json"]) == {"base_model_name_or_path": "Qwen/Qwen2.5-0.5B", "r": 8}
+    assert json.loads((run / "adapter_config.json").read_text()) == config
+
+
+def test_a_record_kept_elsewhere_goes_with_the_model(online, run, tmp_path):
+    record = tmp_path / "record"
+    record.mkdir()
+    for name in RECORD:
+        (run / name).rename(record / name)
+    assert command.main(["--run", str(record)]) == 0
+    assert set(online.files(REPO)) == MODEL | RECORD
+
+
+def test_a_folder_of_the_repository_becomes_what_the_folder_here_is(online, tmp_path):
+    api = publish.make_api()
+    publish.open_repo(REPO, api=api)
+    for names in (["kept.pt", "gone.pt", "in/side.json"], ["kept.pt", "new.json"]):
+        folder = tmp_path / names[-1].replace("/", "-")
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(f"{name} of {folder.name}")
+        publish.push_folder(REPO, folder, "last-checkpoint", "save", "again", api=api)
+    assert set(online.files(REPO)) == {"last-checkpoint/kept.pt", "last-checkpoint/new.json"}
+    assert online.files(REPO)["last-checkpoint/kept.pt"] == b"kept.pt of new.json"
+
+
+def test_what_is_staged_does_not_change_with_the_run(run, tmp_path):
+    files = publish.files_to_push(run, run)
+    left = tmp_path / "staged" / "left-behind.txt"
+    left.parent.mkdir()
+    left.write_text("by a push that was cut short")
+    staged = publish.stage(files, tmp_path / "staged")
+    assert not left.exists()
+    with open(run / "metrics.jsonl", "a") as log:
+        log.write('{"step": 2}\n')
+    (run / "adapter_model.safetensors").unlink()
+    assert set(staged) == set(files)
+    assert staged["metrics.jsonl"].read_text() == '{"step": 1}\n'
+    assert load_file(staged["adapter_model.safetensors"])["w"].tolist() == [1, 1, 1]
+
+
+def test_a_push_error_says_what_and_how_again(online):
+    with pytest.raises(PushError, match="no such repository.*Try it again with `x`"):
+        publish.push("someone/nowhere", {"a.txt": b"1"}, message="m", again="`x`")

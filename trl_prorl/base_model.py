@@ -1,0 +1,70 @@
+"""What a run's base model is called: its name on the Hub, or the local folder and where that says it came from."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from .embedded import CACHE
+
+
+# A download in the Hub's cache, which is a local folder but a model of the Hub.
+SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\][0-9a-f]+[/\\]?$")
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """
+    The model that a run trained.
+
+    Attributes:
+        name (`str`):
+            As the run was given it.
+        hub_id (`str` or `None`):
+            Its name on the Hub; `None` if it is a local folder.
+        origin (`str` or `None`):
+            The Hub model that a local folder's `config.json` says it was made from.
+    """
+
+    name: str
+    hub_id: str | None = None
+    origin: str | None = None
+
+    @property
+    def short_name(self) -> str:
+        """The Hub name, or the last part of the path."""
+        return self.hub_id or Path(self.name).name
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it is the embedded model, see [`~trl_prorl.embedded`]."""
+        return Path(self.name).parent.parts[-2:] == CACHE.parts
+
+
+def identify(name: str) -> BaseModel:
+    """What a `model_name_or_path` stands for, on the machine that it is meant for."""
+    if snapshot := SNAPSHOT.search(name):
+        return BaseModel(name, hub_id=snapshot["repo"].replace("--", "/"))
+    if Path(name).is_dir():
+        return BaseModel(name, origin=_origin(Path(name, "config.json")))
+    return BaseModel(name, hub_id=name if is_hub_name(name) else None)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether it could be `owner/name` on the Hub."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return "/" in name
+
+
+def _origin(config: Path) -> str | None:
+    try:
+        name = json.loads(config.read_text()).get("_name_or_path")
+    except (OSError, ValueError):
+        return None
+    return name if isinstance(name, str) and is_hub_name(name) else None

@@ -1,0 +1,450 @@
+"""A run folder as a model card: what was trained, how, and what it scored. What the record lacks, the card says it lacks."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from trl import GRPOTrainer
+
+from eval.runs import VARIANT_DESCRIPTIONS, InputError, load_config, read_jsonl
+from eval.statistics import Estimate, paired_bootstrap_difference, pass_at_k_per_prompt
+from eval.tables import DIFFERENT_OBJECTIVE, Table, interval_cell
+
+from .base_model import BaseModel, identify, is_hub_name
+from .embedded import EMBEDDED
+from .meter import EVENTS_FILE, METRICS_FILE
+from .record import CONFIG_FILE, ENV_FILE
+
+
+PASSK_FILE, CARD_FILE = "passk.json", "README.md"
+TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
+RESETS = ("reset", "elastic_reset")
+RESETS_SHOWN = 50
+
+# What a recipe may hold and a card may not.
+SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
+NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
+SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+
+# GRPO's own citation comes from TRL.
+PRORL_CITATION = """\
+@article{liu2025prorl,
+    title        = {{ProRL: Prolonged Reinforcement Learning Expands Reasoning Boundaries in Large Language Models}},
+    author       = {Mingjie Liu and Shizhe Diao and Ximing Lu and Jian Hu and Xin Dong and Yejin Choi and Jan Kautz and Yi Dong},
+    year         = 2025,
+    eprint       = {arXiv:2505.24864},
+}"""
+TRL_CITATION = """\
+@software{vonwerra2020trl,
+    title        = {{TRL: Transformers Reinforcement Learning}},
+    author       = {Leandro von Werra and Younes Belkada and Lewis Tunstall and Edward Beeching and Tristan Thrush and Nathan Lambert and Shengyi Huang and Kashif Rasul and Quentin Gallouédec},
+    license      = {Apache-2.0},
+    url          = {https://github.com/huggingface/trl},
+    year         = {2020},
+}"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """
+    What a run folder says of its run; parts that are missing are empty.
+
+    Attributes:
+        config (`dict`), env (`dict`):
+            `config.yaml`, without secrets, and `env.json`.
+        events (`list[dict]` or `None`):
+            `events.jsonl`.
+        passk (`dict` or `None`):
+            `passk.json`.
+        steps (`int` or `None`):
+            Optimizer steps done, from `metrics.jsonl`.
+    """
+
+    config: dict[str, Any]
+    env: dict[str, Any]
+    events: list[dict[str, Any]] | None
+    passk: dict[str, Any] | None
+    steps: int | None
+
+    @property
+    def variant(self) -> str:
+        return str(self.env.get("variant", "unknown"))
+
+    @property
+    def resets(self) -> list[dict[str, Any]]:
+        return [event for event in self.events or [] if event.get("event") in RESETS]
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether `passk.json` is there and about the weights of the last step."""
+        measured_at = (self.passk or {}).get("step")
+        return self.passk is not None and (measured_at is None or self.steps is None or measured_at == self.steps)
+
+
+def read_record(run_dir: str | os.PathLike) -> Record:
+    """
+    Read a run folder, however little it holds.
+
+    Raises:
+        [`~eval.runs.InputError`]: a file is there and cannot be read.
+    """
+    folder = Path(run_dir)
+    events = folder / EVENTS_FILE
+    return Record(
+        config=without_secrets(load_config(folder)) if (folder / CONFIG_FILE).is_file() else {},
+        env=_read_json(folder / ENV_FILE) or {},
+        events=read_jsonl(events).to_dict("records") if events.is_file() else None,
+        passk=_read_json(folder / PASSK_FILE),
+        steps=_last_step(folder / METRICS_FILE),
+    )
+
+
+def without_secrets(config: Any) -> Any:
+    """A recipe without its tokens and passwords, at any depth."""
+    if isinstance(config, dict):
+        return {
+            key: without_secrets(value)
+            for key, value in config.items()
+            if str(key) in NO_SECRETS or not SECRET_KEYS.search(str(key))
+        }
+    if isinstance(config, list):
+        return [without_secrets(value) for value in config]
+    return SECRET_VALUES.sub("[removed]", config) if isinstance(config, str) else config
+
+
+def model_card(
+    run_dir: str | os.PathLike,
+    model_dir: str | os.PathLike | None = None,
+    *,
+    repo: str | None = None,
+    adapter: bool | None = None,
+    tags: Iterable[str] = (),
+    datasets: Iterable[str] = (),
+) -> ModelCard:
+    """
+    The model card of a run.
+
+    Args:
+        run_dir (`str` or `os.PathLike`):
+            Where the record is.
+        model_dir (`str` or `os.PathLike`, *optional*):
+            Where the trained model is; defaults to `run_dir`.
+        repo (`str`, *optional*):
+            Its repository on the Hub; defaults to the folder's name.
+        adapter (`bool`, *optional*):
+            Whether the model is a PEFT adapter; `None` looks into the folder.
+        tags (iterable of `str`), datasets (iterable of `str`):
+            Further metadata.
+
+    Raises:
+        [`~eval.runs.InputError`]: a file of the record cannot be read.
+    """
+    folder = Path(model_dir or run_dir)
+    record = read_record(run_dir)
+    adapter_config = _read_json(folder / "adapter_config.json") or {}
+    adapter = bool(adapter_config) if adapter is None else adapter
+    base = base_of(record, adapter_config)
+    name = (repo or folder.resolve().name).split("/")[-1]
+    data = ModelCardData(
+        base_model=base.hub_id if base else None,
+        datasets=sorted({*datasets, *_datasets(record.config)}) or None,
+        eval_results=eval_results(record) or None,
+        library_name="peft" if adapter else "transformers",
+        model_name=name,
+        pipeline_tag="text-generation",
+        tags=sorted({"trl-prorl", "trl", "grpo", f"variant-{record.variant}", *(["lora"] * adapter), *tags}),
+    )
+    return ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
+        name=name,
+        summary=_summary(record, adapter),
+        base=_base_text(base),
+        variant=record.variant,
+        variant_meaning=VARIANT_DESCRIPTIONS.get(record.variant, "the record does not say which"),
+        different_objective=DIFFERENT_OBJECTIVE if record.variant == "B" else None,
+        resets=_resets_text(record),
+        results=_results_text(record, Path(run_dir)),
+        usage=usage(repo or str(folder), base, adapter),
+        usage_note=_usage_note(base, adapter),
+        training=_training_text(record),
+        recipe=yaml.safe_dump(record.config, sort_keys=True).strip() if record.config else None,
+        reproduce=_reproduce_text(record),
+        versions=record.env.get("versions"),
+        citations="\n\n".join([PRORL_CITATION, GRPOTrainer._paper["citation"], TRL_CITATION]),
+    )
+
+
+def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
+    """Write `README.md` aside, then put it in place."""
+    path = Path(folder) / CARD_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(CARD_FILE + ".tmp")
+    aside.write_text(str(card), encoding="utf-8")
+    os.replace(aside, path)
+    return path
+
+
+def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
+    """The base model: as the run noted it, else as its recipe or its adapter name it; `None` if nobody does."""
+    if record.env.get("base_model"):
+        return BaseModel(**record.env["base_model"])
+    name = record.config.get("model_name_or_path") or adapter_config.get("base_model_name_or_path")
+    return identify(name) if name else None
+
+
+def eval_results(record: Record) -> list[EvalResult]:
+    """
+    The `model-index`: held-out pass@k of the trained model. A value there is one number, so the interval and the settings
+    stand in the metric's name and arguments.
+    """
+    if not record.evaluated:
+        return []
+    passk, dataset = record.passk, next(iter(_datasets(record.config)), None)
+    parts = [(passk["task"], passk.get("level"), passk, dataset)]
+    for name, other in (passk.get("others") or {}).items():
+        parts.append((other.get("task", name), other.get("level"), other, None))
+    results = []
+    for task, level, part, dataset_id in parts:
+        for k in part["k"]:
+            low, high = part["trained"][f"interval@{k}"]
+            results.append(
+                _eval_result(
+                    (task, level, passk["split"], dataset_id),
+                    f"pass@{k}",
+                    f"pass@{k}, 95 % interval [{low:.3f}, {high:.3f}]",
+                    part["trained"][f"pass@{k}"],
+                    {
+                        "interval_95": [low, high],
+                        "base": part["base"][f"pass@{k}"],
+                        "base_interval_95": part["base"][f"interval@{k}"],
+                        "prompts": part["prompts"],
+                        "n": part["n"],
+                        "temperature": passk["temperature"],
+                        "seed": passk["seed"],
+                    },
+                )
+            )
+    if greedy := passk.get("greedy"):
+        low, high = greedy["trained"]["interval"]
+        arguments = {"interval_95": [low, high], "base": greedy["base"]["accuracy"], "prompts": passk["prompts"]}
+        results.append(
+            _eval_result(
+                (passk["task"], passk.get("level"), passk["split"], dataset),
+                "accuracy",
+                f"greedy accuracy, 95 % interval [{low:.3f}, {high:.3f}]",
+                greedy["trained"]["accuracy"],
+                arguments | {"decoding": "greedy"},
+            )
+        )
+    return results
+
+
+def _eval_result(where: tuple, metric: str, name: str, value: float, arguments: dict[str, Any]) -> EvalResult:
+    task, level, split, dataset = where
+    return EvalResult(
+        task_type="text-generation",
+        dataset_type=dataset or task,
+        dataset_name=task,
+        dataset_config=None if level is None else f"level {level}",
+        dataset_split=split,
+        metric_type=metric,
+        metric_name=name,
+        metric_value=value,
+        metric_args=arguments,
+    )
+
+
+def usage(source: str, base: BaseModel | None, adapter: bool) -> str:
+    """Python that loads the model and generates, an adapter merged into its base."""
+    ask = '[{"role": "user", "content": "…"}]'
+    if not adapter:
+        return (
+            "from transformers import pipeline\n\n"
+            f'generator = pipeline("text-generation", model="{source}")\n'
+            f'print(generator({ask})[0]["generated_text"][-1]["content"])'
+        )
+    return (
+        "from peft import PeftModel\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline\n\n"
+        f'base = AutoModelForCausalLM.from_pretrained("{base.hub_id or base.name if base else "BASE"}")\n'
+        f'model = PeftModel.from_pretrained(base, "{source}").merge_and_unload()\n'
+        f'generator = pipeline("text-generation", model=model, tokenizer=AutoTokenizer.from_pretrained("{source}"))\n'
+        f'print(generator({ask})[0]["generated_text"][-1]["content"])'
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise InputError(f"'{path}' is not JSON ({error}); write it again") from error
+
+
+def _last_step(path: Path) -> int | None:
+    lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+    return json.loads(lines[-1]).get("step") if lines else None
+
+
+def _datasets(config: dict[str, Any]) -> list[str]:
+    name = config.get("dataset_name")
+    known = isinstance(name, str) and is_hub_name(name) and not Path(name).exists()
+    return [name] if known else []
+
+
+def _task(record: Record) -> str | None:
+    task, level = record.config.get("task"), record.config.get("task_level")
+    if task is None:
+        return None
+    return f"`{task}`" + (f" (level {level})" if level is not None else "")
+
+
+def _summary(record: Record, adapter: bool) -> str:
+    what = "A LoRA adapter" if adapter else "A language model"
+    steps = "an unknown number of" if record.steps is None else record.steps
+    task = _task(record)
+    return (
+        f"{what}, trained with trl-prorl (prolonged GRPO on top of [TRL](https://github.com/huggingface/trl)) for {steps} "
+        f"optimizer steps{f' on the task {task}' if task else ''}."
+    )
+
+
+def _base_text(base: BaseModel | None) -> str:
+    if base is None:
+        return "Base model: the record does not name it."
+    if base.hub_id:
+        return f"Base model: [{base.hub_id}](https://huggingface.co/{base.hub_id})."
+    if base.is_embedded:
+        return (
+            f"Base model: `{base.short_name}`, the embedded model of trl-prorl, made by `python -m trl_prorl.embedded` in "
+            f"`{base.name}`. It is not on the Hub."
+        )
+    origin = f", which says that it was made from [{base.origin}](https://huggingface.co/{base.origin})"
+    return f"Base model: `{base.short_name}`, a local folder{origin if base.origin else ''}. It is not on the Hub."
+
+
+def _resets_text(record: Record) -> str:
+    if record.events is None:
+        return "The record has no events, so which resets were applied is not known."
+    if not record.resets:
+        return "No reset was applied."
+    rows = []
+    for event in record.resets[:RESETS_SHOWN]:
+        kl = event.get("kl_before")
+        optimizer = event.get("optimizer_reset")
+        if optimizer == "soft":
+            optimizer = f"soft, α = {event.get('alpha')}"
+        rows.append(
+            [
+                str(int(event["step_requested"])),
+                str(int(event["step_applied"])),
+                str(event.get("reason", "–")),
+                "Elastic Reset" if event["event"] == "elastic_reset" else str(optimizer),
+                f"{kl:.4g}" if isinstance(kl, float) and kl == kl else "–",
+            ]
+        )
+    header = ["requested at step", "applied at step", "reason", "optimizer", "KL to the reference before"]
+    more = len(record.resets) - len(rows)
+    notes = [f"And {more} more, see `events.jsonl`."] if more else []
+    return f"Resets applied: {len(record.resets)}.\n\n" + Table("", header, rows, notes).to_markdown()
+
+
+def _results_text(record: Record, run_dir: Path) -> str:
+    again = f"`python -m eval.passk --run {shlex.quote(str(run_dir))}`"
+    passk = record.passk
+    if passk is None:
+        return f"Not evaluated yet. {again} evaluates it; `python -m eval.push` then updates this card."
+    if not record.evaluated:
+        return (
+            f"The weights here are those of step {record.steps}; the last evaluation is of step {passk['step']}, so its "
+            f"numbers are left out. {again} evaluates them."
+        )
+    level = "" if passk.get("level") is None else f", level {passk['level']}"
+    lines = [
+        f"Held-out pass@k on `{passk['task']}`{level}: {passk['prompts']} prompts of the split `{passk['split']}`, "
+        f"{passk['n']} samples each at temperature {passk['temperature']:g}, seed {passk['seed']}. In brackets: 95 % "
+        "bootstrap intervals over prompts, of the gain paired by prompt. Base is the policy as the run began.",
+        _passk_table(passk),
+    ]
+    for name, other in (passk.get("others") or {}).items():
+        lines += [f"On `{name}`, which was not trained ({other['prompts']} prompts):", _passk_table(other)]
+    return "\n\n".join(lines)
+
+
+def _passk_table(part: dict[str, Any]) -> str:
+    rows = []
+    for k in part["k"]:
+        sides = [Estimate(part[side][f"pass@{k}"], *part[side][f"interval@{k}"]) for side in ("base", "trained")]
+        trained, base = (pass_at_k_per_prompt(part[side]["correct"], part["n"], k) for side in ("trained", "base"))
+        gain = paired_bootstrap_difference(trained, base)
+        rows.append([f"pass@{k}", *(interval_cell(side, ".3f") for side in sides), interval_cell(gain, "+.3f")])
+    if greedy := part.get("greedy"):
+        sides = [Estimate(greedy[side]["accuracy"], *greedy[side]["interval"]) for side in ("base", "trained")]
+        gain = paired_bootstrap_difference(greedy["trained"]["correct"], greedy["base"]["correct"])
+        rows.append(["greedy", *(interval_cell(side, ".3f") for side in sides), interval_cell(gain, "+.3f")])
+    return Table("", ["", "base", "trained", "gain"], rows).to_markdown()
+
+
+def _usage_note(base: BaseModel | None, adapter: bool) -> str:
+    if not adapter or base is None or base.hub_id:
+        return ""
+    return f"`{base.name}` is where the base model was when this was trained; put your own path there."
+
+
+def _training_text(record: Record) -> str:
+    env, lines = record.env, []
+    if not env:
+        return "The record does not say on what it was trained."
+    hardware = env.get("hardware") or {}
+    machine = hardware.get("gpu") or f"{hardware.get('cpus', '?')} CPU cores ({hardware.get('machine', '?')})"
+    lines.append(f"Trained on {machine}; seed {env.get('seed')}.")
+    if env.get("trainable_parameters") is not None:
+        lines.append(f"{env['trainable_parameters']:,} of {env['parameters']:,} parameters were trained.")
+    resumes = [str(event["step_applied"]) for event in record.events or [] if event.get("event") == "resume"]
+    if resumes:
+        lines.append(f"The run was resumed at step {', '.join(resumes)}.")
+    return " ".join(lines)
+
+
+def _reproduce_text(record: Record) -> str:
+    if not record.config:
+        return "There is no recipe in the record."
+    commit = record.env.get("git_commit")
+    version = (record.env.get("versions") or {}).get("trl-prorl")
+    checkout = f"commit `{commit}`" if commit else f"version {version}" if version else "an unknown version"
+    if "task" not in record.config:
+        return (
+            f"`config.yaml` holds the arguments of `ProRLTrainer` (trl-prorl, {checkout}); data and rewards came from a "
+            "script of its own, which is not part of the record."
+        )
+    script = {"B": "grpo_variantB.py", "C": "grpo_variantC.py"}.get(record.variant, "grpo_variantA.py")
+    folder = "runs/again"
+    train = f"python recipes/{script} --config config.yaml --output_dir {folder}"
+    base = base_of(record, {})
+    if base is not None and base.is_embedded:
+        train += f" --model_name_or_path {EMBEDDED}"
+    elif base is not None and base.hub_id is None:
+        train += f" --model_name_or_path PATH/TO/{base.short_name}"
+    if record.config.get("push_to_hub"):
+        train += " --push_to_hub false"
+    commands = [train]
+    if record.passk is not None:
+        passk = record.passk
+        ks = " ".join(map(str, passk["k"]))
+        greedy = " --greedy" if passk["temperature"] == 0 else f" --temperature {passk['temperature']:g}"
+        commands.append(
+            f"python -m eval.passk --run {folder} --split {passk['split']} --prompts {passk['prompts']} "
+            f"--n {passk['n']} --k {ks} --seed {passk['seed']}{greedy}"
+        )
+    return f"In a checkout of trl-prorl ({checkout}), with this repository's `config.yaml`:\n\n```\n" + (
+        "\n".join(commands) + "\n```"
+    )

@@ -1,0 +1,122 @@
+"""What the record's keys mean, in one place: `docs/reference.md` is made from it, and a test compares it with real runs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RecordKey:
+    """
+    A key of `metrics.jsonl` or `events.jsonl`.
+
+    Args:
+        unit (`str`):
+            Its unit.
+        meaning (`str`):
+            What it says.
+        when (`str`, *optional*, defaults to `""`):
+            What it takes for the key to be there; empty if it always is.
+        events (`tuple[str, ...]`, *optional*):
+            The kinds of event that have it; not for `metrics.jsonl`.
+    """
+
+    unit: str
+    meaning: str
+    when: str = ""
+    events: tuple[str, ...] = ()
+
+
+TOKEN, TOKENS, CALLS, SECONDS = "nats per token", "tokens", "calls", "s"
+GPU, REUSED = "a GPU", "samples used after an update"
+
+# One row per optimizer step. TASK stands for the name of a task.
+METRICS = {
+    "step": RecordKey("optimizer steps", "steps done, from 1"),
+    "reward": RecordKey(
+        "reward", "mean over the generation batch that the step trains on, all reward functions weighed"
+    ),
+    "reward_std": RecordKey("reward", "its standard deviation, as TRL logs it"),
+    "frac_reward_zero_std": RecordKey("share", "of prompts whose completions all got one reward, which teach nothing"),
+    "reward/TASK": RecordKey(
+        "reward", "mean of the first reward function over the rows of one task", "a column `task`"
+    ),
+    "pass_rate/TASK": RecordKey("share", "of completions of that task with a reward of 1", "a column `task`"),
+    "completion_length": RecordKey(TOKENS, "mean length of a completion"),
+    "advantage_mean": RecordKey("advantage", "mean over the generation batch"),
+    "advantage_std": RecordKey("advantage", "its standard deviation"),
+    "interrupted_fraction": RecordKey("share", "of completions that were asked for their answer", "`thinking_budget`"),
+    "groups_replaced": RecordKey("groups", "put in the place of undecided ones", "`dynamic_sampling_rounds`"),
+    "groups_generated_again": RecordKey("groups", "generated for that, used or not", "`dynamic_sampling_rounds`"),
+    "groups_undecided": RecordKey("groups", "still undecided after the last round", "`dynamic_sampling_rounds`"),
+    "entropy": RecordKey(TOKEN, "mean entropy of the policy"),
+    "kl_ref": RecordKey(TOKEN, "k3 of the policy against the reference, uncorrected", "`beta` > 0"),
+    "kl_old": RecordKey(TOKEN, "k3 of the policy against π_old, uncorrected", REUSED),
+    "kl_base": RecordKey(TOKEN, "k3 of the policy against the base, uncorrected", "`beta_base`, on its batches"),
+    "k2_ref_over_old": RecordKey(
+        TOKEN, "k2 of π_ref against π_old: how far behind the reference is; a diagnostic", f"`beta` > 0 and {REUSED}"
+    ),
+    "kl_penalty": RecordKey("loss", "what entered the loss, coefficients and normaliser included", "an anchor"),
+    "mean_abs_dlogp": RecordKey("nats", "mean over tokens of abs(log π_θ − log π_old)", REUSED),
+    "clip_region_mean": RecordKey("share", "of tokens in the region that the ratio's clip flattens"),
+    "rows_skipped": RecordKey("completions", "not computed, for they carry no gradient", "`skip_zero_rows`"),
+    "beta": RecordKey("coefficient", "of the active anchor: `beta`, else `beta_old`, else `beta_base`, else 0"),
+    "lr": RecordKey("learning rate", "of this update, re-warm-up included"),
+    "grad_norm": RecordKey("norm", "of the gradient before it is clipped"),
+    "update_norm": RecordKey("norm", "of what the update changed in the trained parameters", "`log_update_norm`"),
+    "nonfinite_skips": RecordKey("steps", "left out so far", "`nonfinite: skip`"),
+    "policy_forward_calls": RecordKey(CALLS, "scorings of a micro-batch by the policy, with gradient"),
+    "ref_forward_calls": RecordKey(CALLS, "scorings by the reference; 0 in B and plain"),
+    "old_forward_calls": RecordKey(CALLS, "scorings by π_old; 0 with `reuse_old_logps` where that is sound"),
+    "base_forward_calls": RecordKey(CALLS, "scorings by the base"),
+    "tokens_processed_policy": RecordKey(TOKENS, "positions that the policy's calls computed, padding included"),
+    "tokens_processed_ref": RecordKey(TOKENS, "the same of the reference"),
+    "tokens_processed_old": RecordKey(TOKENS, "the same of π_old"),
+    "tokens_processed_base": RecordKey(TOKENS, "the same of the base"),
+    "tokens_generated": RecordKey(TOKENS, "sampled in this step; 0 where the batch is an earlier step's"),
+    "tokens_per_second": RecordKey("tokens / s", "`tokens_processed_policy` by `time_step`"),
+    "time_step": RecordKey(SECONDS, "the whole step; a second of it belongs to one stage only"),
+    "time_rollout": RecordKey(SECONDS, "generation and rewards"),
+    "time_old": RecordKey(SECONDS, "scoring by π_old"),
+    "time_ref": RecordKey(SECONDS, "scoring by the reference"),
+    "time_base": RecordKey(SECONDS, "scoring by the base"),
+    "time_reset": RecordKey(SECONDS, "resets"),
+    "time_update": RecordKey(SECONDS, "forward and backward, optimizer, data"),
+    "time_meter": RecordKey(SECONDS, "what the bookkeeping itself took"),
+    "ref_time_fraction": RecordKey("share", "`time_ref` by `time_step`"),
+    "peak_memory_gib": RecordKey("GiB", "most memory allocated in the step", GPU),
+    "gpu_utilization": RecordKey("%", "at the end of the step", "a GPU with NVML"),
+}
+
+RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE = "reset", "elastic_reset", "resume", "nonfinite", "entropy_collapse"
+ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE)
+FIRED = (RESET, ELASTIC, COLLAPSE)
+
+# One row per event.
+EVENTS = {
+    "event": RecordKey("", "its kind", events=ALL),
+    "step_requested": RecordKey("optimizer steps", "when it was asked for", events=ALL),
+    "step_applied": RecordKey("optimizer steps", "when it happened", events=ALL),
+    "reason": RecordKey(
+        "", "the triggers that fired: `periodic`, `kl_spike`, `stall`, `drop`, your own", events=FIRED
+    ),
+    "value": RecordKey("of what is watched", "what the first trigger saw", events=FIRED),
+    "threshold": RecordKey("of what is watched", "what it compared that with", events=FIRED),
+    "requests": RecordKey(
+        "", "every request that this reset answers: reason, value, threshold, step", events=(RESET,)
+    ),
+    "ref_reset_mix": RecordKey("", "the key of that name", events=(RESET,)),
+    "optimizer_reset": RecordKey("", "the key of that name", events=(RESET,)),
+    "alpha": RecordKey("", "`optimizer_reset_alpha`", "`optimizer_reset: soft`", events=(RESET,)),
+    "kl_before": RecordKey(TOKEN, "`kl_ref` of the last step before it", "`kl_ref` measured", events=(RESET,)),
+    "seconds_copy": RecordKey(SECONDS, "for moving the parameters", events=(RESET, ELASTIC)),
+    "seconds_optimizer": RecordKey(SECONDS, "for the optimizer's state", events=(RESET,)),
+    "seconds_sync": RecordKey(SECONDS, "for agreeing between processes", events=(RESET,)),
+    "world_size": RecordKey("processes", "that took part", events=(RESET, ELASTIC)),
+    "action": RecordKey("", "`stop`, `skip` or `log`", events=(NONFINITE, COLLAPSE)),
+    "tensor": RecordKey("", "the first that was not finite", events=(NONFINITE,)),
+    "prompts": RecordKey("", "of the batch in which it was found", events=(NONFINITE,)),
+    "checkpoint": RecordKey("", "that the run goes on from", events=(RESUME,)),
+    "skipped": RecordKey("", "newer checkpoints that were not usable, with the reason", events=(RESUME,)),
+    "changed": RecordKey(
+        "", "keys that differ from the checkpoint's, which `allow_config_change` allows", events=(RESUME,)
+    ),
+}
