@@ -14,6 +14,7 @@ from eval.trajectory import MIN_CHECKPOINTS, check_run, trajectory_table
 
 # Enough to see p = 0.025 well; `python -m eval.trajectory` draws more.
 RESAMPLES = 199
+NAMED = 6
 COMPARED_WITH = ("control", "A")
 
 
@@ -73,7 +74,9 @@ def saturation_blocks(runs: list[Run]) -> list[Block]:
         for check in of_run
         if not check.holds
     ]
-    seen = f"The constant rate does not hold for {', '.join(departing)}." if departing else ""
+    total = sum(map(len, checks))
+    named = f": {', '.join(departing)}" if len(departing) <= NAMED else ""
+    seen = f"The constant rate does not hold for {len(departing)} of {total} fits{named}." if departing else ""
     rest = "Where no departure was seen, single checkpoints may be too noisy to show one."
     return [trajectory_table(fitted, checks), Bullets([*lines, *([seen] if seen else []), rest])]
 

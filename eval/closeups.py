@@ -12,6 +12,7 @@ from eval.tables import Table, cell, objective_notes
 
 
 LARGEST_WINDOW = 20
+LARGEST_ROW = 4
 METRICS = {
     "reward": ("Training reward", "mean reward of the batch", ".3f"),
     "kl_ref": ("KL to the anchor (kl_ref)", "nats per token (k3), symlog", ".2e"),
@@ -85,10 +86,16 @@ def arms_with_resets(runs: list[Run]) -> list[Curve]:
     return [curve for curve in curves(runs) if any(run.reset_steps() for run in curve.runs)]
 
 
+def closeup_columns(runs: list[Run]) -> int:
+    """A column per arm, or, where they are too many for the width of a page, a row per arm and a column per metric."""
+    arms = len(arms_with_resets(runs))
+    return arms if arms <= LARGEST_ROW else len(METRICS)
+
+
 def closeup_panels(runs: list[Run]) -> list[Panel]:
-    """A panel per metric and arm, arms side by side: every reset faint, their median strong."""
+    """A panel per metric and arm: every reset faint, their median strong; row by row of [`closeup_columns`] panels."""
     arms = arms_with_resets(runs)
-    panels = []
+    rows = []
     for key, (title, unit, _) in METRICS.items():
         cuts = [closeup(arm.runs, key, window(arm.runs)) for arm in arms]
         measured = np.concatenate([cut.values[~np.isnan(cut.values)] for cut in cuts])
@@ -114,14 +121,18 @@ def closeup_panels(runs: list[Run]) -> list[Panel]:
                 margin = 0.05 * (measured.max() - measured.min()) or 0.05
                 axes.set_ylim(measured.min() - margin, measured.max() + margin)
 
-        panels += [
-            Panel(
-                f"{title} from {window(arm.runs)} steps before to {window(arm.runs)} steps after each reset of {arm.label}",
-                lambda axes, arm=arm, cut=cut, draw=draw: draw(axes, arm, cut),
-            )
-            for arm, cut in zip(arms, cuts, strict=True)
-        ]
-    return panels
+        rows.append(
+            [
+                Panel(
+                    f"{title} from {window(arm.runs)} steps before to {window(arm.runs)} steps after each reset of {arm.label}",
+                    lambda axes, arm=arm, cut=cut, draw=draw: draw(axes, arm, cut),
+                )
+                for arm, cut in zip(arms, cuts, strict=True)
+            ]
+        )
+    if len(arms) > LARGEST_ROW:
+        rows = zip(*rows, strict=True)
+    return [panel for row in rows for panel in row]
 
 
 def _faint(resets: int) -> float:

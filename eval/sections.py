@@ -189,7 +189,7 @@ def _closeup_section(runs: list[Run]) -> list[Section]:
         "Reward, KL and gradient norm around the resets",
         _caption(runs, text),
         closeups.closeup_panels(runs),
-        len(closeups.arms_with_resets(runs)),
+        closeups.closeup_columns(runs),
     )
     return [Section(table.title, [picture, table])]
 

@@ -218,9 +218,9 @@ def success_statements(found: list[Comparison]) -> list[str]:
             line += (
                 f" At least {100 * share:.0f} % at a lower step cost: **{rule}** (score {score}, step cost {cost})."
             )
-        lines.append(f"{line} {DIFFERENT_OBJECTIVE}")
+        lines.append(line)
         lines += [f"Careful: {warning}" for warning in comparison.warnings]
-    return lines
+    return [*lines, DIFFERENT_OBJECTIVE] if lines else []
 
 
 def _alone(comparison: Comparison) -> bool:

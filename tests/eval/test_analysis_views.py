@@ -85,4 +85,4 @@ def test_constant_rate(arm):
     assert {row[0].split()[0] for row in table.rows} == {"B0"}
     not_fitted, seen, _ = said.items
     assert not_fitted.endswith("Everything is solved at the start: there is nothing left to shrink.")  # pass@8
-    assert seen == "The constant rate does not hold for `B0` (pass@1)."
+    assert seen == "The constant rate does not hold for 1 of 1 fits: `B0` (pass@1)."

@@ -88,3 +88,15 @@ def test_many_resets_and_nothing_measured(arm):
         axes = Figure().subplots()
         panel.draw(axes)
         assert [text.get_text() for text in axes.texts] == ["not measured"]
+
+
+def test_many_arms_stand_in_rows(arm):
+    def titles(runs):
+        panels = closeups.closeup_panels(runs)
+        return [panel.alt.split()[-1] for panel in panels], closeups.closeup_columns(runs)
+
+    runs = [arm([20], f"A{place}", steps=40, reward=0.5) for place in range(5)]
+    assert titles(runs[:2]) == (["A0", "A1"] * 3, 2)
+    names, columns = titles(runs)
+    assert columns == 3
+    assert names == [name for place in range(5) for name in [f"A{place}"] * 3]

@@ -34,7 +34,7 @@ def test_pictures_open(plot, runs, make_run, make_rows, tmp_path):
 
 def test_b_shows_kl_to_the_sampling_policy(runs, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: figures.append(self))
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.touch()))
     plots.plot_summary(runs, tmp_path / "unused.png")
     kl = figures[0].axes[1]
     assert kl.get_legend_handles_labels()[1] == ["A: kl_ref", "B: kl_old", "C: kl_ref"]
@@ -44,7 +44,7 @@ def test_b_shows_kl_to_the_sampling_policy(runs, tmp_path, monkeypatch):
 
 def test_only_what_was_measured_is_drawn(runs, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: figures.append(self))
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.touch()))
     plots.plot_ref_cost(runs, tmp_path / "unused.png")
     calls, stages, share = figures[0].axes
     assert calls.get_legend_handles_labels()[1] == ["A: 80", "B: 0", "C: 80"]
@@ -65,7 +65,7 @@ def test_one_wild_kl_does_not_hide_the_others(make_run, make_rows, tmp_path, mon
     # Zero in every first pass, one outlier: the strong line stays at the usual value.
     run = load_run(make_run("A", "A", make_rows(40, kl_ref=lambda step: 5e3 if step == 20 else 0.01 * (step % 2))))
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: figures.append(self))
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.touch()))
     plots.plot_summary([run], tmp_path / "unused.png")
     strong = max(figures[0].axes[1].lines, key=lambda line: line.get_linewidth() * (len(line.get_xdata()) > 2))
     assert list(strong.get_ydata()) == pytest.approx([0.01] * 21)

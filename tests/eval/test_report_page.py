@@ -24,6 +24,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+PATIENCE = 300_000  # milliseconds; a busy machine is no failure
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
 HOSTILE = "A <b>&amp; 'x' [y](http://z)"
 
@@ -246,7 +247,7 @@ def browser():
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
     with playwright.sync_playwright() as driver:
         # A fresh profile each time, --headless=new: Playwright's own defaults.
-        started = driver.chromium.launch(executable_path=executable, args=list(FLAGS))
+        started = driver.chromium.launch(executable_path=executable, args=list(FLAGS), timeout=PATIENCE)
         yield started
         started.close()
 
@@ -267,6 +268,7 @@ def problems_in_browser(browser, path: Path, viewport: dict, scheme: str = "ligh
     problems = []
     context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True)
     try:
+        context.set_default_timeout(PATIENCE)
         tab = context.new_page()
         tab.on(
             "console", lambda message: problems.append(f"console: {message.text}") if message.type == "error" else None
@@ -306,6 +308,7 @@ def test_in_a_browser(browser, page, viewport, scheme):
 def test_contents_lead_there(browser, page):
     """Following every link of the contents brings its heading onto the screen, below the bar that stays."""
     tab = browser.new_page(viewport=PHONE)
+    tab.set_default_timeout(PATIENCE)
     tab.goto(page.as_uri())
     links = tab.locator("nav a")
     for place in range(links.count()):
@@ -319,6 +322,7 @@ def test_contents_lead_there(browser, page):
 def test_first_screen_shows_the_matrix(browser, page):
     for viewport in (PHONE, DESKTOP):
         tab = browser.new_page(viewport=viewport)
+        tab.set_default_timeout(PATIENCE)
         tab.goto(page.as_uri())
         first_row = tab.locator("tbody tr").first.bounding_box()
         assert first_row["y"] + first_row["height"] < viewport["height"]
@@ -327,6 +331,7 @@ def test_first_screen_shows_the_matrix(browser, page):
 
 def test_pictures_stay_on_white_in_the_dark(browser, page):
     tab = browser.new_page(color_scheme="dark")
+    tab.set_default_timeout(PATIENCE)
     tab.goto(page.as_uri())
     style = "element => getComputedStyle(element).backgroundColor"
     assert tab.locator("body").evaluate(style) == "rgb(20, 24, 29)"
