@@ -84,6 +84,7 @@ REFUSED = (
     {"loss_mode": "unclipped", "loss_type": "cispo"},
     {"entropy_stop": True},
     {"nonfinite": "skip", "fp16": True},
+    {"hub_push_reference": True},
 )
 
 
