@@ -19,6 +19,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from rich.console import Console
 from scipy.stats import fisher_exact
 
+from eval.command import command
 from eval.plots import DPI, OTHER_COLOUR, VARIANT_COLOURS, arm_label, save_figure
 from eval.runs import InputError, Run, load_run, require_passk
 from eval.statistics import (
@@ -332,8 +333,9 @@ def select_measured(run: Run, other: str | None = None) -> dict:
     return others[other]
 
 
-def main(argv=None) -> int:
-    """Entry point; returns the exit code, 2 for bad input."""
+@command
+def main(argv=None) -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(
         prog="python -m eval.boundary", description="What a run gained and lost over base."
     )
@@ -341,24 +343,19 @@ def main(argv=None) -> int:
     parser.add_argument("--other", help="a task that was not trained, as passk.json names it (forgetting)")
     args = parser.parse_args(argv)
     console = Console()
-    try:
-        runs = [load_run(folder) for folder in args.run]
-        results = [boundary(select_measured(run, args.other)) for run in runs]
-        for run, result in zip(runs, results, strict=True):
-            title = f"{arm_label(run)}: {args.other or 'held-out prompts'}, base against trained"
-            console.print(boundary_table(result, title).to_rich())
-            for line in boundary_statements(result):
-                console.print(f"- {line}", markup=False, highlight=False)
-            suffix = f"_{args.other.replace('/', '_')}" if args.other else ""
-            picture = run.path / f"boundary{suffix}.png"
-            plot_boundary(result, picture, title, VARIANT_COLOURS.get(run.variant, OTHER_COLOUR))
-            print(f"Wrote {picture}.")
-        for line in objective_notes(runs):
+    runs = [load_run(folder) for folder in args.run]
+    results = [boundary(select_measured(run, args.other)) for run in runs]
+    for run, result in zip(runs, results, strict=True):
+        title = f"{arm_label(run)}: {args.other or 'held-out prompts'}, base against trained"
+        console.print(boundary_table(result, title).to_rich())
+        for line in boundary_statements(result):
             console.print(f"- {line}", markup=False, highlight=False)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        suffix = f"_{args.other.replace('/', '_')}" if args.other else ""
+        picture = run.path / f"boundary{suffix}.png"
+        plot_boundary(result, picture, title, VARIANT_COLOURS.get(run.variant, OTHER_COLOUR))
+        print(f"Wrote {picture}.")
+    for line in objective_notes(runs):
+        console.print(f"- {line}", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from eval.command import command
 from eval.runs import InputError, Run, load_run, require_passk
 from eval.statements import same_prompts
 from eval.statistics import Estimate, McNemar, bootstrap_interval, mcnemar, paired_bootstrap_difference
@@ -213,27 +214,23 @@ def common_sizes(a: Run, b: Run) -> list[int]:
     return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
 
 
-def main(argv=None) -> int:
-    """Entry point; returns the exit code, 2 for bad input."""
+@command
+def main(argv=None) -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(
         prog="python -m eval.compare", description="Two runs on the same prompts, paired."
     )
     parser.add_argument("--runs", nargs=2, required=True, type=Path, metavar=("A", "B"), help="two run folders")
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: those of both evaluations)")
     args = parser.parse_args(argv)
-    try:
-        a, b = (load_run(folder) for folder in args.runs)
-        if a.name == b.name:
-            a, b = (load_run(folder, name=str(folder)) for folder in args.runs)
-        comparisons = [compare(a, b, k) for k in args.k or common_sizes(a, b)]
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    a, b = (load_run(folder) for folder in args.runs)
+    if a.name == b.name:
+        a, b = (load_run(folder, name=str(folder)) for folder in args.runs)
+    comparisons = [compare(a, b, k) for k in args.k or common_sizes(a, b)]
     console = Console()
     console.print(comparison_table(comparisons).to_rich())
     for line in comparison_statements(comparisons):
         console.print(f"- {line}", markup=False, highlight=False)
-    return 0
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from eval.command import command
 from eval.held_out import HeldOut
 from eval.models import Point, checkpoint_points, load_point
 from eval.passk import add_sampling_arguments, check_run_settings
 from eval.runs import InputError
 from eval.samples import write_json
 from eval.sampling import prompt_ids
-from trl_prorl.errors import RunError
 
 
 class TokenDrift(NamedTuple):
@@ -193,29 +193,22 @@ def parse_args(argv=None) -> argparse.Namespace:
     return args
 
 
-def main(argv=None) -> int:
-    """Entry point; returns the exit code, 2 for bad input."""
+@command
+def main(argv=None) -> None:
+    """Entry point."""
     args = parse_args(argv)
-    try:
-        for option, least in (("prompts", 2), ("samples", 1), ("batch_size", 1)):
-            if getattr(args, option) < least:
-                raise InputError(f"--{option.replace('_', '-')} {getattr(args, option)} must be at least {least}")
-        if args.temperature is not None and args.temperature <= 0:
-            raise InputError(f"--temperature {args.temperature:g} must be above 0: drift is measured on samples")
-        for run_dir in args.run:
-            check_run_settings(run_dir, args)
-        for run_dir in args.run:
-            result = measure(run_dir, args)
-            write_json(run_dir / "drift.json", result)
-            plot_drift(result, run_dir / "drift.png")
-            Console().print(drift_table(run_dir, result))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    for option, least in (("prompts", 2), ("samples", 1), ("batch_size", 1)):
+        if getattr(args, option) < least:
+            raise InputError(f"--{option.replace('_', '-')} {getattr(args, option)} must be at least {least}")
+    if args.temperature is not None and args.temperature <= 0:
+        raise InputError(f"--temperature {args.temperature:g} must be above 0: drift is measured on samples")
+    for run_dir in args.run:
+        check_run_settings(run_dir, args)
+    for run_dir in args.run:
+        result = measure(run_dir, args)
+        write_json(run_dir / "drift.json", result)
+        plot_drift(result, run_dir / "drift.png")
+        Console().print(drift_table(run_dir, result))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from eval.command import command
 from eval.held_out import HeldOut, TaskName, check_run
 from eval.models import checkpoint_points
 from eval.runs import InputError
 from eval.samples import write_json
 from eval.statistics import bootstrap_interval, paired_bootstrap_difference, pass_at_k_per_prompt
-from trl_prorl.errors import RunError
 
 
 MOST_SAMPLES = 256
@@ -276,27 +276,20 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help="steps of checkpoints, or all")
 
 
-def main(argv=None) -> int:
-    """Entry point; returns the exit code, 2 for bad input."""
+@command
+def main(argv=None) -> None:
+    """Entry point."""
     args = parse_args(argv)
-    try:
-        check_settings(args)
-        for run_dir in args.run:
-            check_run_settings(run_dir, args)
-        for run_dir in args.run:
-            result = evaluate_run(run_dir, args)
-            write_json(run_dir / "passk.json", result)
-            console = Console()
-            console.print(result_table(run_dir, result))
-            if "checkpoints" in result:
-                console.print(checkpoint_table(result))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    check_settings(args)
+    for run_dir in args.run:
+        check_run_settings(run_dir, args)
+    for run_dir in args.run:
+        result = evaluate_run(run_dir, args)
+        write_json(run_dir / "passk.json", result)
+        console = Console()
+        console.print(result_table(run_dir, result))
+        if "checkpoints" in result:
+            console.print(checkpoint_table(result))
 
 
 if __name__ == "__main__":

@@ -8,27 +8,18 @@ is that of `hf auth login`, or `HF_TOKEN`.
 """
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from eval.runs import InputError, load_config
+from eval.command import command
+from eval.models import find_trained_model
+from eval.runs import load_config
 from trl_prorl.card import CARD_FILE, model_card, write_card
-from trl_prorl.errors import PushError
 from trl_prorl.publish import Content, files_to_push, make_api, open_repo, push, push_command, repo_name
-
-
-def model_folder(run_dir: Path, config: dict) -> Path:
-    """Where a run's model is: in the run folder or, if the record was kept elsewhere (`run_dir`), in `output_dir`."""
-    for folder in (run_dir, Path(config.get("output_dir") or run_dir)):
-        if any((folder / name).is_file() for name in ("adapter_config.json", "config.json")):
-            return folder
-    raise InputError(
-        f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); let the run finish, or copy "
-        "a checkpoint's files there"
-    )
 
 
 def file_table(repo: str, files: dict[str, Content]) -> Table:
@@ -59,39 +50,32 @@ def parse_args(argv=None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv=None) -> int:
-    """Entry point; returns the exit code: 2 for bad input, 1 for a push that failed."""
+@functools.partial(command, bad_input=ValueError)
+def main(argv=None) -> None:
+    """Entry point."""
     args = parse_args(argv)
-    try:
-        config = load_config(args.run)
-        folder = model_folder(args.run, config)
-        reference = config.get("hub_push_reference", False) if args.with_reference is None else args.with_reference
-        name = repo_name(args.repo or config.get("hub_model_id"), folder)
-        files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
-        if args.dry_run:
-            card = model_card(args.run, folder, repo=name)
-            Console().print(file_table(name, files | {CARD_FILE: str(card).encode()}))
-            print(card)
-            return 0
-        api = make_api()
-        repo = open_repo(name, private=args.private or config.get("hub_private_repo"), api=api)
-        files[CARD_FILE] = write_card(model_card(args.run, folder, repo=repo), folder)
-        done = push(
-            repo,
-            files,
-            message="Push of the run" if args.with_record else "Push of the model",
-            again=push_command(args.run),
-            revision=config.get("hub_revision"),
-            api=api,
-        )
-        print(f"pushed {len(files)} files to {done.repo_url}")
-    except PushError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return 0
+    config = load_config(args.run)
+    folder = find_trained_model(args.run, config)
+    reference = config.get("hub_push_reference", False) if args.with_reference is None else args.with_reference
+    name = repo_name(args.repo or config.get("hub_model_id"), folder)
+    files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
+    if args.dry_run:
+        card = model_card(args.run, folder, repo=name)
+        Console().print(file_table(name, files | {CARD_FILE: str(card).encode()}))
+        print(card)
+        return
+    api = make_api()
+    repo = open_repo(name, private=args.private or config.get("hub_private_repo"), api=api)
+    files[CARD_FILE] = write_card(model_card(args.run, folder, repo=repo), folder)
+    done = push(
+        repo,
+        files,
+        message="Push of the run" if args.with_record else "Push of the model",
+        again=push_command(args.run),
+        revision=config.get("hub_revision"),
+        api=api,
+    )
+    print(f"pushed {len(files)} files to {done.repo_url}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from eval.command import command
 from eval.document import to_markdown
 from eval.html import to_html
 from eval.panels import write_aside
@@ -61,32 +62,28 @@ def load_runs(folders: list[Path]) -> list[Run]:
     return sort_runs([load_run(folder, folder.resolve().relative_to(parent).as_posix()) for folder in folders])
 
 
-def main(argv=None) -> int:
-    """Entry point; returns the exit code, 2 for bad input."""
+@command
+def main(argv=None) -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m eval.report", description="Report on run folders.")
     parser.add_argument("--runs", nargs="+", required=True, help="run folders or quoted globs of them")
     parser.add_argument("--out", type=Path, help="folder of the report (default: the runs' common parent)")
     args = parser.parse_args(argv)
-    try:
-        folders = find_run_folders(args.runs)
-        runs = load_runs(folders)
-        out = args.out or common_parent(folders)
-        out.mkdir(parents=True, exist_ok=True)
-        command = f"python -m eval.report --runs {' '.join(map(shlex.quote, args.runs))}"
-        command += f" --out {shlex.quote(str(args.out))}" if args.out else ""
-        report = build_report(runs, command)
-        pictures = draw_pictures(report, runs, out)
-        write_aside(out / "report.md", to_markdown(report).encode())
-        write_aside(out / "report.html", to_html(report).encode())
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    folders = find_run_folders(args.runs)
+    runs = load_runs(folders)
+    out = args.out or common_parent(folders)
+    out.mkdir(parents=True, exist_ok=True)
+    command = f"python -m eval.report --runs {' '.join(map(shlex.quote, args.runs))}"
+    command += f" --out {shlex.quote(str(args.out))}" if args.out else ""
+    report = build_report(runs, command)
+    pictures = draw_pictures(report, runs, out)
+    write_aside(out / "report.md", to_markdown(report).encode())
+    write_aside(out / "report.html", to_html(report).encode())
     console = Console()
     console.print(overview_table(runs).to_rich())
     for line in comparison_statements(runs):
         console.print(f"- {line}", markup=False, highlight=False)
     print(f"Wrote {out / 'report.html'}; the same as report.md with {', '.join(pictures)}.")
-    return 0
 
 
 if __name__ == "__main__":

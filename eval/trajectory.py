@@ -21,6 +21,7 @@ from rich.console import Console
 from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.stats import norm, t
 
+from eval.command import command
 from eval.plots import DPI, OTHER_COLOUR, VARIANT_COLOURS, arm_label, save_figure
 from eval.runs import InputError, Run, load_run, require_passk
 from eval.statistics import Estimate, bootstrap_interval, pass_at_k_per_prompt
@@ -425,8 +426,9 @@ def default_sizes(run: Run) -> list[int]:
     return sorted({min(evaluated), max(evaluated)})
 
 
-def main(argv=None) -> int:
-    """Entry point; returns the exit code, 2 for bad input."""
+@command
+def main(argv=None) -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m eval.trajectory", description="pass@k over training, with a fit.")
     parser.add_argument("--run", action="append", required=True, type=Path, help="run folder; may be repeated")
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: the run's smallest and largest)")
@@ -436,28 +438,20 @@ def main(argv=None) -> int:
     parser.add_argument("--resamples", type=int, default=RESAMPLES, help="resamples of the prompts")
     args = parser.parse_args(argv)
     console = Console()
-    try:
-        if args.resamples < MIN_RESAMPLES:
-            raise InputError(f"--resamples {args.resamples}: at least {MIN_RESAMPLES} are needed to see p = 0.025")
-        runs = [load_run(folder) for folder in args.run]
-        checks = [
-            [
-                check_run(run, k, free_start=args.free_start, resamples=args.resamples)
-                for k in args.k or default_sizes(run)
-            ]
-            for run in runs
-        ]
-        console.print(trajectory_table(runs, checks).to_rich())
-        for run, of_run in zip(runs, checks, strict=True):
-            for check in of_run:
-                for line in trajectory_statements(run, check):
-                    console.print(f"- {line}", markup=False, highlight=False)
-            plot_trajectory(run, of_run, run.path / "trajectory.png")
-            print(f"Wrote {run.path / 'trajectory.png'}.")
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    if args.resamples < MIN_RESAMPLES:
+        raise InputError(f"--resamples {args.resamples}: at least {MIN_RESAMPLES} are needed to see p = 0.025")
+    runs = [load_run(folder) for folder in args.run]
+    checks = [
+        [check_run(run, k, free_start=args.free_start, resamples=args.resamples) for k in args.k or default_sizes(run)]
+        for run in runs
+    ]
+    console.print(trajectory_table(runs, checks).to_rich())
+    for run, of_run in zip(runs, checks, strict=True):
+        for check in of_run:
+            for line in trajectory_statements(run, check):
+                console.print(f"- {line}", markup=False, highlight=False)
+        plot_trajectory(run, of_run, run.path / "trajectory.png")
+        print(f"Wrote {run.path / 'trajectory.png'}.")
 
 
 if __name__ == "__main__":

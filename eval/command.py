@@ -1,0 +1,29 @@
+"""The entry points of `eval`: what goes wrong is one line on stderr, and the exit code says whether the input was at fault."""
+
+import functools
+import sys
+from collections.abc import Callable
+
+from eval.runs import InputError
+from trl_prorl.errors import RunError
+
+
+def command(main: Callable, bad_input: type[Exception] = InputError) -> Callable[..., int]:
+    """
+    Make an entry point return its exit code: 0, 2 for bad input, 1 for what could not be done.
+
+    Args:
+        main (`Callable`): Takes the command line, `None` for the process's own.
+        bad_input (`type`, *optional*, defaults to [`InputError`]): What it raises for bad input.
+    """
+
+    @functools.wraps(main)
+    def run(argv: list[str] | None = None) -> int:
+        try:
+            main(argv)
+        except (bad_input, RunError) as error:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            return 1 if isinstance(error, RunError) else 2
+        return 0
+
+    return run
