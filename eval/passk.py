@@ -22,7 +22,7 @@ from eval.held_out import HeldOut, TaskName, check_run
 from eval.models import checkpoint_points
 from eval.runs import InputError
 from eval.samples import write_json
-from eval.statistics import bootstrap_interval, paired_bootstrap_difference, pass_at_k_per_prompt
+from eval.statistics import Estimate, bootstrap_interval, paired_bootstrap_difference, pass_at_k_per_prompt
 
 
 MOST_SAMPLES = 256
@@ -92,6 +92,12 @@ def greedy_side(samples: pd.DataFrame) -> dict:
     }
 
 
+def gain(result: dict, k: int) -> Estimate:
+    """pass@k, trained less base, with its paired 95 % interval over prompts."""
+    counts = [result[side]["correct"] for side in ("trained", "base")]
+    return paired_bootstrap_difference(*(pass_at_k_per_prompt(count, result["n"], k) for count in counts))
+
+
 def base_and_trained(held_out: HeldOut, args) -> tuple[dict, dict[str, pd.DataFrame]]:
     """What `passk.json` says of one task, and the samples of both sides."""
     sides = {"base": held_out.samples(held_out.base, args.n), "trained": held_out.samples(held_out.trained, args.n)}
@@ -108,11 +114,14 @@ def base_and_trained(held_out: HeldOut, args) -> tuple[dict, dict[str, pd.DataFr
         "prompt_ids": held_out.prompt_ids,
         **{side: summarise_samples(samples, args.k) for side, samples in sides.items()},
     }
+    result["gain"] = {f"pass@{k}": list(gain(result, k)) for k in args.k}
     if held_out.temperature > 0 and args.with_greedy:
         points = {"base": held_out.base, "trained": held_out.trained}
         result["greedy"] = {
             side: greedy_side(held_out.samples(point, 1, temperature=0.0)) for side, point in points.items()
         }
+        correct = [result["greedy"][side]["correct"] for side in ("trained", "base")]
+        result["greedy"]["gain"] = list(paired_bootstrap_difference(*correct))
     return result, sides
 
 
@@ -166,9 +175,8 @@ def result_table(run_dir: Path, result: dict) -> Table:
     add_rows(table, result)
     if "greedy" in result:
         sides = [result["greedy"][side] for side in ("base", "trained")]
-        gain = paired_bootstrap_difference(sides[1]["correct"], sides[0]["correct"])
         cells = [with_interval(side["accuracy"], side["interval"]) for side in sides]
-        table.add_row("greedy", *cells, f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
+        table.add_row("greedy", *cells, "{:+.3f} [{:+.3f}, {:+.3f}]".format(*result["greedy"]["gain"]))
     for part in result.get("by", []):
         table.add_section()
         add_rows(table, {**part, "n": result["n"], "k": result["k"][:1]}, f"{part['task']}@{part['level']}: ")
@@ -179,13 +187,11 @@ def result_table(run_dir: Path, result: dict) -> Table:
 
 
 def add_rows(table: Table, result: dict, prefix: str = "") -> None:
-    counts = [result[side]["correct"] for side in ("trained", "base")]
     for k in result["k"]:
         cells = [
             with_interval(result[side][f"pass@{k}"], result[side][f"interval@{k}"]) for side in ("base", "trained")
         ]
-        gain = paired_bootstrap_difference(*(pass_at_k_per_prompt(count, result["n"], k) for count in counts))
-        table.add_row(f"{prefix}{k}", *cells, f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]")
+        table.add_row(f"{prefix}{k}", *cells, "{:+.3f} [{:+.3f}, {:+.3f}]".format(*gain(result, k)))
 
 
 def with_interval(value: float, interval: list[float]) -> str:

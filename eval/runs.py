@@ -9,18 +9,6 @@ import yaml
 
 
 VARIANTS = ("plain", "control", "A", "B", "C")
-VARIANT_DESCRIPTIONS = {
-    "plain": "no KL term at all: TRL's GRPO without a reference model",
-    "control": "KL to the initial policy, a reference that is never reset",
-    "A": "KL to a frozen reference that is set to the policy at each reset; the optimizer is kept",
-    "B": "KL to pi_old, the policy that sampled the batch: no reference model and no reference forward; a different "
-    "objective from A's",
-    "C": "as A, and the optimizer's state is reset together with the reference",
-    "optimizer-only": "KL to the initial policy, whose reference stays while the optimizer's state is reset",
-    "base-anchored": "KL to the base policy alone, by `beta_base`",
-    "elastic": "Elastic Reset: the policy becomes its moving average, the average the initial policy",
-}
-
 # The counter of each stage in metrics.jsonl: it tells a stage that did not run from one that was not timed.
 STAGE_COUNTERS = {
     "rollout": "tokens_generated",

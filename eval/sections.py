@@ -6,7 +6,7 @@ from eval import analysis_views, closeups, drift_view, passk_views, plots
 from eval.document import Bullets, Code, Picture, Report, Section, Text
 from eval.matrix import result_matrix
 from eval.panels import plot_sheet
-from eval.runs import VARIANT_DESCRIPTIONS, Run
+from eval.runs import Run
 from eval.statements import caveats, comparison_statements, passk_command
 from eval.success import comparisons, success_statements, success_table
 from eval.tables import (
@@ -18,6 +18,7 @@ from eval.tables import (
     seed_count,
     seeds_table,
 )
+from trl_prorl.variants import VARIANT_DESCRIPTIONS
 
 
 VARIANT_SHORT = {

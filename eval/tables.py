@@ -7,12 +7,8 @@ import pandas as pd
 from rich.table import Table as RichTable
 
 from eval.runs import Run
-from eval.statistics import (
-    Estimate,
-    paired_bootstrap_difference,
-    pass_at_k_per_prompt,
-    t_interval,
-)
+from eval.statistics import Estimate, paired_bootstrap_difference, pass_at_k_per_prompt, t_interval
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 NOT_MEASURED = "–"
@@ -27,11 +23,6 @@ ANCHORS = {
     "optimizer-only": "KL to initial policy",
     "base-anchored": "KL to base policy",
 }
-
-DIFFERENT_OBJECTIVE = (
-    "B optimises a different objective from A: its KL term is taken to the policy that sampled the batch, A's to a "
-    "reference that moves only at resets."
-)
 
 # Settings in which runs may differ and still be repetitions of one another.
 SEED_AND_PATH_KEYS = {

@@ -6,7 +6,6 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from eval.runs import InputError
 from eval.tables import DIFFERENT_OBJECTIVE
 from trl_prorl.base_model import identify
 from trl_prorl.card import model_card, read_record, without_secrets
@@ -31,6 +30,7 @@ PASSK = {
         "interval@2": [0.5, 0.9],
         "correct": [0, 2, 2, 4],
     },
+    "gain": {"pass@1": [0.25, -0.125, 0.625], "pass@2": [1 / 6, -0.25, 0.5]},
 }
 
 
@@ -104,8 +104,8 @@ def test_numbers_intervals_and_settings_stand_in_the_model_index(folder, tmp_pat
 def test_the_body_has_base_trained_and_the_paired_gain(folder):
     card = model_card(folder(passk=PASSK))
     assert row(card, "pass@1")[:3] == ["pass@1", "0.250 [0.000, 0.500]", "0.500 [0.125, 0.875]"]
-    assert row(card, "pass@1")[3].startswith("+0.250 [")  # per prompt -1/4, 1/4, 1/4, 3/4
-    assert row(card, "pass@2")[3].startswith("+0.167 [")
+    assert row(card, "pass@1")[3] == "+0.250 [-0.125, +0.625]"
+    assert row(card, "pass@2")[3] == "+0.167 [-0.250, +0.500]"
     assert "4 prompts of the split `test`, 4 samples each at temperature 0.7, seed 5" in card.text
     assert "--prompts 4 --n 4 --k 1 2 --seed 5 --temperature 0.7" in card.text
     assert "commit `c0ffee`" in card.text and "| trl | 1.16.0 |" in card.text
@@ -244,5 +244,5 @@ def test_a_script_s_own_run_has_no_command(folder):
 def test_a_damaged_record_is_refused(folder):
     run = folder()
     (run / "passk.json").write_text("{")
-    with pytest.raises(InputError, match="passk.json"):
+    with pytest.raises(ValueError, match="passk.json"):
         read_record(run)

@@ -214,13 +214,25 @@ def test_one_packed_row_by_hand():
 
 def test_groups_share_a_row_and_the_rest_is_filled(models, monkeypatch):
     """Groups of 19, 6 and 11 tokens: the last two fit into one row as long as the first, which leaves two places."""
-    monkeypatch.setattr(packing, "BALANCED_LENGTH", 10)
+    monkeypatch.setattr(packing, "BALANCED_LENGTH", 20)
     ids, mask, keep = batch_of([(10, [4, 4]), (3, [3]), (6, [5])])
     model = Recorder(models["full"])
     logps, _ = packed_logps(model, ids, mask, keep)
     assert [tuple(inputs["input_ids"].shape) for inputs in model.calls] == [(2, 19)]
     assert (model.calls[0]["labels"] != -100).sum() == mask[:, -keep:].sum()
     assert model.calls[0]["position_ids"][1].tolist() == [*range(11), *range(6), 0, 0]
+    torch.testing.assert_close(logps, padded_logps(models["full"], ids, mask, keep)[0], atol=2e-6, rtol=0)
+
+
+def test_rows_of_one_completion_need_no_mask(models, monkeypatch):
+    """Where attention dwarfs all else, every completion gets a row of its own; causality alone is then mask enough."""
+    monkeypatch.setattr(packing, "BALANCED_LENGTH", 1)
+    ids, mask, keep = batch_of([(5, [9, 9]), (4, [9])])
+    model = Recorder(models["full"])
+    logps, _ = packed_logps(model, ids, mask, keep)
+    (inputs,) = model.calls
+    assert inputs["attention_mask"] is None
+    assert inputs["position_ids"].tolist() == [list(range(14))] * 3  # without restarts, which would part a row
     torch.testing.assert_close(logps, padded_logps(models["full"], ids, mask, keep)[0], atol=2e-6, rtol=0)
 
 

@@ -215,7 +215,7 @@ def no_reference(online, run, monkeypatch):
 
 def damaged_record(online, run, monkeypatch):
     (run / "env.json").write_text("{")
-    return [], ["env.json", "not JSON"]
+    return [], ["env.json", "cannot be read"]
 
 
 CASES = [

@@ -8,8 +8,9 @@ from pathlib import Path
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from .embedded import CACHE
 
+EMBEDDED = "embedded"  # the `model_name_or_path` that stands for the embedded model
+CACHE = Path("runs/embedded")
 
 # A download in the Hub's cache, which is a local folder but a model of the Hub.
 SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\][0-9a-f]+[/\\]?$")

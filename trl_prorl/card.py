@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,10 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from trl import GRPOTrainer
 
-from eval.runs import VARIANT_DESCRIPTIONS, InputError, load_config, read_jsonl
-from eval.statistics import Estimate, paired_bootstrap_difference, pass_at_k_per_prompt
-from eval.tables import DIFFERENT_OBJECTIVE, Table, interval_cell
-
-from .base_model import BaseModel, identify, is_hub_name
-from .embedded import EMBEDDED
-from .meter import EVENTS_FILE, METRICS_FILE
+from .base_model import EMBEDDED, BaseModel, identify, is_hub_name
+from .meter import EVENTS_FILE, METRICS_FILE, read_jsonl
 from .record import CONFIG_FILE, ENV_FILE
+from .variants import DIFFERENT_OBJECTIVE, VARIANT_DESCRIPTIONS
 
 
 PASSK_FILE, CARD_FILE = "passk.json", "README.md"
@@ -93,15 +89,15 @@ def read_record(run_dir: str | os.PathLike) -> Record:
     Read a run folder, however little it holds.
 
     Raises:
-        [`~eval.runs.InputError`]: a file is there and cannot be read.
+        `ValueError`: a file is there and cannot be read.
     """
     folder = Path(run_dir)
     events = folder / EVENTS_FILE
     return Record(
-        config=without_secrets(load_config(folder)) if (folder / CONFIG_FILE).is_file() else {},
-        env=_read_json(folder / ENV_FILE) or {},
-        events=read_jsonl(events).to_dict("records") if events.is_file() else None,
-        passk=_read_json(folder / PASSK_FILE),
+        config=without_secrets(_read(folder / CONFIG_FILE, yaml.safe_load)) or {},
+        env=_read(folder / ENV_FILE) or {},
+        events=_read(events, lambda text: read_jsonl(events)),
+        passk=_read(folder / PASSK_FILE),
         steps=_last_step(folder / METRICS_FILE),
     )
 
@@ -144,11 +140,11 @@ def model_card(
             Further metadata.
 
     Raises:
-        [`~eval.runs.InputError`]: a file of the record cannot be read.
+        `ValueError`: a file of the record cannot be read.
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)
-    adapter_config = _read_json(folder / "adapter_config.json") or {}
+    adapter_config = _read(folder / "adapter_config.json") or {}
     adapter = bool(adapter_config) if adapter is None else adapter
     base = base_of(record, adapter_config)
     name = (repo or folder.resolve().name).split("/")[-1]
@@ -281,13 +277,22 @@ def usage(source: str, base: BaseModel | None, adapter: bool) -> str:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"'{path}' is not JSON ({error}); write it again") from error
+        return parse(path.read_text())
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"'{path}' cannot be read ({error}); write it again.") from error
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
+
+
+def _with_interval(values: list[float] | None, spec: str) -> str:
+    """`value [low, high]`, or a dash."""
+    return "–" if values is None else "{} [{}, {}]".format(*(format(value, spec) for value in values))
 
 
 def _last_step(path: Path) -> int | None:
@@ -355,7 +360,7 @@ def _resets_text(record: Record) -> str:
     header = ["requested at step", "applied at step", "reason", "optimizer", "KL to the reference before"]
     more = len(record.resets) - len(rows)
     notes = [f"And {more} more, see `events.jsonl`."] if more else []
-    return f"Resets applied: {len(record.resets)}.\n\n" + Table("", header, rows, notes).to_markdown()
+    return "\n\n".join([f"Resets applied: {len(record.resets)}.", _table(header, rows), *notes])
 
 
 def _results_text(record: Record, run_dir: Path) -> str:
@@ -383,15 +388,14 @@ def _results_text(record: Record, run_dir: Path) -> str:
 def _passk_table(part: dict[str, Any]) -> str:
     rows = []
     for k in part["k"]:
-        sides = [Estimate(part[side][f"pass@{k}"], *part[side][f"interval@{k}"]) for side in ("base", "trained")]
-        trained, base = (pass_at_k_per_prompt(part[side]["correct"], part["n"], k) for side in ("trained", "base"))
-        gain = paired_bootstrap_difference(trained, base)
-        rows.append([f"pass@{k}", *(interval_cell(side, ".3f") for side in sides), interval_cell(gain, "+.3f")])
+        sides = [[part[side][f"pass@{k}"], *part[side][f"interval@{k}"]] for side in ("base", "trained")]
+        gain = part.get("gain", {}).get(f"pass@{k}")
+        rows.append([f"pass@{k}", *(_with_interval(side, ".3f") for side in sides), _with_interval(gain, "+.3f")])
     if greedy := part.get("greedy"):
-        sides = [Estimate(greedy[side]["accuracy"], *greedy[side]["interval"]) for side in ("base", "trained")]
-        gain = paired_bootstrap_difference(greedy["trained"]["correct"], greedy["base"]["correct"])
-        rows.append(["greedy", *(interval_cell(side, ".3f") for side in sides), interval_cell(gain, "+.3f")])
-    return Table("", ["", "base", "trained", "gain"], rows).to_markdown()
+        sides = [[greedy[side]["accuracy"], *greedy[side]["interval"]] for side in ("base", "trained")]
+        gain = greedy.get("gain")
+        rows.append(["greedy", *(_with_interval(side, ".3f") for side in sides), _with_interval(gain, "+.3f")])
+    return _table(["", "base", "trained", "gain"], rows)
 
 
 def _usage_note(base: BaseModel | None, adapter: bool) -> str:

@@ -24,9 +24,8 @@ from trl import SFTConfig, SFTTrainer
 
 from tasks import get_task
 
+from .base_model import CACHE
 
-EMBEDDED = "embedded"  # the `model_name_or_path` that stands for this model
-CACHE = Path("runs/embedded")
 
 PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
 CHAT_TEMPLATE = (

@@ -119,7 +119,7 @@ def pack(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """
     The model's inputs for one call, of shape `(R, L)` but for the mask's `(R, 1, L, L)`, and for each token its place in
-    the flattened `(B, C)` result, meaningful where it has a label.
+    the flattened `(B, C)` result, meaningful where it has a label. The mask is `None` where every row is one completion.
     """
     batch, width = input_ids.shape
     start = width - logits_to_keep  # the completions' first column
@@ -142,13 +142,18 @@ def pack(
     offset, leader = torch.tensor([offsets, leaders], device=source.device)[:, row]
     tokens = input_ids.flatten()[source]
 
-    visible = (column < start - 1).unsqueeze(1) | (row.unsqueeze(2) == row.unsqueeze(1))
-    visible &= leader.unsqueeze(2) == leader.unsqueeze(1)
+    if shares_nothing(call):
+        # What fills up a row stands behind all that counts: causality is mask enough, and attention half the work.
+        mask, positions = None, torch.arange(source.shape[1], device=source.device).expand_as(source)
+    else:
+        visible = (column < start - 1).unsqueeze(1) | (row.unsqueeze(2) == row.unsqueeze(1))
+        visible &= leader.unsqueeze(2) == leader.unsqueeze(1)
+        # With a mask that is not 4-D, transformers takes positions that restart for sequences of their own.
+        mask, positions = visible.tril().unsqueeze(1), column - offset
     inputs = {
         "input_ids": tokens,
-        # With a mask that is not 4-D, transformers takes positions that restart for sequences of their own.
-        "attention_mask": visible.tril().unsqueeze(1),
-        "position_ids": column - offset,
+        "attention_mask": mask,
+        "position_ids": positions,
         "labels": tokens.masked_fill((column < start) | (source < 0), -100),
     }
     return inputs, row * logits_to_keep + column - start
@@ -159,7 +164,7 @@ def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_to
     Which rows of the batch to compute together: the cheapest of several first-fit-decreasing packings.
 
     Rows are tried from as long as the longest sequence to as long as everything together, by steps of 5%, and
-    their cost is that of `BALANCED_LENGTH`. It never has more positions than padded rows (without `max_tokens`).
+    their cost is that of `BALANCED_LENGTH`, whose share of attention is half where causality is the only mask. It never has more positions than padded rows (without `max_tokens`).
 
     Args:
         groups (`list`):
@@ -188,7 +193,11 @@ def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_to
         return calls
 
     def cost(calls: list[Call]) -> float:
-        return sum(len(call) * length(call[0]) * (1 + length(call[0]) / BALANCED_LENGTH) for call in calls)
+        total = 0.0
+        for call in calls:
+            attention = length(call[0]) / BALANCED_LENGTH * (0.5 if shares_nothing(call) else 1.0)
+            total += len(call) * length(call[0]) * (1 + attention)
+        return total
 
     limit = sys.maxsize if max_tokens is None else max_tokens
     longest, total = max(length([[i]]) for group in groups for i in group), length(groups)
@@ -201,6 +210,11 @@ def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_to
     while capacities[-1] < min(limit, total):
         capacities.append(min(limit, capacities[-1] * 21 // 20 + 1))
     return min(map(packing, capacities), key=cost)
+
+
+def shares_nothing(call: Call) -> bool:
+    """Whether every row of a call is one prompt with one completion."""
+    return all(len(pieces) == len(pieces[0]) == 1 for pieces in call)
 
 
 def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list]:

@@ -14,10 +14,11 @@ from trl.rewards import get_soft_overlong_punishment
 
 from tasks import task_of_recipe
 
+from .base_model import EMBEDDED
 from .checkpoint import find_checkpoint, newest_complete
 from .checks import check_rows
 from .config import ProRLConfig
-from .embedded import EMBEDDED, embedded_model
+from .embedded import embedded_model
 from .errors import RunError
 from .identity import IDENTITY_FILE, changing_keys, check_same_run
 from .length import cosine_length_reward, target_length_reward

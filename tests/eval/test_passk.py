@@ -58,7 +58,7 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
     assert passk.main([*arguments, "--no-greedy"]) == 0
     first = (run_dir / "passk.json").read_text()
     result = json.loads(first)
-    settings = {key: value for key, value in result.items() if key not in ("base", "trained", "prompt_ids")}
+    settings = {key: value for key, value in result.items() if key not in ("base", "trained", "prompt_ids", "gain")}
     assert settings == {
         "split": "test",
         "prompts": 6,
@@ -87,6 +87,9 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
         assert samples["ids"].map(len).mean() == result[side]["mean_tokens"]
         assert result[side]["mean_tokens"] >= sum(lengths) / 48  # special tokens are no text
         assert result[side]["truncated"] == 1 - sum(ended) / 48
+    for k in ("pass@1", "pass@4"):
+        value, low, high = result["gain"][k]
+        assert value == pytest.approx(result["trained"][k] - result["base"][k]) and low <= value <= high
     assert "pass@k of" in capsys.readouterr().out
     assert not list(run_dir.rglob("*.tmp"))
 
