@@ -2,7 +2,10 @@
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
+
+from transformers.utils import logging
 
 from eval.runs import InputError
 from trl_prorl.errors import RunError
@@ -19,8 +22,12 @@ def command(main: Callable, bad_input: type[Exception] = InputError) -> Callable
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
+        logging.disable_progress_bar()  # of weights that are loaded: our own bars show what takes long
         try:
-            main(argv)
+            with warnings.catch_warnings():
+                # peft asks transformers by a name that is about to go; nobody can do anything about it here.
+                warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+                main(argv)
         except (bad_input, RunError) as error:
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
             return 1 if isinstance(error, RunError) else 2
