@@ -26,6 +26,7 @@ from eval.statistics import Estimate, bootstrap_interval, paired_bootstrap_diffe
 
 
 MOST_SAMPLES = 256
+SIDES = ("base", "trained")
 
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
@@ -166,36 +167,49 @@ def held_outs(run_dir: Path, args) -> list[HeldOut]:
 
 def result_table(run_dir: Path, result: dict) -> Table:
     """Base against trained, a row per k, with 95 % bootstrap intervals over prompts."""
-    table = Table(
-        title=f"pass@k of {run_dir}: {result['task']}, {result['split']} split, {result['prompts']} prompts, "
+    title = (
+        f"pass@k of {run_dir}: {result['task']}, {result['split']} split, {result['prompts']} prompts, "
         f"n = {result['n']}, temperature {result['temperature']:g}"
     )
-    for column in ("k", "base", "trained", "gain"):
-        table.add_column(column, justify="right")
-    add_rows(table, result)
+    table = side_by_side("k", title)
+    for k in result["k"]:
+        add_row(table, str(k), result, k)
     if "greedy" in result:
-        sides = [result["greedy"][side] for side in ("base", "trained")]
-        cells = [with_interval(side["accuracy"], side["interval"]) for side in sides]
-        table.add_row("greedy", *cells, "{:+.3f} [{:+.3f}, {:+.3f}]".format(*result["greedy"]["gain"]))
-    for part in result.get("by", []):
-        table.add_section()
-        add_rows(table, {**part, "n": result["n"], "k": result["k"][:1]}, f"{part['task']}@{part['level']}: ")
-    for text, other in result.get("others", {}).items():
-        table.add_section()
-        add_rows(table, {**other, "k": other["k"][:1]}, f"not trained, {text}: ")
+        cells = [
+            with_interval(result["greedy"][side]["accuracy"], result["greedy"][side]["interval"]) for side in SIDES
+        ]
+        value, *interval = result["greedy"]["gain"]
+        table.add_row("greedy", *cells, with_interval(value, interval, sign="+"))
     return table
 
 
-def add_rows(table: Table, result: dict, prefix: str = "") -> None:
-    for k in result["k"]:
-        cells = [
-            with_interval(result[side][f"pass@{k}"], result[side][f"interval@{k}"]) for side in ("base", "trained")
-        ]
-        table.add_row(f"{prefix}{k}", *cells, "{:+.3f} [{:+.3f}, {:+.3f}]".format(*gain(result, k)))
+def parts_table(result: dict) -> Table | None:
+    """The smallest k of every task and level among the prompts, and of the tasks that were not trained; `None` if neither."""
+    k = result["k"][0]
+    table = side_by_side("task", f"pass@{k} by task")
+    for part in result.get("by", []):
+        add_row(table, f"{part['task']}@{part['level']}", {**part, "n": result["n"]}, k, digits=2)
+    for name, other in result.get("others", {}).items():
+        add_row(table, f"{name}, not trained", other, k, digits=2)
+    return table if table.row_count else None
 
 
-def with_interval(value: float, interval: list[float]) -> str:
-    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+def side_by_side(what: str, title: str) -> Table:
+    table = Table(title=title)
+    table.add_column(what, justify="right")
+    for column in (*SIDES, "gain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def add_row(table: Table, name: str, result: dict, k: int, digits: int = 3) -> None:
+    cells = [with_interval(result[side][f"pass@{k}"], result[side][f"interval@{k}"], digits) for side in SIDES]
+    value, *interval = gain(result, k)
+    table.add_row(name, *cells, with_interval(value, interval, digits, sign="+"))
+
+
+def with_interval(value: float, interval: list[float], digits: int = 3, sign: str = "") -> str:
+    return "{} [{}, {}]".format(*(format(number, f"{sign}.{digits}f") for number in (value, *interval)))
 
 
 def checkpoint_table(result: dict) -> Table:
@@ -294,6 +308,8 @@ def main(argv=None) -> None:
         write_json(run_dir / "passk.json", result)
         console = Console()
         console.print(result_table(run_dir, result))
+        if (parts := parts_table(result)) is not None:
+            console.print(parts)
         if "checkpoints" in result:
             console.print(checkpoint_table(result))
 

@@ -33,6 +33,34 @@ class GroupsTogether(ProRLTrainer):
     _packed_logps = GRPOTrainer._get_per_token_logps_and_entropies
 
 
+class Fed(ProRLTrainer):
+    """Keeps the prompts of every generation batch and of every micro-batch."""
+
+    made, fed = (), ()
+
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        self.made = [*self.made, [tuple(prompt) for prompt in batch["prompt_ids"].tolist()]]
+        return batch
+
+    def _prepare_inputs(self, generation_batch):
+        inputs = super()._prepare_inputs(generation_batch)
+        self.fed = [*self.fed, [tuple(prompt) for prompt in inputs["prompt_ids"].tolist()]]
+        return inputs
+
+
+def test_whole_groups_are_shuffled_over_the_micro_batches(run):
+    trainer = run(cls=Fed, pack_groups="on", num_iterations=1, max_steps=4, **SPREAD)
+    assert len(trainer.made) == 2 and len(trainer.fed) == 8
+    assert all(len(set(micro_batch)) == 1 for micro_batch in trainer.fed)
+    orders = []
+    for generation, batch in enumerate(trainer.made):
+        fed = trainer.fed[4 * generation : 4 * generation + 4]
+        assert sorted(prompt for micro_batch in fed for prompt in micro_batch) == sorted(batch)
+        orders.append([prompt for micro_batch in fed for prompt in micro_batch] != batch)
+    assert any(orders)
+
+
 @given(groups=st.integers(1, 6), size=st.integers(1, 5), parts=st.integers(1, 3), seed=st.integers(0, 99))
 def test_groups_are_moved_as_wholes(groups, size, parts, seed):
     permutation = torch.randperm(groups * size, generator=torch.Generator().manual_seed(seed))
@@ -106,7 +134,16 @@ def test_rows_without_gradient_are_left_out_and_change_nothing(run, largest_diff
         if left_out:
             assert mine["tokens_processed_policy"] < theirs["tokens_processed_policy"]
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        assert mine["entropy"] == pytest.approx(theirs["entropy"], rel=0.1)  # of fewer rows, and no others count as 0
     assert "rows_skipped" not in rows(whole)[0]
+
+
+def test_what_stands_for_rows_left_out_is_the_old_policy(run):
+    """Where π_old is scored by a forward of its own, a row left out has its log-probabilities, and so a ratio of 1."""
+    keys = {"reward": solved, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "learning_rate": 1e-4}
+    trainer = run(skip_zero_rows=True, **keys)
+    assert trainer.args.old_logps_source == "forward" and sum(row["rows_skipped"] for row in rows(trainer)) > 10
+    assert max(row["mean_abs_dlogp"] for row in rows(trainer)) < 0.05  # with anything else it is of the order of 1
 
 
 def test_rows_that_carry_a_penalty_stay_unless_the_recipe_drops_them(run, largest_difference):

@@ -143,7 +143,7 @@ def test_every_checkpoint(run_dir, task, add_checkpoints, labels, capsys):
     assert len(labels) == 4
 
 
-def test_every_task_and_level_apart(run_dir, task, monkeypatch):
+def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):
     """A mixture's prompts, each group's numbers from its own samples; and tasks that were not trained."""
 
     def rows(split, n, seed=0):
@@ -166,6 +166,8 @@ def test_every_task_and_level_apart(run_dir, task, monkeypatch):
     other = result["others"]["elsewhere@3"]
     assert (other["task"], other["level"]) == ("elsewhere", 3)
     assert other["base"]["correct"] != [] and len(other["trained"]["correct"]) == 8
+    shown = capsys.readouterr().out
+    assert "x@1" in shown and "elsewhere@3" in shown and "not trained" in shown
 
 
 def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
