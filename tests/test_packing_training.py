@@ -174,6 +174,12 @@ def test_rows_that_carry_a_penalty_stay_unless_the_recipe_drops_them(run, larges
     assert largest_difference(whole, dropped) > 1e-4  # another objective
 
 
+def test_rows_that_an_entropy_bonus_acts_on_stay(run, largest_difference):
+    keys = {"reward": solved, "entropy_coef": 0.1, "max_steps": 4, "learning_rate": 1e-3}
+    whole, kept = run(**keys), run(skip_zero_rows=True, **keys)
+    assert largest_difference(whole, kept) == 0.0 and all(row["rows_skipped"] == 0 for row in rows(kept))
+
+
 def test_a_batch_without_any_gradient_changes_nothing(run, weights):
     before = {}
 
