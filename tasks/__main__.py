@@ -54,7 +54,8 @@ def main() -> None:
         options = {**args.options, **{key: value for key, value in given.items() if value is not None}}
         Console().print(show_task(args.name, options, args.split, args.n))
     except ValueError as error:
-        sys.exit(str(error))
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def test_the_task_of_a_file(followed):
     assert done.returncode == 0, done.stderr
     (followed / "bad.jsonl").write_text('{"question": "Who?"}\n')
     done = python(followed, "-m", "tasks", "show", "trivia", "--path", "bad.jsonl")
-    assert done.returncode != 0 and "'answer' is missing" in done.stderr
+    assert done.returncode == 2 and "'answer' is missing" in done.stderr
 
 
 def test_a_script_of_ones_own_trains_and_evaluates(forks, tiny_model, tmp_path):
