@@ -149,11 +149,6 @@ class HeldOut:
         frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
         return frame.loc[self.prompt_ids].reset_index(drop=True)
 
-    def verdicts(self, point: Point, n: int, *, temperature: float | None = None) -> list[list[bool]]:
-        """Shape (P, n): is the sample correct?"""
-        frame = self.samples(point, n, temperature=temperature)
-        return frame["correct"].to_numpy(dtype=bool).reshape(len(self.rows), n).tolist()
-
     def _draw(self, point: Point, batches, have: dict[int, int], temperature: float, store: SampleStore) -> None:
         model = load_point(point, self.config)
         description = f"{self.run_dir.name}: {point.label}" + (", greedy" if temperature == 0 else "")

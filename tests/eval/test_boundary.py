@@ -21,7 +21,7 @@ def test_who_was_solved_and_who_lost(passk_result):
     assert [(c.prompt, c.base, c.trained) for c in result.newly_solved] == [(0, 0, 8), (4, 0, 1)]
     assert [(c.prompt, c.base, c.trained) for c in result.lost] == [(1, 3, 0)]
     assert (result.both, result.neither) == (1, 1)
-    assert result.solved_at_all == (2, 1, pytest.approx(1))  # of three coins, 2 to 1 is as even as it gets
+    assert result.solved_at_all == (2, 1, 1.0)  # of three coins, 2 to 1 is as even as it gets
     # 0 of 8 against 8 of 8: 2 / C(16, 8) = 2 / 12870, times 5 prompts; the others have p = 1 or near.
     first, second = result.newly_solved
     assert first.p_value == pytest.approx(5 * separation(8))

@@ -48,7 +48,6 @@ def test_nothing_is_sampled_twice(run_dir, task, calls):
     first = HeldOut(run_dir, "test", 4, batch_size=8)
     few = first.samples(first.trained, 2)
     assert calls == [(4, 2)]
-    assert first.verdicts(first.trained, 2) == few["correct"].to_numpy().reshape(4, 2).tolist()
     again = HeldOut(run_dir, "test", 4, batch_size=8)
     assert texts(again.samples(again.trained, 2)) == texts(few)
     assert calls == [(4, 2)]
