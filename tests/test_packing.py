@@ -9,16 +9,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from transformers import (
+    AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_prorl import packing
+from trl_prorl import prefix_attention
 from trl_prorl.packing import packed_logps, plan, why_not
 
 
@@ -130,6 +132,13 @@ def relative(first, second):
     return ((first - second).norm() / second.norm()).item()
 
 
+def visible(layout):
+    """Who sees whom, `(T, T)`: with equal scores a result is the mean of the values seen."""
+    size = len(layout.order)
+    nothing, values = torch.zeros(1, 1, size, 1), torch.eye(size)[None, None]
+    return (prefix_attention.prefix_attention(nothing, nothing, values, layout)[0, :, 0] > 0).int()
+
+
 lengths = st.tuples(st.integers(1, 9), st.lists(st.integers(0, 12), min_size=1, max_size=6))
 
 
@@ -139,21 +148,21 @@ lengths = st.tuples(st.integers(1, 9), st.lists(st.integers(0, 12), min_size=1, 
     masked=st.sets(st.integers(0, 12), max_size=4),
     seed=st.integers(0, 2**16),
     spare=st.none() | st.integers(0, 80),
-    balanced=st.sampled_from([1, 20, 4096]),
+    block=st.sampled_from([1, 5, 128]),
     adapter=st.sampled_from(["full", "lora"]),
     entropy=st.booleans(),
 )
-@example([(1, [3, 1])], set(), 0, None, 4096, "full", True)  # a prompt of one token
-@example([(5, [0, 4, 0])], {1}, 0, None, 4096, "lora", True)  # nothing to score
-@example([(1, [2])], {0}, 0, 0, 4096, "full", False)  # nothing to score after one token
-@example([(9, [12] * 6)] * 4, set(), 0, 0, 4096, "full", True)  # a call for every sequence
-def test_values_and_gradients_are_trls(models, groups, masked, seed, spare, balanced, adapter, entropy):
+@example([(1, [3, 1])], set(), 0, None, 128, "full", True)  # a prompt of one token
+@example([(5, [0, 4, 0])], {1}, 0, None, 128, "lora", True)  # nothing to score
+@example([(1, [2])], {0}, 0, 0, 128, "full", False)  # nothing to score after one token
+@example([(9, [12] * 6)] * 4, set(), 0, 0, 128, "full", True)  # a call for every sequence
+def test_values_and_gradients_are_trls(models, groups, masked, seed, spare, block, adapter, entropy):
     model = models[adapter]
     ids, mask, keep = batch_of(groups, seed, masked)
     longest = int(mask.sum(1).max())
     packed = Recorder(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "BALANCED_LENGTH", balanced)  # small: many short rows, some filled up
+        patch.setattr(prefix_attention, "QUERY_BLOCK", block)
         logps, entropies = packed_logps(packed, ids, mask, keep, None if spare is None else longest + spare, entropy)
     expected, expected_entropies = padded_logps(model, ids, mask, keep, entropy)
     assert logps.shape == expected.shape and logps.dtype == expected.dtype
@@ -193,67 +202,51 @@ def test_one_packed_row_by_hand():
     assert inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 6, 3, 4, 5]]
     assert inputs["labels"].tolist() == [[-100, -100, -100, -100, 21, 22, 23, -100, 11, 12]]
     assert inputs["fused_lm_head"] is True
-    assert inputs["attention_mask"].int().tolist() == [
-        [
-            [
-                [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-                [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],
-                [1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
-                [1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
-                [1, 1, 1, 1, 1, 0, 0, 0, 0, 0],
-                [1, 1, 1, 1, 1, 1, 0, 0, 0, 0],
-                [1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
-                [1, 1, 1, 0, 0, 0, 0, 1, 0, 0],
-                [1, 1, 1, 0, 0, 0, 0, 1, 1, 0],
-                [1, 1, 1, 0, 0, 0, 0, 1, 1, 1],
-            ]
-        ]
+    assert visible(inputs["prefix_layout"]).tolist() == [
+        [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 1, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 1, 1, 0],
+        [1, 1, 1, 0, 0, 0, 0, 1, 1, 1],
     ]
     assert logps.tolist() == [[8, 9, 0], [4, 5, 6], [0, 0, 0]] and entropies is None
 
 
-def test_groups_share_a_row_and_the_rest_is_filled(models, monkeypatch):
-    """Groups of 19, 6 and 11 tokens: the last two fit into one row as long as the first, which leaves two places."""
-    monkeypatch.setattr(packing, "BALANCED_LENGTH", 20)
-    ids, mask, keep = batch_of([(10, [4, 4]), (3, [3]), (6, [5])])
+def test_groups_stand_one_after_another(models):
+    """Groups of 19, 6 and 11 tokens, positions restarting in each."""
+    ids, mask, keep = batch_of([(10, [4, 4]), (3, [3]), (6, [5])], shuffled=False)
     model = Recorder(models["full"])
-    logps, _ = packed_logps(model, ids, mask, keep)
-    assert [tuple(inputs["input_ids"].shape) for inputs in model.calls] == [(2, 19)]
-    assert (model.calls[0]["labels"] != -100).sum() == mask[:, -keep:].sum()
-    assert model.calls[0]["position_ids"][1].tolist() == [*range(11), *range(6), 0, 0]
-    torch.testing.assert_close(logps, padded_logps(models["full"], ids, mask, keep)[0], atol=2e-6, rtol=0)
-
-
-def test_rows_of_one_completion_need_no_mask(models, monkeypatch):
-    """Where attention dwarfs all else, every completion gets a row of its own; causality alone is then mask enough."""
-    monkeypatch.setattr(packing, "BALANCED_LENGTH", 1)
-    ids, mask, keep = batch_of([(5, [9, 9]), (4, [9])])
-    model = Recorder(models["full"])
-    logps, _ = packed_logps(model, ids, mask, keep)
+    packed_logps(model, ids, mask, keep)
     (inputs,) = model.calls
-    assert inputs["attention_mask"] is None
-    assert inputs["position_ids"].tolist() == [list(range(14))] * 3  # without restarts, which would part a row
-    torch.testing.assert_close(logps, padded_logps(models["full"], ids, mask, keep)[0], atol=2e-6, rtol=0)
+    assert inputs["input_ids"].shape == (1, 36)
+    assert (inputs["labels"] != -100).sum() == mask[:, -keep:].sum()
+    groups = [[*range(14), *range(9, 14)], [*range(11)], [*range(6)]]  # the longest group first
+    assert inputs["position_ids"][0].tolist() == sum(groups, [])
 
 
 @pytest.mark.parametrize(
-    ("groups", "shape"),
+    ("groups", "limit", "calls"),
     [
-        ([(150, [100] * 8)], (1, 149 + 8 * 101)),  # short completions: one row
-        ([(300, [300] * 8)], (2, 299 + 4 * 301)),  # longer ones: half in each row
-        ([(100, [2000] * 8)], (8, 2100)),  # long ones: alone
-        ([(100, [50] * 8), (90, [60] * 8)], (2, 89 + 8 * 61)),  # two groups: a row each
-        ([(100, [50] * 8), (90, [60] * 3), (80, [60] * 3)], (2, 89 + 79 + 6 * 61)),  # three: two share a row
+        ([(150, [100] * 8)], None, [957]),
+        ([(100, [50] * 8), (90, [60] * 3), (80, [60] * 3)], None, [507 + 272 + 262]),
+        ([(100, [50] * 8), (90, [60] * 3), (80, [60] * 3)], 600, [507, 272 + 262]),
+        ([(100, [50] * 8), (90, [60] * 3), (80, [60] * 3)], 400, [99 + 5 * 51, 272, 262, 99 + 3 * 51]),
+        ([(100, [200] * 2)], 300, [300, 300]),  # each with the prompt
     ],
 )
-def test_plan_weighs_shared_prompts_against_attention(groups, shape):
+def test_plan(groups, limit, calls):
     prompts = [p for p, lengths in groups for _ in lengths]
     completions = [c for _, lengths in groups for c in lengths]
     rows = iter(range(len(prompts)))
-    (call,) = plan([[next(rows) for _ in lengths] for _, lengths in groups], prompts, completions)
-    longest = max(sum(prompts[p[0]] - 1 + sum(completions[i] + 1 for i in p) for p in row) for row in call)
-    assert (len(call), longest) == shape
-    assert sorted(i for row in call for piece in row for i in piece) == list(range(len(prompts)))
+    planned = plan([[next(rows) for _ in lengths] for _, lengths in groups], prompts, completions, limit)
+    tokens = [sum(prompts[p[0]] - 1 + sum(completions[i] + 1 for i in p) for p in call) for call in planned]
+    assert sorted(tokens) == sorted(calls)
+    assert sorted(i for call in planned for piece in call for i in piece) == list(range(len(prompts)))
 
 
 def test_a_completion_sees_its_prompt_and_itself_alone(models):
@@ -261,7 +254,7 @@ def test_a_completion_sees_its_prompt_and_itself_alone(models):
     start = ids.shape[1] - keep
     model = Recorder(models["full"])
     before, entropy_before = packed_logps(model, ids, mask, keep, compute_entropy=True)
-    assert len(model.calls[0]["input_ids"]) == 1  # both groups stand in one row, so that all could see all
+    assert len(model.calls) == 1  # both groups stand in one row, so that all could see all
     for row in range(len(ids)):
         other = ids.clone()
         other[row, start:] = (other[row, start:] + 1) % VOCAB
@@ -353,6 +346,35 @@ def test_another_mask_is_refused(models, where):
         packed_logps(models["full"], ids, mask, keep)
 
 
+def test_a_model_that_does_not_hand_the_layout_on_fails_and_is_no_wrong_number(models):
+    ids, mask, keep = batch_of([(6, [5, 7])])
+
+    def forgetful(**inputs):
+        inputs.pop("prefix_layout")
+        return models["full"](**inputs)
+
+    with pytest.raises(RuntimeError, match="attn_mask"):
+        packed_logps(forgetful, ids, mask, keep)
+
+
+def test_a_call_without_a_layout_is_transformers_own(models):
+    """Generation and padded forwards: not a bit changes by packing having been used."""
+    ids, mask, keep = batch_of([(6, [5, 7, 2]), (3, [6, 2])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention_forward)
+        theirs = models["full"](input_ids=ids, attention_mask=mask).logits
+        packed_logps(models["full"], ids, mask, keep)
+        assert AttentionInterface._global_mapping["sdpa"] is not sdpa_attention_forward
+        assert models["full"](input_ids=ids, attention_mask=mask).logits.equal(theirs)
+
+
+class Closed(Qwen2ForCausalLM):
+    """A model of transformers whose attention gets nothing but its mask."""
+
+    __module__ = Qwen2ForCausalLM.__module__
+    _supports_attention_backend = False
+
+
 class Custom(Qwen2ForCausalLM):
     """As if from the Hub with `trust_remote_code`."""
 
@@ -400,6 +422,7 @@ REFUSED = {
     ),
     "auxiliary loss": (lambda: build("qwen3_moe", output_router_logits=True, **MOE), "output_router_logits"),
     "vision": (vision, "not a decoder of text alone"),
+    "no way to attention": (lambda: Closed(Qwen2Config(**SIZES)), "Closed hands nothing of a call on"),
     "remote code": (lambda: Custom(Qwen2Config(**SIZES)), "Custom is not of transformers"),
     "prefix tuning": (prefix_tuned, "'default' is not a plain LoRA"),
     "activated lora": (

@@ -1,8 +1,7 @@
-"""Log-probabilities of completions, with every prompt computed once and next to no padding.
+"""Log-probabilities of completions, with every prompt computed once and no padding.
 
 TRL pads each row to the longest prompt and the longest completion, and computes a prompt again for each of its G
-completions. Here a prompt stands once in a packed row, before its completions, each of which sees the prompt and itself
-only:
+completions. Here a prompt stands once, before its completions, each of which sees the prompt and itself only:
 
     tokens      a b c | d x1 x2 | d y1 y2 y3        prompt a b c d, completions x1 x2 and y1 y2 y3
     positions   0 1 2 | 3 4  5  | 3 4  5  6
@@ -10,10 +9,9 @@ only:
 
 Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token: labels
 then stand one place to the right of what predicts them, as the shift inside TRL's fused LM head expects. Values and
-gradients are TRL's up to rounding (`tests/test_packing.py`).
-
-Sharing a prompt lengthens the row, and attention under a mask costs the square of that. So a row may hold several short
-groups, and a group of long completions is cut over several rows, each with the prompt: see `plan`.
+gradients are TRL's up to rounding (`tests/test_packing.py`). Who sees whom is left to
+[`prefix_attention`][`~trl_prorl.prefix_attention`], so that a row is as long as its tokens are many: all groups of a
+micro-batch stand in one, unless `max_tokens` parts them.
 """
 
 import inspect
@@ -23,19 +21,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from peft import PeftModel, PeftType
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from .prefix_attention import layout, register
 
-# Length of a row at which attention costs as much as all the rest. Counted in operations it is 2,500 for a model of 10M
-# parameters, 8,000 for 0.5B and 15,000 for 1.5B; less where attention runs below the speed of a matrix product. With
-# any of these the packing chosen for 4,096 costs at most a fifth more than the best.
-BALANCED_LENGTH = 4096
 
-# A group's rows of the batch that share one copy of the prompt; several pieces make a packed row, packed rows a call.
+# A group's rows of the batch that share one copy of the prompt; the pieces of a call stand one after another.
 Piece = list[int]
-Row = list[Piece]
-Call = list[Row]
+Call = list[Piece]
 
 
 def packed_logps(
@@ -66,8 +59,7 @@ def packed_logps(
         logits_to_keep (`int`):
             C.
         max_tokens (`int`, *optional*):
-            Most positions, rows times their length, of one call. By default there is one call. Processes that train one
-            model must make equally many, or wait for each other for ever (DDP synchronises buffers in every call, a
+            Most tokens of one call. By default there is one call. Processes that train one model must make equally many, or wait for each other for ever (DDP synchronises buffers in every call, a
             sharded model its weights), and a limit does not see to that. With gradient, the activations of all calls
             are kept until the backward pass unless they are checkpointed.
         compute_entropy (`bool`, *optional*, defaults to `False`):
@@ -95,6 +87,7 @@ def packed_logps(
     for row in [row for row in range(batch) if completions[row]] or [0]:
         groups.setdefault(tuple(token_ids[row][-prompts[row] :]), []).append(row)
 
+    register()
     logps, entropies, places = [], [], []
     for call in plan(list(groups.values()), prompts, completions, max_tokens):
         inputs, destination = pack(call, input_ids, prompts, completions, logits_to_keep)
@@ -118,53 +111,40 @@ def pack(
     call: Call, input_ids: torch.Tensor, prompts: list[int], completions: list[int], logits_to_keep: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """
-    The model's inputs for one call, of shape `(R, L)` but for the mask's `(R, 1, L, L)`, and for each token its place in
-    the flattened `(B, C)` result, meaningful where it has a label. The mask is `None` where every row is one completion.
+    The model's inputs for one call, a row of shape `(1, T)`, and for each token its place in the flattened `(B, C)`
+    result, meaningful where it has a label.
     """
     batch, width = input_ids.shape
     start = width - logits_to_keep  # the completions' first column
-    # By row of the batch: the column of its first token, and a name of its piece. The entry after the last is for what
-    # fills up a short packed row; index -1 finds it, and the batch's last column.
-    offsets, leaders = [start - length for length in prompts] + [width - 1], [-1] * (batch + 1)
-    sources = []
-    for pieces in call:
-        spans = []
-        for piece in pieces:
-            leader = piece[0]
-            spans.append(torch.arange(leader * width + offsets[leader], leader * width + start - 1))
-            for row in piece:
-                leaders[row] = leader
-                spans.append(torch.arange(row * width + start - 1, row * width + start + completions[row]))
-        sources.append(torch.cat(spans))
+    spans, sequences, end = [], [], 0
+    for piece in call:
+        row, shared = piece[0], (end, prompts[piece[0]] - 1)
+        spans.append(torch.arange(row * width + start - prompts[row], row * width + start - 1))
+        sequences.append((end, 0, *shared))
+        end += shared[1]
+        for row in piece:
+            spans.append(torch.arange(row * width + start - 1, row * width + start + completions[row]))
+            sequences.append((*shared, end, completions[row] + 1))
+            end += completions[row] + 1
     # Where in the flattened batch every token comes from; all else follows.
-    source = pad_sequence(sources, batch_first=True, padding_value=-1).to(input_ids.device)
+    source = torch.cat(spans).to(input_ids.device).unsqueeze(0)
     row, column = source // width, source % width
-    offset, leader = torch.tensor([offsets, leaders], device=source.device)[:, row]
     tokens = input_ids.flatten()[source]
-
-    if shares_nothing(call):
-        # What fills up a row stands behind all that counts: causality is mask enough, and attention half the work.
-        mask, positions = None, torch.arange(source.shape[1], device=source.device).expand_as(source)
-    else:
-        visible = (column < start - 1).unsqueeze(1) | (row.unsqueeze(2) == row.unsqueeze(1))
-        visible &= leader.unsqueeze(2) == leader.unsqueeze(1)
-        # With a mask that is not 4-D, transformers takes positions that restart for sequences of their own.
-        mask, positions = visible.tril().unsqueeze(1), column - offset
     inputs = {
         "input_ids": tokens,
-        "attention_mask": mask,
-        "position_ids": positions,
-        "labels": tokens.masked_fill((column < start) | (source < 0), -100),
+        "position_ids": column - start + torch.tensor(prompts, device=source.device)[row],
+        "labels": tokens.masked_fill(column < start, -100),
+        "prefix_layout": layout(sequences, source.device),
+        # No mask, but what keeps transformers from making one. Attention that does not know `prefix_layout` refuses it.
+        "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.long, device=source.device),
     }
     return inputs, row * logits_to_keep + column - start
 
 
 def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None) -> list[Call]:
     """
-    Which rows of the batch to compute together: the cheapest of several first-fit-decreasing packings.
-
-    Rows are tried from as long as the longest sequence to as long as everything together, by steps of 5%, and
-    their cost is that of `BALANCED_LENGTH`, whose share of attention is half where causality is the only mask. It never has more positions than padded rows (without `max_tokens`).
+    Which rows of the batch to compute together, by first-fit decreasing: a group is cut only where it exceeds a call. There
+    are never more tokens than padded rows have (without `max_tokens`).
 
     Args:
         groups (`list`):
@@ -174,47 +154,23 @@ def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_to
         completions (`list[int]`):
             Number of completion tokens of every row of the batch.
         max_tokens (`int`, *optional*):
-            Most positions of one call; by default there is one call.
+            Most tokens of one call; by default there is one call.
     """
 
-    def length(row: Row) -> int:
-        return sum(prompts[piece[0]] - 1 + sum(completions[i] + 1 for i in piece) for piece in row)
-
-    def packing(capacity: int) -> list[Call]:
-        pieces = []
-        for group in groups:
-            pieces += first_fit(group, lambda i: completions[i] + 1, capacity - prompts[group[0]] + 1)
-        calls = []
-        for row in sorted(first_fit(pieces, lambda piece: length([piece]), capacity), key=length, reverse=True):
-            if calls and (len(calls[-1]) + 1) * length(calls[-1][0]) <= limit:
-                calls[-1].append(row)
-            else:
-                calls.append([row])
-        return calls
-
-    def cost(calls: list[Call]) -> float:
-        total = 0.0
-        for call in calls:
-            attention = length(call[0]) / BALANCED_LENGTH * (0.5 if shares_nothing(call) else 1.0)
-            total += len(call) * length(call[0]) * (1 + attention)
-        return total
+    def length(piece: Piece) -> int:
+        return prompts[piece[0]] - 1 + sum(completions[i] + 1 for i in piece)
 
     limit = sys.maxsize if max_tokens is None else max_tokens
-    longest, total = max(length([[i]]) for group in groups for i in group), length(groups)
+    longest = max(length([i]) for group in groups for i in group)
     if longest > limit:
         raise ValueError(
             f"pack_max_tokens={max_tokens} is less than the {longest} tokens of a prompt with one completion: raise it, "
             "or lower max_completion_length."
         )
-    capacities = [longest]
-    while capacities[-1] < min(limit, total):
-        capacities.append(min(limit, capacities[-1] * 21 // 20 + 1))
-    return min(map(packing, capacities), key=cost)
-
-
-def shares_nothing(call: Call) -> bool:
-    """Whether every row of a call is one prompt with one completion."""
-    return all(len(pieces) == len(pieces[0]) == 1 for pieces in call)
+    pieces = []
+    for group in groups:
+        pieces += first_fit(group, lambda i: completions[i] + 1, limit - prompts[group[0]] + 1)
+    return first_fit(pieces, length, limit)
 
 
 def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list]:
@@ -263,9 +219,9 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     if rope_type in ("dynamic", "longrope"):
         return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
     if config._attn_implementation != "sdpa":
-        return (
-            f"attn_implementation={config._attn_implementation!r} takes no boolean mask: load the model with 'sdpa'."
-        )
+        return f"attn_implementation={config._attn_implementation!r} cannot be told who sees whom: load the model with 'sdpa'."
+    if not model.is_backend_compatible():
+        return f"{name} hands nothing of a call on to its attention."
     if getattr(config, "output_router_logits", False):
         return "output_router_logits=True: the load-balancing loss averages over all tokens, and packing removes some."
     return None

@@ -1,0 +1,99 @@
+"""Attention in blocks against one dense mask: torch's own attention is the control."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from trl_prorl import prefix_attention as module
+from trl_prorl.prefix_attention import layout, prefix_attention, sdpa_or_prefix_attention
+
+
+def dense(sequences):
+    """The mask over the whole row, place by place."""
+    size = sum(length for *_, length in sequences)
+    mask = torch.zeros(size, size, dtype=torch.bool)
+    for prefix, prefix_length, start, length in sequences:
+        for place in range(start, start + length):
+            mask[place, prefix : prefix + prefix_length] = True
+            mask[place, start : place + 1] = True
+    return mask
+
+
+def row_of(groups):
+    """Sequences of a row: each group's prefix, and what continues it."""
+    sequences, end = [], 0
+    for prefix, lengths in groups:
+        shared = (end, prefix)
+        sequences.append((end, 0, *shared))
+        end += prefix
+        for length in lengths:
+            sequences.append((*shared, end, length))
+            end += length
+    return sequences
+
+
+@settings(deadline=None, max_examples=150, derandomize=True)
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(0, 7), st.lists(st.integers(1, 11), min_size=1, max_size=4)), min_size=1, max_size=3
+    ),
+    block=st.sampled_from([1, 3, 8, 128]),
+    heads=st.sampled_from([(4, 4), (4, 2), (6, 1)]),
+    scale=st.sampled_from([None, 0.3]),
+)
+def test_values_and_gradients_are_those_of_a_dense_mask(groups, block, heads, scale):
+    sequences = row_of(groups)
+    mask = dense(sequences)
+    torch.manual_seed(0)
+    states = [torch.randn(1, count, len(mask), 8, dtype=torch.float64) for count in (heads[0], heads[1], heads[1])]
+    weights = torch.randn(1, len(mask), heads[0], 8, dtype=torch.float64)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "QUERY_BLOCK", block)
+        for blocks in (True, False):
+            query, key, value = (state.clone().requires_grad_() for state in states)
+            if blocks:
+                result = prefix_attention(query, key, value, layout(sequences), scale=scale)
+            else:
+                result = scaled_dot_product_attention(
+                    query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
+                ).transpose(1, 2)
+            (result * weights).sum().backward()
+            found.append([result, query.grad, key.grad, value.grad])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
+
+
+def test_a_layout_by_hand(monkeypatch):
+    """A prefix of 2 places, continued by 5 and by 1, in blocks of 3; longest first, the prefix of length 2 between."""
+    monkeypatch.setattr(module, "QUERY_BLOCK", 3)
+    keys, masks, order = layout([(0, 0, 0, 2), (0, 2, 2, 5), (0, 2, 7, 1)])
+    assert keys.tolist() == [[0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 0, 0, 0], [0, 1, 7, 0, 0, 0, 0]]
+    first, second = (mask.int().tolist() for mask in masks)
+    assert first == [
+        [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]],
+        [[[0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 0]]],  # the last query is none
+        [[[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0]]],  # the last two are none
+    ]
+    assert second == [[[[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1]]]]  # of the only sequence that is so long
+    assert order.tolist() == [3, 4, 0, 1, 2, 9, 10, 6]
+
+
+def test_the_work_does_not_grow_with_the_square_of_the_row():
+    """Scores computed for 8 completions of a prompt: of a dense mask's an eighth, and little above what is seen."""
+    sequences = row_of([(100, [600] * 8)])
+    scores = sum(mask.numel() for mask in layout(sequences).masks)
+    mask = dense(sequences)
+    assert scores < mask.numel() / 6
+    assert scores < 1.3 * mask.sum()
+
+
+def test_what_it_cannot_compute_is_refused():
+    states = torch.zeros(1, 1, 2, 4)
+    for extra in ({"softcap": 30.0}, {"position_bias": torch.zeros(1, 1, 2, 2)}):
+        with pytest.raises(ValueError, match=next(iter(extra))):
+            sdpa_or_prefix_attention(
+                torch.nn.Module(), states, states, states, None, prefix_layout=layout([(0, 0, 0, 2)]), **extra
+            )

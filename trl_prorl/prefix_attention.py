@@ -1,0 +1,148 @@
+"""Attention within one row of tokens made of many sequences, some of which continue others.
+
+A sequence is a stretch of the row; its prefix is another stretch, which it sees whole. Completions have their prompt as prefix,
+and a prompt has none:
+
+    row         a b c | d x1 x2 | d y1 y2 y3        prompt a b c, completions d x1 x2 and d y1 y2 y3
+    sees        causal  a b c,    a b c,
+                        causal    causal
+
+Under a mask over the whole row every token would pay for all others. Here queries are computed in blocks: the first tokens of
+all sequences together, then the next of those that are longer, and so on, and a block's keys end where its queries end. In vain
+are only what pads prefixes to the longest one, the last block of a sequence, and half of every block on the diagonal.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+
+# Queries of a sequence that are computed together. 128 to 512 differ by a tenth on a CPU: a smaller block computes less
+# in vain, a larger one is called less often.
+QUERY_BLOCK = 128
+
+
+class Layout(NamedTuple):
+    """
+    Where in a row of T tokens the sequences are, as an attention layer needs it.
+
+    Attributes:
+        keys (`torch.LongTensor` of shape `(S, W)`):
+            The places of every sequence's prefix, ending at the same column, and of its own tokens, padded with 0; the
+            longest sequence first.
+        masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`):
+            By block of queries what they see. The queries are the last Q of the first K keys of the first S' sequences.
+        order (`torch.LongTensor` of shape `(T,)`):
+            For each place of the row where, among all queries of all blocks, its result stands.
+    """
+
+    keys: torch.Tensor
+    masks: list[torch.Tensor]
+    order: torch.Tensor
+
+
+def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
+    """
+    The layout of a row in which every place belongs to exactly one sequence.
+
+    Args:
+        sequences (`list` of four `int` each):
+            The first place and the length of the prefix, the first place and the length of the sequence itself.
+        device (`torch.device`, *optional*, defaults to `"cpu"`):
+            Where the layout is to be.
+    """
+    sequences = torch.tensor([each for each in sequences if each[3]])
+    sequences = sequences[sequences[:, 3].argsort(descending=True, stable=True)]
+    prefix, prefix_length, start, length = sequences.T.unsqueeze(-1)
+    before, longest = int(prefix_length.max()), int(length.max())
+
+    column = torch.arange(-before, longest)  # 0 is the first of a sequence's own tokens
+    real = (column >= -prefix_length) & (column < length)
+    keys = torch.where(column < 0, prefix + prefix_length + column, start + column).where(real, 0)
+    masks, places, counts = [], [], []
+    for first in range(0, longest, QUERY_BLOCK):
+        rows = int((length > first).sum())
+        seen = slice(0, before + min(first + QUERY_BLOCK, longest))
+        queries = slice(before + first, seen.stop)
+        masks.append(real[:rows, None, None, seen] & (column[seen] <= column[queries, None]))
+        places.append(keys[:rows, queries].flatten())
+        counts.append(real[:rows, queries].flatten())
+    places, counts = torch.cat(places), torch.cat(counts)
+    order = torch.empty(int(length.sum()), dtype=torch.long)
+    order[places[counts]] = torch.arange(len(places))[counts]
+    return Layout(keys.to(device), [mask.to(device) for mask in masks], order.to(device))
+
+
+def prefix_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout,
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """
+    What scaled dot-product attention returns under the mask that `layout` stands for.
+
+    Args:
+        query (`torch.Tensor` of shape `(1, H, T, D)`):
+            Queries of one row.
+        key (`torch.Tensor` of shape `(1, H', T, D)`):
+            Keys; H' divides H (grouped-query attention).
+        value (`torch.Tensor` of shape `(1, H', T, D)`):
+            Values.
+        layout ([`Layout`]):
+            Of a row of T tokens, on the device of `query`.
+        dropout (`float`, *optional*, defaults to `0.0`):
+            Probability with which a weight is dropped.
+        scale (`float`, *optional*):
+            Factor of the scores, by default `D ** -0.5`.
+
+    Returns:
+        `torch.Tensor` of shape `(1, T, H, D)`.
+    """
+    keys, values = (repeat_kv(taken(each, layout.keys), query.shape[1] // key.shape[1]) for each in (key, value))
+    results = []
+    for mask in layout.masks:
+        rows, _, queries, seen = mask.shape
+        result = scaled_dot_product_attention(
+            taken(query, layout.keys[:rows, seen - queries : seen]),
+            keys[:rows, :, :seen],
+            values[:rows, :, :seen],
+            attn_mask=mask,
+            dropout_p=dropout,
+            scale=scale,
+        )
+        results.append(result.transpose(1, 2).flatten(0, 1))
+    return torch.cat(results).index_select(0, layout.order).unsqueeze(0)
+
+
+def taken(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The states `(1, H, T, D)` of a row at `places` `(S, W)`, as `(S, H, W, D)`."""
+    return states[0].transpose(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
+
+
+def sdpa_or_prefix_attention(
+    module, query, key, value, attention_mask, dropout=0.0, scaling=None, prefix_layout=None, **kwargs
+):
+    """An attention function of transformers: its own, but for calls of a model that have `prefix_layout`."""
+    if prefix_layout is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    other = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
+    if other:
+        raise ValueError(f'Attention with {" and ".join(other)} cannot be packed: set pack_groups: "off".')
+    return prefix_attention(query, key, value, prefix_layout, dropout, scaling), None
+
+
+def register() -> None:
+    """
+    Let models whose attention is `"sdpa"` take `prefix_layout`.
+
+    The name stays, because it is read in many places of transformers, and by a backward pass that recomputes a forward.
+    """
+    AttentionInterface.register("sdpa", sdpa_or_prefix_attention)
