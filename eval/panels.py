@@ -1,13 +1,14 @@
 """A panel: one set of axes that can stand alone on a page or beside others on a sheet."""
 
 import io
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from PIL import Image
+
+from trl_prorl.files import replaced
 
 
 PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 160
@@ -55,16 +56,10 @@ def panel_png(panel: Panel) -> bytes:
     return small.getvalue()
 
 
-def _aside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
-
-
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as a PNG, whole or not at all."""
-    path = Path(path)
-    aside = _aside(path)
-    figure.savefig(aside, format="png")
-    os.replace(aside, path)
+    with replaced(path) as aside:
+        figure.savefig(aside, format="png")
 
 
 def plot_sheet(panels: list[Panel], path: Path, columns: int) -> None:
@@ -87,10 +82,3 @@ def plot_sheet(panels: list[Panel], path: Path, columns: int) -> None:
     for axes in all_axes[len(panels) :]:
         axes.set_axis_off()
     save_figure(figure, path)
-
-
-def write_aside(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    aside = _aside(path)
-    aside.write_bytes(data)
-    os.replace(aside, path)

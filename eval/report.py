@@ -19,11 +19,11 @@ from rich.console import Console
 from eval.command import command
 from eval.document import to_markdown
 from eval.html import to_html
-from eval.panels import write_aside
 from eval.runs import InputError, Run, load_run, sort_runs
 from eval.sections import build_report, draw_pictures
 from eval.statements import comparison_statements
 from eval.tables import overview_table
+from trl_prorl.files import replaced
 
 
 def find_run_folders(patterns: list[str]) -> list[Path]:
@@ -77,8 +77,9 @@ def main(argv=None) -> None:
     command += f" --out {shlex.quote(str(args.out))}" if args.out else ""
     report = build_report(runs, command)
     pictures = draw_pictures(report, runs, out)
-    write_aside(out / "report.md", to_markdown(report).encode())
-    write_aside(out / "report.html", to_html(report).encode())
+    for name, text in (("report.md", to_markdown(report)), ("report.html", to_html(report))):
+        with replaced(out / name) as aside:
+            aside.write_text(text, encoding="utf-8")
     console = Console()
     console.print(overview_table(runs).to_rich())
     for line in comparison_statements(runs):

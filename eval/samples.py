@@ -6,13 +6,13 @@ for more samples or more prompts draws what is missing.
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pandas as pd
 
 from trl_prorl.errors import RunError
+from trl_prorl.files import replaced
 
 
 SETTINGS_FILE = "_settings.json"  # readers of a folder of parquet leave out what begins with an underscore
@@ -96,7 +96,7 @@ class SampleStore:
             if (theirs / SETTINGS_FILE).is_file():
                 aside = self.folder.with_name(f"_incomplete-{self.folder.name}")
                 shutil.rmtree(aside, ignore_errors=True)
-                shutil.copytree(theirs, aside, ignore=shutil.ignore_patterns("*.tmp"))
+                shutil.copytree(theirs, aside, ignore=shutil.ignore_patterns("*.part"))
                 aside.rename(self.folder)
                 return
 
@@ -109,13 +109,11 @@ class SampleStore:
         return sorted(self.folder.glob("*.parquet"), key=lambda path: (path.name != WHOLE, path.name))
 
     def _write(self, frame: pd.DataFrame, name: str) -> None:
-        aside = self.folder / f"{name}.tmp"
-        frame.to_parquet(aside, index=False)
-        os.replace(aside, self.folder / name)
+        with replaced(self.folder / name) as aside:
+            frame.to_parquet(aside, index=False)
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write aside, then replace: a reader never sees half a file."""
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(json.dumps(content) + "\n")
-    os.replace(aside, path)
+    """Write a JSON file, whole or not at all."""
+    with replaced(path) as aside:
+        aside.write_text(json.dumps(content) + "\n")

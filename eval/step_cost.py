@@ -366,6 +366,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--mode", choices=["arms", "overhead", "growth", "memory"], default="arms", help="what to compare"
     )
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        choices=[name for name in ARMS if name != BASELINE],
+        default=None,
+        help=f"what {BASELINE} is compared with; by default everything, and in growth A and B packed",
+    )
     parser.add_argument("--shape", choices=list(SHAPES), default="small", help="the model, with random weights")
     parser.add_argument("--rank", type=int, default=16, help="rank of LoRA; 0 is full fine-tuning")
     parser.add_argument("--iterations", type=int, nargs="+", default=[2], help="inner passes μ (B needs 2)")
@@ -405,8 +412,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def settings(args: argparse.Namespace):
     """Title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting asked for."""
     checkpointing = {"off": [False], "on": [True], "both": [False, True]}[args.checkpointing]
+    arms = {name: arm for name, arm in ARMS.items() if name == BASELINE or args.arms is None or name in args.arms}
     if args.mode == "growth":
-        arms = {name: ARMS[name] for name in (BASELINE, "A packed", "B packed")}
+        arms = {name: arm for name, arm in arms.items() if name in GROWTH_STYLES}
         sizes = [(length, 8) for length in args.lengths] + [(256, group) for group in args.groups if group != 8]
         for length, group in sizes:
             args.num_generations = args.micro_batch = group
@@ -419,11 +427,18 @@ def settings(args: argparse.Namespace):
             yield title, arms, batches, 2, checkpointing[0], False
         return
     for iterations, scale, checkpoint in itertools.product(args.iterations, args.scale, checkpointing):
-        arms = OVERHEAD_ARMS if args.mode == "overhead" else ARMS
+        chosen = OVERHEAD_ARMS if args.mode == "overhead" else arms
         if iterations == 1:  # where B's penalty could do nothing, and is refused
-            arms = {name: arm for name, arm in arms.items() if not name.startswith("B")}
+            chosen = {name: arm for name, arm in chosen.items() if not name.startswith("B")}
         title = f"μ={iterations}, {scale:g}× gold answers" + (", gradient checkpointing" if checkpoint else "")
-        yield title, arms, Batches(args, scale), iterations, checkpoint, not args.no_generation and args.mode == "arms"
+        yield (
+            title,
+            chosen,
+            Batches(args, scale),
+            iterations,
+            checkpoint,
+            not args.no_generation and args.mode == "arms",
+        )
 
 
 def main(argv: list[str] | None = None) -> None:

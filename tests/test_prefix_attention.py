@@ -67,18 +67,18 @@ def test_values_and_gradients_are_those_of_a_dense_mask(groups, block, heads, sc
 
 
 def test_a_layout_by_hand(monkeypatch):
-    """A prefix of 2 places, continued by 5 and by 1, in blocks of 3; longest first, the prefix of length 2 between."""
+    """A prefix of 2 places, continued by 5 and by 3, in blocks of 3: the longest first, the prefix itself last."""
     monkeypatch.setattr(module, "QUERY_BLOCK", 3)
-    keys, masks, order = layout([(0, 0, 0, 2), (0, 2, 2, 5), (0, 2, 7, 1)])
-    assert keys.tolist() == [[0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 1, 0, 0, 0], [0, 1, 7, 0, 0, 0, 0]]
+    keys, masks, order = layout([(0, 0, 0, 2), (0, 2, 2, 5), (0, 2, 7, 3)])
+    assert keys.tolist() == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 7, 8, 9, 0, 0], [0, 0, 0, 1, 0, 0, 0]]
     first, second = (mask.int().tolist() for mask in masks)
     assert first == [
         [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]],
+        [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]],
         [[[0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 0]]],  # the last query is none
-        [[[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0]]],  # the last two are none
     ]
-    assert second == [[[[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1]]]]  # of the only sequence that is so long
-    assert order.tolist() == [3, 4, 0, 1, 2, 9, 10, 6]
+    assert second == [[[[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1]]]]  # of the only one that is so long
+    assert order.tolist() == [6, 7, 0, 1, 2, 9, 10, 3, 4, 5]
 
 
 def test_the_work_does_not_grow_with_the_square_of_the_row():

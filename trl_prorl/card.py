@@ -14,6 +14,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from trl import GRPOTrainer
 
 from .base_model import EMBEDDED, BaseModel, identify, is_hub_name
+from .files import replaced
 from .meter import EVENTS_FILE, METRICS_FILE, read_jsonl
 from .record import CONFIG_FILE, ENV_FILE
 from .variants import DIFFERENT_OBJECTIVE, VARIANT_DESCRIPTIONS
@@ -179,12 +180,11 @@ def model_card(
 
 
 def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
-    """Write `README.md` aside, then put it in place."""
+    """Write `README.md`, and return where."""
     path = Path(folder) / CARD_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(CARD_FILE + ".tmp")
-    aside.write_text(str(card), encoding="utf-8")
-    os.replace(aside, path)
+    with replaced(path) as aside:
+        aside.write_text(str(card), encoding="utf-8")
     return path
 
 

@@ -106,7 +106,7 @@ class ProRLConfig(GRPOConfig):
             `env.json` says so.
 
         pack_groups (`str`, *optional*, defaults to `"off"`):
-            `"on"`: every forward that scores tokens computes each prompt once for all its completions, and next to no
+            `"on"`: every forward that scores tokens computes each prompt once for all its completions, and no
             padding, with the same numbers (see [`~trl_prorl.packing`]); groups stay together in a micro-batch. A model or
             a task for which that is not possible is refused; with `"auto"` it is computed as TRL computes it, and
             `env.json` says why.

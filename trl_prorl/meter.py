@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from .files import replaced
+
 
 METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
 
@@ -248,9 +250,9 @@ class JsonLines:
                 self.path.rename(free_name(self.path))
             self.path.touch()
         else:
-            aside = self.path.with_suffix(".tmp")
-            aside.write_text("".join(json.dumps(row) + "\n" for row in read_jsonl(self.path) if keep(row)))
-            os.replace(aside, self.path)
+            rows = [json.dumps(row) + "\n" for row in read_jsonl(self.path) if keep(row)]
+            with replaced(self.path) as aside:
+                aside.write_text("".join(rows))
 
     def write(self, row: dict[str, Any]) -> None:
         with open(self.path, "a") as file:

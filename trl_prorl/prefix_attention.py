@@ -54,7 +54,7 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
         device (`torch.device`, *optional*, defaults to `"cpu"`):
             Where the layout is to be.
     """
-    sequences = torch.tensor([each for each in sequences if each[3]])
+    sequences = torch.tensor(sequences)
     sequences = sequences[sequences[:, 3].argsort(descending=True, stable=True)]
     prefix, prefix_length, start, length = sequences.T.unsqueeze(-1)
     before, longest = int(prefix_length.max()), int(length.max())

@@ -91,7 +91,7 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
         value, low, high = result["gain"][k]
         assert value == pytest.approx(result["trained"][k] - result["base"][k]) and low <= value <= high
     assert "pass@k of" in capsys.readouterr().out
-    assert not list(run_dir.rglob("*.tmp"))
+    assert not list(run_dir.rglob("*.part"))
 
     assert passk.main([*arguments, "--no-greedy"]) == 0
     assert (run_dir / "passk.json").read_text() == first

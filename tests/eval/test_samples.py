@@ -45,7 +45,7 @@ def test_a_stop_in_the_middle_of_a_merge_counts_nothing_twice(tmp_path):
     store.merge()
     for part in (tmp_path / "before").glob("part-*"):
         shutil.copy(part, store.folder)
-    (store.folder / "part-x.parquet.tmp").write_bytes(b"half")
+    (store.folder / ".part-x.parquet.part").write_bytes(b"half")
     assert store.frame()["sample"].tolist() == [0, 1]
     store.merge()
     assert [path.name for path in store.folder.glob("*.parquet")] == ["samples.parquet"]

@@ -48,6 +48,9 @@ def test_settings():
         ("μ=2, 1× gold answers", True),
         ("μ=2, 1× gold answers, gradient checkpointing", True),
     ]
+    args = step_cost.parse(arguments("--arms", "B packed", "TRL β=0"))
+    ((_, arms, *_),) = step_cost.settings(args)
+    assert list(arms) == [step_cost.BASELINE, "TRL β=0", "B packed"]
     args = step_cost.parse(arguments("--mode", "growth", "--spread", "--lengths", "64", "--groups", "4", "8"))
     args.longest = 4096
     lengths = []
