@@ -97,3 +97,14 @@ def test_what_it_cannot_compute_is_refused():
             sdpa_or_prefix_attention(
                 torch.nn.Module(), states, states, states, None, prefix_layout=layout([(0, 0, 0, 2)]), **extra
             )
+
+
+def test_dropout_drops_weights_and_keeps_their_mean():
+    torch.manual_seed(0)
+    states, place = torch.zeros(1, 500, 8, 1), layout([(0, 0, 0, 3), (0, 3, 3, 5)])
+    ones = torch.ones_like(states)
+    result, _ = sdpa_or_prefix_attention(
+        torch.nn.Module(), states, states, ones, None, dropout=0.5, prefix_layout=place
+    )
+    assert sorted(set(result[0, 0].flatten().tolist())) == [0.0, 2.0]  # the first place sees itself alone
+    assert abs(result.mean() - 1) < 0.05
