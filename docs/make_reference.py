@@ -80,6 +80,7 @@ REFUSED = (
     {"drop_zero_rows": True},
     {"advantage_estimator": "rloo", "multi_objective_aggregation": "normalize_then_sum"},
     {"dynamic_sampling_rounds": 2, "scale_rewards": "batch"},
+    {"dynamic_sampling_rounds": 2, "multi_objective_aggregation": "normalize_then_sum"},
     {"dynamic_sampling_rounds": 2, "use_vllm": True},
     {"loss_mode": "unclipped", "loss_type": "cispo"},
     {"entropy_stop": True},

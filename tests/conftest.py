@@ -186,8 +186,11 @@ def make_trainer(tiny_model, tmp_path):
                         **(columns or {}),
                     }
                 ),
-                processing_class=AutoTokenizer.from_pretrained(tiny_model),
-                **{"peft_config": LoraConfig(**LORA) if lora else None, **(trainer_kwargs or {})},
+                **{
+                    "processing_class": AutoTokenizer.from_pretrained(tiny_model),
+                    "peft_config": LoraConfig(**LORA) if lora else None,
+                    **(trainer_kwargs or {}),
+                },
             )
 
     return make

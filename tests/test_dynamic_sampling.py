@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from trl_prorl import ProRLTrainer
 from trl_prorl.dynamic_sampling import ExtraRows, put_groups, undecided
+from trl_prorl.thinking import interrupted_rollout
 
 
 NAN = float("nan")
@@ -134,3 +136,42 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
 def test_what_it_cannot_do_is_refused(make_trainer):
     with pytest.raises(ValueError, match="scale_rewards='batch'.*batch_normalized"):
         make_trainer(dynamic_sampling_rounds=1, scale_rewards="batch")
+    with pytest.raises(ValueError, match="multi_objective_aggregation='normalize_then_sum'.*sum_then_normalize"):
+        make_trainer(dynamic_sampling_rounds=1, multi_objective_aggregation="normalize_then_sum")
+
+
+def test_tokens_that_a_rollout_has_forced_do_not_dilute_the_loss(run, largest_difference):
+    """They are masked out; where no group is replaced the run is that without rounds."""
+    keys = {"loss_type": "dapo", "max_steps": 2, "num_iterations": 1, "learning_rate": 1e-3}
+    keys["trainer_kwargs"] = {"rollout_func": interrupted_rollout(3, 2, "ANSWER:")}
+    none, one = run(**keys), run(dynamic_sampling_rounds=1, **keys)
+    assert rows(one)[0]["groups_replaced"] == 0
+    assert rows(one)[0]["grad_norm"] == pytest.approx(rows(none)[0]["grad_norm"], rel=1e-4)
+    assert largest_difference(none, one) < 1e-6
+
+
+def test_every_completion_of_an_extra_round_keeps_its_own_columns(run):
+    """A rollout function may return a value a completion, for the reward to use."""
+
+    def rollout(prompts, trainer):
+        prompt_ids = trainer.tokenize_prompts(prompts)
+        completion_ids = trainer.generate_tokens(prompt_ids, 6)
+        score = [0 if trainer.first else sum(ids) for ids in completion_ids]  # undecided at first
+        trainer.first = False
+        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None, "score": score}
+
+    class FirstUndecided(ProRLTrainer):
+        first = True
+
+    def reward(completions, score, **columns):
+        return [float(value) for value in score]
+
+    trainer = run(
+        cls=FirstUndecided,
+        reward=reward,
+        dynamic_sampling_rounds=1,
+        max_steps=1,
+        num_iterations=1,
+        trainer_kwargs={"rollout_func": rollout},
+    )
+    assert rows(trainer)[0]["groups_replaced"] == 2

@@ -52,3 +52,16 @@ def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora)
         assert torch.allclose(after[name], 0.25 * start[name] + 0.25 * first[name] + 0.5 * second[name], atol=1e-6)
     (event,) = [json.loads(line) for line in Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()]
     assert (event["event"], event["step_requested"], event["step_applied"]) == ("elastic_reset", 2, 2)
+
+
+def test_small_steps_are_not_lost_in_bf16():
+    """300 steps of 0.01 of the way to 1.05: 1 + 0.05 (1 − 0.99³⁰⁰) = 1.0475; a bf16 average would stay at 1."""
+    policy = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    elastic = ElasticAverage({"w": policy}, decay=0.99)
+    policy.data.fill_(1.05)
+    for _ in range(300):
+        elastic.update()
+    exact = 1 + (policy[0].item() - 1) * (1 - 0.99**300)
+    assert elastic.average["w"].tolist() == pytest.approx([exact] * 3, rel=1e-5)
+    elastic.reset()
+    assert policy.dtype == torch.bfloat16 and policy[0].item() == pytest.approx(exact, rel=2**-8)

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
@@ -214,3 +216,66 @@ def test_a_forward_holds_at_most_pack_max_tokens(run, make_trainer, largest_diff
         assert row["tokens_processed_policy"] <= 60 * row["policy_forward_calls"]
     with pytest.raises(ValueError, match="pack_max_tokens=10 is less than the .* tokens"):
         make_trainer(**{**keys, "pack_max_tokens": 10}).train()
+
+
+def test_a_limit_is_refused_where_processes_would_wait_for_each_other(make_trainer):
+    trainer = make_trainer(pack_groups="on", pack_max_tokens=60)
+    trainer._check_pack_limit(60, 1)
+    trainer._check_pack_limit(None, 2)
+    with pytest.raises(ValueError, match="pack_max_tokens=60 with 2 processes.*per_device_train_batch_size"):
+        trainer._check_pack_limit(60, 2)
+    trainer.accelerator = SimpleNamespace(num_processes=2, unwrap_model=trainer.accelerator.unwrap_model)
+    with pytest.raises(ValueError, match="pack_max_tokens"):
+        trainer._choose_packing()
+
+
+def mixture_of_experts(path):
+    tokens = AutoTokenizer.from_pretrained(path)
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokens),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        pad_token_id=tokens.pad_token_id,
+        eos_token_id=tokens.eos_token_id,
+        bos_token_id=None,
+    )
+    return Qwen3MoeForCausalLM(config)
+
+
+def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, tiny_model):
+    keys = {"reward": solved, "lora": False, "max_steps": 3, "num_iterations": 1, "router_aux_loss_coef": 1.0}
+    models = (mixture_of_experts(tiny_model) for _ in range(3))
+    theirs, whole = run(cls=GRPOTrainer, model=next(models), **keys), run(model=next(models), **keys)
+    kept = run(model=next(models), skip_zero_rows=True, **keys)
+    assert largest_difference(theirs, whole) == largest_difference(whole, kept) == 0.0
+
+
+def test_rows_that_an_adaptive_entropy_bonus_watches_stay_while_it_is_zero(run, largest_difference):
+    keys = {"reward": solved, "use_adaptive_entropy": True, "entropy_coef": 0.0, "entropy_coef_min": 0.0}
+    keys |= {"entropy_coef_delta": 0.1, "entropy_target": 4.2, "max_steps": 6, "learning_rate": 1e-3}
+    whole, kept = run(**keys), run(skip_zero_rows=True, **keys)
+    assert largest_difference(whole, kept) == 0.0 and whole.entropy_coef == kept.entropy_coef
+
+
+def test_dropped_rows_steer_no_coefficient_whether_they_are_computed_or_not(run, largest_difference):
+    keys = {"reward": solved, "beta": 0.2, "drop_zero_rows": True, "kl_target": 0.01, "kl_horizon": 1, "max_steps": 8}
+    keys |= {"per_device_train_batch_size": 16, "learning_rate": 1e-3}
+    dropped, skipped = run(**keys), run(skip_zero_rows=True, **keys)
+    assert sum(row["rows_skipped"] for row in rows(skipped)) > 10
+    for mine, theirs in zip(rows(skipped), rows(dropped), strict=True):
+        assert mine.get("kl_ref") == pytest.approx(theirs.get("kl_ref"), rel=1e-4, abs=1e-7)
+    assert largest_difference(dropped, skipped) < 1e-5
+
+
+def test_images_and_skipped_rows_are_refused_together(make_trainer):
+    with pytest.raises(ValueError, match="skip_zero_rows=True leaves out rows of text alone"):
+        make_trainer(skip_zero_rows=True, columns={"image": ["none"] * 16})

@@ -1,7 +1,11 @@
 """Moving the reference: copies, Polyak averages, save and load."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from trl_prorl.reference import AdapterReference, SnapshotReference, move_reference
@@ -58,3 +62,29 @@ def test_a_checkpoint_without_its_reference_is_named(tiny_model, tmp_path):
     policy = AutoModelForCausalLM.from_pretrained(tiny_model)
     with pytest.raises(ValueError, match="reference.safetensors"):
         SnapshotReference(policy, policy).load(tmp_path)
+
+
+def test_factors_of_an_embedding_are_part_of_the_adapter(run, tiny_model):
+    """PEFT names them `lora_embedding_A.default`, with nothing behind: a reset must move them too."""
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "embed_tokens"])
+    for keys in (
+        {"trainer_kwargs": {"peft_config": lora}},
+        {"lora": False, "model": embedded_adapter(tiny_model, lora)},
+    ):
+        trainer = run(beta=0.1, ref_reset_every=2, beta_base=0.1, max_steps=5, **keys)
+        log = Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()
+        kl = [json.loads(line) for line in log]
+        assert [row["kl_ref"] for row in kl[::2]] == pytest.approx([0.0] * 3, abs=1e-6)
+        assert kl[0]["kl_base"] == pytest.approx(0.0, abs=1e-6)
+        assert all(row["kl_ref"] > 1e-3 for row in kl[1::2])
+
+
+def embedded_adapter(path, lora):
+    """A `PeftModel` that has been trained, its embeddings too."""
+    torch.manual_seed(0)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(path), lora)
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if "lora" in name:
+                param.add_(0.05 * torch.randn_like(param))
+    return model

@@ -3,10 +3,12 @@
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOTrainer
 
 from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
 
@@ -320,3 +322,90 @@ def test_elastic_average_and_adapted_coefficient_survive_a_resume(make_trainer, 
     assert [row["beta"] for row in metrics(again)] == pytest.approx([row["beta"] for row in before])
     assert len({row["beta"] for row in before}) > 4
     assert [(e["event"], e["step_applied"]) for e in events(again)] == [("elastic_reset", 3), ("elastic_reset", 6)]
+
+
+def test_the_way_to_compute_a_reference_changes_no_number(run, tiny_model, largest_difference):
+    """A model changed in memory, whose reference TRL loads from its path."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.01)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = []
+    for keys in ({"cls": GRPOTrainer}, {"ref_compute": "cached"}, {"ref_compute": "naive_epoch"}):
+        model.load_state_dict(before)
+        trainer = run(model=model, lora=False, beta=0.1, max_steps=3, learning_rate=1e-3, **keys)
+        found.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+    for theirs, cached, naive in zip(*(each.values() for each in found), strict=True):
+        assert torch.equal(theirs, cached) and torch.allclose(cached, naive, atol=1e-6)
+
+
+def test_a_second_training_counts_from_the_beginning(run):
+    keys = {"beta": 0.1, "ref_reset_every": 3, "num_iterations": 1, "max_steps": 8}
+    keys |= {"kl_target": 1e-4, "kl_horizon": 1}
+    trainer = run(**keys)
+    first = [(event["step_requested"], event["step_applied"]) for event in events(trainer)]
+    adapted = trainer.beta
+    trainer.train()
+    assert [(event["step_requested"], event["step_applied"]) for event in events(trainer)] == first == [(3, 3), (6, 6)]
+    assert adapted != 0.1 and metrics(trainer)[0]["beta"] == 0.1
+
+
+class Interrupt(TrainerCallback):
+    """Breaks off in the middle of an optimizer step, once."""
+
+    armed = True
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        if self.armed and state.global_step == 5:
+            self.armed = False
+            raise RuntimeError("broken off")
+
+
+def test_a_run_broken_off_and_resumed_in_the_same_process_is_exact(run, make_trainer, largest_difference):
+    keys = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 8, "gradient_accumulation_steps": 2}
+    keys |= {"per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 4}
+    whole = run(**keys)
+    broken = make_trainer(trainer_kwargs={"callbacks": [Interrupt()]}, **keys)
+    with pytest.raises(RuntimeError, match="broken off"):
+        broken.train()
+    broken.train(resume_from_checkpoint=True)
+    assert largest_difference(whole, broken) == 0.0
+    for mine, theirs in zip(metrics(broken), metrics(whole), strict=True):
+        for name in ("policy_forward_calls", "tokens_generated", "kl_ref", "entropy", "reward"):
+            assert mine[name] == theirs[name], (mine["step"], name)
+
+
+def test_an_evaluation_with_a_reward_of_nan_is_that_of_the_others(make_trainer, validation):
+    """As TRL's: one bad reward neither makes the metric infinite nor its best unreachable."""
+
+    def reward(completions, prompts, **kwargs):
+        rewards = [len(completion[-1]["content"]) / 7 for completion in completions]
+        return [float("nan"), *rewards[1:]] if prompts[0][-1]["content"].startswith("hear") else rewards
+
+    found = []
+    for keys in ({"cls": GRPOTrainer}, {"nonfinite": "skip"}):
+        torch.manual_seed(0)
+        trainer = make_trainer(reward=reward, trainer_kwargs=validation, per_device_eval_batch_size=8, **keys)
+        found.append(trainer.evaluate()["eval_reward"])
+    assert found[0] == found[1] and 0 < found[0] < 2
+
+
+def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_trainer, monkeypatch, tiny_model, caplog):
+    """The revision of the tokenizer, and a reward model's dtype, where A wraps the model itself."""
+    asked = []
+
+    def load(name, **kwargs):
+        asked.append((name, kwargs["revision"]))
+        return AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
+
+    monkeypatch.setattr("trl_prorl.trainer.AutoProcessor", SimpleNamespace(from_pretrained=load))
+    init = {"revision": "main", "dtype": "bfloat16"}
+    given = {"processing_class": None}
+    with caplog.at_level("WARNING"):
+        trainer = make_trainer(beta=0.1, ref_reset_every=2, model_init_kwargs=init, trainer_kwargs=given)
+    assert asked == [(tiny_model, "main")]
+    assert trainer.args.model_init_kwargs == init
+    assert not [record for record in caplog.records if "model_init_kwargs" in record.getMessage()]
+    rewarded = make_trainer(beta=0.1, ref_reset_every=2, model_init_kwargs={"dtype": "bfloat16"}, reward=tiny_model)
+    assert rewarded.reward_funcs[0].dtype == torch.bfloat16

@@ -181,3 +181,9 @@ def test_a_reward_function_may_be_called_without_prompts():
     assert watched(lambda environments, **columns: [1.0] * len(environments), "mine", None, "stop")(
         environments=[1, 2]
     ) == [1, 1]
+
+
+def test_an_evaluation_leaves_out_what_is_not_finite():
+    reward = watched(lambda **columns: [math.nan, math.inf, 1.0], "mine", None, "skip", training=lambda: False)
+    first, second, third = reward(prompts=["a", "b", "c"])
+    assert math.isnan(first) and math.isnan(second) and third == 1.0

@@ -81,7 +81,7 @@ def test_drop_compares_with_the_best():
 
 def test_stall_ignores_nan_and_missing_evaluations():
     trigger = Stall("eval_reward", patience=2)
-    assert evaluations_fired(trigger, [NAN, 0.5, NAN, None, 0.4, NAN, 0.4]) == [("stall", 7, 0.4, 0.5)]
+    assert evaluations_fired(trigger, [NAN, 0.5, math.inf, None, 0.4, NAN, 0.4]) == [("stall", 7, 0.4, 0.5)]
     assert trigger.observe_evaluation(9, {}) is None and trigger.best == 0.5
 
 

@@ -467,6 +467,11 @@ class ProRLConfig(GRPOConfig):
                     "dynamic_sampling_rounds with scale_rewards='batch' would scale each round by itself. Set "
                     "advantage_estimator: batch_normalized, which is computed over the final batch."
                 )
+            if self.multi_objective_aggregation != "sum_then_normalize" and self.advantage_estimator is None:
+                raise ValueError(
+                    f"dynamic_sampling_rounds with multi_objective_aggregation={self.multi_objective_aggregation!r} would "
+                    "normalise each round by itself. Set it to sum_then_normalize."
+                )
             if self.use_vllm and self.vllm_importance_sampling_correction:
                 raise ValueError(
                     "dynamic_sampling_rounds scores once its groups are found, and vllm_importance_sampling_correction=True "

@@ -24,13 +24,14 @@ class ElasticAverage:
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], decay: float):
         self.parameters, self.decay = dict(parameters), decay
         self.initial = {name: param.detach().clone() for name, param in self.parameters.items()}
-        self.average = {name: param.detach().clone() for name, param in self.parameters.items()}
+        # In fp32, because steps of 1 − η are lost in bf16.
+        self.average = {name: param.detach().float().clone() for name, param in self.parameters.items()}
 
     @torch.no_grad()
     def update(self) -> None:
         """One optimizer step was made."""
         for name, param in self.parameters.items():
-            self.average[name].lerp_(param.detach(), 1.0 - self.decay)
+            self.average[name].lerp_(param.detach().float(), 1.0 - self.decay)
 
     @torch.no_grad()
     def reset(self) -> None:

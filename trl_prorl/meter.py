@@ -108,6 +108,12 @@ class Meter:
         self.timer.enter("update")
         self._began = time.perf_counter()
 
+    def abandon_step(self) -> None:
+        """Forget the step under way, if there is one: what it was part of has ended."""
+        self._began = None
+        self.timer.clear()
+        self._clear()
+
     def counted(self, model: Callable[..., Any], kind: str) -> Callable[..., Any]:
         """`model`, each call of which counts as one forward of this kind, with its positions (padding included)."""
 

@@ -72,10 +72,12 @@ class AdapterReference:
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(reference, policy) for every parameter of the adapter."""
         parameters = dict(self.model.named_parameters())
+        # `….lora_A.default.weight`, but `….lora_embedding_A.default`.
+        named = [(name.split("."), param) for name, param in parameters.items()]
         return [
-            (parameters[name.replace(".default.", f".{self.name}.")], param)
-            for name, param in parameters.items()
-            if ".default." in name
+            (parameters[".".join(self.name if part == "default" else part for part in parts)], param)
+            for parts, param in named
+            if "default" in parts
         ]
 
     @contextmanager

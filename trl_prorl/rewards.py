@@ -13,7 +13,13 @@ from .deadline import DeadlineExceeded, call_within
 from .errors import RewardError
 
 
-def watched(function: Callable, name: str, seconds: float | None, nonfinite: str) -> Callable:
+def watched(
+    function: Callable,
+    name: str,
+    seconds: float | None,
+    nonfinite: str,
+    training: Callable[[], bool] = lambda: True,
+) -> Callable:
     """
     A reward function that raises [`RewardError`] instead of whatever else goes wrong.
 
@@ -26,7 +32,10 @@ def watched(function: Callable, name: str, seconds: float | None, nonfinite: str
             Its time limit for one batch.
         nonfinite (`str`):
             `"stop"` refuses NaN and infinity; `"skip"` hands both on as infinity, for TRL takes NaN for `None`, its sign
-            that a function does not apply to a completion, which is always allowed.
+            that a function does not apply to a completion, which is always allowed. In an evaluation, which has no
+            step to leave out, such rewards are left out instead, as NaN.
+        training (`Callable`, *optional*):
+            Whether a call is for training and not for an evaluation.
     """
 
     def problem(what: str, prompts: list, row: int | None = None) -> str:
@@ -70,7 +79,7 @@ def watched(function: Callable, name: str, seconds: float | None, nonfinite: str
                 if nonfinite == "stop":
                     cure = "Mend it, return None where it does not apply, or set nonfinite: skip."
                     raise RewardError(problem(f"returned {value}", prompts, row) + f". {cure}")
-                rewards[row] = math.inf
+                rewards[row] = math.inf if training() else math.nan
         return rewards
 
     if is_async_callable(function):

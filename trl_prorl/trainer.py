@@ -17,7 +17,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model, set_seed
 from datasets import Dataset
 from peft import get_peft_model
-from transformers import PreTrainedModel, Trainer
+from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
@@ -103,21 +103,27 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         self._check_hub(args, given, moves)
         # A new LoRA adapter is zero, unless it is initialised from the weights, which it then changes (PiSSA and others).
         fresh_adapter = getattr(given.get("peft_config"), "init_lora_weights", None) in (True, "gaussian")
-        init_kwargs = args.model_init_kwargs
+        loads = False
         if moves and given.get("peft_config") is not None:
             # Given a `peft_config`, TRL's reference is the base model, which cannot move; given a `PeftModel`, it is an
             # adapter of its own. The seed is set as TRL sets it before it wraps a model.
             set_seed(args.seed)
+            loads = isinstance(model, str)
+            if loads and given.get("processing_class") is None:
+                given["processing_class"] = _loaded_processor(model, args)
             given["model"] = get_peft_model(
                 _loaded(model, args, given.pop("quantization_config", None)), given.pop("peft_config")
             )
-            args.model_init_kwargs = None  # used; TRL would warn that it ignores them
         full = given.get("peft_config") is None and isinstance(given["model"], PreTrainedModel)
         with _reloadable(given["model"]) if full and args.beta != 0.0 else nullcontext():
-            super().__init__(**given)
-        args.model_init_kwargs = init_kwargs
+            with _without_warning("`model_init_kwargs`") if loads else nullcontext():  # they were used
+                super().__init__(**given)
         if not args.is_trl:
             check_dropout(self.model)
+        if args.skip_zero_rows and (self._is_vlm or self._has_images()):
+            raise ValueError(
+                "skip_zero_rows=True leaves out rows of text alone, and the prompts have images: set it false."
+            )
         self._identity = {
             **keys,
             "processes": self.accelerator.num_processes,
@@ -128,7 +134,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         self.reward_funcs = [
             function
             if isinstance(function, torch.nn.Module)
-            else watched(function, name, args.reward_timeout, args.nonfinite)
+            else watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         self.packing = self._choose_packing()
@@ -138,40 +144,44 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         self.reference = self._make_reference(moves)
         self.base = self._make_base(fresh_adapter) if args.beta_base else None
         self.elastic = self._make_elastic() if args.elastic_reset_every else None
-        self.entropy_watch = (
-            EntropyWatch(args.entropy_floor, args.entropy_patience) if args.entropy_floor is not None else None
-        )
         self.meter = Meter(self.accelerator.device)
         self._metrics_log = self._events_log = None
-        self._generation_row: dict[str, list[float]] = {}
-        self._tokens_generated: int | None = None
         self._score_kinds: list[str] = []
         self._captured: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._requests: list[Reason] = []
-        self._elastic_requested: int | None = None
-        self._last_kl_ref: float | None = None
-        self._kl_since_generation: list[float] = []
-        self._generations = 0
         self._learning_rate: float | None = None
         self._schedule_start: dict | None = None
         self._rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
-        self._epochs_done = 0
         self._scored_rows: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._writing_into: Path | None = None
-        self._nonfinite: dict | None = None  # what was found in this step, and where
-        self._extra_rows = self._check_dynamic_sampling() if args.dynamic_sampling_rounds else None
+        self._count_from_0()
         self._task_names: list[str | None] = []
         self._interrupted: list[bool] = []
         self._rewards: torch.Tensor | None = None  # of all processes, by function
-        self._nonfinite_skips = 0
         self._update_norm: UpdateNorm | None = None
         self._initial_scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else None
+        self._untouched: list[tuple[ReferenceResetCallback, dict]] = []  # callbacks, and what they remember at first
         for callback in self._reset_callbacks():
             self._bind(callback)
         if args.resets:
             self.add_callback(ReferenceResetCallback(self._configured_triggers(), args.ref_reset_cooldown))
 
     # ------------------------------------------------------------------------------------------- construction
+
+    def _count_from_0(self) -> None:
+        """What is remembered from step to step, as a run begins."""
+        args = self.args
+        self._elastic_requested: int | None = None
+        self._last_kl_ref: float | None = None
+        self._kl_since_generation: list[float] = []
+        self._generations = self._epochs_done = self._nonfinite_skips = 0
+        self._generation_row: dict[str, list[float]] = {}
+        self._tokens_generated: int | None = None
+        self._nonfinite: dict | None = None  # what was found in this step, and where
+        self._extra_rows = self._check_dynamic_sampling() if args.dynamic_sampling_rounds else None
+        self.entropy_watch = (
+            EntropyWatch(args.entropy_floor, args.entropy_patience) if args.entropy_floor is not None else None
+        )
 
     @staticmethod
     def _check_optimizer(args: ProRLConfig, optimizers) -> None:
@@ -217,19 +227,22 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
             )
         return ExtraRows(len(self.train_dataset), self.args.seed)
 
+    def _has_images(self) -> bool:
+        return not {"image", "images"}.isdisjoint(getattr(self.train_dataset, "column_names", None) or ())
+
     def _choose_packing(self) -> str:
         """`"on"`, or `"off"` with the reason why not."""
         if self.args.pack_groups == "off":
             return "off"
         reason = why_not(self.accelerator.unwrap_model(self.model))
-        columns = set(getattr(self.train_dataset, "column_names", None) or ())
-        if self._is_vlm or columns & {"image", "images"}:
+        if self._is_vlm or self._has_images():
             reason = "the prompts have images."
         elif self.tools or self.environments is not None:
             reason = "tools write into the completions."
         elif self.aux_loss_enabled:
             reason = "the load-balancing loss averages over tokens, prompts included, as padded."
         if reason is None:
+            self._check_pack_limit(self.args.pack_max_tokens, self.accelerator.num_processes)
             return "on"
         if self.args.pack_groups == "on":
             raise ValueError(
@@ -237,13 +250,19 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
             )
         return f"off: {reason}"
 
+    @staticmethod
+    def _check_pack_limit(limit: int | None, processes: int) -> None:
+        if limit is not None and processes > 1:
+            raise ValueError(
+                f"pack_max_tokens={limit} with {processes} processes, which would make unequal numbers of forwards and wait "
+                "for each other for ever. Leave it out, and lower per_device_train_batch_size."
+            )
+
     def _base_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters of the policy without those of adapters."""
         policy = self.accelerator.unwrap_model(self.model)
-        adapters = tuple(f".{name}." for name in getattr(policy, "peft_config", {}))
-        return [
-            (name, param) for name, param in policy.named_parameters() if not any(part in name for part in adapters)
-        ]
+        adapters = set(getattr(policy, "peft_config", {}))
+        return [(name, param) for name, param in policy.named_parameters() if adapters.isdisjoint(name.split("."))]
 
     def _make_reference(self, moves: bool) -> AdapterReference | SnapshotReference | None:
         if self.beta == 0.0:
@@ -252,13 +271,16 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
             reference = SnapshotReference(
                 self.accelerator.unwrap_model(self.model), self.accelerator.unwrap_model(self.ref_model)
             )
-            if (moves or self.args.ref_compute != "cached") and not self.is_fsdp_enabled:
+            if moves and not self.is_fsdp_enabled:
                 # TRL reloads it from the model's path, which is not the policy if that was changed in memory.
                 move_reference(reference, mix=1.0)
             return reference
         policy = self.accelerator.unwrap_model(self.model)
-        # Without an adapter of its own (TRL given a `peft_config`) the reference is the base model.
-        return AdapterReference(policy, "ref" if "ref" in policy.peft_config else None)
+        if "ref" not in policy.peft_config:  # TRL, given a `peft_config`, takes the base model
+            return AdapterReference(policy, None)
+        reference = AdapterReference(policy)
+        move_reference(reference, mix=1.0)  # TRL's copy leaves out the factors of embeddings
+        return reference
 
     def _make_base(self, fresh_adapter: bool) -> AdapterReference | SnapshotReference:
         """The policy as the run began, for `beta_base`."""
@@ -298,6 +320,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
 
     def _bind(self, callback: ReferenceResetCallback) -> None:
         callback.kl_ref = self._kl_ref_of_this_step
+        self._untouched.append((callback, callback.state_dict()))
 
     def _kl_ref_of_this_step(self) -> float | None:
         value = self.meter.peek_mean("kl_ref", self._sum_over_processes)
@@ -529,7 +552,8 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
             indices = self._extra_rows.draw(number * self.accelerator.num_processes)
             begin = self.accelerator.process_index * number
             examples = [self.train_dataset[index] for index in indices[begin : begin + number]]
-            others = self._sample([example for example in examples for _ in range(size)], unscored)
+            # Copies, because a rollout function's own columns are written into them, a value a completion.
+            others = self._sample([dict(example) for example in examples for _ in range(size)], unscored)
             generated += number
             tokens = tokens + others["completion_mask"].sum()
             their_rewards = self._own(self._rewards, number * size)
@@ -541,7 +565,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         for name, values in self._metrics["train"].items():
             del values[counted.get(name, 0) :]
         self._rewards = self.accelerator.gather(rewards)
-        batch["num_items_in_batch"] = self.accelerator.gather(batch["completion_mask"].sum()).sum()
+        batch["num_items_in_batch"] = self.accelerator.gather(self._mask(batch).sum()).sum()
         self._score_whole(batch, kinds)
         left = undecided(self._summed(rewards), size).sum()
         counts = self._sum_over_processes(
@@ -745,7 +769,9 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         if not self.args.skip_zero_rows:
             return None
         penalised = any((self.beta, self.beta_old, self.beta_base and "base_per_token_logps" in inputs))
-        if (penalised and not self.args.drop_zero_rows) or self.entropy_coef:
+        # An adaptive entropy bonus and a load-balancing loss need all rows, whatever their coefficients are just now.
+        acted_on = self._entropy_bonus_enabled or self.aux_loss_enabled
+        if (penalised and not self.args.drop_zero_rows) or acted_on:
             scored = torch.ones_like(inputs["advantages"], dtype=torch.bool)
         else:
             scored = inputs["advantages"] != 0.0
@@ -843,17 +869,19 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         ref, old = inputs.get("ref_per_token_logps"), inputs.get("old_per_token_logps")
         base = inputs.get("base_per_token_logps")
         meter.add_mean("entropy", entropies, mask)
+        # A dropped row has no penalty, so its KL steers nothing, whether it was computed or not.
+        kl_mask = mask * (inputs["advantages"].unsqueeze(1) != 0.0) if self.args.drop_zero_rows else mask
         if clipped := self._metrics["train"].get("clip_ratio/region_mean"):
             meter.add_average("clip_region_mean", clipped[-1])
         if ref is not None:
-            meter.add_mean("kl_ref", kl.kl_values(logps, ref, "k3"), mask)
+            meter.add_mean("kl_ref", kl.kl_values(logps, ref, "k3"), kl_mask)
         if old is not None:
-            meter.add_mean("kl_old", kl.kl_values(logps, old, "k3"), mask)
+            meter.add_mean("kl_old", kl.kl_values(logps, old, "k3"), kl_mask)
             meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
             if ref is not None:
                 meter.add_mean("k2_ref_over_old", kl.kl_values(ref, old, "k2"), mask)
         if base is not None:
-            meter.add_mean("kl_base", kl.kl_values(logps, base, "k3"), mask)
+            meter.add_mean("kl_base", kl.kl_values(logps, base, "k3"), kl_mask)
         if penalties := self._penalties(inputs, logps):
             meter.add_total("kl_penalty", self._normalised(inputs, sum(penalties.values())))
 
@@ -963,6 +991,32 @@ def _loaded(model, args: ProRLConfig, quantization_config):
         init["device_map"] = None
     init.setdefault("trust_remote_code", args.trust_remote_code)
     return create_model_from_path(model, **init)
+
+
+def _loaded_processor(model: str, args: ProRLConfig):
+    """The processing class as TRL loads it for a path or a Hub name."""
+    return AutoProcessor.from_pretrained(
+        model,
+        revision=(args.model_init_kwargs or {}).get("revision"),
+        truncation_side="left",
+        padding_side="left",
+        trust_remote_code=args.trust_remote_code,
+    )
+
+
+@contextmanager
+def _without_warning(part: str):
+    """Without those of TRL's trainer that contain `part`."""
+    theirs = logging.getLogger("trl.trainer.grpo_trainer")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return part not in record.getMessage()
+
+    theirs.addFilter(keep)
+    try:
+        yield
+    finally:
+        theirs.removeFilter(keep)
 
 
 @contextmanager

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 class CheckpointMixin:
     """Part of [`ProRLTrainer`]: saving, and resuming."""
 
+    _has_trained = False
+
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
         As [`~transformers.Trainer.train`]. A resume continues the run exactly, from the middle of a generation batch too.
@@ -55,6 +57,9 @@ class CheckpointMixin:
         return super().train(resume_from_checkpoint or None, *args, **kwargs)
 
     def _inner_training_loop(self, *args, resume_from_checkpoint=None, **kwargs):
+        if self._has_trained:
+            self._begin_anew()
+        self._has_trained = True
         keep_row = keep_event = None
         if resume_from_checkpoint is not None:
             state = json.loads((Path(resume_from_checkpoint) / "trainer_state.json").read_text())
@@ -73,6 +78,18 @@ class CheckpointMixin:
             write_config(self.run_dir, self.args, self.recipe)
             write_env(self.run_dir, self.args, self.model, self.packing, self._base_name())
         return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _begin_anew(self) -> None:
+        """
+        Steps count from 0 again, or from a checkpoint, and another call of `train` was ended or broken off before. Weights
+        and the reference stay as they are.
+        """
+        self._count_from_0()
+        self.meter.abandon_step()
+        self._requests = []
+        self.beta, self.beta_old, self.beta_base = self.args.beta, self.args.beta_old, self.args.beta_base
+        for callback, state in self._untouched:
+            callback.load_state_dict(state)
 
     def _run_epoch(self, *args, **kwargs):
         if self.state.global_step >= self.state.max_steps:

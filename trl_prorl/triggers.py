@@ -147,7 +147,7 @@ class Stall(Trigger):
 
     def observe_evaluation(self, step, metrics):
         value = metrics.get(self.metric)
-        if not measured(value):
+        if not measured(value) or math.isinf(value):  # an infinite best could never be improved on
             return None
         if self.best is None or self.sign * (value - self.best) > self.min_delta:
             self.best = value
