@@ -82,6 +82,8 @@ REFUSED = (
     {"dynamic_sampling_rounds": 2, "scale_rewards": "batch"},
     {"dynamic_sampling_rounds": 2, "multi_objective_aggregation": "normalize_then_sum"},
     {"dynamic_sampling_rounds": 2, "use_vllm": True},
+    {"beta": 0.1, "ref_reset_stall": 2, "ref_reset_metric": "reward"},
+    {"optimizer_reset_alpha": 0.25},
     {"loss_mode": "unclipped", "loss_type": "cispo"},
     {"entropy_stop": True},
     {"nonfinite": "skip", "fp16": True},
@@ -298,6 +300,11 @@ def make_page() -> str:
         "One object per event; its kind decides which keys it has.",
         "",
         *record_table(EVENTS),
+        "",
+        "## evaluations.jsonl",
+        "",
+        "One object per evaluation during training: `step`, and every metric `eval_…` that TRL measured (`eval_reward`, "
+        "`eval_loss`, ...). The file is there if `eval_strategy` asks for evaluations.",
     ]
     return "\n".join(lines) + "\n"
 

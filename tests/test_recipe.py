@@ -32,6 +32,6 @@ def test_fits(value, hint, right):
 
 
 def test_words():
-    assert nearest("beta_odl", ["beta", "beta_old"]) == "; did you mean 'beta_old'?"
+    assert nearest("beta_odl", ["beta", "beta_old"]) == " (did you mean 'beta_old'?)"
     assert nearest("xyz", ["beta"]) == ""
     assert spelt(float | None) == "a number or null" and spelt(list[str]) == "a list"

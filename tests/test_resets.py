@@ -409,3 +409,11 @@ def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_train
     assert not [record for record in caplog.records if "model_init_kwargs" in record.getMessage()]
     rewarded = make_trainer(beta=0.1, ref_reset_every=2, model_init_kwargs={"dtype": "bfloat16"}, reward=tiny_model)
     assert rewarded.reward_funcs[0].dtype == torch.bfloat16
+
+
+def test_several_validation_sets_are_refused_where_one_decides(make_trainer, validation):
+    sets = {"easy": validation["eval_dataset"], "hard": validation["eval_dataset"]}
+    given = {"trainer_kwargs": {"eval_dataset": sets}, **EVALUATED}
+    with pytest.raises(ValueError, match="'eval_reward' is watched.*easy, hard"):
+        make_trainer(beta=0.1, ref_reset_stall=2, **given)
+    make_trainer(beta=0.1, ref_reset_every=2, **given)  # no validation decides here

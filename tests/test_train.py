@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,19 @@ BAD = {
     ),
     "C without a reference": (["--beta", "0", "--optimizer_reset", "hard"], ["ref_reset_every=2", "beta=0"]),
     "trigger without its metric": (["--ref_reset_stall", "2"], ["ref_reset_stall", "eval_strategy='no'"]),
+    "metric that no evaluation has": (
+        ["--ref_reset_stall", "2", "--eval_strategy", "steps", "--ref_reset_metric", "reward"],
+        ["ref_reset_metric='reward'", "eval_reward"],
+    ),
+    "nothing looks at it": (["--kl_horizon", "7"], ["kl_horizon=7 has no effect without kl_target"]),
+    "a task reads its data itself": (["--dataset_config", "socratic"], ["dataset_config='socratic'", "task_options"]),
+    "length without its reward": (["--length_target", "9"], ["length_target=9", "length_reward: target"]),
+    "temperature": (["--temperature", "0"], ["temperature=0", "positive"]),
+    "package": (["--report_to", "mlflow"], ["report_to='mlflow'", "pip install mlflow"]),
+    "vLLM": (["--use_vllm", "true"], ["use_vllm=True", "pip install"]),
+    "twice": (["--config=twice.yaml"], ["'beta' stands there twice"]),
+    "bare no": (["--config", "no.yaml"], ['save_strategy: "no"']),
+    "renamed": (["--config", "renamed.yaml"], ["'torch_dtype': write dtype"]),
     "alpha": (["--optimizer_reset", "soft", "--optimizer_reset_alpha", "0"], ["optimizer_reset_alpha=0", "(0, 1]"]),
     "nonfinite": (["--nonfinite", "ignore"], ["--nonfinite", "'ignore'", "stop"]),
     "output_dir is a file": (["--output_dir", "misspelt.yaml"], ["output_dir=", "is a file"]),
@@ -108,6 +122,9 @@ BAD = {
 def test_bad_input_is_one_line_and_exit_code_two(forks, tmp_path, tiny_model, case):
     arguments, parts = BAD[case]
     (tmp_path / "misspelt.yaml").write_text("beta_odl: 0.1\n")
+    (tmp_path / "twice.yaml").write_text("beta: 0.5\nlr: 1\nbeta: 0.7\n")
+    (tmp_path / "no.yaml").write_text("save_strategy: no\n")
+    (tmp_path / "renamed.yaml").write_text("torch_dtype: float32\n")
     (tmp_path / "typed.yaml").write_text("num_generations: 2.5\n")
     (tmp_path / "remote.yaml").write_text("model_init_kwargs: {trust_remote_code: true}\n")
     (tmp_path / "kernel.yaml").write_text("attn_implementation: someone/kernel\n")
@@ -116,6 +133,7 @@ def test_bad_input_is_one_line_and_exit_code_two(forks, tmp_path, tiny_model, ca
         (tmp_path / folder).mkdir()
         for split in ("train", "test"):
             (tmp_path / folder / f"{split}.jsonl").write_text(line)
+    arguments = [a.replace("--config=", f"--config={tmp_path}/") for a in arguments]
     arguments = [str(tmp_path / a) if (tmp_path / a).exists() and a else a for a in arguments]
     out = tmp_path / "run"
     arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, *arguments]
@@ -134,7 +152,7 @@ def test_an_error_of_the_launcher_s_process_is_our_line_too(tmp_path, tiny_model
     arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, "--ref_reset_evry", "5"]
     done = script(*arguments, launcher=launcher)
     assert done.returncode != 0 and not out.exists()
-    assert "error: unknown option '--ref_reset_evry'; did you mean '--ref_reset_every'?." in done.stderr.splitlines()
+    assert "error: unknown option '--ref_reset_evry' (did you mean '--ref_reset_every'?)." in done.stderr.splitlines()
 
 
 def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_path, tiny_model):
@@ -193,6 +211,49 @@ def test_a_run_that_has_to_stop_is_one_line_and_exit_code_one(forks, tmp_path, t
     errors = [line for line in written.splitlines() if line.startswith("error: ")]
     assert status == 1 and len(errors) == 1 and "Traceback" not in written
     assert "NaN or infinity at step 1: weights" in errors[0]
+
+
+BROKEN = """
+import sys
+sys.path.insert(0, {root!r})
+from trl_prorl.train import main
+from trl_prorl.trainer import ProRLTrainer
+
+def broken(self, *args, **kwargs):
+    raise {error}
+
+ProRLTrainer._compute_loss = broken
+main({recipe!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "traceback"), [("ValueError('too many values')", True), ("OSError(28, 'No space left')", False)]
+)
+def test_a_bug_in_the_middle_of_training_keeps_its_traceback(forks, tmp_path, tiny_model, error, traceback):
+    path = tmp_path / "broken.py"
+    recipe = str(ROOT / "recipes" / "tiny" / "variantA.yaml")
+    path.write_text(BROKEN.format(root=str(ROOT), error=error, recipe=recipe))
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(tmp_path / "run"), *SMALL]
+    status, written = forks.run(path, *arguments)
+    assert status == 1 and ("Traceback" in written and "in broken" in written) == traceback
+    assert any(line.startswith("error: ") for line in written.splitlines()) != traceback
+
+
+def test_evaluations_are_kept_and_go_on_after_a_resume(forks, tmp_path, tiny_model):
+    out = tmp_path / "run"
+    recipe = ROOT / "recipes" / "grpo_variantA.py"
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, "--save_strategy", "steps"]
+    arguments += ["--save_steps", "2", "--eval_strategy", "steps", "--eval_steps", "1", "--eval_rows", "2"]
+    arguments += ["--per_device_eval_batch_size", "4"]
+    status, written = forks.run(recipe, *arguments)
+    assert status == 0, written[-2000:]
+    rows = [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3] and all(0 <= row["eval_reward"] <= 1 for row in rows)
+    shutil.rmtree(out / "checkpoint-3")
+    status, written = forks.run(recipe, *arguments, "--resume_from_checkpoint", "true")
+    assert status == 0, written[-2000:]
+    assert [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()] == rows
 
 
 def test_a_reward_sees_plain_text_and_its_own_row():

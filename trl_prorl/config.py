@@ -292,6 +292,8 @@ class ProRLConfig(GRPOConfig):
     def __post_init__(self):
         if isinstance(self.pack_groups, bool):  # YAML takes a bare on or off for true or false
             self.pack_groups = "on" if self.pack_groups else "off"
+        if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # whichever way it was written
+            self.resume_from_checkpoint = "True" if str(self.resume_from_checkpoint).lower() == "true" else None
         super().__post_init__()
         self._check_values()
         self._check_combinations()
@@ -428,6 +430,7 @@ class ProRLConfig(GRPOConfig):
         for name in ("ref_reset_kl", "ref_reset_drop", "kl_target", "reward_timeout", "entropy_floor"):
             if getattr(self, name) is not None:
                 self._check_number(name, lambda value: 0 < value < math.inf, "a positive number")
+        self._check_number("temperature", lambda value: 0 < value < math.inf, "a positive number")
         self._check_number("ref_reset_mix", lambda value: 0 <= value <= 1, "in [0, 1]; 1 is a hard copy")
         self._check_number("elastic_ema", lambda value: 0 <= value < 1, "in [0, 1)")
         self._check_number(
@@ -511,6 +514,7 @@ class ProRLConfig(GRPOConfig):
             )
         if self.elastic_reset_every:
             self.check_reset_schedule()
+        self._check_that_all_is_used()
         if self.hub_push_reference and self.beta == 0.0:
             raise ValueError(
                 "hub_push_reference=True pushes the reference, but beta=0 means that there is none. Leave "
@@ -546,6 +550,11 @@ class ProRLConfig(GRPOConfig):
                 "ref_reset_mix=0 with optimizer_reset='keep' resets nothing. Set ref_reset_mix: 1, or an "
                 "optimizer_reset of hard, soft or asym."
             )
+        if self.watches_metric and not self.ref_reset_metric.startswith("eval_"):
+            raise ValueError(
+                f"ref_reset_metric={self.ref_reset_metric!r} is no metric of an evaluation, whose names begin with eval_. Set "
+                f"it to eval_reward, or to eval_rewards/NAME/mean of one reward function."
+            )
         if self.watches_metric and self.eval_strategy == "no":
             raise ValueError(
                 f"{'ref_reset_stall' if self.ref_reset_stall else 'ref_reset_drop'} watches "
@@ -558,6 +567,25 @@ class ProRLConfig(GRPOConfig):
                 "middle of a generation batch. Set sync_ref_model: false."
             )
         self.check_reset_schedule()
+
+    def _check_that_all_is_used(self):
+        """Refuse a value that nothing would ever look at."""
+        watches = (self.watches_metric, "ref_reset_stall or ref_reset_drop")
+        for name, (used, what) in {
+            "optimizer_reset_alpha": (self.optimizer_reset == "soft", "optimizer_reset: soft"),
+            "kl_horizon": (self.kl_target is not None, "kl_target"),
+            "base_anchor_every": (self.beta_base != 0.0, "beta_base > 0"),
+            "pack_max_tokens": (self.pack_groups != "off", 'pack_groups: "on"'),
+            "elastic_ema": (self.elastic_reset_every > 0, "elastic_reset_every"),
+            "entropy_patience": (self.entropy_floor is not None, "entropy_floor"),
+            "ref_reset_kl_window": (self.ref_reset_kl is not None, "ref_reset_kl"),
+            "ref_reset_metric": watches,
+            "ref_reset_metric_mode": watches,
+            "ref_reset_min_delta": watches,
+        }.items():
+            value = getattr(self, name)
+            if value != self.__dataclass_fields__[name].default and not used:
+                raise ValueError(f"{name}={value!r} has no effect without {what}. Set that, or leave {name} out.")
 
     @property
     def _first_trigger(self) -> str:

@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -155,6 +156,7 @@ def embedded_model(settings: EmbeddedSettings | None = None, cache: Path = CACHE
     folder = Path(cache) / settings.key
     if (folder / "config.json").exists():
         return str(folder)
+    print(f"The embedded model is made first, once, in 1 to 3 minutes: {folder}", file=sys.stderr)
     aside = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     tokenizer = byte_tokenizer()
     model = new_model(settings, tokenizer)

@@ -13,6 +13,10 @@ class NonFiniteError(RunError):
     """NaN or infinity where a number has to be."""
 
 
+class EvaluationError(RunError):
+    """An evaluation does not measure what a reset waits for."""
+
+
 class RewardError(RunError, ValueError):
     """A reward function raised, took too long, or returned what is not one finite number for every completion."""
 

@@ -18,6 +18,7 @@ from .files import replaced
 
 
 METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 class StageTimer:

@@ -19,6 +19,34 @@ SAFE_ENV = frozenset(
 )
 
 
+# Keys that recipes of other versions have, and what to write instead.
+RENAMED = {
+    "torch_dtype": "write dtype",
+    "overwrite_output_dir": "leave it out; a folder that holds a run is never overwritten",
+    "evaluation_strategy": "write eval_strategy",
+    "max_prompt_length": "leave it out; prompts are never cut",
+    "report_to_wandb": "write report_to: wandb",
+}
+
+
+class UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error: of two values one would be lost in silence."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    "while reading a mapping",
+                    node.start_mark,
+                    f"the key {key!r} stands there twice",
+                    key_node.start_mark,
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 class RecipeParser(TrlParser):
     """[`~trl.TrlParser`] whose every complaint is a `ValueError` of one line, misspelt keys and wrong types included."""
 
@@ -26,7 +54,7 @@ class RecipeParser(TrlParser):
         raise ValueError(message)
 
     def parse_args_and_config(self, args, **kwargs):
-        args = list(args)
+        args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
         flags = {"--config"} | {flag for action in self._actions for flag in action.option_strings}
         for argument in args:
             if argument.startswith("--") and argument.split("=")[0] not in flags:
@@ -55,7 +83,7 @@ def check_recipe(path: str | Path, dataclass_types: Iterable[type]) -> None:
     if not Path(path).is_file():
         raise ValueError(f"--config {path}: there is no such file.")
     try:
-        recipe = yaml.safe_load(Path(path).read_text())
+        recipe = yaml.load(Path(path).read_text(), UniqueKeys)
     except yaml.YAMLError as error:
         raise ValueError(f"--config {path} is not YAML: {error}") from error
     if not isinstance(recipe, dict):
@@ -68,12 +96,17 @@ def check_recipe(path: str | Path, dataclass_types: Iterable[type]) -> None:
                 hints[field.name] = types_by_name[field.name]
                 if "on" in field.metadata.get("choices", ()):  # YAML takes a bare on or off for true or false
                     hints[field.name] = hints[field.name] | bool
+                if field.name == "resume_from_checkpoint":
+                    hints[field.name] = hints[field.name] | bool
     check_recipe_runs_no_code(path, recipe)
     for key, value in recipe.items():
         if key == "env":
             continue
         if key not in hints:
-            raise ValueError(f"{path}: unknown key {key!r}{nearest(str(key), hints)}.")
+            cure = f": {RENAMED[key]}" if key in RENAMED else nearest(str(key), hints)
+            raise ValueError(f"{path}: unknown key {key!r}{cure}.")
+        if value is False and key.endswith("_strategy"):
+            raise ValueError(f'{path}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
         if not fits(value, hints[key]):
             raise ValueError(f"{path}: {key}={value!r} is {kind(value)}, and {key} takes {spelt(hints[key])}.")
 
@@ -107,9 +140,9 @@ def check_recipe_runs_no_code(path: str | Path, recipe: dict[str, Any]) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"`, or nothing."""
+    """`" (did you mean 'x'?)"`, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
+from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
+from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
 
 from tasks import task_of_recipe
@@ -102,11 +105,33 @@ class TaskArguments(ScriptArguments):
     thinking_answer_tokens: int = field(default=32, metadata={"help": "Tokens that remain for the answer."})
 
     def __post_init__(self):
+        for name in ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"):
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} has no effect: a task reads its data itself. Leave it out; "
+                    "dataset_name says where the data are, task_options what else a task takes."
+                )
         if self.length_reward not in (None, *LENGTH_REWARDS):
             raise ValueError(f"length_reward={self.length_reward!r} is not one of {', '.join(LENGTH_REWARDS)}.")
         for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
             if self.length_reward == key and getattr(self, needed) is None:
                 raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
+        for name, (used, what) in {
+            **dict.fromkeys(
+                ("length_least", "length_on", "length_off"), (self.length_reward == "cosine", "length_reward: cosine")
+            ),
+            **dict.fromkeys(
+                ("length_target", "length_cost"), (self.length_reward == "target", "length_reward: target")
+            ),
+            "length_margin": (self.length_reward == "overlong", "length_reward: overlong"),
+            **dict.fromkeys(
+                ("thinking_text", "thinking_answer_tokens"), (self.thinking_budget is not None, "thinking_budget")
+            ),
+        }.items():
+            if getattr(self, name) != self.__dataclass_fields__[name].default and not used:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} has no effect without {what}. Set that, or leave {name} out."
+                )
         for name in ("length_on", "length_target", "length_margin", "thinking_budget", "thinking_answer_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
@@ -167,9 +192,11 @@ def task_reward(task) -> Callable[..., list[float]]:
     return reward
 
 
-def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) -> ProRLTrainer:
+def build(
+    task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig
+) -> tuple[ProRLTrainer, str | bool | None]:
     """
-    Train as a recipe says and leave the run folder behind.
+    The trainer of a recipe, and what it is to resume from.
 
     Args:
         task_args ([`TaskArguments`]), args ([`ProRLConfig`]), model_args ([`~trl.ModelConfig`]):
@@ -178,6 +205,7 @@ def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) 
     Raises:
         `ValueError`: something that was asked cannot be done; raised before a model is loaded.
     """
+    check_packages(args)
     task = task_args.make_task()
     train_dataset = task.rows("train", task_args.train_rows, seed=task_args.task_seed)
     eval_dataset = None
@@ -209,12 +237,30 @@ def train(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) 
         rollout_func=rollout,
     )
     trainer.recipe = (task_args, model_args)
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint if resume else None)
-    if args.push_to_hub:
+    return trainer, args.resume_from_checkpoint if resume else None
+
+
+def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
+    """Train what [`build`] has made, and leave the run folder behind."""
+    trainer.train(resume_from_checkpoint=resume)
+    if trainer.args.push_to_hub:
         trainer.push_to_hub()  # saves, too
     else:
         trainer.save_model()
-    return trainer
+
+
+def check_packages(args: ProRLConfig) -> None:
+    """Refuse what needs a package that is not installed."""
+    if args.use_vllm and not is_vllm_available():
+        raise ValueError(
+            "use_vllm=True needs vLLM, which is not installed: pip install trl[vllm], or set use_vllm: false."
+        )
+    there = get_available_reporting_integrations()
+    for name in args.report_to:
+        if name in INTEGRATION_TO_CALLBACK and name not in there:
+            raise ValueError(
+                f"report_to={name!r} needs a package that is not installed: pip install {name}, or set report_to: none."
+            )
 
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
@@ -301,7 +347,8 @@ def check_context(rows, tokenizer, model_args: ModelConfig, args: ProRLConfig) -
 def main(default_recipe: str | Path, argv: list[str] | None = None) -> None:
     """
     Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. What
-    cannot be done is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit code 1.
+    cannot be done is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit code 1. An
+    error that nobody foresaw keeps its traceback.
 
     Args:
         default_recipe (`str` or `Path`):
@@ -310,15 +357,17 @@ def main(default_recipe: str | Path, argv: list[str] | None = None) -> None:
             Defaults to the process's own.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    if "--config" not in argv:
+    if not any(argument.split("=")[0] == "--config" for argument in argv):
         argv = ["--config", str(default_recipe), *argv]
+    trainer = None
     try:
         parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
-        trainer = train(*parser.parse_args_and_config(argv))
-    except RunError as error:
+        trainer, resume = build(*parser.parse_args_and_config(argv))
+        train(trainer, resume)
+    except (RunError, ValueError, OSError, pickle.UnpicklingError) as error:
+        begun = trainer is not None and trainer.has_begun
+        if begun and isinstance(error, ValueError) and not isinstance(error, (RunError, pickle.UnpicklingError)):
+            raise  # nobody's input is wrong: whoever mends it needs the traceback
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except (ValueError, OSError, pickle.UnpicklingError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(1 if begun or isinstance(error, RunError) else 2) from None
     trainer.accelerator.end_training()  # several processes part in good order

@@ -36,6 +36,7 @@ from .dropout import check_dropout, check_dropout_config
 from .dynamic_sampling import ExtraRows, put_groups, undecided
 from .elastic import ElasticAverage
 from .entropy_watch import EntropyWatch
+from .errors import EvaluationError
 from .grouping import whole_groups
 from .identity import changing_keys, dataset_hash, weights_hash
 from .meter import Meter, UpdateNorm
@@ -78,6 +79,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
     """
 
     _tag_names = ["trl", "grpo", "prorl"]
+    has_begun = False  # whether a step was begun
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **named):
         if args is None:
@@ -145,7 +147,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         self.base = self._make_base(fresh_adapter) if args.beta_base else None
         self.elastic = self._make_elastic() if args.elastic_reset_every else None
         self.meter = Meter(self.accelerator.device)
-        self._metrics_log = self._events_log = None
+        self._metrics_log = self._events_log = self._evaluations_log = None
         self._score_kinds: list[str] = []
         self._captured: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._requests: list[Reason] = []
@@ -319,6 +321,11 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         return [cb for cb in self.callback_handler.callbacks if isinstance(cb, ReferenceResetCallback)]
 
     def _bind(self, callback: ReferenceResetCallback) -> None:
+        if callback.metrics() and isinstance(self.eval_dataset, dict):
+            raise ValueError(
+                f"{callback.metrics()[0]!r} is watched for resets, and eval_dataset has several sets "
+                f"({', '.join(self.eval_dataset)}), whose values TRL gives one name. Pass the one that decides."
+            )
         callback.kl_ref = self._kl_ref_of_this_step
         self._untouched.append((callback, callback.state_dict()))
 
@@ -886,6 +893,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
             meter.add_total("kl_penalty", self._normalised(inputs, sum(penalties.values())))
 
     def training_step(self, model, inputs, num_items_in_batch=None):
+        self.has_begun = True
         if not self.meter.open:
             self.meter.begin_step()
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -972,7 +980,17 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         for name in (name for callback in self._reset_callbacks() for name in callback.metrics()):
             if name not in metrics:
                 known = ", ".join(sorted(metrics))
-                raise ValueError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
+                raise EvaluationError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
+        if self._evaluations_log is not None:
+            measured = {name: value for name, value in metrics.items() if name.startswith("eval_")}
+            for name in (
+                "eval_runtime",
+                "eval_samples_per_second",
+                "eval_steps_per_second",
+                "eval_model_preparation_time",
+            ):
+                measured.pop(name, None)
+            self._evaluations_log.write({"step": self.state.global_step, **measured})
         return metrics
 
 

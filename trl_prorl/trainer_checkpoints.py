@@ -14,7 +14,7 @@ from .buffer import buffer_file, load_buffer, save_buffer
 from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, leftovers, publish, sync
 from .errors import CheckpointError
 from .identity import IDENTITY_FILE, changing_keys, check_same_run
-from .meter import EVENTS_FILE, METRICS_FILE, JsonLines
+from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines
 from .publish import staged_leftovers
 from .record import write_config, write_env
 from .triggers import Reason
@@ -73,6 +73,8 @@ class CheckpointMixin:
                 shutil.rmtree(leftover)
             self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, keep_row)
             self._events_log = JsonLines(self.run_dir / EVENTS_FILE, keep_event)
+            if self.args.eval_strategy != "no":
+                self._evaluations_log = JsonLines(self.run_dir / EVALUATIONS_FILE, keep_row)
             if resume_from_checkpoint is not None:
                 self._log_event(self._resume_event | {"step_requested": step, "step_applied": step})
             write_config(self.run_dir, self.args, self.recipe)
@@ -118,7 +120,7 @@ class CheckpointMixin:
             self._save_beside(aside, final)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                for log in (self._metrics_log, self._events_log):
+                for log in (self._metrics_log, self._events_log, self._evaluations_log):
                     if log is not None:
                         sync(log.path)
                 publish(aside, final, self.state.global_step, resumable=not self.args.save_only_model)
