@@ -194,6 +194,21 @@ def summary_panels(runs: list[Run]) -> list[Panel]:
     ]
 
 
+def validation_panels(runs: list[Run]) -> list[Panel]:
+    """Reward of the evaluations during training, which a reset may wait for; empty if no run has any."""
+    if all(run.measured("eval_reward") is None for run in runs):
+        return []
+    shown = curves(runs)
+
+    def draw(axes):
+        _draw_curves(axes, shown, lambda variant: "eval_reward", lambda values: values)
+        mark_resets(axes, shown)
+        axes.grid(alpha=0.2)
+        axes.set(xlabel="optimizer step", title="Validation reward", ylabel="mean reward of the evaluation")
+
+    return [Panel("Validation reward over optimizer steps", draw)]
+
+
 def plot_summary(runs: list[Run], path: Path) -> None:
     """
     Write the course of the runs as a PNG of 1600 by 1000 pixels: reward, KL, entropy and throughput over steps.

@@ -37,6 +37,8 @@ class Run:
         events (`pd.DataFrame` or `None`): `events.jsonl`, one row per event; `None` if there is no such file.
         passk (`dict` or `None`): `passk.json`; `None` if the run was not evaluated.
         drift (`dict` or `None`): `drift.json`, the distance from base over checkpoints; `None` if it was not measured.
+        evaluations (`pd.DataFrame` or `None`): `evaluations.jsonl`, one row per evaluation during training; `None` if
+            there is no such file.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class Run:
     events: pd.DataFrame | None
     passk: dict | None
     drift: dict | None = None
+    evaluations: pd.DataFrame | None = None
 
     @property
     def variant(self) -> str:
@@ -58,9 +61,10 @@ class Run:
 
     def measured(self, key: str) -> pd.Series | None:
         """Values of one metric at the steps where it was measured, indexed by step; `None` if it never was."""
-        if key not in self.metrics:
+        rows = self.evaluations if key.startswith("eval_") else self.metrics
+        if rows is None or key not in rows:
             return None
-        values = pd.to_numeric(self.metrics.set_index("step")[key], errors="coerce").dropna()
+        values = pd.to_numeric(rows.set_index("step")[key], errors="coerce").dropna()
         return None if values.empty else values
 
     def total(self, key: str) -> float | None:
@@ -160,6 +164,7 @@ def load_run(run_dir, name: str | None = None) -> Run:
     if "step" not in metrics:
         raise InputError(f"'{run_dir / 'metrics.jsonl'}' records no step; train the run first")
     events, passk, drift = (run_dir / file for file in ("events.jsonl", "passk.json", "drift.json"))
+    evaluations = run_dir / "evaluations.jsonl"
     return Run(
         path=run_dir,
         name=name or run_dir.resolve().name,
@@ -169,6 +174,7 @@ def load_run(run_dir, name: str | None = None) -> Run:
         events=read_jsonl(events) if events.is_file() else None,
         passk=_read_json(passk) if passk.is_file() else None,
         drift=_read_json(drift) if drift.is_file() else None,
+        evaluations=read_jsonl(evaluations) if evaluations.is_file() else None,
     )
 
 

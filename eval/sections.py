@@ -121,7 +121,11 @@ def _curves_section(runs: list[Run]) -> Section:
         "behind it in faint. Vertical lines are resets, in the arm's colour.",
     )
     alt = "Reward, KL, entropy and throughput over optimizer steps"
-    return Section("Curves", [Picture("summary.png", alt, _caption(runs, caption), plots.summary_panels(runs))])
+    pictures = [Picture("summary.png", alt, _caption(runs, caption), plots.summary_panels(runs))]
+    if panels := plots.validation_panels(runs):
+        caption = _with_bands(runs, "Evaluations during training, as `evaluations.jsonl` has them.")
+        pictures.append(Picture("validation.png", panels[0].alt, _caption(runs, caption), panels))
+    return Section("Curves", pictures)
 
 
 def _passk_sections(runs: list[Run]) -> list[Section]:

@@ -1,8 +1,10 @@
+import json
+
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from eval import plots
+from eval import plots, report
 from eval.runs import load_run
 
 
@@ -106,3 +108,24 @@ def test_resets_of_all_seeds_are_marked(make_run, make_rows):
     axes = Figure().subplots()
     plots.summary_panels(runs)[0].draw(axes)
     assert sorted(line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2) == [5, 10, 15]
+
+
+def test_evaluations_during_training_are_drawn_with_the_resets(make_run, make_rows):
+    folder = make_run("A", "A", make_rows(20), events=[{"event": "reset", "step_applied": 10}])
+    assert plots.validation_panels([load_run(folder)]) == []
+    rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (panel,) = plots.validation_panels([load_run(folder)])
+    axes = Figure().subplots()
+    panel.draw(axes)
+    curve = next(line for line in axes.lines if line.get_label() == "A")
+    assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([0, 8, 16], [0.0, 0.08, 0.16])
+    assert any(set(line.get_xdata()) == {10} for line in axes.lines)
+
+
+def test_the_page_shows_them(make_run, make_rows, tmp_path):
+    folder = make_run("A", "A", make_rows(20))
+    (folder / "evaluations.jsonl").write_text('{"step": 5, "eval_reward": 0.5}\n')
+    assert report.main(["--runs", str(folder)]) == 0
+    assert "](validation.png)" in (folder.parent / "report.md").read_text()
+    assert (folder.parent / "validation.png").exists()
