@@ -88,7 +88,6 @@ class CheckpointMixin:
         """
         self._count_from_0()
         self.meter.abandon_step()
-        self._requests = []
         self.beta, self.beta_old, self.beta_base = self.args.beta, self.args.beta_old, self.args.beta_base
         for callback, state in self._untouched:
             callback.load_state_dict(state)
