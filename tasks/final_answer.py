@@ -28,7 +28,7 @@ TEXT_UNITS = rf"(?:\s*(?:/\s*)?<[A-Za-z][A-Za-z .,'/-]*{EXPONENT}?>{EXPONENT}?)+
 UNIT = re.compile(rf"(?:\s*(?:\\?%|°|\^\{{?\\circ\}}?))?(?:{TEXT_UNITS}|{BARE_UNITS})?\s*(?:\.\s*)?")
 # What is no unit: words that scale the number, calculate with it, or bring another.
 NOT_A_UNIT = re.compile(
-    r"\b(?:M|(?i:k|mn|bn|mil|million|billion|trillion|lakh|crore|thousand|hundred|dozen|tenth|hundredth|thousandth|half|"
+    r"\b(?:M(?!&)|(?i:k|mn|bn|mil|million|billion|trillion|lakh|crore|thousand|hundred|dozen|tenth|hundredth|thousandth|half|"
     r"third|minus|plus|negative|divided|multiplied|squared|cubed|factorial|or|sqrt|pi|zero|two|three|four|five|six|seven|"
     r"eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|twenty|thirty|forty|fifty|sixty|seventy|"
     r"eighty|ninety)s?)\b"

@@ -8,7 +8,7 @@ from datasets import Dataset
 from .base import Task
 from .final_answer import as_number, boxed, number_value
 from .loaded import Problem, load_problems, loaded_rows, need
-from .math_equality import equal, equal_number
+from .math_equality import MAX_LENGTH, equal, equal_number
 
 
 INSTRUCTION = "Reason step by step and put the final answer in \\boxed{}."
@@ -68,6 +68,8 @@ def is_answer(answer: str, gold: str) -> bool:
     short, wanted = normalise(answer), normalise(gold)
     if short == wanted:
         return True
+    if len(answer) > MAX_LENGTH:
+        return False
     if BASE.search(short) or BASE.search(wanted):
         return WRAPPING.sub("", short) == WRAPPING.sub("", wanted)
     number = as_number(gold)

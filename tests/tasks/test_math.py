@@ -233,6 +233,12 @@ def test_the_same_text_needs_no_second_opinion(task, monkeypatch):
     assert task.verify("\\boxed{\\left[ -2, \\dfrac72 \\right]}", {"answer": "[-2,\\frac72]"})
 
 
+def test_a_long_text_is_not_read(task, monkeypatch):
+    # Reading takes more than linear time.
+    monkeypatch.setattr("tasks.math.VARIABLE", None)
+    assert not task.verify("\\boxed{" + "x " * 10**6 + "}", {"answer": "42"})
+
+
 def test_normalise():
     assert normalise(" \\left( 1 ,\\, \\dfrac12 \\right) . ") == "(1,\\frac12)"
 
