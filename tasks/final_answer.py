@@ -24,7 +24,9 @@ SHORT_UNITS = "mm|cm|km|ft|yd|in|mi|kg|mg|lbs?|oz|ml|mL|min|hrs?|sec|mph|kph|rpm
 BARE_UNIT = rf"(?:\s*(?:cm|mm|kg|mph)|\s+(?:{SHORT_UNITS}|m/s|[A-Za-z]{{4,}}))(?![A-Za-z]){EXPONENT}?"
 BARE_UNITS = rf"{BARE_UNIT}(?:(?:\s+|-|\s*/\s*)(?:[A-Za-z]{{2,}}|[ahs](?![A-Za-z])){EXPONENT}?)*"
 # \text{} becomes <>, which no LaTeX has.
-TEXT_UNITS = rf"(?:\s*(?:/\s*)?<[A-Za-z][A-Za-z .,'/-]*{EXPONENT}?>{EXPONENT}?)+"
+# A single upright letter may be the imaginary unit or Euler's number; these are not.
+TEXT_UNIT = rf"<(?:[A-Za-z][A-Za-z .,'/-]+|[mghslLAVWJNCF]){EXPONENT}?>{EXPONENT}?"
+TEXT_UNITS = rf"(?:\s*(?:/\s*)?{TEXT_UNIT})+"
 UNIT = re.compile(rf"(?:\s*(?:\\?%|°|\^\{{?\\circ\}}?))?(?:{TEXT_UNITS}|{BARE_UNITS})?\s*(?:\.\s*)?")
 # What is no unit: words that scale the number, calculate with it, or bring another.
 NOT_A_UNIT = re.compile(

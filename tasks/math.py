@@ -19,7 +19,10 @@ UNEVALUATED = re.compile(
 VARIABLE = re.compile(r"\s*[A-Za-z]\s*=(?!=)")
 IGNORED = re.compile(r"\s|\\[,;:! ]|\\(?:left|right)(?![A-Za-z])|\\?\$|\.$")
 # A number with its base: 2516_8, 1A_{16}, (101)_{\text{two}}. math-verify takes it for the number without.
-BASE = re.compile(r"(?:[0-9][0-9A-Fa-f]*|(?<![A-Za-z\\])[A-F]{2,})[)}]*_(?:[0-9]|\{)")
+# Only a base above ten has letters, for 2A_1 is a term.
+BASE = re.compile(r"[0-9][)}]*_(?:[0-9]|\{)|(?<![A-Za-z\\])[0-9A-F]{2,}[)}]*_\{?(?:1[1-9]|[23][0-9]|\\text)")
+# Upright i and e, which math-verify passes over.
+UPRIGHT = re.compile(r"([A-Za-z]?)\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}")
 WRAPPING = re.compile(r"\\(?:text|mathrm|mathbf|textbf)(?![A-Za-z])|[{}()]")
 # What makes an answer a calculation or a formula, rather than a name or a letter that the question mentions.
 FORMULA = re.compile(r"[-+*/^]|\\[A-Za-z]")
@@ -80,7 +83,12 @@ def is_answer(answer: str, gold: str) -> bool:
     brackets = {bracketed(short), bracketed(wanted)}
     if brackets == {"(", "\\{"}:
         return False
-    return equal(gold, exact(answer))
+    return equal(plain(gold), plain(exact(answer)))
+
+
+def plain(answer: str) -> str:
+    """An answer with its upright letters in italics; a space keeps one from becoming a part of the command before it."""
+    return UPRIGHT.sub(lambda match: f"{match.group(1)} {match.group(2)}".strip(), answer)
 
 
 def exact(answer: str) -> str:

@@ -84,6 +84,9 @@ CORRECT = [
     ("3x^2", "\\boxed{x\\cdot x\\cdot 3}"),
     ("2i", "\\boxed{0+2i}"),
     ("5x", "\\boxed{y=5x}"),
+    ("3i", "\\boxed{3\\mathrm{i}}"),
+    ("2\\mathrm{e}", "\\boxed{2e}"),
+    ("\\text{C}", "\\boxed{\\mathrm{C}}"),
     ("12\\text{ cm}^2", "\\boxed{12}"),
     ("12", "\\boxed{12\\ \\mathrm{cm^{2}}}"),
     ("12", "\\boxed{12 \\text{ km}/\\text{h}}"),
@@ -95,6 +98,7 @@ CORRECT = [
     ("101_{\\text{two}}", "\\boxed{101_\\text{two}}"),
     ("\\log_2 5", "\\boxed{\\log_{2}(5)}"),
     ("x_1+2", "\\boxed{2+x_1}"),
+    ("2a_1+3", "\\boxed{3+2a_1}"),
     # Exactly the same.
     ("-\\frac{1}{2}", "\\boxed{\\frac{1}{-2}}"),
     ("3\\frac{1}{2}", "\\boxed{3.5}"),
@@ -104,6 +108,10 @@ CORRECT = [
     ("x=2.50", "\\boxed{\\frac52}"),
     ("\\{1, 2\\}", "\\boxed{\\{2, 1\\}}"),
     ("(1, 2)", "\\boxed{(1,\\ 2.0)}"),
+    ("(\\frac12, 1)", "\\boxed{(0.5, 1)}"),
+    ("(0.5, 1)", "\\boxed{(0.50, 1)}"),
+    ("\\frac14 x + 1.5", "\\boxed{0.25x+\\frac32}"),
+    ("0.1x", "\\boxed{\\frac{x}{10}}"),
 ]
 # Reference and answer: two terms of which one is only a part of the other.
 NO_UNITS = [
@@ -132,6 +140,10 @@ NO_UNITS = [
     ("5", "5 hundredths"),
     ("5", "5 M"),
     ("5", "5\\text{x}y"),
+    ("3\\mathrm{i}", "3"),
+    ("3", "3\\mathrm{i}"),
+    ("2\\mathrm{e}", "2"),
+    ("5", "5\\mathrm{x}"),
 ]
 WRONG = [
     ("42", ""),
@@ -175,6 +187,7 @@ WRONG = [
     ("\\sqrt{2}", "\\boxed{1.414214}"),
     ("\\pi", "\\boxed{3.14159265}"),
     ("2x", "\\boxed{\\frac{d}{dx} x^2}"),
+    ("\\frac13 x", "\\boxed{0.333333x}"),
     ("(1, 2)", "\\boxed{2, 1}"),
     ("(1, 2)", "\\boxed{(2, 1)}"),
     ("(1, 2)", "\\boxed{\\{1, 2\\}}"),
