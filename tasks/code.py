@@ -1,6 +1,7 @@
 """Short Python functions, tested in a sandbox."""
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from random import Random
 
@@ -19,12 +20,22 @@ REWARDS = ("exact", "share")
 FENCED = re.compile(r"^[ \t]*(`{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
 
 
-def extract_code(completion: str) -> str:
-    """The last fenced block of a completion, or all of it if there is none."""
-    code = completion
-    for block in FENCED.finditer(completion):
-        code = block.group(2)
-    return code
+def extract_code(completion: str, entry_point: str = "") -> str:
+    """
+    The last fenced block of a completion that defines the function, or else the last; all of it if there is none.
+
+    After the solution there may be an example or its output. A block of a list item is indented as a whole.
+    """
+    blocks = [dedented(block.group(2)) for block in FENCED.finditer(completion)]
+    name = re.escape(entry_point)
+    definition = re.compile(rf"^(?:(?:async +)?def|class) +{name}\b|^{name}(?: *:[^=\n]*| *)=(?!=)", re.MULTILINE)
+    defining = [block for block in blocks if entry_point and definition.search(block)]
+    return (defining or blocks or [completion])[-1]
+
+
+def dedented(code: str) -> str:
+    """Without the indentation of all its lines; `dedent` empties lines of spaces, so only code that has one goes there."""
+    return textwrap.dedent(code) if code[:1] in (" ", "\t") else code
 
 
 class Code(GeneratedTask):
@@ -32,7 +43,7 @@ class Code(GeneratedTask):
     Write a Python function that passes unit tests.
 
     Without a path the functions are generated: level L, 1 to 8, has L steps on a list of numbers or on words, and a last
-    one. The code is the last fenced block of a completion, or all of it; it runs in a [`~tasks.sandbox.Sandbox`].
+    one. The code is the last fenced block of a completion that defines the function, or all of it; it runs in a [`~tasks.sandbox.Sandbox`].
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty of the generated functions, from 1 to 8.
@@ -104,7 +115,12 @@ class Code(GeneratedTask):
     def shares(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
         """The share of its row's tests that each completion passes; several run at a time."""
         programs = [
-            Program(extract_code(completion), tuple(row["tests"]), row["entry_point"], row.get("setup") or "")
+            Program(
+                extract_code(completion, row["entry_point"]),
+                tuple(row["tests"]),
+                row["entry_point"],
+                row.get("setup") or "",
+            )
             for completion, row in zip(completions, rows, strict=True)
         ]
         # What does not even name the function cannot define it; and the same program need not run twice.

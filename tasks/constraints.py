@@ -10,7 +10,7 @@ from typing import NamedTuple
 SEPARATOR = re.compile(r"(?m)^[ \t]*\*\*\*[ \t]*$")
 BULLET = re.compile(r"(?m)^[ \t]*- +\S")
 PLACEHOLDER = re.compile(r"\[[^\[\]\n]+\]")
-SENTENCE_END = re.compile(r"[.!?](?=\s|$)")
+SENTENCE_END = re.compile(r"[.!?][\"'”’»)\]*_]*(?=\s|$)")
 SIGNS = string.punctuation + "“”‘’„«»…–—"
 
 
@@ -67,7 +67,8 @@ def has_title(text: str) -> bool:
 
 
 def has_sentences(text: str, n: int) -> bool:
-    return len(SENTENCE_END.findall(text)) == n and SENTENCE_END.search(text.rstrip()[-1:]) is not None
+    *sentences, rest = SENTENCE_END.split(text)
+    return sum(bool(words(sentence)) for sentence in sentences) == n and not rest.strip()
 
 
 def starts_with(text: str, word: str) -> bool:

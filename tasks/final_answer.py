@@ -1,24 +1,46 @@
 """How a solution marks its final answer, and what counts as one number rather than a sum or a list."""
 
 import re
+from fractions import Fraction
 
 
 # An opening \boxed{, any escaped character, or a brace.
 TOKENS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
+MAX_LENGTH = 200  # characters of a text that may be a number; some of what reads it takes more than linear time
+
 DIGITS = "[0-9]{1,40}"
 DECIMAL = rf"(?:{DIGITS}(?:\.{DIGITS})?|\.{DIGITS})"
-FRACTION = rf"\\frac\s*(?:\{{\s*-?{DIGITS}\s*\}}|[0-9])\s*(?:\{{\s*{DIGITS}\s*\}}|[0-9])"
+FRACTION = rf"\\frac\s*(?:\{{\s*-?{DIGITS}\s*\}}|[0-9])\s*(?:\{{\s*-?{DIGITS}\s*\}}|[0-9])"
 POWER_OF_TEN = r"(?:e[+-]?[0-9]{1,3}|\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*(?:\{\s*-?[0-9]{1,3}\s*\}|-?[0-9]))"
 NUMBER = re.compile(rf"[+-]?\s*(?:(?:{DIGITS}\s*)?{FRACTION}|{DECIMAL}{POWER_OF_TEN}?)", re.IGNORECASE)
-UNIT = re.compile(r"(?:\s*(?:\\?%|°|\^\{?\\circ\}?))?\s*(?:[A-Za-z][A-Za-z .'/-]*(?:\^\{?[23]\}?)?)?\.?")
-SCALE_WORD = re.compile(r"\b(?:k|hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
+# Sign; whole, top and bottom of a fraction, or a decimal number and its power of ten: what as_number writes.
+VALUE = re.compile(
+    r"([+-]?)(?:([0-9]+)?\\frac(\{-?[0-9]+\}|[0-9])(\{-?[0-9]+\}|[0-9])|([0-9.]+)(?:(?:\\times|\\cdot|×|\*)10\^\{?([+-]?[0-9]+)\}?)?)"
+)
+EXPONENT = r"(?:\^\{?[23]\}?|[²³])"
+# A unit outside \text{} is one that no product of variables looks like: a word of four letters, or one of these.
+SHORT_UNITS = "mm|cm|km|ft|yd|in|mi|kg|mg|lbs?|oz|ml|mL|min|hrs?|sec|mph|kph|rpm|Hz|kWh|days?|men|cups?|eggs?|USD|EUR"
+BARE_UNIT = rf"(?:\s*(?:cm|mm|kg|mph)|\s+(?:{SHORT_UNITS}|m/s|[A-Za-z]{{4,}}))(?![A-Za-z]){EXPONENT}?"
+BARE_UNITS = rf"{BARE_UNIT}(?:(?:\s+|-|\s*/\s*)(?:[A-Za-z]{{2,}}|[ahs](?![A-Za-z])){EXPONENT}?)*"
+# \text{} becomes <>, which no LaTeX has.
+# A single upright letter may be the imaginary unit or Euler's number; these are not.
+TEXT_UNIT = rf"<(?:[A-Za-z][A-Za-z .,'/-]+|[mghslLAVWJNCF]){EXPONENT}?>{EXPONENT}?"
+TEXT_UNITS = rf"(?:\s*(?:/\s*)?{TEXT_UNIT})+"
+UNIT = re.compile(rf"(?:\s*(?:\\?%|°|\^\{{?\\circ\}}?))?(?:{TEXT_UNITS}|{BARE_UNITS})?\s*(?:\.\s*)?")
+# What is no unit: words that scale the number, calculate with it, or bring another.
+NOT_A_UNIT = re.compile(
+    r"\b(?:M(?!&)|(?i:k|mn|bn|mil|million|billion|trillion|lakh|crore|thousand|hundred|dozen|tenth|hundredth|thousandth|half|"
+    r"third|minus|plus|negative|divided|multiplied|squared|cubed|factorial|or|sqrt|pi|zero|two|three|four|five|six|seven|"
+    r"eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen|twenty|thirty|forty|fifty|sixty|seventy|"
+    r"eighty|ninety)s?)\b"
+)
 
 TAG = re.compile(r"</?\w{1,20}>")
 SPACING = re.compile(r"\\[,;:! ]|~")
-TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{((?:[^{}]|\^\{[23]\})*)\}")
 # $, \(, \), \[, \], \left, \right and currencies.
-DELIMITERS = re.compile(r"\\[()\[\]]|\\(?:left|right)(?![A-Za-z])|\\?\$|€|£")
+DELIMITERS = re.compile(r"\\[()\[\]]|\\(?:left|right)(?![A-Za-z])|\\?\$|[€£¥₹]")
 EMPHASIS = " \t\r\n*_`"
 THOUSANDS = re.compile(r"(?<![0-9,])[0-9]{1,3}(?:(?:,|\{,\})[0-9]{3})+(?![0-9,])")
 SLASHED = re.compile(rf"({DIGITS})\s*/\s*({DIGITS})")
@@ -48,18 +70,39 @@ def boxed(text: str) -> list[str]:
     return found
 
 
+def number_value(number: str) -> Fraction | None:
+    """The exact value of a number as [`as_number`] writes it; `None` if it divides by zero."""
+    sign, whole, top, bottom, decimal, power = VALUE.fullmatch(number).groups()
+    if decimal is not None:
+        value = Fraction(decimal) * Fraction(10) ** int(power or 0)
+    elif int(bottom.strip("{}")) == 0:
+        return None
+    else:
+        value = int(whole or 0) + Fraction(int(top.strip("{}")), int(bottom.strip("{}")))
+    return -value if sign == "-" else value
+
+
+def unwrapped(command: re.Match) -> str:
+    """The content of a `\\text{}`: as it is where it begins like a number, otherwise in the brackets of [`UNIT`]."""
+    content = command.group(1).strip()
+    return f"<{content}>" if content[:1].isalpha() else f" {content}"
+
+
 def as_number(text: str) -> str | None:
     """
     A text that is one number in whatever notation, as plain LaTeX without its unit; `None` for anything else.
 
     Fractions (`\\frac{1}{2}`, `\\dfrac12`, `1/2`), mixed numbers, powers of ten (`4\\times 10^{3}`), thousands separators
     (`1,234`, `1{,}234`, `1\\,234`), signs, currencies, units, tags and emphasis are notation. What would have to be worked
-    out (`40+2`, `6\\cdot 7`, `\\sqrt{9}`) and several numbers (`41 42`, `1, 2`) are not.
+    out (`40+2`, `6\\cdot 7`, `\\sqrt{9}`) and several numbers (`41 42`, `1, 2`) are not, nor are terms (`5x`, `2ab`): a
+    unit stands in a `\\text{}`, or is a word that is no product of variables.
     """
+    if len(text) > MAX_LENGTH:
+        return None
     text = TAG.sub(" ", text).replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     # A space between groups of three digits is thin in LaTeX; an ordinary one separates two numbers.
     text = re.sub(r"(?<=[0-9])(?:\\[,!]|~)(?=[0-9]{3})", ",", text)
-    text = TEXT_COMMAND.sub(r" \1", SPACING.sub(" ", text))
+    text = TEXT_COMMAND.sub(unwrapped, SPACING.sub(" ", text))
     text = DELIMITERS.sub("", text).strip(EMPHASIS)
     text = THOUSANDS.sub(lambda match: re.sub("[{},]", "", match.group()), text)
     text = SLASHED.sub(r"\\frac{\1}{\2}", text)
@@ -67,7 +110,7 @@ def as_number(text: str) -> str | None:
     if match is None:
         return None
     unit = text[match.end() :]
-    if UNIT.fullmatch(unit) is None or SCALE_WORD.search(unit):
+    if UNIT.fullmatch(unit) is None or NOT_A_UNIT.search(unit):
         return None
     # An e would be Euler's number to a reader of LaTeX.
     return re.sub(r"(?i)e([+-]?[0-9]+)$", r"\\times10^{\1}", "".join(match.group().split()))

@@ -9,6 +9,7 @@ from pathlib import Path
 from datasets import Dataset, load_dataset
 
 from .base import Task
+from .final_answer import MAX_LENGTH, NOT_A_UNIT, TAG
 from .loaded import FILES, Problem, by_question, loaded_rows, need, read_jsonl, split_training_file
 from .math_equality import equal_number
 
@@ -20,49 +21,61 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # The braces of \boxed may hold one more level of braces, as in \boxed{18\text{ dollars}}.
 BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 HASHES = re.compile(r"#{4,}((?:(?!####)[^\n])*)")
+CURRENCY = r"\\$£€¥₹"
 NUMBER = re.compile(
-    r"[\s*_`\\$]*"  # emphasis and currency before the number
-    r"([+-]?)[\\$]*"
+    rf"[\s*_`(\[{CURRENCY}]*"  # emphasis, brackets and currency before the number
+    rf"(?:[A-Za-z]\s*=[\s{CURRENCY}]*)?(?:([+-])[{CURRENCY}]*)?"
     r"((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
     r"(.*)",  # a unit, a percent sign, a full stop
     re.DOTALL,
 )
-SCALE_WORD = re.compile(r"\s*(?:k|hundred|thousand|million|billion|trillion)\b", re.IGNORECASE)
+# Square metres and degrees, whose digits and signs are no calculation.
+UNIT_SIGNS = re.compile(r"(?<=[A-Za-z])(?:\^\{?[23]\}?|[²³])|\^\{?\\circ\}?")
+# What makes a calculation of a number and the text after it: signs, commands of LaTeX, and variables, which are single
+# letters other than units, "a" and those of "T-shirts".
+CALCULATION = re.compile(
+    r"^[^A-Za-z]*!|[+^=<>]|\\(?!(?:text\w*|math\w*|mbox|operatorname|left|right|quad)(?![A-Za-z]))[A-Za-z]"
+    r"|(?<![A-Za-z'’])[b-fi-kn-oqrt-zBDEG-KM-UX-Z](?![A-Za-z]|[-&][A-Za-z]{2})"
+)
+HEADING = re.compile(r"[\s*_]*(?:step|part|case|stage|phase|section|method)\s+#?[0-9]{1,2}(?![0-9])", re.IGNORECASE)
 
 
 def parse_number(text: str) -> Decimal | None:
     """
     The number that a text begins with, or `None` if it does not begin with one or does not end with it.
 
-    Thousands separators, a currency sign and Markdown emphasis before the number and a unit after it are allowed, but
-    neither a second number (`41 42`, `40+2`, `1/2`) nor a word that scales the first (`2 million`).
+    Thousands separators, a currency sign, `x =`, a bracket and Markdown emphasis before the number and a unit after it are
+    allowed, but neither a second number (`41 42`, `40+2`, `1/2`, `18 or nineteen`), nor a variable (`18/x`), nor a word or
+    sign that changes the first (`2 million`, `2M`, `3!`).
     """
-    match = NUMBER.fullmatch(text.replace("−", "-"))
+    if len(text) > MAX_LENGTH:
+        return None
+    match = NUMBER.fullmatch(TAG.sub(" ", text).replace("−", "-"))
     if match is None:
         return None
     sign, number, rest = match.groups()
-    if SCALE_WORD.match(rest) or any(character.isnumeric() for character in rest):
+    rest = UNIT_SIGNS.sub("", rest)
+    if CALCULATION.search(rest) or NOT_A_UNIT.search(rest) or any(character.isnumeric() for character in rest):
         return None
-    return Decimal(sign + number.replace(",", ""))
+    return Decimal((sign or "") + number.replace(",", ""))
 
 
 def marked_answers(text: str) -> list[str]:
     """
     What stands after `####`, up to the end of the line, and in `\\boxed{}`.
 
-    Markers without any digit, such as a Markdown heading, are passed over.
+    Markers without any digit and those like `#### Step 1` are headings of Markdown, and passed over.
     """
     # `#### \boxed{42}` is one answer in two markers.
     marked = BOXED.findall(text) + HASHES.findall(BOXED.sub(r"\1", text))
-    return [part for part in marked if any(character.isnumeric() for character in part)]
+    return [part for part in marked if any(character.isnumeric() for character in part) and not HEADING.match(part)]
 
 
 def is_number(part: str, gold: str) -> bool:
     """
     Whether a marked answer is the number, however it is written.
 
-    Decimal numbers are compared exactly. Another notation of one number (`\\frac{1}{2}`, `4 \\times 10^{3}`) is left to
-    math-verify, which must not see what would have to be worked out first: it takes `40+2` for 42.
+    Numbers are compared exactly, whether they are decimal or in another notation (`\\frac{1}{2}`, `4 \\times 10^{3}`).
     """
     number = parse_number(part)
     return equal_number(gold, part) if number is None else number == Decimal(gold)

@@ -6,16 +6,26 @@ from collections.abc import Mapping
 from datasets import Dataset
 
 from .base import Task
-from .final_answer import as_number, boxed
+from .final_answer import as_number, boxed, number_value
 from .loaded import Problem, load_problems, loaded_rows, need
-from .math_equality import equal, equal_number
+from .math_equality import MAX_LENGTH, equal, equal_number
 
 
 INSTRUCTION = "Reason step by step and put the final answer in \\boxed{}."
 # Signs of a calculation that was left to the reader; an answer has them only if the reference has them too.
-UNEVALUATED = re.compile(r"\\(?:int|sum|prod|lim|binom)(?![A-Za-z])|!")
+UNEVALUATED = re.compile(
+    r"\\(?:int|sum|prod|lim|binom|partial)(?![A-Za-z])|\\d?frac\s*\{\s*d\s*\}\s*\{\s*d\s*[A-Za-z]|!"
+)
 VARIABLE = re.compile(r"\s*[A-Za-z]\s*=(?!=)")
 IGNORED = re.compile(r"\s|\\[,;:! ]|\\(?:left|right)(?![A-Za-z])|\\?\$|\.$")
+# A number with its base: 2516_8, 1A_{16}, (101)_{\text{two}}. math-verify takes it for the number without.
+# Only a base above ten has letters, for 2A_1 is a term.
+BASE = re.compile(r"[0-9][)}]*_(?:[0-9]|\{)|(?<![A-Za-z\\])[0-9A-F]{2,}[)}]*_\{?(?:1[1-9]|[23][0-9]|\\text)")
+# Upright i and e, which math-verify passes over.
+UPRIGHT = re.compile(r"([A-Za-z]?)\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}")
+WRAPPING = re.compile(r"\\(?:text|mathrm|mathbf|textbf)(?![A-Za-z])|[{}()]")
+# What makes an answer a calculation or a formula, rather than a name or a letter that the question mentions.
+FORMULA = re.compile(r"[-+*/^]|\\[A-Za-z]")
 
 
 def parse_problem(row: Mapping, source: str) -> Problem:
@@ -42,28 +52,70 @@ def normalise(answer: str) -> str:
     return IGNORED.sub("", answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").strip())
 
 
+def bracketed(text: str) -> str | None:
+    """The bracket that a normalised answer of several parts is in, `(` or `\\{`; `None` if there is none."""
+    for opening, closing in (("(", ")"), ("\\{", "\\}")):
+        if text.startswith(opening) and text.endswith(closing) and "," in text:
+            return opening
+    return None
+
+
 def is_answer(answer: str, gold: str) -> bool:
     """
     Whether an answer is the reference: the same text, or else the same in the opinion of math-verify.
 
     Where the reference is a number, the answer has to be one number too, not a sum or a list; elsewhere an expression is
-    fine, but no integral, limit, sum sign or factorial that the reference does not have.
+    fine, but no integral, limit, sum sign or factorial that the reference does not have, and no decimal number that is
+    only near. A number with a base is compared as text. What is in parentheses has an order, and is no set.
     """
-    if normalise(answer) == normalise(gold):
+    short, wanted = normalise(answer), normalise(gold)
+    if short == wanted:
         return True
+    if len(answer) > MAX_LENGTH:
+        return False
+    if BASE.search(short) or BASE.search(wanted):
+        return WRAPPING.sub("", short) == WRAPPING.sub("", wanted)
     number = as_number(gold)
     if number is not None:
         return equal_number(number, VARIABLE.sub("", answer, count=1))
     if set(UNEVALUATED.findall(answer)) - set(UNEVALUATED.findall(gold)):
         return False
-    return equal(gold, answer)
+    brackets = {bracketed(short), bracketed(wanted)}
+    if brackets == {"(", "\\{"}:
+        return False
+    return equal(plain(gold), plain(exact(answer)))
+
+
+def plain(answer: str) -> str:
+    """An answer with its upright letters in italics; a space keeps one from becoming a part of the command before it."""
+    return UPRIGHT.sub(lambda match: f"{match.group(1)} {match.group(2)}".strip(), answer)
+
+
+def exact(answer: str) -> str:
+    """A decimal number as a fraction, which math-verify does not round; any other answer as it is."""
+    number = as_number(answer)
+    value = number_value(number) if number is not None and "." in number else None
+    return answer if value is None else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def repeats(answer: str, gold: str, question: str) -> bool:
+    """Whether an answer that is a formula stands in the question, so that nothing was done, and the reference does not."""
+    asked, short = normalise(question), normalise(VARIABLE.sub("", answer, count=1))
+    return FORMULA.search(short) is not None and as_number(short) is None and short in asked and gold not in asked
+
+
+def question_of(row: Mapping) -> str:
+    """The text of a row's prompt, which a reward function of TRL knows by another name; empty if there is none."""
+    messages = row.get("prompt") or row.get("prompts") or []
+    return messages if isinstance(messages, str) else "\n".join(message["content"] for message in messages)
 
 
 class Math(Task):
     """
     Problems from a file, answered in `\\boxed{}` ([Hendrycks et al., 2021](https://arxiv.org/abs/2103.03874)).
 
-    The completion needs one answer: all its boxes have to hold the same text. `level` is always 1.
+    The completion needs one answer: all its boxes have to hold the same text. A formula of the question is no answer
+    unless the reference is one too. `level` is always 1.
 
     Args:
         path (`str`): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`; every line is an object with
@@ -88,7 +140,10 @@ class Math(Task):
 
     def verify(self, completion: str, row: Mapping) -> bool:
         answers = {normalise(answer): answer for answer in boxed(completion)}
-        return len(answers) == 1 and is_answer(*answers.values(), row["answer"])
+        if len(answers) != 1:
+            return False
+        (answer,), gold = answers.values(), row["answer"]
+        return is_answer(answer, gold) and not repeats(answer, normalise(gold), question_of(row))
 
     def gold(self, row: Mapping) -> str:
         return f"\\boxed{{{row['answer']}}}"

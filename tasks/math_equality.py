@@ -3,7 +3,7 @@
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from .final_answer import as_number
+from .final_answer import as_number, number_value
 from .worker import Worker
 
 
@@ -42,9 +42,9 @@ def is_integer(number: str) -> bool:
 
 def equal_number(gold: str, answer: str) -> bool:
     """
-    Whether the answer is the number, in any notation of [`as_number`]; nothing that would have to be worked out is.
+    Whether the answer is exactly the number, in any notation of [`as_number`]; nothing that has to be worked out is.
 
-    A fraction in place of an integer, as in `84/2`, is a division not carried out.
+    Rational numbers are compared, for math-verify rounds: it takes 0.333333 for a third. A fraction in place of an integer, as in `84/2`, is a division not carried out.
 
     Args:
         gold (`str`): a number in plain LaTeX.
@@ -53,4 +53,5 @@ def equal_number(gold: str, answer: str) -> bool:
     notation = as_number(answer)
     if notation is None or ("\\frac" in notation and is_integer(gold)):
         return False
-    return equal(gold, notation)
+    value = number_value(notation)
+    return value is not None and value == number_value(gold)

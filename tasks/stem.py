@@ -15,9 +15,11 @@ from .stem_templates import sample_question
 LETTERS = "ABCDEFGHIJ"
 NUM_CHOICES = 4
 INSTRUCTION = "Reason step by step and end with `Answer: ` and the letter."
-MARKED = re.compile(r"(?i:answer)[ \t]*:[ \t]*([^\n]*)")
+# The letter may stand on the next line, after a heading.
+MARKED = re.compile(r"(?i:answer)[*_]{0,3}[ \t]*:[ \t*_]*\n?([^\n]*)")
+DRESS = " *_`$.()}"
 # The letter, bare or in the usual dress, and at most the text of the choice after it.
-LETTER = re.compile(r"[\s*_`$(\[]*(?:\\text\{)?([A-Z])[\s*_`$)\]}.:]*(.*)", re.DOTALL)
+LETTER = re.compile(r"[\s*_`$(\[]*(?:\\text\{)?([A-Z])(?![A-Za-z])[\s*_`$)\]}.:,]*(.*)", re.DOTALL | re.IGNORECASE)
 
 
 def format_question(question: str, choices: list[str]) -> str:
@@ -63,10 +65,10 @@ def read_letter(text: str, choices: list[str]) -> str | None:
     match = LETTER.fullmatch(text.replace("\\boxed{", " ").strip())
     if match is None:
         return None
-    letter, rest = match.group(1), match.group(2).strip(" *_`$.})")
+    letter, rest = match.group(1).upper(), match.group(2).strip(DRESS)
     place = LETTERS.find(letter)
     known = 0 <= place < len(choices)
-    return letter if known and rest in ("", choices[place].strip(" *_`$.})")) else None
+    return letter if known and rest in ("", choices[place].strip(DRESS)) else None
 
 
 class Stem(GeneratedTask):
@@ -74,7 +76,8 @@ class Stem(GeneratedTask):
     Multiple-choice questions of science: physics, chemistry and biology.
 
     Without a path they are generated from formulas, with four choices; level L, 1 to 8, draws from the 2 + 2 L simplest
-    of 18 kinds. Guessing scores one over the number of choices.
+    of 18 kinds. The choices are the right answers of four questions of one kind, so that guessing, even with an eye on
+    the choices, scores one over their number.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty of the generated questions, from 1 to 8.

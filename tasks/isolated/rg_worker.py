@@ -6,6 +6,7 @@ parser elsewhere). Here it takes plain values and formulas only, in a process th
 and change no file. And its questions depend on the order of sets, which is fixed for this process.
 """
 
+import re
 from difflib import get_close_matches
 from functools import lru_cache
 
@@ -16,7 +17,11 @@ from reasoning_gym.coaching.base_curriculum import BaseCurriculum
 from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
 
-NONSENSE = "no such answer"
+# Answers that are right by chance at most, tried on a few questions.
+PROBES = ("no such answer", "", "0", "nan", "inf")
+PROBE_SEEDS = range(4)
+# Each comparison with such a number is false, and each distance from it no number: what a scorer makes of it is chance.
+NO_NUMBER = re.compile(r"(?<![A-Za-z0-9_])(?:nan|inf|infinity|oo|zoo)j?(?![A-Za-z0-9_])", re.IGNORECASE)
 
 
 def configuration(family: str, level: int | None, config: tuple) -> dict:
@@ -50,7 +55,22 @@ def answer(request: dict) -> dict:
     dataset, entry = question(family, level, config, request["seed"])
     if request["do"] == "make":
         return {"question": entry["question"], "answer": entry["answer"]}
-    return {"score": float(dataset.score_answer(request["answer"], entry))}
+    return {"score": score(dataset, entry, request["answer"])}
+
+
+def score(dataset, entry: dict, text: str) -> float:
+    """The scorer's points; none for what is no number, unless the family's own answer has such a thing too."""
+    if NO_NUMBER.search(text) and not NO_NUMBER.search(entry["answer"] or ""):
+        return 0.0
+    return float(dataset.score_answer(text, entry))
+
+
+def is_fooled(dataset, entry: dict, text: str) -> bool:
+    """Whether a text that is not the answer gets a full point."""
+    try:
+        return text != (entry["answer"] or "").strip() and score(dataset, entry, text) == 1.0
+    except Exception:
+        return False
 
 
 def find_problem(family: str, level: int | None, config: tuple) -> str | None:
@@ -61,15 +81,15 @@ def find_problem(family: str, level: int | None, config: tuple) -> str | None:
     if level is not None and not has_curriculum(family):
         return f"level={level}: {family} has no curriculum; set its config instead"
     try:
-        dataset, entry = question(family, level, config, 0)
+        questions = [question(family, level, config, seed) for seed in PROBE_SEEDS]
     except Exception as error:
         return f"config={dict(config)!r} does not suit {family}: {type(error).__name__}: {error}"
-    try:
-        fooled = dataset.score_answer(NONSENSE, entry) == 1.0
-    except Exception:
-        fooled = False
-    # game_of_life_halting of 0.1.25 takes bool() of the text.
-    return "its scorer gives a full point for nonsense, so nothing can be learned from it" if fooled else None
+    for probe in PROBES:
+        fooled = sum(is_fooled(*each, probe) for each in questions)
+        # game_of_life_halting of 0.1.25 takes bool() of the text; coin_flip's tolerance is above its probabilities.
+        if fooled > len(questions) / 2:
+            return f"its scorer gives a full point for nonsense ({probe!r}), so nothing can be learned from it"
+    return None
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ def make(**options):
         ("```python\na = 1\n```", "a = 1\n"),
         ("Here:\n```\na = 1\n```\nDone.", "a = 1\n"),
         ("```python\na = 1\n```\nor better\n```py\na = 2\n```", "a = 2\n"),
-        ("  ```python\n  a = 1\n  ```", "  a = 1\n"),
+        ("  ```python\n  a = 1\n  ```", "a = 1\n"),
+        ("1. So:\n   ```python\n   if a:\n       b = 1\n   ```", "if a:\n    b = 1\n"),
+        ('```python\na = """\n  \n"""\n```', 'a = """\n  \n"""\n'),
         ("```python\na = 1", "a = 1"),
         ("```python\na = 1\n```\n```python\na = 2", "a = 2"),
         ("````\na = 1\n````", "a = 1\n"),
@@ -47,6 +49,25 @@ def make(**options):
 )
 def test_extract_code(completion, code):
     assert extract_code(completion) == code
+
+
+@pytest.mark.parametrize(
+    "completion, code",
+    [
+        ("```python\ndef f(x): pass\n```\nExample:\n```\n>>> f(1)\n```", "def f(x): pass\n"),
+        ("```\ndef f(x): pass\n```\n```\ndef f(x): return 1\n```\n```\n1\n```", "def f(x): return 1\n"),
+        ("```\ndef f(x): pass\n```\n```\ndef ff(x): pass\n```", "def f(x): pass\n"),
+        ("```\ndef f(x): pass\n```\n```\nassert f == 1\nf == 1\n```", "def f(x): pass\n"),
+        ("```\nf = len\n```\n```\nprint(f)\n```", "f = len\n"),
+        ("```\nf: object = len\n```\n```\nprint(f)\n```", "f: object = len\n"),
+        ("```\nclass f: pass\n```\n```\nf()\n```", "class f: pass\n"),
+        ("  ```\n  def f(x):\n    pass\n  ```\n```\nf(1)\n```", "def f(x):\n  pass\n"),
+        ("```\na = 1\n```\n```\nprint(1)\n```", "print(1)\n"),
+        ("def f(x): pass", "def f(x): pass"),
+    ],
+)
+def test_the_block_that_defines_the_function(completion, code):
+    assert extract_code(completion, "f") == code
 
 
 # Generated functions
@@ -178,7 +199,9 @@ ROW = {
         ("```python\ndouble = lambda x: x ** 2\n```", 0.5),
         ("```python\ndef double(x):\n    return 5\n```", 0.0),
         ("def twice(x):\n    return 2 * x", 0.0),
-        ("```python\ndef double(x):\n    return 2 * x\n```\n```python\nprint(1)\n```", 0.0),
+        ("```python\ndef double(x):\n    return 2 * x\n```\n```python\nprint(1)\n```", 1.0),
+        ("```python\ndef double(x):\n    return 2 * x\n```\n```python\ndef double(x): pass\n```", 0.0),
+        ("1. So:\n   ```python\n   def double(x):\n       return 2 * x\n   ```", 1.0),
         ("I would double x.", 0.0),
         ("", 0.0),
     ],

@@ -55,8 +55,14 @@ CASES = [
     (
         "sentences",
         {"n": 2},
-        ["One. Two!", "Is it? It is 3.5 m."],
-        ["One.", "One. Two. Three.", "One. Two", "One. Two. three"],
+        [
+            "One. Two!",
+            "Is it? It is 3.5 m.",
+            'He said "go." She left.',
+            'It rains. He said "go!"',
+            "Wait... (It rains.)",
+        ],
+        ["One.", "One. Two. Three.", "One. Two", "One. Two. three", "a . . .", "One. .", "One. Two. -", "a . . b"],
     ),
     ("start", {"word": "sea"}, ["Sea and land", '"sea"'], ["The sea", "seas"]),
     ("end", {"phrase": "by the sea"}, ["A house by the sea.", "BY THE SEA!"], ["by the sea side", "the sea"]),
@@ -91,7 +97,7 @@ def test_once():
     assert describe("bullets", {"n": 11}).startswith("Write exactly 11 bullet")
 
 
-@pytest.mark.parametrize("piece", ["!", ".", "- ", "[", "<<", "a", "***\n", " ", "a. "])
+@pytest.mark.parametrize("piece", ["!", ".", '."', ". ", "- ", "[", "<<", "a", "***\n", " ", "a. "])
 def test_long_texts_end(piece):
     for kind, parameters, _, _ in CASES:
         assert type(fulfils(piece * 100_000 + "a", kind, parameters)) is bool

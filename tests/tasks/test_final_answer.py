@@ -1,8 +1,10 @@
+from fractions import Fraction
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.final_answer import as_number, boxed
+from tasks.final_answer import MAX_LENGTH, as_number, boxed, number_value
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,16 @@ def test_boxed(text, contents):
         ("42\\%", "42"),
         ("90^\\circ", "90"),
         ("42 km/h", "42"),
+        ("42 dollars per hour.", "42"),
+        ("42 a", None),
+        ("42 ab", None),
+        ("42 dozen eggs", None),
+        ("42 or so", None),
+        ("¥42", "42"),
+        ("42\\text{ m}^{2}", "42"),
+        ("42\\text{ m²}", "42"),
+        ("42 square feet", "42"),
+        ("42" + " " * 199, None),
         ("5\\text{ m}^2", "5"),
         ("\\text{42}", "42"),
         ("**42**", "42"),
@@ -91,6 +103,26 @@ def test_as_number(text, number):
     assert as_number(text) == number
 
 
+@pytest.mark.parametrize(
+    "number, value",
+    [
+        ("-42", Fraction(-42)),
+        ("+.5", Fraction(1, 2)),
+        ("\\frac12", Fraction(1, 2)),
+        ("-3\\frac{1}{2}", Fraction(-7, 2)),
+        ("\\frac{-1}{2}", Fraction(-1, 2)),
+        ("\\frac{1}{-2}", Fraction(-1, 2)),
+        ("\\frac{1}{0}", None),
+        ("4\\times10^{-3}", Fraction(1, 250)),
+        ("4\\cdot10^3", Fraction(4000)),
+        ("1.5*10^2", Fraction(150)),
+    ],
+)
+def test_number_value(number, value):
+    assert number_value(number) == value
+    assert as_number(number) == number
+
+
 PIECES = [
     "\\boxed{",
     "{",
@@ -122,6 +154,7 @@ def test_neither_raises_and_a_number_stays_what_it_is(text):
     number = as_number(text)
     if number is not None:
         assert as_number(number) == number
+        assert isinstance(number_value(number), Fraction | None)
 
 
 @pytest.mark.parametrize("piece", [*PIECES, "\\boxed{1", "1,", "1 ", "1/", "a"])
@@ -131,3 +164,10 @@ def test_long_texts_end(piece):
     boxed(text)
     boxed(text + "}" * 100_000)
     as_number(text)
+
+
+@pytest.mark.parametrize("text", ["1" + " " * MAX_LENGTH, "1" + " km" * 100, "<" * (MAX_LENGTH + 1)])
+def test_what_is_longer_than_any_number_is_not_read(text, monkeypatch):
+    # Reading takes more than linear time.
+    monkeypatch.setattr("tasks.final_answer.TAG", None)
+    assert as_number(text) is None

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import datasets
@@ -261,8 +262,39 @@ CORRECT = [
     ("42", "#### <answer>42</answer>"),
     ("42", "<answer>\\boxed{42}</answer>"),
     ("0.5", "#### 1/2\n\\boxed{0.5}"),
+    ("42", "#### Step 1\n#### 42"),
+    ("42", "#### **Step 1:** 6 bags\n#### Part 2 - 7 apples\n#### 42"),
+    ("42", "\\boxed{x=42}"),
+    ("42", "#### x = 42"),
+    ("42", "#### $x = \\$42$"),
+    ("42", "#### \\(x = 42\\)"),
+    ("42", "#### (42)"),
+    ("42", "#### [42]"),
+    ("42", "#### \\(42\\)"),
+    ("42", "#### ¥42"),
+    ("42", "#### €42"),
+    ("-42", "#### -€42"),
+    ("42", "#### 42 m²"),
+    ("42", "#### 42 m^2"),
+    ("42", "\\boxed{42\\text{ cm}^{3}}"),
+    ("42", "\\boxed{42^\\circ}"),
+    ("42", "#### 42m"),
+    ("42", "#### 42 T-shirts"),
+    ("42", "#### 42 M&Ms"),
+    ("42", "#### 42 of Ann's eggs!"),
+    ("42", "#### $42/hour"),
+    ("42", "#### 42 dollars a day"),
+    ("6", "#### 6 p.m."),
+    ("42", "#### 42</s>"),
+    ("42", "#### 42 quarters"),
     # No binary fraction is 0.1, so that only decimal numbers compare exactly.
     ("0.1", "#### 0.10"),
+]
+# What makes another number of the one before it.
+CHANGED = [
+    *("M", " M", "k", " bn", " mil", " million", " dozen", " lakh", " hundredths", " tenths", " thousand dollars"),
+    *(" minus five", " or nineteen", " to twenty", " * twenty", ",five", ". Therefore five", " negative", " squared"),
+    *("!", "**!", "\\pi", "\\sqrt{a}", "/x", "+y", "*n", "x", " x", "-x", "_x", "^n", "+", " < 19", "\\cdot x", "²"),
 ]
 WRONG = [
     ("42", ""),
@@ -288,7 +320,6 @@ WRONG = [
     ("42", "#### 40+2\n#### 42"),
     ("42", "#### 42\n\\boxed{41}"),
     ("42", "#### 42\n\\boxed{\\text{41}}"),
-    ("42", "#### Step 1\n#### 42"),
     ("42", "#### about 42"),
     ("42", "#### forty-two"),
     ("42", "#### ٤٢"),
@@ -310,7 +341,18 @@ WRONG = [
     ("3", "\\boxed{\\sqrt{9}}"),
     ("8", "\\boxed{2^3}"),
     ("6", "\\boxed{3!}"),
-    ("42", "\\boxed{x=42}"),
+    *(("18", f"#### 18{tail}") for tail in CHANGED),
+    *(("18", f"\\boxed{{18{tail}}}") for tail in CHANGED),
+    ("18", "#### x = y = 18"),
+    ("18", "#### x = 17 = 18"),
+    ("18", "#### (17)(18)"),
+    ("18", "#### 3*6 = 18"),
+    # A heading is no answer.
+    ("1", "#### Step 1"),
+    ("18", "#### Step 18"),
+    ("18", "#### Step 1: 17\n#### 17"),
+    ("18", "#### Step 1: \\boxed{17}\n#### 18"),
+    ("18", "#### Answer 1: 17\n#### 18"),
     # Several answers.
     ("43", "\\boxed{41 42 43}"),
     ("43", "\\boxed{41, 42, 43}"),
@@ -373,6 +415,26 @@ def test_scoring_never_raises(completion):
 )
 def test_long_texts_are_wrong(completion):
     assert get_task("gsm8k").verify(completion, {"answer": "42"}) is False
+
+
+@pytest.mark.parametrize("piece", ["$", "\\", "*", " ", "1", "1,111", "<", "\\text{", "dozen "])
+def test_only_short_texts_are_read_as_numbers(piece, monkeypatch):
+    # So that no expression, however it backtracks, holds up the training process.
+    lengths = []
+
+    class Watched:
+        def fullmatch(self, text):
+            lengths.append(len(text))
+            return None
+
+    monkeypatch.setattr(tasks.gsm8k, "NUMBER", Watched())
+    monkeypatch.setattr("tasks.final_answer.NUMBER", None)
+    for completion in (f"#### {piece * 10**6}x1", f"\\boxed{{{piece * 10**6}1"):
+        assert get_task("gsm8k").verify(completion, {"answer": "42"}) is False
+    assert not lengths
+    monkeypatch.setattr("tasks.final_answer.NUMBER", re.compile("(?!)"))
+    assert get_task("gsm8k").verify("#### 42", {"answer": "42"}) is False
+    assert lengths == [3]
 
 
 @settings(deadline=None)

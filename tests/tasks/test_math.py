@@ -78,6 +78,72 @@ CORRECT = [
     ("1, 2", "\\boxed{2, 1}"),
     ("5!", "\\boxed{5!}"),
     ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\boxed{\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}}"),
+    # Terms are not numbers with a unit.
+    ("3x", "\\boxed{3\\cdot x}"),
+    ("3x", "\\boxed{x*3}"),
+    ("3x^2", "\\boxed{x\\cdot x\\cdot 3}"),
+    ("2i", "\\boxed{0+2i}"),
+    ("5x", "\\boxed{y=5x}"),
+    ("3i", "\\boxed{3\\mathrm{i}}"),
+    ("2\\mathrm{e}", "\\boxed{2e}"),
+    ("\\text{C}", "\\boxed{\\mathrm{C}}"),
+    ("12\\text{ cm}^2", "\\boxed{12}"),
+    ("12", "\\boxed{12\\ \\mathrm{cm^{2}}}"),
+    ("12", "\\boxed{12 \\text{ km}/\\text{h}}"),
+    ("12", "\\boxed{12 units^2}"),
+    ("12", "\\boxed{12cm}"),
+    # Numbers with a base are texts.
+    ("2516_8", "\\boxed{2516_{8}}"),
+    ("1A_{16}", "\\boxed{\\text{1A}_{16}}"),
+    ("101_{\\text{two}}", "\\boxed{101_\\text{two}}"),
+    ("\\log_2 5", "\\boxed{\\log_{2}(5)}"),
+    ("x_1+2", "\\boxed{2+x_1}"),
+    ("2a_1+3", "\\boxed{3+2a_1}"),
+    # Exactly the same.
+    ("-\\frac{1}{2}", "\\boxed{\\frac{1}{-2}}"),
+    ("3\\frac{1}{2}", "\\boxed{3.5}"),
+    ("0.125", "\\boxed{\\frac18}"),
+    ("600", "\\boxed{6\\cdot 10^2}"),
+    ("10^{-7}", "\\boxed{0.0000001}"),
+    ("x=2.50", "\\boxed{\\frac52}"),
+    ("\\{1, 2\\}", "\\boxed{\\{2, 1\\}}"),
+    ("(1, 2)", "\\boxed{(1,\\ 2.0)}"),
+    ("(\\frac12, 1)", "\\boxed{(0.5, 1)}"),
+    ("(0.5, 1)", "\\boxed{(0.50, 1)}"),
+    ("\\frac14 x + 1.5", "\\boxed{0.25x+\\frac32}"),
+    ("0.1x", "\\boxed{\\frac{x}{10}}"),
+]
+# Reference and answer: two terms of which one is only a part of the other.
+NO_UNITS = [
+    ("5x", "5"),
+    ("5x", "5y"),
+    ("3x^2", "3"),
+    ("3x^2", "3y"),
+    ("2i", "2"),
+    ("-4i", "-4"),
+    ("2xy", "2ab"),
+    ("7n", "7"),
+    ("3a-b", "3"),
+    ("3a/b", "3"),
+    ("\\frac12 x", "\\frac12"),
+    ("5", "5x"),
+    ("12", "12x"),
+    ("12", "12m"),
+    ("12", "12 m^2"),
+    ("5", "5ab"),
+    ("5", "5 abc"),
+    ("5", "5 minus x"),
+    ("5", "5\\text{ minus }x"),
+    ("5", "5\\text{ minus two}"),
+    ("5", "5\\text{ or six}"),
+    ("5", "5 dozen"),
+    ("5", "5 hundredths"),
+    ("5", "5 M"),
+    ("5", "5\\text{x}y"),
+    ("3\\mathrm{i}", "3"),
+    ("3", "3\\mathrm{i}"),
+    ("2\\mathrm{e}", "2"),
+    ("5", "5\\mathrm{x}"),
 ]
 WRONG = [
     ("42", ""),
@@ -106,6 +172,26 @@ WRONG = [
     ("[-2, 7]", "\\boxed{(-2, 7)}"),
     ("\\text{Evelyn}", "\\boxed{\\text{Bob}}"),
     ("1, 2", "\\boxed{1}"),
+    *((gold, f"\\boxed{{{answer}}}") for gold, answer in NO_UNITS),
+    ("2516_8", "\\boxed{2516}"),
+    ("2516_8", "\\boxed{2516_7}"),
+    ("2516_8", "\\boxed{2516_{7}}"),
+    ("2516", "\\boxed{2516_8}"),
+    ("26", "\\boxed{1A_{16}}"),
+    ("FF_{16}", "\\boxed{FF}"),
+    ("0.00000012", "\\boxed{0.0000001}"),
+    ("0", "\\boxed{0.0000001}"),
+    ("\\frac13", "\\boxed{0.333333}"),
+    ("0.142857", "\\boxed{\\frac17}"),
+    ("0.5", "\\boxed{\\frac{5}{0}}"),
+    ("\\sqrt{2}", "\\boxed{1.414214}"),
+    ("\\pi", "\\boxed{3.14159265}"),
+    ("2x", "\\boxed{\\frac{d}{dx} x^2}"),
+    ("\\frac13 x", "\\boxed{0.333333x}"),
+    ("(1, 2)", "\\boxed{2, 1}"),
+    ("(1, 2)", "\\boxed{(2, 1)}"),
+    ("(1, 2)", "\\boxed{\\{1, 2\\}}"),
+    ("\\{1, 2\\}", "\\boxed{(1, 2)}"),
 ]
 
 
@@ -120,6 +206,36 @@ def test_wrong(task, answer, completion):
     assert task.reward(completion, {"answer": answer}) == 0.0
 
 
+QUESTION = "Simplify $\\sqrt{180}$. Name $x$, (C), $(x + 1)^2$ and \\frac{84}{2}; Evelyn or Bob?"
+
+
+@pytest.mark.parametrize("column", ["prompt", "prompts"])
+@pytest.mark.parametrize(
+    "answer, gold, right",
+    [
+        ("\\sqrt{180}", "6\\sqrt{5}", False),
+        ("y = \\sqrt{ 180 }", "6\\sqrt{5}", False),
+        ("6\\sqrt{5}", "6\\sqrt{5}", True),
+        ("2\\sqrt{45}", "6\\sqrt{5}", True),
+        ("(x+1)^2", "x^2+2x+1", False),
+        ("1+2x+x^2", "x^2+2x+1", True),
+        # The reference stands there too, so it was a matter of choosing.
+        ("(x+1)^2", "(x+1)^2", True),
+        ("(1+x)^2", "(x+1)^2", True),
+        # Neither numbers nor names.
+        ("180", "180.0", True),
+        ("C", "\\text{(C)}", True),
+        ("Evelyn", "\\text{Evelyn}", True),
+        ("x", "x", True),
+    ],
+)
+def test_a_formula_of_the_question_is_no_answer(task, column, answer, gold, right):
+    messages = [{"role": "user", "content": QUESTION}]
+    assert task.verify(f"\\boxed{{{answer}}}", {"answer": gold, column: messages}) is right
+    # Without the question nobody knows.
+    assert task.verify(f"\\boxed{{{answer}}}", {"answer": gold}) is True
+
+
 def test_what_takes_too_long_is_wrong(task, monkeypatch):
     monkeypatch.setattr(WORKER, "seconds", 1.0)
     assert task.verify("\\boxed{9^{9^{9^{9}}}}", {"answer": "x+1"}) is False
@@ -128,6 +244,12 @@ def test_what_takes_too_long_is_wrong(task, monkeypatch):
 def test_the_same_text_needs_no_second_opinion(task, monkeypatch):
     monkeypatch.setattr(WORKER, "ask", lambda request: pytest.fail("asked"))
     assert task.verify("\\boxed{\\left[ -2, \\dfrac72 \\right]}", {"answer": "[-2,\\frac72]"})
+
+
+def test_a_long_text_is_not_read(task, monkeypatch):
+    # Reading takes more than linear time.
+    monkeypatch.setattr("tasks.math.VARIABLE", None)
+    assert not task.verify("\\boxed{" + "x " * 10**6 + "}", {"answer": "42"})
 
 
 def test_normalise():

@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
@@ -135,6 +136,34 @@ def test_answers_that_are_programs(family, monkeypatch):
     assert task.verify(task.gold(row), row)
 
 
+@pytest.mark.parametrize("family", ["complex_arithmetic", "decimal_arithmetic", "simple_equations"])
+@pytest.mark.parametrize("answer", ["nan", "NaN", "inf", "-Infinity", "nan+nanj", "3 + infj", "oo", "1 nan"])
+def test_what_is_no_number_is_no_answer(family, answer):
+    task = get_task(f"rg:{family}", reward="score")
+    for row in task.rows("train", 3):
+        assert task.reward(f"<answer>{answer}</answer>", row) == 0.0
+        assert task.verify(task.gold(row), row)
+
+
+def test_words_that_contain_nan_or_inf_are_scored():
+    task = get_task("rg:chain_sum", reward="score")
+    for row in task.rows("train", 3):
+        # For an answer with more text around it this scorer gives a part of a point.
+        assert task.reward(f"<answer>{row['answer']} bananas, infinite</answer>", row) > 0
+        assert task.reward(f"<answer>{row['answer']} bananas, inf</answer>", row) == 0
+
+
+def test_a_calculation_that_was_only_written_down_is_no_answer():
+    task = get_task("rg:simple_integration")
+    for row in task.rows("train", 4):
+        text = row["prompt"][0]["content"]
+        integrand = re.search("([^:∫]*?)(?: dx)?$", text.split("\n")[0]).group(1).strip()
+        gold = row["answer"].replace(" + C", "")
+        assert task.verify(f"<answer>{gold}</answer>", row), text
+        for answer in (f"Integral({integrand}, x)", f"Integral(Derivative({gold}, x), x)", f"Subs({gold}, y, x)"):
+            assert not task.verify(f"<answer>{answer}</answer>", row), answer
+
+
 def test_lists_as_answers_still_count():
     # What the scorer's `eval` is for: a list in Python's notation.
     task = get_task("rg:binary_matrix")
@@ -199,6 +228,7 @@ def test_nasty_texts(task):
         ("rg:chain_sum", {"levle": 3}, "levle=3 is not an option.*mean 'level'.*Options: level, config, reward"),
         ("rg:chain_sum", {"family": "lcm"}, "family='lcm' is not an option"),
         ("rg:game_of_life_halting", {}, "a full point for nonsense"),
+        ("rg:coin_flip", {}, "a full point for nonsense .'0'."),
     ],
 )
 def test_wrong_options(name, options, message):
@@ -222,7 +252,7 @@ def test_every_family():
         if not all(task.verify(task.gold(row), row) for row in rows):
             without_answer.add(family)
             assert {row["answer"] for row in rows} == {""}
-        for nonsense in ("", "no such answer", "None", "[]", "{}", "-"):
+        for nonsense in ("", "no such answer", "None", "[]", "{}", "-", "nan", "inf"):
             assert not any(task.verify(f"<answer>{nonsense}</answer>", row) for row in rows), (family, nonsense)
     assert without_answer == {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
-    assert refused == {"composite", "game_of_life_halting"}
+    assert refused == {"coin_flip", "composite", "game_of_life_halting"}
