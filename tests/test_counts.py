@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from trl import GRPOTrainer
 
 
 class Witness:
@@ -123,3 +124,12 @@ def test_every_task_has_its_reward_and_pass_rate_in_the_record(run, tmp_path):
         for row in rows:
             assert (row.get("reward/easy", 1.0), row.get("pass_rate/easy", 1.0)) == (1.0, 1.0)
             assert (row.get("reward/hard", 0.25), row.get("pass_rate/hard", 0.0)) == (0.25, 0.0)
+
+
+@pytest.mark.parametrize(
+    "name, value", [("task", {"level": 3}), ("task", [1, 2]), ("interrupted", "no"), ("interrupted", None)]
+)
+def test_columns_of_our_names_may_mean_something_else(run, weights, name, value):
+    keys = {"columns": {name: [value] * 16}, "max_steps": 1}
+    trl, ours = weights(run(GRPOTrainer, **keys)), weights(run(**keys))
+    assert all(torch.equal(trl[key], ours[key]) for key in trl)

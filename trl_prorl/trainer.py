@@ -705,9 +705,10 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._rewards = rewards
-        self._task_names = gather_object([example.get("task") for example in inputs])
-        interrupted = [example["interrupted"] for example in inputs if "interrupted" in example]
-        self._interrupted = gather_object(interrupted)
+        # A dataset may have columns of these names that mean something else.
+        tasks, interrupted = ([example.get(name) for example in inputs] for name in ("task", "interrupted"))
+        self._task_names = gather_object([name if isinstance(name, str) else None for name in tasks])
+        self._interrupted = gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)])
         return rewards
 
     def _estimate_advantages(self, advantages: torch.Tensor) -> None:
