@@ -1,6 +1,7 @@
 """When resets are applied, what they leave in the log, and what they need."""
 
 import json
+import math
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,6 +155,22 @@ def test_a_moved_reference_and_a_waiting_request_survive_a_resume(
     assert largest_difference(whole, again) < 1e-6
     assert [(e["step_requested"], e["step_applied"]) for e in events(again)] == applied
     assert [row["step"] for row in metrics(again)] == list(range(1, 9))
+
+
+def test_a_resume_keeps_the_events_that_came_before_the_save(make_trainer, run):
+    def poison(completions, trainer_state, **kwargs):
+        return [math.inf if trainer_state.global_step == 3 and i == 0 else float(i) for i in range(len(completions))]
+
+    keys = {"beta": 0.1, "ref_reset_every": 2, "elastic_reset_every": 4, "max_steps": 5, "num_iterations": 1}
+    keys |= {"entropy_floor": 100.0, "entropy_patience": 4, "nonfinite": "skip", "reward": poison}
+    keys |= {"save_strategy": "steps", "save_steps": 4}
+    whole = run(**keys)
+    shown = lambda trainer: [(e["event"], e["step_applied"]) for e in events(trainer)]  # noqa: E731
+    expected = [("reset", 2), ("nonfinite", 4), ("entropy_collapse", 4), ("elastic_reset", 4), ("reset", 4)]
+    assert shown(whole) == expected
+    again = make_trainer(output_dir=whole.args.output_dir, **keys)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-4")))
+    assert shown(again) == expected
 
 
 def test_args_must_be_ours(tiny_model):

@@ -66,8 +66,9 @@ class CheckpointMixin:
             step = state["global_step"]
             self._epochs_done = int(state["epoch"])
             keep_row = lambda row: row["step"] <= step  # noqa: E731
-            # A reset at the checkpoint's own step came after the save, and comes again.
-            keep_event = lambda event: event["step_applied"] < step + (event["event"] == "resume")  # noqa: E731
+            # A reset at the checkpoint's own step came after the save, and comes again. Other events came before it.
+            comes_again = ("reset", "elastic_reset")
+            keep_event = lambda event: event["step_applied"] < step + (event["event"] not in comes_again)  # noqa: E731
         if self.is_world_process_zero():
             for leftover in (*leftovers(Path(self.args.output_dir)), *staged_leftovers(Path(self.args.output_dir))):
                 shutil.rmtree(leftover)
