@@ -1,11 +1,14 @@
 """Which checkpoints are complete, and which one a resume takes."""
 
+import datetime
 import json
 import os
 import pickle
 import shutil
 from pathlib import Path
 
+import numpy
+import pandas
 import pytest
 import torch
 from datasets import Dataset
@@ -159,3 +162,22 @@ def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
     trainer._logs["prompt"].append([image])
     trainer._logs["completion"].append([{"role": "assistant", "content": "this"}])
     json.dumps(trainer._logged_completions())
+
+
+def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run, make_trainer):
+    def reward(completions, log_extra, **kwargs):
+        log_extra("score", [numpy.float32(0.1 * i) for i in range(len(completions))])
+        log_extra("pair", [numpy.arange(2, dtype=numpy.int16) + i for i in range(len(completions))])
+        log_extra("day", [datetime.date(2024, 5, 1 + i) for i in range(len(completions))])
+        return [float(i) for i in range(len(completions))]
+
+    keys = {**KEYS, "max_steps": 2, "save_steps": 1, "reward": reward, "log_completions": True}
+    whole = run(**keys)
+    table = Path(whole.args.output_dir, "completions", "completions_00002.parquet")
+    theirs = pandas.read_parquet(table)
+    table.unlink()
+    again = make_trainer(output_dir=whole.args.output_dir, **keys)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-1")))  # which generated for 2 steps
+    for name, values in whole._logs["extra"].items():
+        assert list(map(str, again._logs["extra"][name])) == list(map(str, values))
+    pandas.testing.assert_frame_equal(pandas.read_parquet(table).drop(columns="day"), theirs.drop(columns="day"))

@@ -5,6 +5,7 @@ import logging
 import shutil
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from transformers.trainer_utils import rotate_checkpoints
@@ -163,7 +164,7 @@ class CheckpointMixin:
             self.reference.save(folder)
         if self.elastic is not None:
             self.elastic.save(folder)
-        (folder / STATE_FILE).write_text(json.dumps(self._prorl_state()))
+        (folder / STATE_FILE).write_text(json.dumps(self._prorl_state(), default=_as_json))
         (folder / IDENTITY_FILE).write_text(json.dumps(self._identity | changing_keys(*self.recipe), indent=1))
 
     def _load_optimizer_and_scheduler(self, checkpoint):
@@ -179,7 +180,7 @@ class CheckpointMixin:
         buffer = folder / buffer_file(self.accelerator.process_index)
         if buffer.exists():
             self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
-        self._load_prorl_state(json.loads((folder / STATE_FILE).read_text()))
+        self._load_prorl_state(json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json))
 
     def _prorl_state(self) -> dict:
         """What the trainer remembers beyond weights and optimizer, as JSON values."""
@@ -236,3 +237,14 @@ class CheckpointMixin:
             self.entropy_watch.load_state_dict(state["entropy_watch"])
         if self._rewarmup is not None:
             self._rewarmup.updates = state["updates_since_reset"]
+
+
+def _as_json(value):
+    """What JSON does not know, as `log_extra` may hold: numpy's with its type, so that a table prints it as before."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return {"numpy": value.dtype.str, "value": value.tolist()}
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else str(value)
+
+
+def _from_json(value: dict):
+    return np.array(value["value"], value["numpy"])[()] if value.keys() == {"numpy", "value"} else value
