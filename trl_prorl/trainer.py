@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model, set_seed
 from datasets import Dataset
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
@@ -106,7 +106,8 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         # A new LoRA adapter is zero, unless it is initialised from the weights, which it then changes (PiSSA and others).
         fresh_adapter = getattr(given.get("peft_config"), "init_lora_weights", None) in (True, "gaussian")
         loads = False
-        if moves and given.get("peft_config") is not None:
+        wraps = given.get("peft_config") is not None and not isinstance(model, PeftModel)  # TRL refuses to wrap twice
+        if moves and wraps:
             # Given a `peft_config`, TRL's reference is the base model, which cannot move; given a `PeftModel`, it is an
             # adapter of its own. The seed is set as TRL sets it before it wraps a model.
             set_seed(args.seed)
