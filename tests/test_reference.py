@@ -7,7 +7,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
+from trl import GRPOTrainer
 
+from trl_prorl import ProRLTrainer
 from trl_prorl.reference import AdapterReference, SnapshotReference, move_reference
 
 
@@ -88,3 +90,51 @@ def embedded_adapter(path, lora):
             if "lora" in name:
                 param.add_(0.05 * torch.randn_like(param))
     return model
+
+
+ANCHORS = [{"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}]
+
+
+@pytest.mark.parametrize("keys", ANCHORS)
+def test_a_peft_model_is_not_wrapped_again(make_trainer, trained_adapter, keys):
+    messages = []
+    for cls, given in ((GRPOTrainer, {"beta": 0.1}), (ProRLTrainer, keys)):
+        with pytest.raises(ValueError, match="PeftModel") as error:
+            make_trainer(cls, model=trained_adapter(), **given)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("keys", ANCHORS)
+def test_an_adapter_of_another_name_is_refused(make_trainer, tiny_model, keys):
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(target_modules=["q_proj"]), adapter_name="policy"
+    )
+    with pytest.raises(ValueError, match="active adapter is 'policy'.*adapter_name=\"default\""):
+        make_trainer(model=model, lora=False, **keys)
+    model.add_adapter("default", model.peft_config["policy"])  # there, but not what is trained
+    with pytest.raises(ValueError, match="active adapter is 'policy'"):
+        make_trainer(model=model, lora=False, **keys)
+    model.set_adapter("default")
+    make_trainer(model=model, lora=False, **keys)
+
+
+@pytest.mark.parametrize("keys", ANCHORS)
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_trained_biases_of_which_there_is_no_second_copy_are_refused(make_trainer, tiny_model, keys, bias):
+    config = LoraConfig(target_modules=["q_proj"], bias=bias)
+    given = {"lora": False, "trainer_kwargs": {"peft_config": config}}
+    with pytest.raises(ValueError, match=f"bias='{bias}'.*bias=\"none\""):
+        make_trainer(model="a model that is not loaded", **given, **keys)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
+    with pytest.raises(ValueError, match=f"bias='{bias}'"):
+        make_trainer(model=model, lora=False, **keys)
+
+
+def test_trained_biases_without_an_anchor_of_ours_are_trl_s_affair(run, weights):
+    keys = {"lora": False, "beta": 0.1, "max_steps": 2}
+    config = LoraConfig(target_modules=["q_proj"], bias="all")
+    trl, ours = (
+        weights(run(cls, trainer_kwargs={"peft_config": config}, **keys)) for cls in (GRPOTrainer, ProRLTrainer)
+    )
+    assert all(torch.equal(trl[name], ours[name]) for name in trl)

@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head, use_adapter
@@ -21,6 +23,32 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             seen.add(id(tensor))
             tensors[name] = tensor
     return tensors
+
+
+def check_adapter(model: Any, peft_config: Any | None) -> None:
+    """
+    Refuse an adapter that a reference or a base cannot stand beside, before a model is loaded.
+
+    Args:
+        model (`str` or `torch.nn.Module`), peft_config ([`~peft.PeftConfig`] or `None`):
+            What the trainer is given.
+
+    Raises:
+        `ValueError`: naming the value and the cure.
+    """
+    if isinstance(model, PeftModel):
+        if model.active_adapters != ["default"]:
+            raise ValueError(
+                f"the active adapter is {', '.join(map(repr, model.active_adapters))}, and resets of the reference and "
+                "beta_base copy the one named 'default'. Make or load the policy's adapter with adapter_name=\"default\"."
+            )
+        peft_config = model.peft_config["default"]
+    bias = getattr(peft_config, "bias", "none")
+    if bias != "none":
+        raise ValueError(
+            f"bias={bias!r} trains biases of the model itself, of which there is one copy: neither the reference nor the "
+            'base would have its own. Set bias="none" in the peft_config, or train without beta_base and resets.'
+        )
 
 
 def frozen_adapter(model, name: str) -> str:

@@ -43,7 +43,15 @@ from .meter import Meter, UpdateNorm
 from .normalizer import token_weights
 from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
 from .packing import packed_logps, why_not
-from .reference import AdapterReference, PolicyItself, SnapshotReference, frozen_adapter, frozen_copy, move_reference
+from .reference import (
+    AdapterReference,
+    PolicyItself,
+    SnapshotReference,
+    check_adapter,
+    frozen_adapter,
+    frozen_copy,
+    move_reference,
+)
 from .rewards import watched
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
 from .trainer_checkpoints import CheckpointMixin
@@ -102,6 +110,8 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         if not args.is_trl and not args.disable_dropout:
             check_dropout_config(given.get("peft_config"))
         moves = args.beta != 0.0 and self._resets
+        if moves or args.beta_base:
+            check_adapter(model, given.get("peft_config"))
         self._check_hub(args, given, moves)
         # A new LoRA adapter is zero, unless it is initialised from the weights, which it then changes (PiSSA and others).
         fresh_adapter = getattr(given.get("peft_config"), "init_lora_weights", None) in (True, "gaussian")
