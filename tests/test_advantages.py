@@ -64,3 +64,10 @@ def test_group_normalized_is_trl_s_own(run, largest_difference):
     trl, ours = run(GRPOTrainer, scale_rewards="none", **keys), run(advantage_estimator="centered", **keys)
     assert largest_difference(trl, ours) < 1e-6
     assert largest_difference(ours, run(advantage_estimator="max", **keys)) > 1e-4
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_batch_of_other_rewards_counts_only_where_a_batch_does(estimator):
+    every = torch.tensor(GROUPS).flatten()
+    some = estimate(every[:4], 4, estimator, batch=every)
+    assert some.tolist() == pytest.approx(BY_HAND[estimator][:4], abs=1e-6)

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 
 from trl_prorl import ProRLTrainer
+from trl_prorl.advantages import estimate
 from trl_prorl.dynamic_sampling import ExtraRows, put_groups, undecided
 from trl_prorl.thinking import interrupted_rollout
 
@@ -131,6 +133,21 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
     control = run(reward=given, trainer_kwargs={"rollout_func": rollout}, **keys)
     mine, theirs = weights(trainer), weights(control)
     assert max((mine[name] - theirs[name]).abs().max().item() for name in mine) < 1e-6
+
+
+@pytest.mark.parametrize("estimator", ["centered", "batch_normalized"])
+def test_every_row_of_the_table_of_completions_has_its_own_advantage(run, estimator):
+    keys = {"dynamic_sampling_rounds": 2, "advantage_estimator": estimator, "log_completions": True}
+    trainer = run(reward=solved, max_steps=1, per_device_train_batch_size=16, **keys)
+    assert rows(trainer)[0]["groups_replaced"] > 0
+    (path,) = Path(trainer.args.output_dir, "completions").glob("*.parquet")
+    table = pandas.read_parquet(path)
+    rewards = table["solved"].to_numpy().reshape(-1, 4)
+    centered = rewards - rewards.mean(axis=1, keepdims=True)
+    batch = estimate(trainer._summed(trainer._rewards), 4, "centered")  # what was trained on
+    assert sorted(batch.tolist()) != pytest.approx(sorted(centered.flatten()), abs=1e-4)
+    scale = 1.0 if estimator == "centered" else batch.std().item() + 1e-4
+    assert table["advantage"].tolist() == pytest.approx((centered / scale).flatten().tolist(), abs=1e-5)
 
 
 def test_what_it_cannot_do_is_refused(make_trainer):

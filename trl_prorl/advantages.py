@@ -34,9 +34,9 @@ def group_normalized(groups: torch.Tensor) -> torch.Tensor:
     return centered(groups) / (nanstd(groups, dim=1, keepdim=True) + EPSILON)
 
 
-def batch_normalized(groups: torch.Tensor) -> torch.Tensor:
-    advantages = centered(groups)
-    return advantages / (nanstd(advantages.flatten()) + EPSILON)
+def batch_normalized(groups: torch.Tensor, batch: torch.Tensor | None = None) -> torch.Tensor:
+    of_batch = centered(groups if batch is None else batch)
+    return centered(groups) / (nanstd(of_batch.flatten()) + EPSILON)
 
 
 def rloo(groups: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,9 @@ ESTIMATORS = {
 }
 
 
-def estimate(rewards: torch.Tensor, group_size: int, estimator: str) -> torch.Tensor:
+def estimate(
+    rewards: torch.Tensor, group_size: int, estimator: str, batch: torch.Tensor | None = None
+) -> torch.Tensor:
     """
     Advantages of a batch.
 
@@ -74,8 +76,12 @@ def estimate(rewards: torch.Tensor, group_size: int, estimator: str) -> torch.Te
             G, of which N is a multiple.
         estimator (`str`):
             One of the table above.
+        batch (`torch.Tensor`, *optional*):
+            Rewards of the batch that `batch_normalized` speaks of, where it is not `rewards`.
 
     Returns:
         `torch.Tensor` of shape `(N,)`.
     """
-    return ESTIMATORS[estimator](rewards.view(-1, group_size)).flatten().nan_to_num(nan=0.0)
+    groups = rewards.view(-1, group_size)
+    of_batch = {} if batch is None or estimator != "batch_normalized" else {"batch": batch.view(-1, group_size)}
+    return ESTIMATORS[estimator](groups, **of_batch).flatten().nan_to_num(nan=0.0)

@@ -171,6 +171,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         self._task_names: list[str | None] = []
         self._interrupted: list[bool] = []
         self._rewards: torch.Tensor | None = None  # of all processes, by function
+        self._rewards_by_round: list[torch.Tensor] = []  # the same, of every round of dynamic sampling
         self._update_norm: UpdateNorm | None = None
         self._initial_scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else None
         self._untouched: list[tuple[ReferenceResetCallback, dict]] = []  # callbacks, and what they remember at first
@@ -527,6 +528,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         scores_old = not self.args.on_policy or sampler_correction
         kinds = ["old"] * scores_old + ["ref"] * (self.beta != 0.0)
         sampling: dict[str, float] = {}
+        self._rewards_by_round = []
         with self.meter.timer.stage("rollout"):
             if self.args.dynamic_sampling_rounds:
                 batch, sampling = self._sample_until_decided(inputs, kinds)
@@ -547,6 +549,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         self._score_kinds = list(kinds)
         with self._sampling_watched(inputs):
             batch = super()._generate_and_score_completions(inputs)
+        self._rewards_by_round.append(self._rewards)
         return batch
 
     def _sample_until_decided(self, inputs, kinds: list[str]) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
@@ -724,12 +727,15 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
 
     def _estimate_advantages(self, advantages: torch.Tensor) -> None:
         """Put this estimator's advantages in the place of TRL's, here and in its table of completions."""
-        everywhere = estimate(self._summed(self._rewards), self.num_generations, self.args.advantage_estimator)
-        advantages.copy_(self._own(everywhere, len(advantages)))
+        size, estimator = self.num_generations, self.args.advantage_estimator
+        batch = self._summed(self._rewards)
+        advantages.copy_(self._own(estimate(batch, size, estimator), len(advantages)))
+        # The table has the newest rows of all rounds of dynamic sampling, which need not be those of the batch.
         logged = self._logs["advantages"]
-        for _ in range(min(len(logged), len(everywhere))):
+        newest = self._summed(torch.cat(self._rewards_by_round))[-logged.maxlen :]
+        for _ in range(min(len(logged), len(newest))):
             logged.pop()
-        logged.extend(everywhere.tolist())
+        logged.extend(estimate(newest, size, estimator, batch).tolist())
 
     def _mark_unbounded_rewards(self, advantages: torch.Tensor) -> None:
         """TRL zeroes the advantages of a group with an infinite reward, in silence; they become NaN, which is seen to."""
