@@ -133,3 +133,16 @@ def test_columns_of_our_names_may_mean_something_else(run, weights, name, value)
     keys = {"columns": {name: [value] * 16}, "max_steps": 1}
     trl, ours = weights(run(GRPOTrainer, **keys)), weights(run(**keys))
     assert all(torch.equal(trl[key], ours[key]) for key in trl)
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_tokens_that_the_loss_leaves_out_were_generated_all_the_same(run, rounds):
+    seen = []
+
+    def reward(completion_ids, **kwargs):
+        seen.append(sum(map(len, completion_ids)))
+        return [0.0 if len(seen) == 1 else float(i) for i in range(len(completion_ids))]
+
+    trainer = run(reward=reward, max_steps=1, mask_truncated_completions=True, dynamic_sampling_rounds=rounds)
+    (row,) = map(json.loads, Path(trainer.args.output_dir, "metrics.jsonl").open())
+    assert len(seen) == 1 + rounds and row["tokens_generated"] == sum(seen)

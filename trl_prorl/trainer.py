@@ -168,6 +168,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         self._scored_rows: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._writing_into: Path | None = None
         self._count_from_0()
+        self._tokens_sampled: torch.Tensor | None = None  # by this process, in the newest round
         self._task_names: list[str | None] = []
         self._interrupted: list[bool] = []
         self._rewards: torch.Tensor | None = None  # of all processes, by function
@@ -562,7 +563,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         batch = self._sample(inputs, unscored)
         rewards, by_task = self._own(self._rewards, len(inputs)), self._rewards_by_task()
         counted = {name: len(values) for name, values in self._metrics["train"].items()}
-        tokens = batch["completion_mask"].sum()
+        tokens = self._tokens_sampled
         replaced, generated = 0, 0
         for _ in range(self.args.dynamic_sampling_rounds):
             places = undecided(self._summed(rewards), size).nonzero().squeeze(1).tolist()
@@ -576,7 +577,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
             # Copies, because a rollout function's own columns are written into them, a value a completion.
             others = self._sample([dict(example) for example in examples for _ in range(size)], unscored)
             generated += number
-            tokens = tokens + others["completion_mask"].sum()
+            tokens = tokens + self._tokens_sampled
             their_rewards = self._own(self._rewards, number * size)
             decided = (~undecided(self._summed(their_rewards), size)).nonzero().squeeze(1).tolist()[: len(places)]
             pairs = {"places": places[: len(decided)], "sources": decided, "group_size": size}
@@ -719,6 +720,8 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._rewards = rewards
+        # The completion mask leaves out what `mask_truncated_completions` keeps from the loss.
+        self._tokens_sampled = torch.tensor(sum(map(len, completion_ids_list)), device=rewards.device)
         # A dataset may have columns of these names that mean something else.
         tasks, interrupted = ([example.get(name) for example in inputs] for name in ("task", "interrupted"))
         self._task_names = gather_object([name if isinstance(name, str) else None for name in tasks])
@@ -874,7 +877,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         for name, value in values.items():
             self._generation_row.setdefault(name, []).append(value)
         if tokens is None:
-            tokens = int(self.accelerator.gather(batch["completion_mask"].sum()).sum())
+            tokens = int(self.accelerator.gather(self._tokens_sampled).sum())
         self._tokens_generated += tokens
 
     def _rewards_by_task(self) -> dict[str, float]:
