@@ -126,6 +126,19 @@ def test_every_task_has_its_reward_and_pass_rate_in_the_record(run, tmp_path):
             assert (row.get("reward/hard", 0.25), row.get("pass_rate/hard", 0.0)) == (0.25, 0.0)
 
 
+def test_a_task_that_the_first_reward_function_leaves_to_another_has_no_pass_rate(run):
+    def first(task, **kwargs):
+        return [None if name == "other" else 1.0 if i % 2 else None for i, name in enumerate(task)]
+
+    def second(task, **kwargs):
+        return [0.5 if name == "other" else None for name in task]
+
+    trainer = run(reward=[first, second], columns={"task": ["mine", "other"] * 8}, max_steps=6)
+    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").open()]
+    seen = {(key, value) for row in rows for key, value in row.items() if "/" in key}
+    assert seen == {("reward/mine", 1.0), ("pass_rate/mine", 1.0)}  # of those that it scored
+
+
 @pytest.mark.parametrize(
     "name, value", [("task", {"level": 3}), ("task", [1, 2]), ("interrupted", "no"), ("interrupted", None)]
 )

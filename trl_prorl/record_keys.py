@@ -37,9 +37,9 @@ METRICS = {
     "reward_std": RecordKey("reward", "its standard deviation, as TRL logs it"),
     "frac_reward_zero_std": RecordKey("share", "of prompts whose completions all got one reward, which teach nothing"),
     "reward/TASK": RecordKey(
-        "reward", "mean of the first reward function over the rows of one task", "a column `task`"
+        "reward", "mean of the first reward function over the rows of one task that it scores", "a column `task`"
     ),
-    "pass_rate/TASK": RecordKey("share", "of completions of that task with a reward of 1", "a column `task`"),
+    "pass_rate/TASK": RecordKey("share", "of these completions that got the reward 1", "a column `task`"),
     "completion_length": RecordKey(TOKENS, "mean length of a completion"),
     "advantage_mean": RecordKey("advantage", "mean over the generation batch"),
     "advantage_std": RecordKey("advantage", "its standard deviation"),

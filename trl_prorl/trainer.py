@@ -881,12 +881,14 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         self._tokens_generated += tokens
 
     def _rewards_by_task(self) -> dict[str, float]:
-        """Mean reward of every task of the rows trained on, and the share of completions with the full reward of 1."""
+        """Mean reward of every task over the completions that were scored, and the share with the full reward of 1."""
         first, values = self._rewards[:, 0], {}
         for task in sorted({name for name in self._task_names if name is not None}):
             rewards = first[[place for place, name in enumerate(self._task_names) if name == task]]
-            values[f"reward/{task}"] = rewards.nanmean().item()
-            values[f"pass_rate/{task}"] = (rewards >= 1.0).float().mean().item()
+            rewards = rewards[~rewards.isnan()]
+            if len(rewards):  # the first reward function may be another task's
+                values[f"reward/{task}"] = rewards.mean().item()
+                values[f"pass_rate/{task}"] = (rewards >= 1.0).float().mean().item()
         return values
 
     def _observe(self, inputs, logps: torch.Tensor, entropies: torch.Tensor) -> None:
