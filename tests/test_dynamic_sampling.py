@@ -150,6 +150,29 @@ def test_every_row_of_the_table_of_completions_has_its_own_advantage(run, estima
     assert table["advantage"].tolist() == pytest.approx((centered / scale).flatten().tolist(), abs=1e-5)
 
 
+def test_interruptions_are_those_of_the_first_round_as_rewards_are(run):
+    seen = []
+
+    def rollout(prompts, trainer):
+        prompt_ids = trainer.tokenize_prompts(prompts)
+        completion_ids = trainer.generate_tokens(prompt_ids, 6)
+        interrupted = [not seen and row % 4 == 0 for row in range(len(prompts))]
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": completion_ids,
+            "logprobs": None,
+            "interrupted": interrupted,
+        }
+
+    def reward(completions, **kwargs):
+        seen.append(len(completions))
+        return [0.0 if len(seen) == 1 else float(i) for i in range(len(completions))]
+
+    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "trainer_kwargs": {"rollout_func": rollout}}
+    (row,) = rows(run(reward=reward, **keys))
+    assert len(seen) == 2 and (row["reward"], row["interrupted_fraction"]) == (0.0, 0.25)
+
+
 def test_what_it_cannot_do_is_refused(make_trainer):
     with pytest.raises(ValueError, match="scale_rewards='batch'.*batch_normalized"):
         make_trainer(dynamic_sampling_rounds=1, scale_rewards="batch")

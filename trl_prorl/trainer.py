@@ -557,13 +557,13 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
         """
         Replace groups whose rewards are all equal by groups of other prompts, and score what remains once.
 
-        The logged rewards are those of the first round, whose prompts nobody has chosen.
+        The rewards and interruptions logged are those of the first round, whose prompts nobody has chosen.
         """
         size, unscored = self.num_generations, ["unscored"] * len(kinds)
         batch = self._sample(inputs, unscored)
         rewards, by_task = self._own(self._rewards, len(inputs)), self._rewards_by_task()
         counted = {name: len(values) for name, values in self._metrics["train"].items()}
-        tokens = self._tokens_sampled
+        tokens, interrupted = self._tokens_sampled, self._interrupted
         replaced, generated = 0, 0
         for _ in range(self.args.dynamic_sampling_rounds):
             places = undecided(self._summed(rewards), size).nonzero().squeeze(1).tolist()
@@ -586,7 +586,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
             replaced += len(decided)
         for name, values in self._metrics["train"].items():
             del values[counted.get(name, 0) :]
-        self._rewards = self.accelerator.gather(rewards)
+        self._rewards, self._interrupted = self.accelerator.gather(rewards), interrupted
         batch["num_items_in_batch"] = self.accelerator.gather(self._mask(batch).sum()).sum()
         self._score_whole(batch, kinds)
         left = undecided(self._summed(rewards), size).sum()
