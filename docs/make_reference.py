@@ -85,6 +85,7 @@ REFUSED = (
     {"beta": 0.1, "ref_reset_stall": 2, "ref_reset_metric": "reward"},
     {"optimizer_reset_alpha": 0.25},
     {"loss_mode": "unclipped", "loss_type": "cispo"},
+    {"loss_mode": "unclipped", "delta": 2.0},
     {"entropy_stop": True},
     {"nonfinite": "skip", "fp16": True},
     {"hub_push_reference": True},

@@ -485,6 +485,11 @@ class ProRLConfig(GRPOConfig):
                 f"loss_mode={self.loss_mode!r} is about the clipped ratio, and loss_type={self.loss_type!r} has none. Set "
                 f"loss_type to one of {', '.join(CLIPPED_LOSSES)}, or leave loss_mode out."
             )
+        if self.loss_mode in ("no_ratio", "unclipped") and self.delta is not None:
+            raise ValueError(
+                f"loss_mode={self.loss_mode!r} leaves no clip on the ratio, and delta={self.delta} is one. Leave delta "
+                "out, or set loss_mode: clipped."
+            )
         if self.entropy_stop and self.entropy_floor is None:
             raise ValueError(
                 "entropy_stop=True never stops anything without entropy_floor: set it, in nats per token."
