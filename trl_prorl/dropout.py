@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 
-CURE = (
+WHY = (
     "With active dropout two forwards of the same weights differ, so a KL is not 0 where it should be and a reused "
-    "log-probability belongs to another network. Set lora_dropout: 0.0, or disable_dropout: true."
+    "log-probability belongs to another network."
 )
 
 
@@ -20,7 +20,7 @@ def check_dropout_config(peft_config: Any | None) -> None:
     """
     rate = getattr(peft_config, "lora_dropout", 0.0)
     if rate:
-        raise ValueError(f"lora_dropout={rate} is active. {CURE}")
+        raise ValueError(f"lora_dropout={rate} is active. {WHY} Set lora_dropout: 0.0, or disable_dropout: true.")
 
 
 def check_dropout(model: torch.nn.Module) -> None:
@@ -31,6 +31,14 @@ def check_dropout(model: torch.nn.Module) -> None:
         `ValueError`: naming the first place and the cure.
     """
     for name, module in model.named_modules():
-        rate = module.p if isinstance(module, torch.nn.Dropout) else getattr(module, "attention_dropout", 0.0)
+        if isinstance(module, torch.nn.Dropout):
+            rate, cure = module.p, "Set disable_dropout: true."
+        else:
+            # No module of its own, and those are all that TRL's disable_dropout looks at.
+            rate = getattr(module, "attention_dropout", 0.0)
+            cure = (
+                "disable_dropout does not reach it: load the model with attention_dropout=0.0, in a recipe "
+                "model_init_kwargs: {attention_dropout: 0.0}."
+            )
         if isinstance(rate, (int, float)) and rate > 0:
-            raise ValueError(f"{name} has a dropout rate of {rate}. {CURE}")
+            raise ValueError(f"{name} has a dropout rate of {rate}. {WHY} {cure}")
