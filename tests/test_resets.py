@@ -228,6 +228,26 @@ def test_a_stalled_validation_resets(run, validation):
     ]
 
 
+def test_an_evaluation_outside_the_training_is_no_validation(make_trainer, validation):
+    calls = []
+
+    def reward(completions, **kwargs):
+        calls.append(len(completions))
+        return [0.9 if len(calls) == 1 else 0.5] * len(completions)
+
+    trainer = make_trainer(
+        beta=0.1, ref_reset_stall=2, max_steps=2, reward=reward, trainer_kwargs=validation, **EVALUATED
+    )
+    assert trainer.evaluate()["eval_reward"] == pytest.approx(0.9)
+    (callback,) = trainer._reset_callbacks()
+    (stall,) = callback.triggers.triggers
+    assert stall.best is None
+    trainer.train()
+    assert (stall.best, stall.without_improvement) == (0.5, 1)
+    trainer.evaluate()
+    assert (stall.without_improvement, callback.take_requests()) == (1, [])
+
+
 def test_every_key_of_a_trigger_reaches_it(make_trainer, validation):
     trainer = make_trainer(
         beta=0.1,

@@ -33,12 +33,15 @@ class ReferenceResetCallback(TrainerCallback):
         self.requests: list[Reason] = []
         # The trainer binds this: the KL to the reference of the step that has just ended, or None.
         self.kl_ref: Callable[[], float | None] = lambda: None
+        # And this: a test set evaluated before or after the training is no validation.
+        self.in_training: Callable[[], bool] = lambda: True
 
     def on_step_end(self, args, state, control, **kwargs):
         self.requests += self.triggers.observe_step(state.global_step, self.kl_ref())
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        self.requests += self.triggers.observe_evaluation(state.global_step, metrics or {})
+        if self.in_training():
+            self.requests += self.triggers.observe_evaluation(state.global_step, metrics or {})
 
     def take_requests(self) -> list[Reason]:
         """The requests made since the last call, which are then the caller's."""

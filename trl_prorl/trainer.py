@@ -340,6 +340,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
                 f"({', '.join(self.eval_dataset)}), whose values TRL gives one name. Pass the one that decides."
             )
         callback.kl_ref = self._kl_ref_of_this_step
+        callback.in_training = lambda: self.is_in_train
         self._untouched.append((callback, callback.state_dict()))
 
     def _kl_ref_of_this_step(self) -> float | None:
