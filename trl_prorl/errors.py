@@ -13,7 +13,7 @@ class NonFiniteError(RunError):
     """NaN or infinity where a number has to be."""
 
 
-class EvaluationError(RunError):
+class EvaluationError(RunError, ValueError):
     """An evaluation does not measure what a reset waits for."""
 
 
