@@ -68,7 +68,7 @@ def gain_statements(runs: list[Run]) -> list[str]:
 
 
 def share_statements(runs: list[Run]) -> list[str]:
-    """B's held-out pass@1 as a share of A's, with the warning that the two optimise different objectives."""
+    """B's held-out pass@1 as a share of A's, pair by pair, with the warning that the two optimise different objectives."""
     lines = []
     for b, a in pairs(runs, "B", "A"):
         heading = f"`{b.name}` (B) against `{a.name}` (A), held-out pass@1: "
@@ -79,7 +79,7 @@ def share_statements(runs: list[Run]) -> list[str]:
         else:
             share = paired_bootstrap_ratio(per_prompt(b, "trained"), per_prompt(a, "trained"))
             high = f"{100 * share.high:.0f} %" if math.isfinite(share.high) else "unbounded"
-            body = f"B reaches {100 * share.value:.0f} % of A's [{100 * share.low:.0f} %, {high}]."
+            body = f"B reaches {100 * share.value:.0f} % of A's [{100 * share.low:.0f} %, {high}], over prompts only."
         lines.append(f"{heading}{body} {DIFFERENT_OBJECTIVE}")
     return lines
 

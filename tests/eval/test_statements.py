@@ -42,7 +42,7 @@ def test_a_gain_near_the_target_says_so(arm):
 
 def test_share_of_a(arm):
     (line,) = statements.share_statements([arm("A", [8] * 40), arm("B", [6] * 40)])
-    assert "B reaches 75 % of A's [75 %, 75 %]." in line
+    assert "B reaches 75 % of A's [75 %, 75 %], over prompts only." in line
     assert line.endswith(DIFFERENT_OBJECTIVE)
 
 
