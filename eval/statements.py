@@ -7,7 +7,7 @@ from eval.runs import Run
 from eval.statistics import Estimate, paired_bootstrap_difference, paired_bootstrap_ratio
 from eval.tables import (
     DIFFERENT_OBJECTIVE,
-    SEED_AND_PATH_KEYS,
+    REPETITION_KEYS,
     both_a_and_b,
     gain,
     per_prompt,
@@ -178,7 +178,7 @@ def _not_comparable(a: Run, b: Run) -> str:
 
 
 def _config_differences(runs: list[Run]) -> list[str]:
-    expected = ARM_KEYS | SEED_AND_PATH_KEYS
+    expected = ARM_KEYS | REPETITION_KEYS
     keys = sorted({key for run in runs for key in run.config} - expected)
     differing = []
     for key in keys:
