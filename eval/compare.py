@@ -14,13 +14,13 @@ from rich.console import Console
 
 from eval.command import command
 from eval.runs import InputError, Run, load_run, require_passk
-from eval.statements import same_prompts
+from eval.statements import max_new_tokens, same_prompts
 from eval.statistics import Estimate, McNemar, bootstrap_interval, mcnemar, paired_bootstrap_difference
 from eval.tables import DIFFERENT_OBJECTIVE, Table, interval_cell, per_prompt
 
 
-# How the completions were drawn: where one differs, the runs differ in more than the model.
-SAMPLING_KEYS = ("n", "temperature")
+# How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the model.
+SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max-new-tokens"}
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,13 @@ def check_comparable(a: Run, b: Run) -> None:
     """
     first, second = require_passk(a), require_passk(b)
     cure = f"evaluate them alike: `python -m eval.passk --run {a.path} --run {b.path}`"
-    for key in SAMPLING_KEYS:
-        if first.get(key) != second.get(key):
+    for key, option in SAMPLING.items():
+        values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
+        if values[0] != values[1]:
+            # Said outright, for the default is each run's own.
+            asked = f" {option} {max(values)}" if None not in values else ""
             raise InputError(
-                f"'{a.name}' has {key} = {first.get(key)} in passk.json, '{b.name}' {second.get(key)}; {cure}"
+                f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{asked}`"
             )
     with_ids = [run for run, passk in ((a, first), (b, second)) if passk.get("prompt_ids")]
     if len(with_ids) == 1:
@@ -129,7 +132,7 @@ def compare(a: Run, b: Run, k: int) -> Comparison:
     The trained models of two runs, paired by prompt.
 
     Args:
-        a, b ([`Run`]): Two runs evaluated on the same prompts, with as many samples at the same temperature.
+        a, b ([`Run`]): Two runs evaluated on the same prompts, with as many samples, as long, at the same temperature.
         k (`int`): Size of the draw, from 1 to n.
 
     Returns:

@@ -28,6 +28,11 @@ def passk_command(runs: list[Run]) -> str:
     return "python -m eval.passk " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
 
 
+def max_new_tokens(run: Run) -> int | None:
+    """Tokens after which a completion was cut: as evaluated, in older results the run's own, which was the default."""
+    return run.passk.get("max_new_tokens") or run.config.get("max_completion_length")
+
+
 def same_prompts(a: Run, b: Run) -> bool:
     """Whether two runs were evaluated on the same prompts in the same way, so that prompts can be paired."""
     if a.passk is None or b.passk is None:
@@ -35,6 +40,7 @@ def same_prompts(a: Run, b: Run) -> bool:
     evaluated_alike = all(
         a.passk.get(key) == b.passk.get(key) for key in ("split", "prompts", "n", "temperature", "task", "level")
     )
+    evaluated_alike = evaluated_alike and max_new_tokens(a) == max_new_tokens(b)
     if "prompt_ids" in a.passk and "prompt_ids" in b.passk:
         return evaluated_alike and a.passk["prompt_ids"] == b.passk["prompt_ids"]
     return evaluated_alike and all(
@@ -129,6 +135,7 @@ def caveats(runs: list[Run]) -> list[str]:
         )
     settings = {
         f"{run.passk['split']} split, {run.passk['prompts']} prompts, {run.passk['n']} samples each, "
+        f"{f'cut after {tokens} tokens, ' if (tokens := max_new_tokens(run)) else ''}"
         f"{'greedy decoding' if run.passk['temperature'] == 0 else 'temperature {:g}'.format(run.passk['temperature'])}"
         for run in runs
         if run.passk

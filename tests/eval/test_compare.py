@@ -78,6 +78,7 @@ def test_prompt_ids_decide_where_both_have_them(evaluated):
     [
         ({"n": 16}, "'a' has n = 8 in passk.json, 'b' 16"),
         ({"temperature": 0.5}, "temperature = 1.0 in passk.json, 'b' 0.5"),
+        ({"max_new_tokens": 32}, "max_new_tokens = None in passk.json, 'b' 32"),
         ({"config": {"task_seed": 1}}, "task_seed decide"),
         ({"split": "validation"}, "same prompts in the same way"),
     ],
@@ -87,6 +88,14 @@ def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, changes, mess
     with pytest.raises(InputError, match=message) as refusal:
         compare(a, b, k=1)
     assert f"python -m eval.passk --run {a.path} --run {b.path}" in str(refusal.value)
+
+
+def test_completions_cut_at_other_lengths_are_refused(evaluated):
+    a = evaluated("a", [1, 2], max_new_tokens=16, config={"max_completion_length": 16})
+    with pytest.raises(InputError, match=r"'b' 32; evaluate them alike: `python .* --max-new-tokens 32`"):
+        compare(a, evaluated("b", [1, 2], max_new_tokens=32), k=1)
+    # An older result, which was cut at the run's own length.
+    compare(a, evaluated("c", [1, 2], config={"max_completion_length": 16}), k=1)
 
 
 def test_sampling_must_agree_with_prompt_ids_too(evaluated):

@@ -71,7 +71,7 @@ def test_a_difference_names_the_higher_run(arm, control, a, higher):
     assert "no difference" not in line
 
 
-@pytest.mark.parametrize("change", [{"split": "train"}, {"temperature": 0.7}, {"level": 4}])
+@pytest.mark.parametrize("change", [{"split": "train"}, {"temperature": 0.7}, {"level": 4}, {"max_new_tokens": 9}])
 def test_only_the_same_prompts_are_paired(arm, change):
     runs = [arm("control", [4] * 40), arm("A", [4] * 40, **change), arm("B", [4] * 40)]
     lines = statements.control_statements(runs) + statements.share_statements(runs)
