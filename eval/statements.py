@@ -4,7 +4,7 @@ import math
 import shlex
 
 from eval.runs import Run
-from eval.statistics import Estimate, paired_bootstrap_difference, paired_bootstrap_ratio
+from eval.statistics import Estimate, found_four_times_in_five, paired_bootstrap_difference, paired_bootstrap_ratio
 from eval.tables import (
     DIFFERENT_OBJECTIVE,
     REPETITION_KEYS,
@@ -91,7 +91,7 @@ def share_statements(runs: list[Run]) -> list[str]:
 
 
 def control_statements(runs: list[Run]) -> list[str]:
-    """Control less A in held-out pass@1: what moving the reference changed, or how large a change would have shown."""
+    """Control less A in held-out pass@1: what moving the reference changed, or how large a change would be found."""
     lines = []
     for control, a in pairs(runs, "control", "A"):
         heading = f"`{control.name}` (control) less `{a.name}` (A), held-out pass@1: "
@@ -100,9 +100,9 @@ def control_statements(runs: list[Run]) -> list[str]:
             continue
         difference = paired_bootstrap_difference(per_prompt(control, "trained"), per_prompt(a, "trained"))
         if difference.low <= 0 <= difference.high:
-            half_width = (difference.high - difference.low) / 2
-            seen = f"differences smaller than {half_width:.3f} could not have been seen"
-            body = f"no difference found; {seen if half_width else 'every prompt was solved equally often'}."
+            found = f"one of {found_four_times_in_five(difference):.3f} would be found four times in five"
+            alike = control.passk["trained"]["correct"] == a.passk["trained"]["correct"]
+            body = f"no difference found; {'every prompt was solved equally often' if alike else found}."
         else:
             body = f"the {'control' if difference.value > 0 else 'A'} run is higher."
         lines.append(f"{heading}{_signed(difference)}: {body}")

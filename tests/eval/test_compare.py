@@ -26,7 +26,8 @@ def test_by_hand(evaluated):
     # Solved at all: a at prompts 0, 1, 3, 4, 5, b at 0, 1, 4, 5; one pair differs.
     assert result.paired == (1, 0, 1.0)
     assert result.paired_on == "any of 8 samples right"
-    assert result.smallest_visible == pytest.approx((result.difference.high - result.difference.low) / 2)
+    # (1.95996 + 0.84162) / 1.95996
+    assert result.visible == pytest.approx(1.42941 * (result.difference.high - result.difference.low) / 2, rel=1e-5)
 
 
 def test_pairing_sees_what_the_intervals_of_each_do_not(evaluated):
@@ -128,7 +129,7 @@ def test_statements(evaluated):
     assert "no difference at any prompt" in same[0]
     even = compare(a, b, k=1)
     [first, counts, paired, *_] = comparison_statements([even])
-    assert f"differences smaller than {even.smallest_visible:.3f} could not have been seen" in first
+    assert f"one of {even.visible:.3f} would be found four times in five, a smaller one less often." in first
     assert "more often at 2, less often at 2, equally often at 0 (8 samples each)" in counts
     assert "only `a` right at 2, only `b` at 2, p = 1" in paired
     worse = compare(evaluated("c", [1, 2, 3]), evaluated("d", [3, 4, 5]), k=1)

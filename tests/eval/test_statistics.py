@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from eval.metrics.pass_at_k import pass_at_k as metric_module
 from eval.statistics import (
+    Estimate,
     bootstrap_interval,
     fieller_ratio,
+    found_four_times_in_five,
     holm,
     mcnemar,
     paired_bootstrap_difference,
@@ -150,6 +152,15 @@ def test_upper_bound_without_sampling_noise_is_pass_at_2_at_2(counts):
 def test_upper_bound_refuses(given_rates, k, n, message):
     with pytest.raises(ValueError, match=message):
         pass_at_k_upper_bound(given_rates, k, n)
+
+
+def test_four_studies_in_five_find_it():
+    # 100 prompts, differences of spread 1: half the width is 1.96 / sqrt(100).
+    true = found_four_times_in_five(Estimate(0.0, -0.196, 0.196))
+    rng, trials = np.random.default_rng(0), 20_000
+    means, errors = rng.normal(true, 0.1, trials), 0.1
+    assert np.mean(means - 1.96 * errors > 0) == pytest.approx(0.8, abs=4 * math.sqrt(0.16 / trials))
+    assert np.mean(rng.normal(0.196, 0.1, trials) - 1.96 * errors > 0) == pytest.approx(0.5, abs=0.02)
 
 
 def test_fieller_by_hand():
