@@ -1,5 +1,5 @@
 """
-Two runs on the same held-out prompts: paired differences, and how large a difference could have been seen.
+Two runs on the same held-out prompts: paired differences, and how large a difference would be found.
 
     python -m eval.compare --runs runs/demo/A runs/demo/C --k 1 8
 """
@@ -14,13 +14,20 @@ from rich.console import Console
 
 from eval.command import command
 from eval.runs import InputError, Run, load_run, require_passk
-from eval.statements import same_prompts
-from eval.statistics import Estimate, McNemar, bootstrap_interval, mcnemar, paired_bootstrap_difference
+from eval.statements import max_new_tokens, same_prompts
+from eval.statistics import (
+    Estimate,
+    McNemar,
+    bootstrap_interval,
+    found_four_times_in_five,
+    mcnemar,
+    paired_bootstrap_difference,
+)
 from eval.tables import DIFFERENT_OBJECTIVE, Table, interval_cell, per_prompt
 
 
-# How the completions were drawn: where one differs, the runs differ in more than the model.
-SAMPLING_KEYS = ("n", "temperature")
+# How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the model.
+SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max-new-tokens"}
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,9 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def smallest_visible(self) -> float:
-        """Half the width of the interval: a true difference smaller than this would hardly have shown."""
-        return (self.difference.high - self.difference.low) / 2
+    def visible(self) -> float:
+        """The true difference that would be found four times in five."""
+        return found_four_times_in_five(self.difference)
 
     @property
     def differ(self) -> bool:
@@ -77,10 +84,13 @@ def check_comparable(a: Run, b: Run) -> None:
     """
     first, second = require_passk(a), require_passk(b)
     cure = f"evaluate them alike: `python -m eval.passk --run {a.path} --run {b.path}`"
-    for key in SAMPLING_KEYS:
-        if first.get(key) != second.get(key):
+    for key, option in SAMPLING.items():
+        values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
+        if values[0] != values[1]:
+            # Said outright, for the default is each run's own.
+            asked = f" {option} {max(values)}" if None not in values else ""
             raise InputError(
-                f"'{a.name}' has {key} = {first.get(key)} in passk.json, '{b.name}' {second.get(key)}; {cure}"
+                f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{asked}`"
             )
     with_ids = [run for run, passk in ((a, first), (b, second)) if passk.get("prompt_ids")]
     if len(with_ids) == 1:
@@ -129,7 +139,7 @@ def compare(a: Run, b: Run, k: int) -> Comparison:
     The trained models of two runs, paired by prompt.
 
     Args:
-        a, b ([`Run`]): Two runs evaluated on the same prompts, with as many samples at the same temperature.
+        a, b ([`Run`]): Two runs evaluated on the same prompts, with as many samples, as long, at the same temperature.
         k (`int`): Size of the draw, from 1 to n.
 
     Returns:
@@ -172,12 +182,15 @@ def comparison_table(comparisons: list[Comparison]) -> Table:
             interval_cell(each.first_value, ".3f"),
             interval_cell(each.second_value, ".3f"),
             interval_cell(each.difference, "+.3f"),
-            format(each.smallest_visible, ".3f"),
+            format(each.visible, ".3f"),
         ]
         for each in comparisons
     ]
-    header = ["k", first, second, "difference", "visible from"]
-    notes = ["Trained models, [95 % bootstrap over prompts], differences paired by prompt."]
+    header = ["k", first, second, "difference", "found 4 times in 5"]
+    notes = [
+        "Trained models, [95 % bootstrap over prompts], differences paired by prompt. A true difference of the last "
+        "column would be found four times in five, a smaller one less often."
+    ]
     return Table(f"pass@k, {first} less {second}", header, rows, notes)
 
 
@@ -187,12 +200,10 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
     for each in comparisons:
         if each.differ:
             body = f"`{each.first if each.difference.value > 0 else each.second}` is higher."
-        elif each.smallest_visible == 0:
+        elif each.better == each.worse == 0:
             body = "no difference at any prompt."
         else:
-            body = (
-                f"no difference found; differences smaller than {each.smallest_visible:.3f} could not have been seen."
-            )
+            body = f"no difference found; one of {each.visible:.3f} would be found four times in five, a smaller one less often."
         value, low, high = each.difference
         lines.append(
             f"pass@{each.k}: `{each.first}` less `{each.second}` {value:+.3f} [{low:+.3f}, {high:+.3f}]: {body}"

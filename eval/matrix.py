@@ -26,7 +26,7 @@ from eval.tables import (
 
 DEFINITIONS = [
     "**variant**: with the settings that set it apart where there are several of that variant. **seeds**: training "
-    "seeds; runs that differ in seeds and paths only are one row.",
+    "seeds; runs that differ only in seeds, paths and what no number depends on are one row.",
     "**pass@1**, **pass@k**: held-out, of the trained model, the second at the largest k evaluated. **gain**: pass@1 of "
     "the trained model less that of base. In brackets 95 %: over prompts (bootstrap); where there are several "
     "seeds, the hull of that, the seeds averaged, and of Student's t over the seeds, wide while they are few.",

@@ -7,6 +7,7 @@ from eval.document import Bullets, Code, Picture, Report, Section, Text
 from eval.matrix import result_matrix
 from eval.panels import plot_sheet
 from eval.runs import Run
+from eval.sampling import DEFAULT_MAX_COMPLETION_LENGTH
 from eval.statements import caveats, comparison_statements, passk_command
 from eval.success import comparisons, success_statements, success_table
 from eval.tables import (
@@ -73,6 +74,9 @@ def evaluation_commands(runs: list[Run]) -> str:
             split, prompts, n, ks = (run.passk[key] for key in ("split", "prompts", "n", "k"))
             temperature, seed = run.passk["temperature"], run.passk["seed"]
             sampling = f"--temperature {temperature:g}" if temperature else "--greedy"
+            tokens = run.passk.get("max_new_tokens")
+            own = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+            sampling += f" --max-new-tokens {tokens}" if tokens and tokens != own else ""
             options = (
                 f" --split {split} --prompts {prompts} --n {n} --k {' '.join(map(str, ks))} {sampling} --seed {seed}"
             )

@@ -4,10 +4,10 @@ import math
 import shlex
 
 from eval.runs import Run
-from eval.statistics import Estimate, paired_bootstrap_difference, paired_bootstrap_ratio
+from eval.statistics import Estimate, found_four_times_in_five, paired_bootstrap_difference, paired_bootstrap_ratio
 from eval.tables import (
     DIFFERENT_OBJECTIVE,
-    SEED_AND_PATH_KEYS,
+    REPETITION_KEYS,
     both_a_and_b,
     gain,
     per_prompt,
@@ -28,6 +28,11 @@ def passk_command(runs: list[Run]) -> str:
     return "python -m eval.passk " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
 
 
+def max_new_tokens(run: Run) -> int | None:
+    """Tokens after which a completion was cut: as evaluated, in older results the run's own, which was the default."""
+    return run.passk.get("max_new_tokens") or run.config.get("max_completion_length")
+
+
 def same_prompts(a: Run, b: Run) -> bool:
     """Whether two runs were evaluated on the same prompts in the same way, so that prompts can be paired."""
     if a.passk is None or b.passk is None:
@@ -35,6 +40,7 @@ def same_prompts(a: Run, b: Run) -> bool:
     evaluated_alike = all(
         a.passk.get(key) == b.passk.get(key) for key in ("split", "prompts", "n", "temperature", "task", "level")
     )
+    evaluated_alike = evaluated_alike and max_new_tokens(a) == max_new_tokens(b)
     if "prompt_ids" in a.passk and "prompt_ids" in b.passk:
         return evaluated_alike and a.passk["prompt_ids"] == b.passk["prompt_ids"]
     return evaluated_alike and all(
@@ -68,7 +74,7 @@ def gain_statements(runs: list[Run]) -> list[str]:
 
 
 def share_statements(runs: list[Run]) -> list[str]:
-    """B's held-out pass@1 as a share of A's, with the warning that the two optimise different objectives."""
+    """B's held-out pass@1 as a share of A's, pair by pair, with the warning that the two optimise different objectives."""
     lines = []
     for b, a in pairs(runs, "B", "A"):
         heading = f"`{b.name}` (B) against `{a.name}` (A), held-out pass@1: "
@@ -79,13 +85,13 @@ def share_statements(runs: list[Run]) -> list[str]:
         else:
             share = paired_bootstrap_ratio(per_prompt(b, "trained"), per_prompt(a, "trained"))
             high = f"{100 * share.high:.0f} %" if math.isfinite(share.high) else "unbounded"
-            body = f"B reaches {100 * share.value:.0f} % of A's [{100 * share.low:.0f} %, {high}]."
+            body = f"B reaches {100 * share.value:.0f} % of A's [{100 * share.low:.0f} %, {high}], over prompts only."
         lines.append(f"{heading}{body} {DIFFERENT_OBJECTIVE}")
     return lines
 
 
 def control_statements(runs: list[Run]) -> list[str]:
-    """Control less A in held-out pass@1: what moving the reference changed, or how large a change would have shown."""
+    """Control less A in held-out pass@1: what moving the reference changed, or how large a change would be found."""
     lines = []
     for control, a in pairs(runs, "control", "A"):
         heading = f"`{control.name}` (control) less `{a.name}` (A), held-out pass@1: "
@@ -94,9 +100,9 @@ def control_statements(runs: list[Run]) -> list[str]:
             continue
         difference = paired_bootstrap_difference(per_prompt(control, "trained"), per_prompt(a, "trained"))
         if difference.low <= 0 <= difference.high:
-            half_width = (difference.high - difference.low) / 2
-            seen = f"differences smaller than {half_width:.3f} could not have been seen"
-            body = f"no difference found; {seen if half_width else 'every prompt was solved equally often'}."
+            found = f"one of {found_four_times_in_five(difference):.3f} would be found four times in five"
+            alike = control.passk["trained"]["correct"] == a.passk["trained"]["correct"]
+            body = f"no difference found; {'every prompt was solved equally often' if alike else found}."
         else:
             body = f"the {'control' if difference.value > 0 else 'A'} run is higher."
         lines.append(f"{heading}{_signed(difference)}: {body}")
@@ -129,6 +135,7 @@ def caveats(runs: list[Run]) -> list[str]:
         )
     settings = {
         f"{run.passk['split']} split, {run.passk['prompts']} prompts, {run.passk['n']} samples each, "
+        f"{f'cut after {tokens} tokens, ' if (tokens := max_new_tokens(run)) else ''}"
         f"{'greedy decoding' if run.passk['temperature'] == 0 else 'temperature {:g}'.format(run.passk['temperature'])}"
         for run in runs
         if run.passk
@@ -178,7 +185,7 @@ def _not_comparable(a: Run, b: Run) -> str:
 
 
 def _config_differences(runs: list[Run]) -> list[str]:
-    expected = ARM_KEYS | SEED_AND_PATH_KEYS
+    expected = ARM_KEYS | REPETITION_KEYS
     keys = sorted({key for run in runs for key in run.config} - expected)
     differing = []
     for key in keys:

@@ -9,7 +9,7 @@ from scipy import stats
 
 from eval.runs import Run
 from eval.statements import pairs, same_prompts
-from eval.statistics import Estimate, paired_bootstrap_ratio
+from eval.statistics import Estimate, fieller_ratio, paired_bootstrap_ratio
 from eval.tables import (
     DIFFERENT_OBJECTIVE,
     NOT_MEASURED,
@@ -30,7 +30,11 @@ INHERENT_EXECUTION = ("ref_compute", "loss")
 
 @dataclass(frozen=True)
 class Pair:
-    """One run of B and one of A: held-out pass@1 and mean step time, B's over A's; `None` where not measured."""
+    """
+    One run of B and one of A: held-out pass@1 and mean step time, B's over A's; `None` where not measured or where A is 0.
+
+    The interval of the share is over prompts: of these two models, not of training with another seed.
+    """
 
     b: Run
     a: Run
@@ -46,8 +50,9 @@ class Comparison:
     Attributes:
         b, a (`str`): Names of the configurations.
         pairs (`list[Pair]`): Runs that share a seed, or all combinations where none is shared.
-        share (`Estimate` or `None`): B's held-out pass@1 over A's. The interval covers the choice of prompts and, with
-            several runs, the seeds: the hull of a bootstrap over prompts and a t-interval over runs.
+        share (`Estimate` or `None`): B's mean held-out pass@1 over A's, all comparable pairs together. The interval is the
+            hull of Fieller's over training runs and a bootstrap over prompts; 0 to infinity with one pair, whose prompts
+            say nothing of other seeds.
         step_time (`Estimate` or `None`): Ratio of mean step times; the interval is over runs, 0 to infinity with one.
         warnings (`list[str]`): Why the step times may not compare.
     """
@@ -91,7 +96,7 @@ def _pair(b: Run, a: Run) -> Pair:
 
 def ratio_over_runs(b: list[float], a: list[float], paired: bool) -> tuple[float, float] | None:
     """
-    95 % t-interval of a ratio over training runs, in logarithms; a property of seeds, not of prompts.
+    95 % t-interval of a ratio of step times over training runs, in logarithms, for times vary by factors.
 
     Args:
         b, a (`list[float]`): One positive value per run.
@@ -99,9 +104,9 @@ def ratio_over_runs(b: list[float], a: list[float], paired: bool) -> tuple[float
             two sides otherwise.
 
     Returns:
-        `tuple[float, float]` or `None`: `None` with fewer than 2 runs on a side, or a value of 0.
+        `tuple[float, float]` or `None`: `None` with fewer than 2 runs on a side.
     """
-    if min(len(b), len(a)) < 2 or min(*b, *a) <= 0:
+    if min(len(b), len(a)) < 2:
         return None
     b, a = np.log(b), np.log(a)
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
@@ -112,25 +117,26 @@ def ratio_over_runs(b: list[float], a: list[float], paired: bool) -> tuple[float
 
 
 def _sides(found: list[Pair]) -> tuple[list[Run], list[Run], bool]:
-    """The runs of B and of A, each once, and whether they are paired by seed."""
+    """The runs of B and of A, each once, and whether they are paired: every seed known and once on each side."""
     b, a = ({id(run): run for run in side} for side in zip(*((pair.b, pair.a) for pair in found), strict=True))
-    return list(b.values()), list(a.values()), all(pair.b.seed == pair.a.seed for pair in found)
+    paired = len(found) == len(b) == len(a) and all(pair.b.seed == pair.a.seed is not None for pair in found)
+    return list(b.values()), list(a.values()), paired
 
 
 def _overall_share(found: list[Pair]) -> Estimate | None:
-    measured = [pair for pair in found if pair.share is not None]
-    if len(measured) < 2:
-        return measured[0].share if measured else None
+    # A pair in which A scored 0 has no share of its own, and counts here like any other.
+    measured = [pair for pair in found if same_prompts(pair.a, pair.b)]
+    if not any(any(pair.a.passk["trained"]["correct"]) for pair in measured):
+        return None
     b_runs, a_runs, paired = _sides(measured)
     b, a = ([per_prompt(run, "trained") for run in runs] for runs in (b_runs, a_runs))
-    over_runs = ratio_over_runs([v.mean() for v in b], [v.mean() for v in a], paired and len(b) == len(a))
+    over_runs = fieller_ratio([v.mean() for v in b], [v.mean() for v in a], paired)
     if not all(same_prompts(measured[0].b, pair.b) for pair in measured):
-        ratio = float(np.mean([v.mean() for v in b]) / np.mean([v.mean() for v in a]))
-        return Estimate(ratio, *(over_runs or (0.0, math.inf)))
-    # Over prompts, the seeds averaged prompt by prompt.
+        return over_runs  # over prompts too, for these differ from run to run
+    # Runs share their prompts, so that agreement between seeds says nothing of other prompts.
     over_prompts = paired_bootstrap_ratio(np.mean(b, axis=0), np.mean(a, axis=0))
-    low, high = over_runs or over_prompts[1:]
-    return Estimate(over_prompts.value, min(over_prompts.low, low), max(over_prompts.high, high))
+    low, high = np.minimum(over_runs.low, over_prompts.low), np.maximum(over_runs.high, over_prompts.high)
+    return Estimate(over_runs.value, float(low), float(high))
 
 
 def _overall_step_time(found: list[Pair]) -> Estimate | None:
@@ -139,8 +145,7 @@ def _overall_step_time(found: list[Pair]) -> Estimate | None:
         return None
     b_runs, a_runs, paired = _sides(measured)
     b, a = ([mean_step_seconds(run) for run in runs] for runs in (b_runs, a_runs))
-    ratio = float(np.mean(b) / np.mean(a))
-    return Estimate(ratio, *(ratio_over_runs(b, a, paired and len(b) == len(a)) or (0.0, math.inf)))
+    return Estimate(float(np.mean(b) / np.mean(a)), *(ratio_over_runs(b, a, paired) or (0.0, math.inf)))
 
 
 def _warnings(found: list[Pair]) -> list[str]:
@@ -192,16 +197,33 @@ def _percent(value: float) -> str:
     return f"{100 * value:.0f} %" if math.isfinite(value) else "unbounded"
 
 
+def _unbounded(ratio: Estimate | None) -> bool:
+    """Whether the runs exclude no ratio at all."""
+    return ratio is not None and (ratio.low, ratio.high) == (0.0, math.inf)
+
+
 def _share_text(share: Estimate | None) -> str:
-    return (
-        NOT_MEASURED if share is None else f"{_percent(share.value)} [{_percent(share.low)}, {_percent(share.high)}]"
-    )
+    if share is None:
+        return NOT_MEASURED
+    value = _percent(share.value)
+    return value if _unbounded(share) else f"{value} [{_percent(share.low)}, {_percent(share.high)}]"
+
+
+def _share_interval(comparison: Comparison) -> str:
+    """What the interval of a share is of, in brackets; with one pair what there is in its stead."""
+    if comparison.share is None:
+        return ""
+    if not _unbounded(comparison.share):
+        return " (95 %, over training runs and prompts)"
+    over_prompts = comparison.pairs[0].share if len(comparison.pairs) == 1 else None
+    known = f"; over prompts alone {_share_text(over_prompts)}" if over_prompts else ""
+    return f" (too few runs for an interval{known})"
 
 
 def _step_time_text(step_time: Estimate | None) -> str:
     if step_time is None:
         return NOT_MEASURED
-    return interval_cell(step_time, ".2f") if math.isfinite(step_time.high) else f"{step_time.value:.2f}"
+    return f"{step_time.value:.2f}" if _unbounded(step_time) else interval_cell(step_time, ".2f")
 
 
 def success_statements(found: list[Comparison]) -> list[str]:
@@ -209,9 +231,9 @@ def success_statements(found: list[Comparison]) -> list[str]:
     lines = []
     for comparison in found:
         line = (
-            f"{comparison.b} against {comparison.a}: B has {_share_text(comparison.share)} of A's held-out pass@1, and its "
-            f"mean step takes {_step_time_text(comparison.step_time)} times A's"
-            f"{' (too few runs for an interval)' if _alone(comparison) else ''}."
+            f"{comparison.b} against {comparison.a}: B has {_share_text(comparison.share)} of A's held-out pass@1"
+            f"{_share_interval(comparison)}, and its mean step takes {_step_time_text(comparison.step_time)} times A's"
+            f"{' (too few runs for an interval)' if _unbounded(comparison.step_time) else ''}."
         )
         for share in SHARES:
             score, cost, rule = verdict(comparison, share)
@@ -221,10 +243,6 @@ def success_statements(found: list[Comparison]) -> list[str]:
         lines.append(line)
         lines += [f"Careful: {warning}" for warning in comparison.warnings]
     return [*lines, DIFFERENT_OBJECTIVE] if lines else []
-
-
-def _alone(comparison: Comparison) -> bool:
-    return comparison.step_time is not None and not math.isfinite(comparison.step_time.high)
 
 
 def success_table(found: list[Comparison]) -> Table:
@@ -252,8 +270,9 @@ def success_table(found: list[Comparison]) -> Table:
         )
     notes = [
         "Met or not met only where the whole interval is on one side. Intervals are 95 %: of a single pair over prompts "
-        "(paired bootstrap); over all pairs Student's t over the runs, of log ratios where seeds are shared, Welch's "
-        "otherwise, and for the score the hull of that and of the bootstrap. The step time is the ratio of mean step times.",
+        "(paired bootstrap), which says nothing of other seeds and decides nothing; over all pairs of training runs, "
+        "paired where every seed stands once on each side: for the score the hull of Fieller's and of a bootstrap over "
+        "prompts, for the ratio of mean step times Student's t of log ratios.",
         DIFFERENT_OBJECTIVE,
     ]
     return Table(

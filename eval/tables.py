@@ -8,6 +8,7 @@ from rich.table import Table as RichTable
 
 from eval.runs import Run
 from eval.statistics import Estimate, paired_bootstrap_difference, pass_at_k_per_prompt, t_interval
+from trl_prorl.identity import HARMLESS
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -24,16 +25,11 @@ ANCHORS = {
     "base-anchored": "KL to base policy",
 }
 
-# Settings in which runs may differ and still be repetitions of one another.
-SEED_AND_PATH_KEYS = {
-    "seed",
-    "data_seed",
-    "task_seed",
-    "output_dir",
-    "run_dir",
-    "run_name",
-    "logging_dir",
-    "report_to",
+# Settings in which runs may differ and still be repetitions of one another: seeds, and what no number depends on. The
+# model and the data, which a resume tells apart by content, are known by name alone here.
+REPETITION_KEYS = ({"seed", "data_seed", "task_seed", "logging_dir"} | HARMLESS) - {
+    "model_name_or_path",
+    "dataset_name",
 }
 
 
@@ -250,10 +246,10 @@ def cost_table(runs: list[Run]) -> Table:
 
 
 def repetitions(runs: list[Run]) -> list[list[Run]]:
-    """Groups of runs with one variant and one configuration, which differ in seeds and paths only, in given order."""
+    """Groups of runs with one variant and one configuration, which differ in `REPETITION_KEYS` only, in given order."""
     groups = {}
     for run in runs:
-        settings = {key: value for key, value in run.config.items() if key not in SEED_AND_PATH_KEYS}
+        settings = {key: value for key, value in run.config.items() if key not in REPETITION_KEYS}
         groups.setdefault((run.variant, repr(sorted(settings.items()))), []).append(run)
     return list(groups.values())
 
@@ -272,7 +268,7 @@ def configuration_labels(groups: list[list[Run]]) -> list[str]:
     labels = []
     for group in groups:
         same_variant = [other[0].config for other in groups if other[0].variant == group[0].variant]
-        keys = sorted({key for config in same_variant for key in config} - SEED_AND_PATH_KEYS)
+        keys = sorted({key for config in same_variant for key in config} - REPETITION_KEYS)
         differing = [key for key in keys if len({repr(config.get(key)) for config in same_variant}) > 1]
         settings = ", ".join(f"{key}: {group[0].config.get(key, 'default')}" for key in differing)
         labels.append(f"{group[0].variant} ({settings})" if settings else group[0].variant)

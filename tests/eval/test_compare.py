@@ -26,7 +26,8 @@ def test_by_hand(evaluated):
     # Solved at all: a at prompts 0, 1, 3, 4, 5, b at 0, 1, 4, 5; one pair differs.
     assert result.paired == (1, 0, 1.0)
     assert result.paired_on == "any of 8 samples right"
-    assert result.smallest_visible == pytest.approx((result.difference.high - result.difference.low) / 2)
+    # (1.95996 + 0.84162) / 1.95996
+    assert result.visible == pytest.approx(1.42941 * (result.difference.high - result.difference.low) / 2, rel=1e-5)
 
 
 def test_pairing_sees_what_the_intervals_of_each_do_not(evaluated):
@@ -78,6 +79,7 @@ def test_prompt_ids_decide_where_both_have_them(evaluated):
     [
         ({"n": 16}, "'a' has n = 8 in passk.json, 'b' 16"),
         ({"temperature": 0.5}, "temperature = 1.0 in passk.json, 'b' 0.5"),
+        ({"max_new_tokens": 32}, "max_new_tokens = None in passk.json, 'b' 32"),
         ({"config": {"task_seed": 1}}, "task_seed decide"),
         ({"split": "validation"}, "same prompts in the same way"),
     ],
@@ -87,6 +89,14 @@ def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, changes, mess
     with pytest.raises(InputError, match=message) as refusal:
         compare(a, b, k=1)
     assert f"python -m eval.passk --run {a.path} --run {b.path}" in str(refusal.value)
+
+
+def test_completions_cut_at_other_lengths_are_refused(evaluated):
+    a = evaluated("a", [1, 2], max_new_tokens=16, config={"max_completion_length": 16})
+    with pytest.raises(InputError, match=r"'b' 32; evaluate them alike: `python .* --max-new-tokens 32`"):
+        compare(a, evaluated("b", [1, 2], max_new_tokens=32), k=1)
+    # An older result, which was cut at the run's own length.
+    compare(a, evaluated("c", [1, 2], config={"max_completion_length": 16}), k=1)
 
 
 def test_sampling_must_agree_with_prompt_ids_too(evaluated):
@@ -119,7 +129,7 @@ def test_statements(evaluated):
     assert "no difference at any prompt" in same[0]
     even = compare(a, b, k=1)
     [first, counts, paired, *_] = comparison_statements([even])
-    assert f"differences smaller than {even.smallest_visible:.3f} could not have been seen" in first
+    assert f"one of {even.visible:.3f} would be found four times in five, a smaller one less often." in first
     assert "more often at 2, less often at 2, equally often at 0 (8 samples each)" in counts
     assert "only `a` right at 2, only `b` at 2, p = 1" in paired
     worse = compare(evaluated("c", [1, 2, 3]), evaluated("d", [3, 4, 5]), k=1)

@@ -42,7 +42,7 @@ def test_a_gain_near_the_target_says_so(arm):
 
 def test_share_of_a(arm):
     (line,) = statements.share_statements([arm("A", [8] * 40), arm("B", [6] * 40)])
-    assert "B reaches 75 % of A's [75 %, 75 %]." in line
+    assert "B reaches 75 % of A's [75 %, 75 %], over prompts only." in line
     assert line.endswith(DIFFERENT_OBJECTIVE)
 
 
@@ -57,11 +57,11 @@ def test_runs_that_answer_alike_claim_no_resolution(arm):
     assert line.endswith("no difference found; every prompt was solved equally often.")
 
 
-def test_no_difference_says_what_could_have_been_seen(arm):
+def test_no_difference_says_what_would_be_found(arm):
     (line,) = statements.control_statements([arm("control", [4, 5] * 20), arm("A", [5, 4] * 20)])
-    # Differences of +-1/8 at 40 prompts: half-width 1.96 * 0.125 / sqrt(40) = 0.039.
-    found = re.search(r"no difference found; differences smaller than ([\d.]+) could not have been seen\.", line)
-    assert float(found[1]) == pytest.approx(0.039, abs=0.003)
+    # Differences of +-1/8 at 40 prompts: (1.96 + 0.84) * 0.125 / sqrt(40) = 0.055.
+    found = re.search(r"no difference found; one of ([\d.]+) would be found four times in five\.", line)
+    assert float(found[1]) == pytest.approx(0.055, abs=0.003)
 
 
 @pytest.mark.parametrize(("control", "a", "higher"), [(7, 4, "control"), (4, 7, "A")])
@@ -71,7 +71,7 @@ def test_a_difference_names_the_higher_run(arm, control, a, higher):
     assert "no difference" not in line
 
 
-@pytest.mark.parametrize("change", [{"split": "train"}, {"temperature": 0.7}, {"level": 4}])
+@pytest.mark.parametrize("change", [{"split": "train"}, {"temperature": 0.7}, {"level": 4}, {"max_new_tokens": 9}])
 def test_only_the_same_prompts_are_paired(arm, change):
     runs = [arm("control", [4] * 40), arm("A", [4] * 40, **change), arm("B", [4] * 40)]
     lines = statements.control_statements(runs) + statements.share_statements(runs)

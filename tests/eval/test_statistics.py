@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 
 from eval.metrics.pass_at_k import pass_at_k as metric_module
 from eval.statistics import (
+    Estimate,
     bootstrap_interval,
+    fieller_ratio,
+    found_four_times_in_five,
     holm,
     mcnemar,
     paired_bootstrap_difference,
@@ -149,3 +152,51 @@ def test_upper_bound_without_sampling_noise_is_pass_at_2_at_2(counts):
 def test_upper_bound_refuses(given_rates, k, n, message):
     with pytest.raises(ValueError, match=message):
         pass_at_k_upper_bound(given_rates, k, n)
+
+
+def test_four_studies_in_five_find_it():
+    # 100 prompts, differences of spread 1: half the width is 1.96 / sqrt(100).
+    true = found_four_times_in_five(Estimate(0.0, -0.196, 0.196))
+    rng, trials = np.random.default_rng(0), 20_000
+    means, errors = rng.normal(true, 0.1, trials), 0.1
+    assert np.mean(means - 1.96 * errors > 0) == pytest.approx(0.8, abs=4 * math.sqrt(0.16 / trials))
+    assert np.mean(rng.normal(0.196, 0.1, trials) - 1.96 * errors > 0) == pytest.approx(0.5, abs=0.02)
+
+
+def test_fieller_by_hand():
+    # b = 1, 3 and a = 2, 2: means 2 and 2, standard error of b 1, a does not vary, t(0.975, 1) = 12.706.
+    assert fieller_ratio([1, 3], [2, 2], paired=True) == pytest.approx((1.0, 0.0, 1 + 12.7062 / 2), rel=1e-5)
+    # b = 4, 5, 6 and a = 5, 4, 6: means 5, 5; variances of the means 1/3, covariance 1/6; t(0.975, 2)^2 = 18.5128.
+    # 18.8291 r^2 - 2 * 21.9145 r + 18.8291 <= 0: r = 1.16387 -+ sqrt(1.16387^2 - 1).
+    estimate = fieller_ratio([4, 5, 6], [5, 4, 6], paired=True)
+    assert estimate == pytest.approx((1.0, 0.56839, 1.75935), rel=1e-4)
+    # Unpaired the covariance is 0: 18.8291 r^2 - 50 r + 18.8291 <= 0.
+    assert fieller_ratio([4, 5, 6], [5, 4, 6], paired=False) == pytest.approx((1.0, 0.45430, 2.20118), rel=1e-4)
+
+
+def test_fieller_where_a_is_not_told_from_nothing():
+    # a = 0, 2: 1 - 161.45 * 1 < 0. b = 1, 1: -160.45 r^2 - 2 r + 1 <= 0 from r = (-2 + sqrt(4 + 641.79)) / 320.89.
+    value, low, high = fieller_ratio([1, 1], [0, 2], paired=True)
+    assert (value, high) == (1.0, math.inf)
+    assert low == pytest.approx(0.07296, rel=1e-3)
+    # Nor is b: nothing is excluded.
+    assert fieller_ratio([2, 0], [0, 2], paired=True) == (1.0, 0.0, math.inf)
+    assert fieller_ratio([3], [2], paired=True) == (1.5, 0.0, math.inf)
+    assert fieller_ratio([0, 0], [2, 2], paired=True) == (0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="mean of a is 0"):
+        fieller_ratio([1, 2], [0, 0], paired=True)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_fieller_covers_as_often_as_it_says(paired):
+    rng, trials, true = np.random.default_rng(0), 2000, 0.85
+    hits = 0
+    for _ in range(trials):
+        shared = rng.normal(0, 0.05, 4) if paired else np.zeros(4)
+        a = 0.6 + shared + rng.normal(0, 0.03, 4)
+        b = true * (0.6 + shared) + rng.normal(0, 0.05, 4)
+        _, low, high = fieller_ratio(b, a, paired)
+        hits += low <= true <= high
+    # Exact where paired; more than asked for where not, for the fewest degrees of freedom are taken. 4 standard errors.
+    error = 4 * math.sqrt(0.05 * 0.95 / trials)
+    assert 0.95 - error < hits / trials < (0.95 + error if paired else 1.0)

@@ -1,10 +1,11 @@
 import math
+from dataclasses import replace
 
 import pytest
 
 from eval import success
 from eval.runs import load_run
-from eval.statistics import Estimate
+from eval.statistics import Estimate, fieller_ratio
 from eval.success import MET, NOT_MET, UNDECIDED
 from eval.tables import DIFFERENT_OBJECTIVE
 
@@ -52,16 +53,16 @@ def test_both_conditions_must_hold():
     assert success.at_least(None, 0.8) == success.below(None, 1.0) == UNDECIDED
 
 
-def test_one_pair_has_no_interval_of_the_step_time(arm):
+def test_one_pair_decides_nothing(arm):
     (found,) = success.comparisons([arm("A", 0, 8, 2.0), arm("B", 0, 7, 1.0)])
-    assert found.share == pytest.approx((0.875, 0.875, 0.875))
+    assert found.share == (0.875, 0.0, math.inf)
     assert found.step_time == (0.5, 0.0, math.inf)
-    assert success.verdict(found, 0.8) == (MET, UNDECIDED, UNDECIDED)
-    assert success.verdict(found, 0.9) == (NOT_MET, UNDECIDED, NOT_MET)
+    assert success.verdict(found, 0.8) == success.verdict(found, 0.9) == (UNDECIDED, UNDECIDED, UNDECIDED)
     line, objective = success.success_statements([found])
     assert objective == DIFFERENT_OBJECTIVE
-    assert "At least 80 % at a lower step cost: **undecided** (score met, step cost undecided)." in line
-    assert "At least 90 % at a lower step cost: **not met** (score not met, step cost undecided)." in line
+    assert "At least 80 % at a lower step cost: **undecided** (score undecided, step cost undecided)." in line
+    over_prompts = success._share_text(found.pairs[0].share)
+    assert f"88 % of A's held-out pass@1 (too few runs for an interval; over prompts alone {over_prompts})" in line
     assert "0.50 times A's (too few runs for an interval)" in line
 
 
@@ -87,8 +88,36 @@ def test_ratio_over_runs_by_hand():
     # Unpaired with no spread in A: Welch's test, the same spread with the same single degree of freedom.
     assert success.ratio_over_runs([1.0, 4.0], [2.0, 2.0], paired=False) == pytest.approx((low, high))
     assert success.ratio_over_runs([1.0], [2.0], paired=True) is None
-    assert success.ratio_over_runs([0.0, 1.0], [2.0, 2.0], paired=True) is None
     assert success.ratio_over_runs([1.0, 1.0], [2.0, 2.0], paired=True) == pytest.approx((0.5, 0.5))
+
+
+def test_a_seed_that_scored_nothing_counts(arm):
+    # B's third run collapsed: mean share 2/3, and three runs do not tell it from 80 %.
+    runs = [arm("A", seed, 8, 2.0) for seed in range(3)] + [arm("B", seed, 8 * (seed < 2), 1.0) for seed in range(3)]
+    (found,) = success.comparisons(runs)
+    # s = 1/sqrt(3), standard error 1/3, t(0.975, 2) = 4.3027: 2/3 +- 1.4342.
+    assert found.share == pytest.approx((2 / 3, 0.0, 2 / 3 + 4.3027 / 3), rel=1e-4)
+    assert success.verdict(found, 0.8)[0] == UNDECIDED
+    # A's third run collapsed: B has 150 % of A, and the interval has no upper end.
+    runs = [arm("A", seed, 8 * (seed < 5), 2.0) for seed in (3, 4, 5)] + [arm("B", seed, 8, 1.0) for seed in (3, 4, 5)]
+    (found,) = success.comparisons(runs)
+    assert [pair.share is None for pair in found.pairs] == [False, False, True]
+    assert found.share.value == pytest.approx(1.5) and found.share.high == math.inf
+
+
+def test_repeated_seeds_are_not_paired(arm):
+    def again(run, name):
+        return replace(run, name=name)
+
+    a = [arm("A", 1, 2, 1.0), arm("A", 2, 8, 1.1)]
+    b = [arm("B", 1, 2, 1.0), arm("B", 2, 8, 1.1)]
+    (paired,) = success.comparisons([*a, *b])
+    assert paired.step_time == pytest.approx((1.0, 1.0, 1.0)) and success._sides(paired.pairs)[2] is True
+    # Zipped, B's 1, 1, 2 would meet A's 1, 2, 2.
+    (found,) = success.comparisons([*a, again(a[1], "A2b"), b[0], again(b[0], "B1b"), b[1]])
+    assert success._sides(found.pairs)[2] is False
+    assert found.step_time[1:] == success.ratio_over_runs([1, 1, 1.1], [1, 1.1, 1.1], paired=False)
+    assert found.share == fieller_ratio([0.25, 0.25, 1], [0.25, 1, 1], paired=False)
 
 
 def test_seeds_that_disagree_leave_it_undecided(arm):

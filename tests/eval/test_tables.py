@@ -103,6 +103,19 @@ def test_seeds_table(make_run, make_rows):
     assert tables.seeds_table(runs[1:]) is None
 
 
+def test_what_changes_no_number_makes_no_other_configuration(make_run, make_rows):
+    def run(seed, **config):
+        return load_run(make_run(f"s{seed}", "A", make_rows(2), env={"seed": seed}, config={"seed": seed, **config}))
+
+    harmless = {"hub_model_id": "me/a", "resume_from_checkpoint": True, "logging_steps": 5, "output_dir": "elsewhere"}
+    runs = [run(0), run(1, **harmless), run(2, model_name_or_path="big"), run(3, dataset_name="other"), run(4, beta=1)]
+    groups = tables.repetitions(runs)
+    assert [[one.name for one in group] for group in groups] == [["s0", "s1"], ["s2"], ["s3"], ["s4"]]
+    labels = tables.configuration_labels([[runs[1]], *groups])
+    assert not any(key in label for label in labels for key in harmless)
+    assert "model_name_or_path: big" in labels[2] and "dataset_name: other" in labels[3]
+
+
 def test_markdown():
     table = tables.Table("title", ["a", "b"], [["1", "–"]], ["a note"])
     assert table.to_markdown() == "| a | b |\n| --- | --- |\n| 1 | – |\n\na note"
