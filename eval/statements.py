@@ -145,12 +145,9 @@ def caveats(runs: list[Run]) -> list[str]:
     if len(steps) > 1:
         lines.append(f"The runs differ in length, {min(steps)} to {max(steps)} steps; nothing is matched by steps.")
     lines += _config_differences(runs)
-    for key, consequence in (
-        ("execution", "step times compare these ways of computing too"),
-        ("hardware", "step times do not compare"),
-    ):
-        if len({repr(run.env.get(key)) for run in runs}) > 1:
-            lines.append(f"The runs differ in `{key}` (see `env.json`): {consequence}.")
+    lines += _execution_differences(runs)
+    if len({repr(run.env.get("hardware")) for run in runs}) > 1:
+        lines.append("The runs differ in `hardware` (see `env.json`): step times do not compare.")
     return lines
 
 
@@ -170,6 +167,20 @@ def _not_comparable(a: Run, b: Run) -> str:
     if a.passk is None or b.passk is None:
         return "not compared, for not both were evaluated."
     return "not compared, for they were not evaluated on the same prompts in the same way."
+
+
+def _execution_differences(runs: list[Run]) -> list[str]:
+    """Ways of computing that differ though the arms could share them: the loss, and having a reference, define an arm."""
+    lines = []
+    for key in ("packing", "old_logps", "ref_compute"):
+        recorded = [(run.env.get("execution") or {}).get(key) for run in runs]
+        values = {value: None for value in recorded if value not in (None, "none")}
+        if len(values) > 1:
+            lines.append(
+                f"The runs differ in `{key}` ({' and '.join(map(str, values))}; `execution` in `env.json`): step times "
+                "compare these ways of computing too."
+            )
+    return lines
 
 
 def _config_differences(runs: list[Run]) -> list[str]:

@@ -119,7 +119,25 @@ def test_differences_beyond_the_variant_are_named(arm):
     assert "ref_reset_every" not in text
     assert "differ in length, 4 to 7 steps" in text
     assert "differ in `hardware`" in text
-    assert "differ in `execution`" not in text
+
+
+def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
+    a = {"old_logps": "first_pass", "ref_compute": "cached", "loss": "trl", "packing": "on"}
+    b = {**a, "ref_compute": "none", "loss": "trl + added penalty"}
+
+    def said(*executions):
+        runs = [arm("A", name=f"{len(executions)}{i}", env={"execution": one}) for i, one in enumerate(executions)]
+        return [line for line in statements.caveats(runs) if "computing" in line]
+
+    assert said(a, b) == []  # what sets B apart from A
+    assert said(a, b, {**b, "packing": "off"}, {**b, "old_logps": "forward"}) == [
+        "The runs differ in `packing` (on and off; `execution` in `env.json`): step times compare these ways of "
+        "computing too.",
+        "The runs differ in `old_logps` (first_pass and forward; `execution` in `env.json`): step times compare these "
+        "ways of computing too.",
+    ]
+    (line,) = said(a, b, {**a, "ref_compute": "naive_epoch"})
+    assert "`ref_compute` (cached and naive_epoch;" in line
 
 
 def test_prompt_ids_decide_whether_prompts_are_the_same(arm):
