@@ -190,13 +190,13 @@ def parts_table(result: dict) -> Table | None:
     for part in result.get("by", []):
         add_row(table, f"{part['task']}@{part['level']}", {**part, "n": result["n"]}, k, digits=2)
     for name, other in result.get("others", {}).items():
-        add_row(table, f"{name}, not trained", other, k, digits=2)
+        add_row(table, f"{name},\nnot trained", other, k, digits=2)
     return table if table.row_count else None
 
 
 def side_by_side(what: str, title: str) -> Table:
-    table = Table(title=title)
-    table.add_column(what, justify="right")
+    table = Table(title=title, show_edge=False, pad_edge=False)  # to fit 80 columns
+    table.add_column(what, justify="right", overflow="fold")
     for column in (*SIDES, "gain"):
         table.add_column(column, justify="right", no_wrap=True)
     return table
@@ -309,9 +309,9 @@ def main(argv=None) -> None:
         console = Console()
         console.print(result_table(run_dir, result))
         if (parts := parts_table(result)) is not None:
-            console.print(parts)
+            console.print("", parts)
         if "checkpoints" in result:
-            console.print(checkpoint_table(result))
+            console.print("", checkpoint_table(result))
 
 
 if __name__ == "__main__":
