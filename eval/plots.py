@@ -239,7 +239,8 @@ def plot_summary(runs: list[Run], path: Path) -> None:
     columns = min(len(handles), 5)
     rows = -(-len(handles) // columns)
     figure.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, bbox_to_anchor=(0.5, 0.025))
-    figure.suptitle(f"Runs over training: running mean over {SMOOTHING_STEPS} steps, raw values faint", fontsize=14)
+    smoothed = f"running mean over {SMOOTHING_STEPS} steps (KL: running median of its positive values)"
+    figure.suptitle(f"Runs over training: {smoothed}, raw values faint", fontsize=14)
     figure.tight_layout(rect=(0, 0.035 + 0.024 * rows, 1, 0.985))
     _note_objectives(figure, runs)
     save_figure(figure, path)

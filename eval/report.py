@@ -56,6 +56,22 @@ def common_parent(folders: list[Path]) -> Path:
     return Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
 
 
+def only_parent(folders: list[Path]) -> Path:
+    """
+    The folder in which all run folders lie.
+
+    Raises:
+        InputError: If there are several; what they have in common may be anybody's home, or `/`.
+    """
+    parents = list(dict.fromkeys(folder.resolve().parent for folder in folders))
+    if len(parents) > 1:
+        raise InputError(
+            f"--out is missing: the runs lie in {len(parents)} folders ('{parents[0]}', '{parents[1]}'"
+            f"{', …' if len(parents) > 2 else ''}); give the folder that the report goes to"
+        )
+    return parents[0]
+
+
 def load_runs(folders: list[Path]) -> list[Run]:
     """The runs in the order of the report, each named by its path below the common parent."""
     parent = common_parent(folders)
@@ -67,11 +83,11 @@ def main(argv=None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m eval.report", description="Report on run folders.")
     parser.add_argument("--runs", nargs="+", required=True, help="run folders or quoted globs of them")
-    parser.add_argument("--out", type=Path, help="folder of the report (default: the runs' common parent)")
+    parser.add_argument("--out", type=Path, help="folder of the report (default: the one in which all runs lie)")
     args = parser.parse_args(argv)
     folders = find_run_folders(args.runs)
+    out = args.out or only_parent(folders)
     runs = load_runs(folders)
-    out = args.out or common_parent(folders)
     out.mkdir(parents=True, exist_ok=True)
     command = f"python -m eval.report --runs {' '.join(map(shlex.quote, args.runs))}"
     command += f" --out {shlex.quote(str(args.out))}" if args.out else ""

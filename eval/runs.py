@@ -7,6 +7,8 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from trl_prorl.record import EVALUATION_KEYS
+
 
 VARIANTS = ("plain", "control", "A", "B", "C")
 # The counter of each stage in metrics.jsonl: it tells a stage that did not run from one that was not timed.
@@ -54,6 +56,11 @@ class Run:
     @property
     def variant(self) -> str:
         return str(self.env.get("variant", "unknown"))
+
+    @property
+    def can_be_evaluated(self) -> bool:
+        """Whether `eval.passk` finds model and task in `config.yaml`."""
+        return all(self.config.get(key) for key in EVALUATION_KEYS)
 
     @property
     def seed(self):
@@ -132,7 +139,13 @@ def read_jsonl(path: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict:
+    """
+    A JSON file of a run folder.
+
+    Raises:
+        InputError: If it is not JSON.
+    """
     try:
         return json.loads(path.read_text())
     except json.JSONDecodeError as error:
@@ -169,11 +182,11 @@ def load_run(run_dir, name: str | None = None) -> Run:
         path=run_dir,
         name=name or run_dir.resolve().name,
         config=config,
-        env=_read_json(run_dir / "env.json"),
+        env=read_json(run_dir / "env.json"),
         metrics=metrics.sort_values("step", ignore_index=True),
         events=read_jsonl(events) if events.is_file() else None,
-        passk=_read_json(passk) if passk.is_file() else None,
-        drift=_read_json(drift) if drift.is_file() else None,
+        passk=read_json(passk) if passk.is_file() else None,
+        drift=read_json(drift) if drift.is_file() else None,
         evaluations=read_jsonl(evaluations) if evaluations.is_file() else None,
     )
 

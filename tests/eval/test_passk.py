@@ -1,11 +1,14 @@
+import io
 import json
 import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 from datasets import Dataset
 from peft import PeftModel
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from eval import held_out, passk
@@ -95,7 +98,7 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
 
     assert passk.main([*arguments, "--no-greedy"]) == 0
     assert (run_dir / "passk.json").read_text() == first
-    assert passk.main([*arguments, "--no-greedy", "--seed", "1"]) == 0
+    assert passk.main([*arguments, "--no-greedy", "--seed", "1", "--replace"]) == 0
     assert result_of(run_dir)["base"]["correct"] != result["base"]["correct"]
 
 
@@ -139,6 +142,9 @@ def test_every_checkpoint(run_dir, task, add_checkpoints, labels, capsys):
         assert point["pass@1"] == pytest.approx(sum(point["correct"]) / 32)
     assert "pass@k over training steps" in capsys.readouterr().out
     assert passk.main([*arguments, "--checkpoints", "20"]) == 0
+    assert result_of(run_dir) == result
+    assert len(labels) == 4
+    assert passk.main([*arguments, "--checkpoints", "20", "--replace"]) == 0
     assert [point["step"] for point in result_of(run_dir)["checkpoints"]] == [20, 30]
     assert len(labels) == 4
 
@@ -240,6 +246,19 @@ def test_bad_input_is_one_line(run_dir, task, capsys, damage, arguments, named):
     assert not (run_dir / "passk.json").exists()
     assert not (run_dir / "samples").exists()
     assert not task.seen
+
+
+def test_the_tables_fit_80_columns_and_cut_nothing(passk_result):
+    # Gains may have a sign, so these are the widest cells there are.
+    result = passk_result([1] * 8, [6] * 8, others={"reverse_digits@12=some/where": passk_result([2] * 8, [1] * 8)})
+    greedy = {"accuracy": 1.0, "interval": [0.0, 1.0]}
+    result["greedy"] = {"base": greedy, "trained": greedy, "gain": [-1.0, -1.0, -1.0]}
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in (passk.result_table(Path("runs/study/variantA"), result), passk.parts_table(result)):
+        console.print(table)
+    shown = console.export_text()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown and "greedy" in shown and "-1.000 [-1.000, -1.000]" in shown
 
 
 def test_an_unknown_task_is_one_line(run_dir, monkeypatch, capsys):

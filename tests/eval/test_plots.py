@@ -41,6 +41,8 @@ def test_b_shows_kl_to_the_sampling_policy(runs, tmp_path, monkeypatch):
     kl = figures[0].axes[1]
     assert kl.get_legend_handles_labels()[1] == ["A: kl_ref", "B: kl_old", "C: kl_ref"]
     assert kl.get_yscale() == "symlog"
+    title = figures[0].get_suptitle()
+    assert "running mean over 10 steps" in title and "KL: running median" in title
     assert any(plots.OBJECTIVE_FOOTNOTE == text.get_text() for text in figures[0].texts)
 
 

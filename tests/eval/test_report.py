@@ -93,6 +93,18 @@ def test_arms_of_several_folders_keep_distinct_names(make_run, make_rows):
     assert [run.name for run in runs] == ["seed0/A", "seed1/A"]
 
 
+def test_runs_of_several_folders_need_an_out_folder(demo, make_run, make_rows, tmp_path, capsys):
+    elsewhere = make_run("study/C", "C", make_rows(3))
+    before = sorted(demo.parent.rglob("*"))
+    assert report.main(["--runs", str(demo / "A"), str(elsewhere)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "--out" in message and f"'{demo}', '{elsewhere.parent}'" in message
+    assert sorted(demo.parent.rglob("*")) == before
+    assert report.main(["--runs", str(demo / "A"), str(elsewhere), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
 def test_bad_input_is_one_line(demo, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for argument, named in (("nowhere/*", "matches nothing"), (str(tmp_path / "empty"), "no run folder")):

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from eval import statements
+from eval import sections, statements
 from eval.runs import load_run
 from eval.tables import DIFFERENT_OBJECTIVE
 
@@ -28,16 +28,13 @@ def arm(make_run, make_rows, passk_result):
 
 
 def test_gains(arm):
-    lines = statements.gain_statements([arm("control", [8] * 40), arm("A", [5] * 40), arm("B", [2] * 40), arm("C")])
-    assert len(lines) == 2  # no target for the control, nothing to say of an unevaluated run
-    assert "`A` (A) went from 0.125 to 0.625" in lines[0]
-    assert "+0.500 [+0.500, +0.500]: at least 0.35." in lines[0]
-    assert "+0.125 [+0.125, +0.125]: less than 0.35." in lines[1]
-
-
-def test_a_gain_near_the_target_says_so(arm):
-    (line,) = statements.gain_statements([arm("A", [1, 7] * 20)])
-    assert "The interval covers 0.35." in line
+    runs = [arm("control", [0] * 40), arm("A", [5] * 40), arm("B", [1, 0, 2, 1] * 10), arm("C")]
+    lines = statements.gain_statements(runs)
+    assert len(lines) == 3  # nothing to say of an unevaluated run
+    assert lines[0].endswith("a gain of -0.125 [-0.125, -0.125]: the interval excludes 0.")
+    assert "`A` (A) went from 0.125 to 0.625" in lines[1]
+    assert lines[1].endswith("a gain of +0.500 [+0.500, +0.500]: the interval excludes 0.")
+    assert lines[2].endswith(": the interval covers 0.")
 
 
 def test_share_of_a(arm):
@@ -96,6 +93,17 @@ def test_missing_evaluation_says_how_to_make_it(arm):
     assert "`B`" not in line
 
 
+def test_no_command_for_runs_it_would_refuse(arm):
+    """A run from plain Python: its configuration names neither model nor task."""
+    plain = arm("A", name="plain", config={"model_name_or_path": None, "task": None})
+    (line,) = statements.missing_statements([plain])
+    assert line == "Not evaluated on held-out prompts: `plain`."
+    other = arm("B")
+    (line,) = statements.missing_statements([plain, other])
+    assert "`plain`, `B`" in line and f"Run `python -m eval.passk --run {other.path}`, then" in line
+    assert sections.evaluation_commands([plain, other]) == f"python -m eval.passk --run {other.path}"
+
+
 def test_unevaluated_a_and_b_are_still_told_apart(arm):
     assert any(DIFFERENT_OBJECTIVE in line for line in statements.comparison_statements([arm("A"), arm("B")]))
 
@@ -122,7 +130,25 @@ def test_differences_beyond_the_variant_are_named(arm):
     assert "ref_reset_every" not in text
     assert "differ in length, 4 to 7 steps" in text
     assert "differ in `hardware`" in text
-    assert "differ in `execution`" not in text
+
+
+def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
+    a = {"old_logps": "first_pass", "ref_compute": "cached", "loss": "trl", "packing": "on"}
+    b = {**a, "ref_compute": "none", "loss": "trl + added penalty"}
+
+    def said(*executions):
+        runs = [arm("A", name=f"{len(executions)}{i}", env={"execution": one}) for i, one in enumerate(executions)]
+        return [line for line in statements.caveats(runs) if "computing" in line]
+
+    assert said(a, b) == []  # what sets B apart from A
+    assert said(a, b, {**b, "packing": "off"}, {**b, "old_logps": "forward"}) == [
+        "The runs differ in `packing` (on and off; `execution` in `env.json`): step times compare these ways of "
+        "computing too.",
+        "The runs differ in `old_logps` (first_pass and forward; `execution` in `env.json`): step times compare these "
+        "ways of computing too.",
+    ]
+    (line,) = said(a, b, {**a, "ref_compute": "naive_epoch"})
+    assert "`ref_compute` (cached and naive_epoch;" in line
 
 
 def test_prompt_ids_decide_whether_prompts_are_the_same(arm):
