@@ -51,12 +51,18 @@ def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: fl
     """
     logps = torch.log_softmax(logits.float() / temperature, dim=-1)
     base_logps = torch.log_softmax(base_logits.float() / temperature, dim=-1)
-    probabilities = logps.exp()
+    # Tokens that cannot be sampled add nothing; with logits of −∞ the products would be NaN.
+    probabilities, base_probabilities = logps.exp(), base_logps.exp()
+    possible, base_possible = probabilities > 0, base_probabilities > 0
+
+    def expected(values, probabilities, possible):
+        return torch.where(possible, probabilities * values, 0.0).sum(-1)
+
     return TokenDrift(
-        kl=(probabilities * (logps - base_logps)).sum(-1),
+        kl=expected(logps - base_logps, probabilities, possible),
         agreement=(logits.argmax(-1) == base_logits.argmax(-1)).float(),
-        entropy=-(probabilities * logps).sum(-1),
-        base_entropy=-(base_logps.exp() * base_logps).sum(-1),
+        entropy=-expected(logps, probabilities, possible),
+        base_entropy=-expected(base_logps, base_probabilities, base_possible),
     )
 
 

@@ -16,15 +16,20 @@ MEASURES = {
 }
 
 
+def drift_points(run: Run) -> list[dict]:
+    """The points of a run whose step is known."""
+    return [point for point in (run.drift or {}).get("points", []) if point["step"] is not None]
+
+
 def drift_series(run: Run, key: str) -> pd.Series | None:
     """One measure over optimizer steps; `None` if it was not measured."""
-    points = {point["step"]: point[key] for point in (run.drift or {}).get("points", []) if point.get(key) is not None}
+    points = {point["step"]: point[key] for point in drift_points(run) if point.get(key) is not None}
     return pd.Series(points, dtype=float).sort_index() if points else None
 
 
 def _interval(runs: list[Run]) -> pd.DataFrame | None:
     """KL to base of the one run that measured it, with its interval; `None` if a point has none."""
-    points = next(run.drift["points"] for run in runs if drift_series(run, "kl_to_base") is not None)
+    points = next(drift_points(run) for run in runs if drift_series(run, "kl_to_base") is not None)
     if not all(point.get("interval") for point in points):
         return None
     rows = {point["step"]: (point["kl_to_base"], *point["interval"]) for point in points}
@@ -78,7 +83,7 @@ def drift_table(runs: list[Run]) -> Table | None:
         rest = [cell(last.get(key), MEASURES[key][2]) for key in ("token_agreement", "entropy", "mean_tokens")]
         base_entropy = last.get("base_entropy")
         rest[1] = rest[1] if base_entropy is None else f"{base_entropy:.3f} → {rest[1]}"
-        rows.append([run.name, str(last["step"]), kl, *rest])
+        rows.append([run.name, NOT_MEASURED if last["step"] is None else str(last["step"]), kl, *rest])
     if not rows:
         return None
     return Table(

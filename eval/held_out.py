@@ -1,9 +1,11 @@
 """Held-out prompts of a run's task, and samples of the run's models on them: drawn where missing, kept on disk."""
 
+import functools
 import hashlib
 import json
 import re
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pandas as pd
@@ -106,6 +108,7 @@ class HeldOut:
             max_new_tokens or self.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
         )
         self.chat_template_kwargs = self.config.get("chat_template_kwargs")
+        self.grader = grader_version()
         self.trained = trained_point(run_dir, self.config)
         self.tokenizer = load_tokenizer(self.trained.folder)
         self.base = Point("base", 0, None)
@@ -147,9 +150,24 @@ class HeldOut:
         if batches:
             self._draw(point, batches, {p: n - count for p, count in missing.items()}, temperature, store)
         store.merge()
-        frame = store.frame()
+        frame = self._regraded(store)
         frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
         return frame.loc[self.prompt_ids].reset_index(drop=True)
+
+    def _regraded(self, store: SampleStore) -> pd.DataFrame:
+        """All samples of a store; those of these prompts that another version of the graders has judged are judged anew."""
+        frame, places = store.frame(), dict(zip(self.prompt_ids, range(len(self.rows)), strict=True))
+        stale = frame["prompt_id"].isin(places) & (frame["grader"] != self.grader)
+        if stale.any():
+            old = frame[stale]
+            rows = [self.rows[places[name]] for name in old["prompt_id"]]
+            verdicts = list(map(bool, self.task.verify_many(list(old["completion"]), rows)))
+            changed = sum(new != then for new, then in zip(verdicts, old["correct"], strict=True))
+            frame.loc[stale, "correct"], frame.loc[stale, "grader"] = verdicts, self.grader
+            store.replace(frame)
+            if changed:
+                print(f"{store.folder}: the graders have changed, and {changed} of {len(old)} verdicts with them.")
+        return frame
 
     def _draw(self, point: Point, batches, have: dict[int, int], temperature: float, store: SampleStore) -> None:
         model = load_point(point, self.config)
@@ -192,6 +210,7 @@ class HeldOut:
             "ids": one.ids,
             "truncated": one.truncated,
             "correct": one.correct,
+            "grader": self.grader,
         }
 
 
@@ -219,6 +238,13 @@ def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]
                 batches.append((group, draw))
                 left -= draw
     return batches
+
+
+@functools.cache
+def grader_version() -> str:
+    """A name for the code that judges completions: it changes with any file of `tasks`."""
+    files = sorted(Path(tasks.__file__).parent.glob("*.py"))
+    return digest(version("math-verify"), *(path.read_text() for path in files))[:12]
 
 
 def digest(*parts) -> str:

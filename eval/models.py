@@ -1,5 +1,6 @@
 """The models of a run: base, every checkpoint, and what the run left behind at its end."""
 
+import filecmp
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eval.runs import InputError, read_jsonl
 from trl_prorl.checkpoint import sha256
+from trl_prorl.elastic import ELASTIC_FILE
+from trl_prorl.reference import SNAPSHOT_FILE
 
 
 WEIGHTS = ("*.safetensors", "*.bin")
+# What a checkpoint holds beside the model.
+BESIDE = (SNAPSHOT_FILE, ELASTIC_FILE, "training_args.bin")
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,34 @@ def last_step(run_dir: Path) -> int | None:
 
 
 def trained_point(run_dir: Path, config: dict) -> Point:
-    """The model at the end of the run."""
-    return Point("trained", last_step(run_dir), find_trained_model(run_dir, config))
+    """
+    The model that the run left behind. It is of the last step on record, unless its weights are those of a checkpoint: the
+    best one, or one whose files were copied there after a run was killed.
+    """
+    folder = find_trained_model(run_dir, config)
+    equal = (step for step, path in sorted(checkpoints(folder).items(), reverse=True) if same_weights(path, folder))
+    return Point("trained", next(equal, last_step(run_dir)), folder)
+
+
+def checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a folder that hold weights, by step."""
+    found = {}
+    for path in folder.glob("checkpoint-*"):
+        match = re.fullmatch(r"checkpoint-(\d+)", path.name)
+        if match and kind_of_model(path) and weight_files(path):
+            found[int(match[1])] = path
+    return found
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the files of a model that hold weights."""
+    return sorted(path.name for glob in WEIGHTS for path in folder.glob(glob))
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    """Whether two folders hold the same weights, byte by byte."""
+    names = [name for name in weight_files(first) if name not in BESIDE]
+    return bool(names) and not any(filecmp.cmpfiles(first, second, names, shallow=False)[1:])
 
 
 def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Point]:
@@ -80,11 +111,7 @@ def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Poi
         InputError: If one is missing, or all were asked for and there are none.
     """
     trained = trained_point(run_dir, config)
-    found = {}
-    for path in trained.folder.glob("checkpoint-*"):
-        match = re.fullmatch(r"checkpoint-(\d+)", path.name)
-        if match and kind_of_model(path) and any(file for glob in WEIGHTS for file in path.glob(glob)):
-            found[int(match[1])] = path
+    found = checkpoints(trained.folder)
     steps = sorted(found)
     if asked != ["all"]:
         for step in asked:

@@ -17,7 +17,7 @@ from trl_prorl.files import replaced
 
 SETTINGS_FILE = "_settings.json"  # readers of a folder of parquet leave out what begins with an underscore
 WHOLE = "samples.parquet"
-COLUMNS = ("prompt_id", "sample", "prompt", "task", "level", "completion", "ids", "truncated", "correct")
+COLUMNS = ("prompt_id", "sample", "prompt", "task", "level", "completion", "ids", "truncated", "correct", "grader")
 
 
 def content_ids(rows: list[dict]) -> list[str]:
@@ -67,7 +67,7 @@ class SampleStore:
                 ) from error
         if not frames:
             return pd.DataFrame({name: [] for name in COLUMNS})
-        whole = pd.concat(frames, ignore_index=True)
+        whole = pd.concat(frames, ignore_index=True).reindex(columns=list(COLUMNS))
         # A stop between writing the whole and removing its parts leaves both.
         return whole.drop_duplicates(["prompt_id", "sample"]).sort_values(["prompt_id", "sample"], ignore_index=True)
 
@@ -82,7 +82,12 @@ class SampleStore:
         parts = self._files()
         if parts == [self.folder / WHOLE] or not parts:
             return
-        self._write(self.frame(), WHOLE)
+        self.replace(self.frame())
+
+    def replace(self, frame: pd.DataFrame) -> None:
+        """Keep these samples in the place of all that there are."""
+        parts = self._files()
+        self._write(frame, WHOLE)
         for path in parts:
             if path.name != WHOLE:
                 path.unlink()

@@ -1,8 +1,12 @@
 """Samples of a model: batched generation from the full softmax, each sample with its text, its tokens and its verdict."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from peft import PeftModel
+from transformers import GenerationConfig
 
 
 # TRL's own defaults, for the keys a recipe leaves out.
@@ -46,6 +50,23 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
+@contextmanager
+def nothing_but_the_softmax(model) -> Iterator[None]:
+    """
+    Without what a model's own generation config may ask for (min_p, suppressed tokens, beams, ...), which `generate` fills
+    in wherever a call leaves something open.
+    """
+    owners = [model, *([model.get_base_model()] if isinstance(model, PeftModel) else [])]
+    before = [owner.generation_config for owner in owners]
+    for owner in owners:
+        owner.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        for owner, config in zip(owners, before, strict=True):
+            owner.generation_config = config
+
+
 @torch.no_grad()
 def sample(
     model,
@@ -61,8 +82,7 @@ def sample(
     """
     Sample `n` completions for each prompt in one call of `generate`, and verify them.
 
-    The full softmax at `temperature` is sampled: the top-k, top-p and repetition penalty that a model's own
-    generation config may ask for are switched off. Samples depend on torch's global seed and on what is batched together.
+    The full softmax at `temperature` is sampled, whatever a model's own generation config asks for. Samples depend on torch's global seed and on what is batched together.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): A causal language model.
@@ -86,16 +106,16 @@ def sample(
         {"input_ids": prompt_ids(tokenizer, rows, chat_template_kwargs)}, padding_side="left", return_tensors="pt"
     ).to(device)
     stops = stop_token_ids(model, tokenizer)
-    sequences = model.generate(
-        input_ids=inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        num_return_sequences=n,
-        max_new_tokens=max_new_tokens,
-        repetition_penalty=1.0,
-        eos_token_id=stops,
-        pad_token_id=tokenizer.pad_token_id,
-        **sampling,
-    )
+    with nothing_but_the_softmax(model):
+        sequences = model.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            num_return_sequences=n,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=stops,
+            pad_token_id=tokenizer.pad_token_id,
+            **sampling,
+        )
     completions = [until_stop(ids, stops) for ids in sequences[:, inputs["input_ids"].shape[1] :].tolist()]
     texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
     asked = [row for row in rows for _ in range(n)]

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from eval.runs import Run
-from eval.tables import last_mean
+from eval.tables import LAST_SHARE
 
 
 SMOOTHING_STEPS = 10
@@ -27,7 +27,7 @@ def nonfinite_events(run: Run) -> int | None:
 
 def collapsed(run: Run) -> bool | None:
     """
-    Whether the mean reward of the last 10 % of the steps is below half of the best smoothed reward, or a value was not
+    Whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best smoothed reward, or a value was not
     finite.
 
     Returns:
@@ -39,7 +39,10 @@ def collapsed(run: Run) -> bool | None:
         return True
     if smooth is None or smooth.max() <= 0:
         return None
-    return last_mean(run.measured("reward")) < COLLAPSE_SHARE * float(smooth.max())
+    # Against the best of many windows the last one must not be shorter, or luck alone would be a collapse.
+    reward = run.measured("reward")
+    last = reward.iloc[-max(SMOOTHING_STEPS, round(LAST_SHARE * len(reward))) :]
+    return float(last.mean()) < COLLAPSE_SHARE * float(smooth.max())
 
 
 def largest_drop(run: Run) -> float | None:

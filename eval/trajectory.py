@@ -441,10 +441,18 @@ def main(argv=None) -> None:
     if args.resamples < MIN_RESAMPLES:
         raise InputError(f"--resamples {args.resamples}: at least {MIN_RESAMPLES} are needed to see p = 0.025")
     runs = [load_run(folder) for folder in args.run]
-    checks = [
-        [check_run(run, k, free_start=args.free_start, resamples=args.resamples) for k in args.k or default_sizes(run)]
-        for run in runs
-    ]
+    checks = []
+    for run in runs:
+        of_run, refused = [], None
+        for k in args.k or default_sizes(run):
+            try:
+                of_run.append(check_run(run, k, free_start=args.free_start, resamples=args.resamples))
+            except ValueError as error:  # and the other k may do
+                refused = error
+                console.print(f"- {error}", markup=False, highlight=False)
+        if not of_run:
+            raise refused
+        checks.append(of_run)
     console.print(trajectory_table(runs, checks).to_rich())
     for run, of_run in zip(runs, checks, strict=True):
         for check in of_run:

@@ -8,8 +8,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from eval import drift
+from eval.drift_view import drift_series, drift_table
 from eval.held_out import HeldOut
 from eval.models import load_tokenizer
+from eval.runs import load_run
 
 
 def test_token_drift_by_hand():
@@ -96,3 +98,30 @@ def test_bad_input_is_one_line(run_dir, task, capsys, arguments, named):
     for part in named:
         assert part in message
     assert not (run_dir / "drift.json").exists()
+
+
+def test_tokens_that_neither_model_can_say_are_no_nan():
+    """By hand: ½ and ½ against ¼ and ¾, beside a token with a logit of −∞ on both sides."""
+    nothing = float("-inf")
+    policy = torch.tensor([[0.0, 0.0, nothing]])
+    base = torch.tensor([[0.0, math.log(3.0), nothing]])
+    found = drift.token_drift(policy, base)
+    assert found.kl.item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-5)
+    assert found.entropy.item() == pytest.approx(math.log(2)) and found.base_entropy.isfinite().all()
+
+
+def test_a_point_whose_step_is_not_known_is_shown_and_not_drawn(make_run, make_rows):
+    points = [
+        {
+            "step": step,
+            "kl_to_base": kl,
+            "interval": [0.0, 1.0],
+            "token_agreement": 0.9,
+            "entropy": 1.0,
+            "mean_tokens": 5,
+        }
+        for step, kl in ((0, 0.0), (None, 0.25))
+    ]
+    run = load_run(make_run("A", "A", make_rows(20), drift={"points": points}))
+    assert list(drift_series(run, "kl_to_base").index) == [0]
+    assert drift_table([run]).rows[0][1] == "–"

@@ -139,3 +139,18 @@ def test_names_of_tasks():
     for wrong in ("parity@hard", "@2", ""):
         with pytest.raises(InputError, match="write NAME"):
             TaskName.parse(wrong)
+
+
+def test_verdicts_of_other_graders_are_given_anew_and_nothing_is_sampled(run_dir, task, calls, monkeypatch, capsys):
+    point = HeldOut(run_dir, "test", 4).trained
+    before = HeldOut(run_dir, "test", 4).samples(point, 3)
+    drawn = len(calls)
+    monkeypatch.setattr(type(task), "verify_many", lambda self, texts, rows: [True] * len(texts))
+    assert HeldOut(run_dir, "test", 4).samples(point, 3)["correct"].tolist() == before["correct"].tolist()
+    monkeypatch.setattr("eval.held_out.grader_version", lambda: "another")
+    after = HeldOut(run_dir, "test", 4).samples(point, 3)
+    assert after["correct"].all() and not before["correct"].all() and len(calls) == drawn
+    assert after["completion"].tolist() == before["completion"].tolist()
+    assert "the graders have changed" in capsys.readouterr().out
+    monkeypatch.setattr(type(task), "verify_many", None)
+    assert HeldOut(run_dir, "test", 4).samples(point, 3)["correct"].all()  # they are kept

@@ -63,3 +63,15 @@ def test_the_record_may_lie_elsewhere(run_dir, tmp_path):
     assert last_step(record) is None
     with pytest.raises(InputError, match="no trained model"):
         find_trained_model(record, {})
+
+
+def test_what_a_run_left_behind_may_be_an_earlier_checkpoint(run_dir, base, add_checkpoints):
+    """The best one, or files that were copied there after a kill: it bears that step, and stands there once."""
+    config = {"model_name_or_path": str(base)}
+    add_checkpoints(run_dir, 8, 20)
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 20, 57)))
+    assert trained_point(run_dir, config).step == 57
+    for path in (run_dir / "checkpoint-8").glob("*.safetensors"):
+        (run_dir / path.name).write_bytes(path.read_bytes())
+    assert trained_point(run_dir, config) == Point("trained", 8, run_dir)
+    assert [point.step for point in checkpoint_points(run_dir, config, ["all"])] == [20]

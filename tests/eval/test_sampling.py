@@ -52,3 +52,21 @@ def test_every_declared_token_stops(base):
     assert stop_token_ids(model, tokenizer) == [1, 5]
     model.generation_config.eos_token_id = None
     assert stop_token_ids(model, tokenizer) == [1]
+
+
+def test_what_a_model_asks_of_generation_is_not_in_the_way(base, task):
+    """Its own min_p, forbidden tokens, least length and beams: the samples are those of a model that asks nothing."""
+    model, tokenizer, rows = load_model(base), load_tokenizer(base), list(task.rows("test", 2))
+
+    def drawn():
+        set_seed(0)
+        return [
+            one.ids
+            for samples in sample(model, tokenizer, task, rows, 16, max_new_tokens=NEW_TOKENS)
+            for one in samples
+        ]
+
+    plain = drawn()
+    asks = {"min_p": 0.9, "suppress_tokens": list(range(3, 200)), "min_new_tokens": NEW_TOKENS, "num_beams": 2}
+    model.generation_config.update(**asks)
+    assert drawn() == plain and model.generation_config.min_p == 0.9

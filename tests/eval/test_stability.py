@@ -68,3 +68,13 @@ def test_gradient_spike_by_hand(run):
 
 def test_no_gradient_norms_no_spike(run):
     assert stability.gradient_spike(run(reward=0.5)) is None
+
+
+def test_the_last_window_is_as_long_as_those_it_is_compared_with(make_run, make_rows):
+    """A steady reward whose last two steps had no luck: 2 of 20 are no collapse."""
+    rewards = [0.3] * 18 + [0.0] * 2
+    run = load_run(make_run("A", "A", make_rows(20, reward=lambda step: rewards[step - 1])))
+    assert stability.collapsed(run) is False
+    rewards = [0.3] * 10 + [0.0] * 10
+    run = load_run(make_run("B", "B", make_rows(20, reward=lambda step: rewards[step - 1])))
+    assert stability.collapsed(run) is True
