@@ -16,6 +16,7 @@ from eval.models import Point, identity, load_point, load_tokenizer, trained_poi
 from eval.runs import InputError, load_config
 from eval.samples import SampleStore, content_ids
 from eval.sampling import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE, sample
+from trl_prorl.record import EVALUATION_KEYS
 
 
 SAMPLES_FOLDER = "samples"
@@ -226,7 +227,7 @@ def digest(*parts) -> str:
 def check_run(run_dir: Path) -> dict:
     """The configuration of a run that can be evaluated, or an [`InputError`]."""
     config = load_config(run_dir)
-    for key in ("model_name_or_path", "task"):
+    for key in EVALUATION_KEYS:
         if not config.get(key):
             raise InputError(f"'{run_dir / 'config.yaml'}' has no {key}; add the one the run was trained with")
     trained_point(run_dir, config)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
+from trl_prorl.record import EVALUATION_KEYS
+
 
 VARIANTS = ("plain", "control", "A", "B", "C")
 # The counter of each stage in metrics.jsonl: it tells a stage that did not run from one that was not timed.
@@ -51,6 +53,11 @@ class Run:
     @property
     def variant(self) -> str:
         return str(self.env.get("variant", "unknown"))
+
+    @property
+    def can_be_evaluated(self) -> bool:
+        """Whether `eval.passk` finds model and task in `config.yaml`."""
+        return all(self.config.get(key) for key in EVALUATION_KEYS)
 
     @property
     def seed(self):

@@ -68,6 +68,8 @@ def evaluation_commands(runs: list[Run]) -> str:
     """The commands that evaluated the runs, one per setting; with the defaults for runs not evaluated yet."""
     by_setting = {}
     for run in runs:
+        if not run.can_be_evaluated:
+            continue
         options = ""
         if run.passk:
             split, prompts, n, ks = (run.passk[key] for key in ("split", "prompts", "n", "k"))
@@ -234,9 +236,10 @@ def build_report(runs: list[Run], command: str) -> Report:
             [
                 Text(
                     "`python recipes/grpo_variantA.py --config <run folder>/config.yaml --output_dir <new folder>` trains a run "
-                    "again, whatever its variant: its `config.yaml` decides. `env.json` holds versions, hardware and seed. Then:"
+                    "from a recipe again, whatever its variant: its `config.yaml` decides. `env.json` holds versions, hardware "
+                    "and seed. Then:"
                 ),
-                Code(f"{evaluation_commands(runs)}\n{command}"),
+                Code(f"{evaluation_commands(runs)}\n{command}".strip()),
             ],
         ),
     ]

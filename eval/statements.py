@@ -104,7 +104,10 @@ def missing_statements(runs: list[Run]) -> list[str]:
     if not missing:
         return []
     names = ", ".join(f"`{run.name}`" for run in missing)
-    return [f"Not evaluated on held-out prompts: {names}. Run `{passk_command(missing)}`, then this report again."]
+    can_be = [run for run in missing if run.can_be_evaluated]
+    if not can_be:
+        return [f"Not evaluated on held-out prompts: {names}."]
+    return [f"Not evaluated on held-out prompts: {names}. Run `{passk_command(can_be)}`, then this report again."]
 
 
 def caveats(runs: list[Run]) -> list[str]:

@@ -133,6 +133,15 @@ def test_many_resets_are_cut_and_counted(folder):
     assert row(card, "50") and "| 51 | 51 |" not in card.text
 
 
+@pytest.mark.parametrize("passk", [None, {**PASSK, "step": 3}], ids=["not evaluated", "other weights"])
+@pytest.mark.parametrize("missing", ["task", "model_name_or_path", None])
+def test_evaluating_is_recommended_where_it_is_possible(folder, passk, missing):
+    """A run from plain Python has neither key, and `eval.passk` would refuse it."""
+    card = model_card(folder(passk=passk, config={missing: None} if missing else None))
+    assert ("Not evaluated yet." if passk is None else "numbers are left out.") in card.text
+    assert ("python -m eval.passk" in card.text.split("## Use it")[0]) == (missing is None)
+
+
 def test_what_the_record_lacks_is_said_and_not_invented(folder, tmp_path):
     card = model_card(folder(events=None))
     assert "Not evaluated yet" in card.text and card.data.eval_results is None and "pass@1" not in card.text

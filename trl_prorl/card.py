@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from .base_model import EMBEDDED, BaseModel, identify, is_hub_name
 from .files import replaced
 from .meter import EVENTS_FILE, METRICS_FILE, read_jsonl
-from .record import CONFIG_FILE, ENV_FILE
+from .record import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
 from .variants import DIFFERENT_OBJECTIVE, VARIANT_DESCRIPTIONS
 
 
@@ -73,6 +73,11 @@ class Record:
     @property
     def variant(self) -> str:
         return str(self.env.get("variant", "unknown"))
+
+    @property
+    def can_be_evaluated(self) -> bool:
+        """Whether `eval.passk` knows its model and its task."""
+        return all(self.config.get(key) for key in EVALUATION_KEYS)
 
     @property
     def resets(self) -> list[dict[str, Any]]:
@@ -364,14 +369,16 @@ def _resets_text(record: Record) -> str:
 
 
 def _results_text(record: Record, run_dir: Path) -> str:
-    again = f"`python -m eval.passk --run {shlex.quote(str(run_dir))}`"
+    command = f" `python -m eval.passk --run {shlex.quote(str(run_dir))}` evaluates "
     passk = record.passk
     if passk is None:
-        return f"Not evaluated yet. {again} evaluates it; `python -m eval.push` then updates this card."
+        hint = f"{command}it; `python -m eval.push` then updates this card." if record.can_be_evaluated else ""
+        return f"Not evaluated yet.{hint}"
     if not record.evaluated:
+        hint = f"{command}them." if record.can_be_evaluated else ""
         return (
             f"The weights here are those of step {record.steps}; the last evaluation is of step {passk['step']}, so its "
-            f"numbers are left out. {again} evaluates them."
+            f"numbers are left out.{hint}"
         )
     level = "" if passk.get("level") is None else f", level {passk['level']}"
     lines = [

@@ -1,4 +1,4 @@
-"""The record of a run beside its metrics: `config.yaml`, which starts the run again, and `env.json`."""
+"""The record of a run beside its metrics: `config.yaml`, which starts a run from a recipe again, and `env.json`."""
 
 import dataclasses
 import json
@@ -17,6 +17,7 @@ from .base_model import identify
 
 
 CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
+EVALUATION_KEYS = ("model_name_or_path", "task")  # what eval asks of config.yaml; a run from plain Python has neither
 SECRETS = frozenset(["hub_token", "push_to_hub_token"])
 PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
 

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from eval import statements
+from eval import sections, statements
 from eval.runs import load_run
 from eval.tables import DIFFERENT_OBJECTIVE
 
@@ -91,6 +91,17 @@ def test_missing_evaluation_says_how_to_make_it(arm):
     (line,) = statements.missing_statements([run, arm("B", [4] * 40)])
     assert f"python -m eval.passk --run {run.path}" in line
     assert "`B`" not in line
+
+
+def test_no_command_for_runs_it_would_refuse(arm):
+    """A run from plain Python: its configuration names neither model nor task."""
+    plain = arm("A", name="plain", config={"model_name_or_path": None, "task": None})
+    (line,) = statements.missing_statements([plain])
+    assert line == "Not evaluated on held-out prompts: `plain`."
+    other = arm("B")
+    (line,) = statements.missing_statements([plain, other])
+    assert "`plain`, `B`" in line and f"Run `python -m eval.passk --run {other.path}`, then" in line
+    assert sections.evaluation_commands([plain, other]) == f"python -m eval.passk --run {other.path}"
 
 
 def test_unevaluated_a_and_b_are_still_told_apart(arm):
