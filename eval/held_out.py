@@ -12,6 +12,7 @@ from tqdm import tqdm
 from transformers import set_seed
 
 import tasks
+from eval.local_paths import with_local_paths
 from eval.models import Point, identity, load_point, load_tokenizer, trained_point
 from eval.runs import InputError, load_config
 from eval.samples import SampleStore, content_ids
@@ -225,10 +226,11 @@ def digest(*parts) -> str:
 
 
 def check_run(run_dir: Path) -> dict:
-    """The configuration of a run that can be evaluated, or an [`InputError`]."""
+    """The configuration of a run that can be evaluated, local paths found, or an [`InputError`]."""
     config = load_config(run_dir)
     for key in EVALUATION_KEYS:
         if not config.get(key):
             raise InputError(f"'{run_dir / 'config.yaml'}' has no {key}; add the one the run was trained with")
+    config = with_local_paths(run_dir, config)
     trained_point(run_dir, config)
     return config

@@ -1,6 +1,7 @@
 """The models of a run: base, every checkpoint, and what the run left behind at its end."""
 
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,20 @@ def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Poi
     return [Point(f"step-{step}", step, found[step]) for step in steps if step != trained.step]
 
 
+@contextmanager
+def hub_errors(base: str):
+    """What the Hub says of a base model it does not give, as an [`InputError`]."""
+    try:
+        yield
+    except OSError as error:
+        if Path(base).is_dir():
+            raise
+        raise InputError(
+            f"model_name_or_path: {base} of config.yaml is no folder here, and the Hub did not give it ({error}); start where "
+            "the run was trained, or write there where its base model is now"
+        ) from error
+
+
 def identity(folder: Path | None, config: dict) -> dict:
     """
     What tells a model's weights from any other's: hashes of its files, or the Hub's commit. JSON values.
@@ -113,7 +128,8 @@ def identity(folder: Path | None, config: dict) -> dict:
     if folder is None:
         if not Path(base).is_dir():
             revision = config.get("model_revision") or "main"
-            return {"name": base, "commit": AutoConfig.from_pretrained(base, revision=revision)._commit_hash}
+            with hub_errors(base):
+                return {"name": base, "commit": AutoConfig.from_pretrained(base, revision=revision)._commit_hash}
         folder = Path(base)
         return {"weights": weight_hashes(folder)}
     own = {"weights": weight_hashes(folder)}
@@ -135,7 +151,8 @@ def load_model(path, revision: str | None = None):
 
 def load_base_model(config: dict):
     """The model a run started from."""
-    return load_model(config["model_name_or_path"], config.get("model_revision"))
+    with hub_errors(config["model_name_or_path"]):
+        return load_model(config["model_name_or_path"], config.get("model_revision"))
 
 
 def load_point(point: Point, config: dict):

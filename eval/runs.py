@@ -135,7 +135,13 @@ def read_jsonl(path: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict:
+    """
+    A JSON file of a run folder.
+
+    Raises:
+        InputError: If it is not JSON.
+    """
     try:
         return json.loads(path.read_text())
     except json.JSONDecodeError as error:
@@ -171,11 +177,11 @@ def load_run(run_dir, name: str | None = None) -> Run:
         path=run_dir,
         name=name or run_dir.resolve().name,
         config=config,
-        env=_read_json(run_dir / "env.json"),
+        env=read_json(run_dir / "env.json"),
         metrics=metrics.sort_values("step", ignore_index=True),
         events=read_jsonl(events) if events.is_file() else None,
-        passk=_read_json(passk) if passk.is_file() else None,
-        drift=_read_json(drift) if drift.is_file() else None,
+        passk=read_json(passk) if passk.is_file() else None,
+        drift=read_json(drift) if drift.is_file() else None,
     )
 
 
