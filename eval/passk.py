@@ -5,7 +5,8 @@ pass@k of a run, base against trained, on the same held-out prompts of its task.
     python -m eval.passk --run runs/demo/A --checkpoints all --others parity@2 sorting
 
 Writes `passk.json` into each run folder, and the samples beside it (`samples/`, parquet): an evaluation that was stopped
-goes on, and none is drawn twice. Base is the policy as the run began; runs that lie side by side share its samples.
+goes on, and none is drawn twice. With the settings of a `passk.json` that is there, it is completed. Base is the policy as
+the run began; runs that lie side by side share its samples.
 """
 
 import argparse
@@ -20,9 +21,16 @@ from rich.table import Table
 from eval.command import command
 from eval.held_out import HeldOut, TaskName, check_run
 from eval.models import checkpoint_points
+from eval.passk_merge import PASSK_FILE, completed, earlier_result
 from eval.runs import InputError
 from eval.samples import write_json
-from eval.statistics import Estimate, bootstrap_interval, paired_bootstrap_difference, pass_at_k_per_prompt
+from eval.statistics import (
+    Estimate,
+    bootstrap_interval,
+    paired_bootstrap_difference,
+    pass_at_k_per_prompt,
+    summarise_counts,
+)
 
 
 MOST_SAMPLES = 256
@@ -31,22 +39,13 @@ SIDES = ("base", "trained")
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
     """
-    pass@k with its 95 % bootstrap interval over prompts, and the counts behind it.
+    [`~eval.statistics.summarise_counts`] of verdicts.
 
     Args:
         correct (`list[list[bool]]`): Shape (P, n), P >= 2.
         ks (`list[int]`): Sizes of the draw, each from 1 to n.
-
-    Returns:
-        `dict`: `{"pass@<k>": mean, "interval@<k>": [low, high], ..., "correct": correct samples per prompt}`.
     """
-    counts = [sum(samples) for samples in correct]
-    summary = {}
-    for k in ks:
-        per_prompt = pass_at_k_per_prompt(counts, n=len(correct[0]), k=k)
-        summary[f"pass@{k}"] = float(np.mean(per_prompt))
-        summary[f"interval@{k}"] = list(bootstrap_interval(per_prompt))
-    return {**summary, "correct": counts}
+    return summarise_counts([sum(samples) for samples in correct], len(correct[0]), ks)
 
 
 def verdicts(samples: pd.DataFrame) -> list[list[bool]]:
@@ -126,21 +125,43 @@ def base_and_trained(held_out: HeldOut, args) -> tuple[dict, dict[str, pd.DataFr
     return result, sides
 
 
-def evaluate_run(run_dir: Path, args) -> dict:
+def earlier_of(held_out: HeldOut, args) -> dict | None:
+    """The run's earlier result that this evaluation completes, if there is one; see [`earlier_result`]."""
+    if args.replace:
+        return None
+    asked = {
+        "prompts": len(held_out.rows),
+        "n": args.n,
+        "split": held_out.split,
+        "temperature": held_out.temperature,
+        "max_new_tokens": held_out.max_new_tokens,
+        "seed": held_out.seed,
+        "task": held_out.name.task,
+        "level": held_out.name.level,
+        "prompt_ids": held_out.prompt_ids,
+    }
+    points = checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints) if args.checkpoints else []
+    return earlier_result(held_out.run_dir, asked, [point.step for point in points], args.others, args.with_greedy)
+
+
+def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) -> dict:
     """
     The content of `passk.json` for one run.
 
     Args:
-        run_dir (`Path`): The run folder.
+        held_outs (`list[HeldOut]`): As [`held_outs`] gives them.
         args (`argparse.Namespace`): The settings, as [`parse_args`] gives them.
+        earlier (`dict`, *optional*): The result of the same evaluation that this one completes.
     """
-    held_out, *others = held_outs(run_dir, args)
+    held_out, *others = held_outs
+    if earlier:
+        args = argparse.Namespace(**{**vars(args), "k": sorted({*args.k, *earlier["k"]})})
     result, sides = base_and_trained(held_out, args)
     result["step"] = held_out.trained.step
     if groups := by_task_and_level(sides, args.k):
         result["by"] = groups
     if args.checkpoints:
-        points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
+        points = checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints)
         result["checkpoints"] = [
             {"step": point.step, **summarise_samples(held_out.samples(point, args.n), args.k)} for point in points
         ]
@@ -150,6 +171,11 @@ def evaluate_run(run_dir: Path, args) -> dict:
         result["others"] = {
             text: base_and_trained(other, args)[0] for text, other in zip(args.others, others, strict=True)
         }
+    if earlier:
+        whole = completed(earlier, result)
+        if whole is None:
+            print(f"{held_out.run_dir / PASSK_FILE} was of other weights: it is written anew, with what is asked now.")
+        return whole or result
     return result
 
 
@@ -274,6 +300,9 @@ def parse_args(argv=None) -> argparse.Namespace:
         metavar="NAME[@LEVEL][=PATH]",
         help="tasks that were not trained (forgetting)",
     )
+    parser.add_argument(
+        "--replace", action="store_true", help="write passk.json anew, even if it holds more than is asked now"
+    )
     args = parser.parse_args(argv)
     if args.n is None:
         args.n = 1 if args.greedy else 16
@@ -303,9 +332,11 @@ def main(argv=None) -> None:
     check_settings(args)
     for run_dir in args.run:
         check_run_settings(run_dir, args)
-    for run_dir in args.run:
-        result = evaluate_run(run_dir, args)
-        write_json(run_dir / "passk.json", result)
+    evaluations = [(run_dir, held_outs(run_dir, args)) for run_dir in args.run]
+    earlier = [earlier_of(its[0], args) for _, its in evaluations]
+    for (run_dir, its), before in zip(evaluations, earlier, strict=True):
+        result = evaluate_run(its, args, before)
+        write_json(run_dir / PASSK_FILE, result)
         console = Console()
         console.print(result_table(run_dir, result))
         if (parts := parts_table(result)) is not None:

@@ -19,6 +19,7 @@ __all__ = [
     "pass_at_k",
     "pass_at_k_per_prompt",
     "pass_at_k_upper_bound",
+    "summarise_counts",
     "t_interval",
 ]
 
@@ -139,6 +140,26 @@ def bootstrap_interval(
         ValueError: If there are fewer than 2 prompts.
     """
     return _percentile_bootstrap((np.asarray(per_prompt_values, dtype=float),), np.mean, level, resamples, seed)
+
+
+def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
+    """
+    pass@k with its 95 % bootstrap interval over prompts, and the counts behind it.
+
+    Args:
+        counts (`list[int]`): Correct samples per prompt, of `n` each; 2 prompts or more.
+        n (`int`): Samples per prompt.
+        ks (`list[int]`): Sizes of the draw, each from 1 to n.
+
+    Returns:
+        `dict`: `{"pass@<k>": mean, "interval@<k>": [low, high], ..., "correct": counts}`.
+    """
+    summary = {}
+    for k in ks:
+        per_prompt = pass_at_k_per_prompt(counts, n=n, k=k)
+        summary[f"pass@{k}"] = float(np.mean(per_prompt))
+        summary[f"interval@{k}"] = list(bootstrap_interval(per_prompt))
+    return {**summary, "correct": counts}
 
 
 def paired_bootstrap_difference(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:

@@ -98,7 +98,7 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
 
     assert passk.main([*arguments, "--no-greedy"]) == 0
     assert (run_dir / "passk.json").read_text() == first
-    assert passk.main([*arguments, "--no-greedy", "--seed", "1"]) == 0
+    assert passk.main([*arguments, "--no-greedy", "--seed", "1", "--replace"]) == 0
     assert result_of(run_dir)["base"]["correct"] != result["base"]["correct"]
 
 
@@ -142,6 +142,9 @@ def test_every_checkpoint(run_dir, task, add_checkpoints, labels, capsys):
         assert point["pass@1"] == pytest.approx(sum(point["correct"]) / 32)
     assert "pass@k over training steps" in capsys.readouterr().out
     assert passk.main([*arguments, "--checkpoints", "20"]) == 0
+    assert result_of(run_dir) == result
+    assert len(labels) == 4
+    assert passk.main([*arguments, "--checkpoints", "20", "--replace"]) == 0
     assert [point["step"] for point in result_of(run_dir)["checkpoints"]] == [20, 30]
     assert len(labels) == 4
 
