@@ -29,7 +29,7 @@ def earlier_result(run_dir: Path, asked: dict, steps: list[int], others: list[st
     Args:
         run_dir (`Path`): The run folder.
         asked (`dict`): The new evaluation's settings, with the keys of `OPTIONS`.
-        steps (`list[int]`), others (`list[str]`), greedy (`bool`): Checkpoints, other tasks and greedy decoding that are asked for.
+        steps (`list[int]`), others (`list[str]`), greedy (`bool`): What is asked for beside it.
 
     Raises:
         InputError: If something that was measured would be lost.

@@ -111,8 +111,9 @@ def missing_statements(runs: list[Run]) -> list[str]:
         return []
     names = ", ".join(f"`{run.name}`" for run in missing)
     can_be = [run for run in missing if run.can_be_evaluated]
-    cure = f" Run `{passk_command(can_be)}`, then this report again." if can_be else ""
-    return [f"Not evaluated on held-out prompts: {names}.{cure}"]
+    if not can_be:
+        return [f"Not evaluated on held-out prompts: {names}."]
+    return [f"Not evaluated on held-out prompts: {names}. Run `{passk_command(can_be)}`, then this report again."]
 
 
 def caveats(runs: list[Run]) -> list[str]:
