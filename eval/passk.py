@@ -98,20 +98,27 @@ def gain(result: dict, k: int) -> Estimate:
     return paired_bootstrap_difference(*(pass_at_k_per_prompt(count, result["n"], k) for count in counts))
 
 
-def base_and_trained(held_out: HeldOut, args) -> tuple[dict, dict[str, pd.DataFrame]]:
-    """What `passk.json` says of one task, and the samples of both sides."""
-    sides = {"base": held_out.samples(held_out.base, args.n), "trained": held_out.samples(held_out.trained, args.n)}
-    result = {
+def settings_of(held_out: HeldOut, n: int) -> dict:
+    """What an evaluation with `n` samples a prompt is of, as `passk.json` says it."""
+    return {
         "split": held_out.split,
         "prompts": len(held_out.rows),
-        "n": args.n,
-        "k": args.k,
+        "n": n,
         "temperature": held_out.temperature,
         "max_new_tokens": held_out.max_new_tokens,
         "seed": held_out.seed,
         "task": held_out.name.task,
         "level": held_out.name.level,
         "prompt_ids": held_out.prompt_ids,
+    }
+
+
+def base_and_trained(held_out: HeldOut, args) -> tuple[dict, dict[str, pd.DataFrame]]:
+    """What `passk.json` says of one task, and the samples of both sides."""
+    sides = {"base": held_out.samples(held_out.base, args.n), "trained": held_out.samples(held_out.trained, args.n)}
+    result = {
+        **settings_of(held_out, args.n),
+        "k": args.k,
         **{side: summarise_samples(samples, args.k) for side, samples in sides.items()},
     }
     result["gain"] = {f"pass@{k}": list(gain(result, k)) for k in args.k}
@@ -129,17 +136,7 @@ def earlier_of(held_out: HeldOut, args) -> dict | None:
     """The run's earlier result that this evaluation completes, if there is one; see [`earlier_result`]."""
     if args.replace:
         return None
-    asked = {
-        "prompts": len(held_out.rows),
-        "n": args.n,
-        "split": held_out.split,
-        "temperature": held_out.temperature,
-        "max_new_tokens": held_out.max_new_tokens,
-        "seed": held_out.seed,
-        "task": held_out.name.task,
-        "level": held_out.name.level,
-        "prompt_ids": held_out.prompt_ids,
-    }
+    asked = settings_of(held_out, args.n)
     points = checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints) if args.checkpoints else []
     return earlier_result(held_out.run_dir, asked, [point.step for point in points], args.others, args.with_greedy)
 
