@@ -8,7 +8,7 @@ from eval.document import Block, Bullets
 from eval.runs import InputError, Run
 from eval.statements import same_prompts
 from eval.statistics import holm
-from eval.tables import Table, interval_cell, objective_notes
+from eval.tables import NOT_MEASURED, Table, cell, interval_cell, objective_notes
 from eval.trajectory import MIN_CHECKPOINTS, check_run, trajectory_table
 
 
@@ -117,7 +117,7 @@ def pairs_blocks(runs: list[Run]) -> list[Block]:
                 for text in (
                     str(side.k),
                     interval_cell(side.difference, "+.3f"),
-                    "–" if side.differ else f"{side.visible:.3f}",
+                    NOT_MEASURED if side.differ else cell(side.visible, ".3f"),
                 )
             ),
             f"{each[0].paired.first_only} : {each[0].paired.second_only}",

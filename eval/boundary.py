@@ -23,6 +23,8 @@ from eval.command import command
 from eval.plots import DPI, OTHER_COLOUR, VARIANT_COLOURS, arm_label, save_figure
 from eval.runs import InputError, Run, load_run, require_passk
 from eval.statistics import (
+    MIN_PROMPTS,
+    NO_INTERVAL_NOTE,
     Estimate,
     McNemar,
     bootstrap_interval,
@@ -212,7 +214,8 @@ def boundary_table(result: Boundary, title: str = "pass@k") -> Table:
     ]
     notes = [
         "[95 % bootstrap over prompts]. The bound is what mean and spread of pass@1 over prompts allow pass@k to be at "
-        "most (Jensen), both estimated without bias; at k = 1 and 2 it is pass@k itself."
+        "most (Jensen), both estimated without bias; at k = 1 and 2 it is pass@k itself.",
+        *([NO_INTERVAL_NOTE] if result.prompts < MIN_PROMPTS else []),
     ]
     return Table(title, ["k", "base", "bound", "trained", "bound", "gain"], rows, notes)
 

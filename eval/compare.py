@@ -5,6 +5,7 @@ Two runs on the same held-out prompts: paired differences, and how large a diffe
 """
 
 import argparse
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from eval.command import command
 from eval.runs import InputError, Run, load_run, require_passk
 from eval.statements import max_new_tokens, same_prompts
 from eval.statistics import (
+    NO_INTERVAL_NOTE,
     Estimate,
     McNemar,
     bootstrap_interval,
@@ -23,7 +25,7 @@ from eval.statistics import (
     mcnemar,
     paired_bootstrap_difference,
 )
-from eval.tables import DIFFERENT_OBJECTIVE, Table, interval_cell, per_prompt
+from eval.tables import DIFFERENT_OBJECTIVE, Table, cell, interval_cell, per_prompt
 
 
 # How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the model.
@@ -70,7 +72,7 @@ class Comparison:
     @property
     def differ(self) -> bool:
         """Whether the interval of the difference excludes 0."""
-        return not self.difference.low <= 0 <= self.difference.high
+        return self.difference.low > 0 or self.difference.high < 0
 
 
 def check_comparable(a: Run, b: Run) -> None:
@@ -182,7 +184,7 @@ def comparison_table(comparisons: list[Comparison]) -> Table:
             interval_cell(each.first_value, ".3f"),
             interval_cell(each.second_value, ".3f"),
             interval_cell(each.difference, "+.3f"),
-            format(each.visible, ".3f"),
+            cell(each.visible, ".3f"),
         ]
         for each in comparisons
     ]
@@ -202,12 +204,12 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
             body = f"`{each.first if each.difference.value > 0 else each.second}` is higher."
         elif each.better == each.worse == 0:
             body = "no difference at any prompt."
+        elif math.isnan(each.difference.low):
+            body = NO_INTERVAL_NOTE
         else:
             body = f"no difference found; one of {each.visible:.3f} would be found four times in five, a smaller one less often."
-        value, low, high = each.difference
-        lines.append(
-            f"pass@{each.k}: `{each.first}` less `{each.second}` {value:+.3f} [{low:+.3f}, {high:+.3f}]: {body}"
-        )
+        difference = interval_cell(each.difference, "+.3f")
+        lines.append(f"pass@{each.k}: `{each.first}` less `{each.second}` {difference}: {body}")
     each = comparisons[0]
     lines.append(
         f"Of {each.prompts} prompts `{each.first}` is right more often at {each.better}, less often at {each.worse}, "

@@ -25,6 +25,8 @@ from eval.passk import add_sampling_arguments, check_run_settings
 from eval.runs import InputError
 from eval.samples import write_json
 from eval.sampling import prompt_ids
+from eval.statistics import MIN_PROMPTS, NO_INTERVAL, NO_INTERVAL_NOTE, Estimate
+from eval.tables import interval_cell
 
 
 class TokenDrift(NamedTuple):
@@ -118,7 +120,12 @@ def drift_of(held_out: HeldOut, point: Point, base_model, samples: int) -> dict:
 
 
 def bootstrap_ratio(sums: np.ndarray, tokens: np.ndarray, resamples: int = 2000) -> tuple[float, float]:
-    """95 % percentile bootstrap over prompts of sums per token, both of shape (P,): prompts are drawn, long ones count more."""
+    """95 % percentile bootstrap over prompts of sums per token, both of shape (P,): prompts are drawn, long ones count more.
+
+    NaN with fewer than 20 prompts, as in [`~eval.statistics.bootstrap_interval`].
+    """
+    if len(sums) < MIN_PROMPTS:
+        return NO_INTERVAL
     drawn = np.random.default_rng(0).integers(len(sums), size=(resamples, len(sums)))
     low, high = np.percentile(sums[drawn].sum(1) / tokens[drawn].sum(1), [2.5, 97.5])
     return float(low), float(high)
@@ -157,10 +164,9 @@ def drift_table(run_dir: Path, result: dict) -> Table:
         "step", "KL to base (nats/token)", "same greedy token", "entropy", "tokens", title=f"Drift of {run_dir}"
     )
     for point in result["points"]:
-        low, high = point["interval"]
         table.add_row(
             "end" if point["step"] is None else str(point["step"]),
-            f"{point['kl_to_base']:.4f} [{low:.4f}, {high:.4f}]",
+            interval_cell(Estimate(point["kl_to_base"], *point["interval"]), ".4f"),
             f"{100 * point['token_agreement']:.1f} %",
             f"{point['entropy']:.3f}",
             f"{point['mean_tokens']:.1f}",
@@ -215,6 +221,8 @@ def main(argv=None) -> None:
         write_json(run_dir / "drift.json", result)
         plot_drift(result, run_dir / "drift.png")
         Console().print(drift_table(run_dir, result))
+        if result["prompts"] < MIN_PROMPTS:
+            Console().print(NO_INTERVAL_NOTE)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ import pandas as pd
 from eval.panels import Panel
 from eval.plots import band, curves, mark_resets
 from eval.runs import Run
-from eval.tables import NOT_MEASURED, Table, cell, objective_notes
+from eval.statistics import Estimate
+from eval.tables import NOT_MEASURED, Table, cell, interval_cell, objective_notes
 
 
 MEASURES = {
@@ -79,7 +80,8 @@ def drift_table(runs: list[Run]) -> Table | None:
             continue
         last = points[-1]
         interval = last.get("interval")
-        kl = cell(last.get("kl_to_base"), ".4f") + (" [{:.4f}, {:.4f}]".format(*interval) if interval else "")
+        kl = cell(last.get("kl_to_base"), ".4f")
+        kl = interval_cell(Estimate(last["kl_to_base"], *interval), ".4f") if interval else kl
         rest = [cell(last.get(key), MEASURES[key][2]) for key in ("token_agreement", "entropy", "mean_tokens")]
         base_entropy = last.get("base_entropy")
         rest[1] = rest[1] if base_entropy is None else f"{base_entropy:.3f} → {rest[1]}"

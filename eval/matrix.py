@@ -56,13 +56,14 @@ def step_time_over_control(run: Run, runs: list[Run]) -> float | None:
     return seconds / control_seconds if seconds and control_seconds else None
 
 
-def prompts_and_seeds(values: list[np.ndarray], same: bool) -> Estimate | None:
+def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) -> Estimate | None:
     """
     Mean over runs with an interval that covers the choice of prompts and, where there are several runs, of seeds.
 
     Args:
         values (`list[np.ndarray]`): One value per prompt for each run, shape (P,) each.
         same (`bool`): Whether the prompts are the same in all runs; if not, only the t-interval over runs is left.
+        least (`float`, *optional*, defaults to `0.0`): The least value a prompt can have.
 
     Returns:
         [`Estimate`] or `None`: The hull of the two intervals; `None` without runs.
@@ -72,16 +73,17 @@ def prompts_and_seeds(values: list[np.ndarray], same: bool) -> Estimate | None:
     means = [float(run_values.mean()) for run_values in values]
     intervals = [t_interval(means)[1:]] if len(means) > 1 else []
     if same:
-        intervals.append(bootstrap_interval(np.mean(values, axis=0)))
-    return Estimate(float(np.mean(means)), min(low for low, _ in intervals), max(high for _, high in intervals))
+        intervals.append(bootstrap_interval(np.mean(values, axis=0), bounds=(least, 1.0)))
+    lows, highs = zip(*intervals, strict=True)
+    return Estimate(float(np.mean(means)), float(np.min(lows)), float(np.max(highs)))
 
 
 def _score_cell(group: list[Run], values_of, spec: str, least: float) -> str:
     evaluated = [run for run in group if run.passk]
     same = all(same_prompts(evaluated[0], run) for run in evaluated)
-    estimate = prompts_and_seeds([values_of(run) for run in evaluated], same)
+    estimate = prompts_and_seeds([values_of(run) for run in evaluated], same, least)
     # A t-interval of two shares may leave the range they can take.
-    return interval_cell(estimate and Estimate(*(min(max(part, least), 1.0) for part in estimate)), spec)
+    return interval_cell(estimate and Estimate(*np.clip(estimate, least, 1.0).tolist()), spec)
 
 
 def _worst(values: list[float | None]) -> float | None:

@@ -25,12 +25,15 @@ from eval.passk_merge import PASSK_FILE, completed, earlier_result
 from eval.runs import InputError
 from eval.samples import write_json
 from eval.statistics import (
+    MIN_PROMPTS,
+    NO_INTERVAL_NOTE,
     Estimate,
     bootstrap_interval,
     paired_bootstrap_difference,
     pass_at_k_per_prompt,
     summarise_counts,
 )
+from eval.tables import interval_cell
 
 
 MOST_SAMPLES = 256
@@ -42,7 +45,7 @@ def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
     [`~eval.statistics.summarise_counts`] of verdicts.
 
     Args:
-        correct (`list[list[bool]]`): Shape (P, n), P >= 2.
+        correct (`list[list[bool]]`): Shape (P, n).
         ks (`list[int]`): Sizes of the draw, each from 1 to n.
     """
     return summarise_counts([sum(samples) for samples in correct], len(correct[0]), ks)
@@ -232,7 +235,7 @@ def add_row(table: Table, name: str, result: dict, k: int, digits: int = 3) -> N
 
 
 def with_interval(value: float, interval: list[float], digits: int = 3, sign: str = "") -> str:
-    return "{} [{}, {}]".format(*(format(number, f"{sign}.{digits}f") for number in (value, *interval)))
+    return interval_cell(Estimate(value, *interval), f"{sign}.{digits}f")
 
 
 def checkpoint_table(result: dict) -> Table:
@@ -256,7 +259,7 @@ def check_settings(args) -> None:
     if args.greedy and args.n > 1:
         raise InputError(f"--n {args.n} with --greedy: all samples of a prompt would be the same; leave out --n")
     if args.prompts < 2:
-        raise InputError(f"--prompts {args.prompts}: an interval needs at least 2 prompts")
+        raise InputError(f"--prompts {args.prompts}: at least 2 prompts are needed, and {MIN_PROMPTS} for an interval")
     for k in args.k:
         if not 1 <= k <= args.n:
             raise InputError(f"--k {k} must lie between 1 and --n {args.n}; draw more samples or lower k")
@@ -340,6 +343,9 @@ def main(argv=None) -> None:
             console.print("", parts)
         if "checkpoints" in result:
             console.print("", checkpoint_table(result))
+        parts = [result, *result.get("by", []), *result.get("others", {}).values()]
+        if any(part["prompts"] < MIN_PROMPTS for part in parts):
+            console.print(NO_INTERVAL_NOTE)
 
 
 if __name__ == "__main__":

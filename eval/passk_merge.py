@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from eval.runs import InputError, read_json
+from eval.runs import InputError, read_json, with_nan
 from eval.statistics import paired_bootstrap_difference, pass_at_k_per_prompt, summarise_counts
 
 
@@ -37,7 +37,7 @@ def earlier_result(run_dir: Path, asked: dict, steps: list[int], others: list[st
     path = run_dir / PASSK_FILE
     if not path.is_file():
         return None
-    earlier = read_json(path)
+    earlier = with_nan(read_json(path))
     differing = [key for key in OPTIONS if key not in earlier or earlier[key] != asked[key]]
     if not differing:
         return earlier

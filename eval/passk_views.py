@@ -6,7 +6,7 @@ import pandas as pd
 from eval.panels import Panel
 from eval.plots import Curve, band, curves, mark_resets
 from eval.runs import Run
-from eval.statistics import bootstrap_interval, paired_bootstrap_difference, pass_at_k_per_prompt
+from eval.statistics import NO_INTERVAL, bootstrap_interval, paired_bootstrap_difference, pass_at_k_per_prompt
 from eval.tables import NOT_MEASURED, Table, cell, interval_cell, objective_notes, per_prompt
 
 
@@ -31,7 +31,7 @@ def k_curve(run: Run, side: str, interval: bool = True) -> pd.DataFrame:
     rows = {}
     for k in ks_up_to(run.passk["n"]):
         values = per_prompt(run, side, k)
-        low, high = bootstrap_interval(values) if interval and len(values) > 1 else (np.nan, np.nan)
+        low, high = bootstrap_interval(values) if interval else NO_INTERVAL
         rows[k] = {"mean": values.mean(), "low": low, "high": high}
     return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -186,7 +186,15 @@ def forgetting_table(runs: list[Run]) -> Table | None:
                 pass_at_k_per_prompt(other[side]["correct"], other["n"], 1) for side in ("base", "trained")
             )
             change = paired_bootstrap_difference(trained, base)
-            found = "worse" if change.high < 0 else "better" if change.low > 0 else "no change found"
+            found = (
+                NOT_MEASURED
+                if np.isnan(change.low)
+                else "worse"
+                if change.high < 0
+                else "better"
+                if change.low > 0
+                else "no change found"
+            )
             rows.append(
                 [
                     run.name,

@@ -1,6 +1,7 @@
 """Read a run folder: its configuration, its record and, where there is one, its held-out evaluation."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,6 +153,13 @@ def read_json(path: Path) -> dict:
         raise InputError(f"'{path}' is not JSON ({error}); write it again") from error
 
 
+def with_nan(value):
+    """An end of an interval that was not given is null in JSON and NaN here."""
+    if isinstance(value, dict):
+        return {key: with_nan(one) for key, one in value.items()}
+    return [math.nan if one is None else with_nan(one) for one in value] if isinstance(value, list) else value
+
+
 def load_run(run_dir, name: str | None = None) -> Run:
     """
     Read a run folder.
@@ -185,8 +193,8 @@ def load_run(run_dir, name: str | None = None) -> Run:
         env=read_json(run_dir / "env.json"),
         metrics=metrics.sort_values("step", ignore_index=True),
         events=read_jsonl(events) if events.is_file() else None,
-        passk=read_json(passk) if passk.is_file() else None,
-        drift=read_json(drift) if drift.is_file() else None,
+        passk=with_nan(read_json(passk)) if passk.is_file() else None,
+        drift=with_nan(read_json(drift)) if drift.is_file() else None,
         evaluations=read_jsonl(evaluations) if evaluations.is_file() else None,
     )
 

@@ -6,6 +6,7 @@ for more samples or more prompts draws what is missing.
 
 import hashlib
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -119,6 +120,14 @@ class SampleStore:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file, whole or not at all."""
+    """Write a JSON file, whole or not at all; NaN, which JSON does not know, as null."""
     with replaced(path) as aside:
-        aside.write_text(json.dumps(content) + "\n")
+        aside.write_text(json.dumps(_without_nan(content)) + "\n")
+
+
+def _without_nan(value):
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -4,15 +4,24 @@ import math
 import shlex
 
 from eval.runs import Run
-from eval.statistics import Estimate, found_four_times_in_five, paired_bootstrap_difference, paired_bootstrap_ratio
+from eval.statistics import (
+    MIN_PROMPTS,
+    NO_INTERVAL_NOTE,
+    Estimate,
+    found_four_times_in_five,
+    paired_bootstrap_difference,
+    paired_bootstrap_ratio,
+)
 from eval.tables import (
     DIFFERENT_OBJECTIVE,
     REPETITION_KEYS,
     both_a_and_b,
     gain,
+    interval_cell,
     per_prompt,
     repetitions,
     seed_count,
+    share_cell,
 )
 
 
@@ -79,8 +88,7 @@ def share_statements(runs: list[Run]) -> list[str]:
             body = "A solved no prompt, so there is no share to give."
         else:
             share = paired_bootstrap_ratio(per_prompt(b, "trained"), per_prompt(a, "trained"))
-            high = f"{100 * share.high:.0f} %" if math.isfinite(share.high) else "unbounded"
-            body = f"B reaches {100 * share.value:.0f} % of A's [{100 * share.low:.0f} %, {high}], over prompts only."
+            body = f"B reaches {share_cell(share)} of A's, over prompts only."
         lines.append(f"{heading}{body} {DIFFERENT_OBJECTIVE}")
     return lines
 
@@ -94,7 +102,9 @@ def control_statements(runs: list[Run]) -> list[str]:
             lines.append(heading + _not_comparable(control, a))
             continue
         difference = paired_bootstrap_difference(per_prompt(control, "trained"), per_prompt(a, "trained"))
-        if difference.low <= 0 <= difference.high:
+        if math.isnan(difference.low):
+            body = "too few prompts for an interval."
+        elif difference.low <= 0 <= difference.high:
             found = f"one of {found_four_times_in_five(difference):.3f} would be found four times in five"
             alike = control.passk["trained"]["correct"] == a.passk["trained"]["correct"]
             body = f"no difference found; {'every prompt was solved equally often' if alike else found}."
@@ -144,6 +154,8 @@ def caveats(runs: list[Run]) -> list[str]:
             "its intervals are 95 % percentile bootstraps over prompts. Training reward is on training prompts and is "
             "no held-out number."
         )
+    if any(part["prompts"] < MIN_PROMPTS for run in runs if run.passk for part in _evaluations(run.passk)):
+        lines.append(NO_INTERVAL_NOTE)
     if len(settings) > 1:
         lines.append("The runs were not all evaluated in the same way: compare held-out numbers only where it agrees.")
     if any(run.variant == "B" for run in runs):
@@ -169,8 +181,12 @@ def comparison_statements(runs: list[Run]) -> list[str]:
     return lines
 
 
+def _evaluations(passk: dict) -> list[dict]:
+    return [passk, *(passk.get("by") or []), *(passk.get("others") or {}).values()]
+
+
 def _signed(estimate: Estimate) -> str:
-    return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+    return interval_cell(estimate, "+.3f")
 
 
 def _not_comparable(a: Run, b: Run) -> str:

@@ -27,8 +27,15 @@ __all__ = [
 ]
 
 
+MIN_PROMPTS = 20
+NO_INTERVAL = (math.nan, math.nan)
+NO_INTERVAL_NOTE = (
+    f"n/a: fewer than {MIN_PROMPTS} prompts give no interval, for a bootstrap of so few covers too seldom."
+)
+
+
 class Estimate(NamedTuple):
-    """A number and its confidence interval, all three in the same unit."""
+    """A number and its confidence interval, all three in the same unit; the ends are NaN where there is none."""
 
     value: float
     low: float
@@ -99,9 +106,12 @@ def pass_at_k_upper_bound(per_prompt_pass1, k: int, n: int | None = None) -> flo
 
 
 def _percentile_bootstrap(samples, statistic, level, resamples, seed) -> tuple[float, float]:
-    """Percentile bootstrap (Efron 1979); samples of shape (P,) each are resampled together, prompt by prompt."""
-    if len(samples[0]) < 2:
-        raise ValueError(f"{len(samples[0])} prompt(s) give no bootstrap interval; at least 2 are needed.")
+    """
+    Percentile bootstrap (Efron 1979); samples of shape (P,) each are resampled together, prompt by prompt. NaN below
+    `MIN_PROMPTS`, where it covers far less often than it says.
+    """
+    if len(samples[0]) < MIN_PROMPTS:
+        return NO_INTERVAL
     interval = stats.bootstrap(
         samples,
         statistic,
@@ -122,27 +132,39 @@ def _paired(a, b) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
+def _share_unseen(prompts: int, level: float) -> float:
+    """Share of prompts that may be of another kind where all that were drawn are of one: 1 - 0.05^(1/P), about 3/P."""
+    return 1 - (1 - level) ** (1 / prompts)
+
+
 def bootstrap_interval(
-    per_prompt_values, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    per_prompt_values,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
     """
     Percentile-bootstrap interval of the mean over prompts.
 
-    It covers the choice of prompts and the sampling of completions, not the variation between training seeds.
+    It covers the choice of prompts and the sampling of completions, not the variation between training seeds. Where all
+    values agree, resampling shows no spread, and the rule of three is taken instead.
 
     Args:
-        per_prompt_values (`list[float]`): One value per prompt, shape (P,), P >= 2.
+        per_prompt_values (`list[float]`): One value per prompt, shape (P,).
         level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
         resamples (`int`, *optional*, defaults to `2000`): Bootstrap resamples.
         seed (`int`, *optional*, defaults to `0`): Seed of the resampling.
+        bounds (`tuple[float, float]`, *optional*, defaults to `(0, 1)`): Least and greatest value a prompt can have.
 
     Returns:
-        `tuple[float, float]`: Lower and upper end, in the unit of the values.
-
-    Raises:
-        ValueError: If there are fewer than 2 prompts.
+        `tuple[float, float]`: Lower and upper end, in the unit of the values; NaN with fewer than 20 prompts.
     """
-    return _percentile_bootstrap((np.asarray(per_prompt_values, dtype=float),), np.mean, level, resamples, seed)
+    values = np.asarray(per_prompt_values, dtype=float)
+    if len(values) >= MIN_PROMPTS and np.allclose(values, values[0], rtol=0, atol=1e-12):
+        unseen, (least, greatest), value = _share_unseen(len(values), level), bounds, float(values[0])
+        return value - unseen * (value - least), value + unseen * (greatest - value)
+    return _percentile_bootstrap((values,), np.mean, level, resamples, seed)
 
 
 def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
@@ -177,11 +199,11 @@ def paired_bootstrap_difference(a, b, level: float = 0.95, resamples: int = 2000
         [`Estimate`]: The difference and its interval.
 
     Raises:
-        ValueError: If the shapes differ or there are fewer than 2 prompts.
+        ValueError: If the shapes differ.
     """
     a, b = _paired(a, b)
     difference = a - b
-    return Estimate(float(difference.mean()), *bootstrap_interval(difference, level, resamples, seed))
+    return Estimate(float(difference.mean()), *bootstrap_interval(difference, level, resamples, seed, (-1.0, 1.0)))
 
 
 def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:
@@ -196,11 +218,16 @@ def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, see
         [`Estimate`]: The ratio and its interval; an end is `inf` where resamples have a zero denominator.
 
     Raises:
-        ValueError: If the shapes differ, there are fewer than 2 prompts, or the mean of `b` is 0.
+        ValueError: If the shapes differ or the mean of `b` is 0.
     """
     a, b = _paired(a, b)
     if b.mean() == 0:
         raise ValueError("The mean of b is 0: there is no ratio to it.")
+    value = float(a.mean() / b.mean())
+    if len(a) >= MIN_PROMPTS and np.allclose(a, value * b, rtol=0, atol=1e-12):
+        unseen = _share_unseen(len(a), level)
+        seen_a, seen_b = (1 - unseen) * a.mean(), (1 - unseen) * b.mean()
+        return Estimate(value, float(seen_a / (seen_b + unseen)), float((seen_a + unseen) / seen_b))
 
     def ratio(x, y, axis=-1):
         numerator, denominator = x.mean(axis=axis), y.mean(axis=axis)
@@ -208,7 +235,7 @@ def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, see
 
     with np.errstate(invalid="ignore"):  # SciPy also takes the spread of the resamples, undefined once one is inf
         interval = _percentile_bootstrap((a, b), ratio, level, resamples, seed)
-    return Estimate(float(a.mean() / b.mean()), *interval)
+    return Estimate(value, *interval)
 
 
 def found_four_times_in_five(estimate: Estimate) -> float:

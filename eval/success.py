@@ -18,7 +18,9 @@ from eval.tables import (
     interval_cell,
     mean_step_seconds,
     per_prompt,
+    percent,
     repetitions,
+    share_cell,
 )
 
 
@@ -193,10 +195,6 @@ def verdict(comparison: Comparison, share: float) -> tuple[str, str, str]:
     return score, cost, both(score, cost)
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %" if math.isfinite(value) else "unbounded"
-
-
 def _unbounded(ratio: Estimate | None) -> bool:
     """Whether the runs exclude no ratio at all."""
     return ratio is not None and (ratio.low, ratio.high) == (0.0, math.inf)
@@ -205,8 +203,7 @@ def _unbounded(ratio: Estimate | None) -> bool:
 def _share_text(share: Estimate | None) -> str:
     if share is None:
         return NOT_MEASURED
-    value = _percent(share.value)
-    return value if _unbounded(share) else f"{value} [{_percent(share.low)}, {_percent(share.high)}]"
+    return percent(share.value) if _unbounded(share) else share_cell(share)
 
 
 def _share_interval(comparison: Comparison) -> str:

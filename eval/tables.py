@@ -72,10 +72,21 @@ def cell(value: float | None, spec: str) -> str:
 
 
 def interval_cell(estimate: Estimate | None, spec: str) -> str:
-    """`value [low, high]`, or an en dash."""
+    """`value [low, high]`, `(n/a)` where there is no interval, or an en dash."""
     if estimate is None:
         return NOT_MEASURED
-    return "{} [{}, {}]".format(*(format(part, spec) for part in estimate))
+    value, low, high = estimate
+    return f"{value:{spec}} (n/a)" if math.isnan(low) else f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %" if math.isfinite(value) else "unbounded"
+
+
+def share_cell(share: Estimate) -> str:
+    """As [`interval_cell`], in percent."""
+    interval = "(n/a)" if math.isnan(share.low) else f"[{percent(share.low)}, {percent(share.high)}]"
+    return f"{percent(share.value)} {interval}"
 
 
 def first_mean(values: pd.Series | None) -> float | None:

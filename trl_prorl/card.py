@@ -215,15 +215,15 @@ def eval_results(record: Record) -> list[EvalResult]:
     results = []
     for task, level, part, dataset_id in parts:
         for k in part["k"]:
-            low, high = part["trained"][f"interval@{k}"]
+            interval = part["trained"][f"interval@{k}"]
             results.append(
                 _eval_result(
                     (task, level, passk["split"], dataset_id),
                     f"pass@{k}",
-                    f"pass@{k}, 95 % interval [{low:.3f}, {high:.3f}]",
+                    f"pass@{k}, 95 % interval {_interval(interval)}",
                     part["trained"][f"pass@{k}"],
                     {
-                        "interval_95": [low, high],
+                        "interval_95": interval,
                         "base": part["base"][f"pass@{k}"],
                         "base_interval_95": part["base"][f"interval@{k}"],
                         "prompts": part["prompts"],
@@ -234,13 +234,13 @@ def eval_results(record: Record) -> list[EvalResult]:
                 )
             )
     if greedy := passk.get("greedy"):
-        low, high = greedy["trained"]["interval"]
-        arguments = {"interval_95": [low, high], "base": greedy["base"]["accuracy"], "prompts": passk["prompts"]}
+        interval = greedy["trained"]["interval"]
+        arguments = {"interval_95": interval, "base": greedy["base"]["accuracy"], "prompts": passk["prompts"]}
         results.append(
             _eval_result(
                 (passk["task"], passk.get("level"), passk["split"], dataset),
                 "accuracy",
-                f"greedy accuracy, 95 % interval [{low:.3f}, {high:.3f}]",
+                f"greedy accuracy, 95 % interval {_interval(interval)}",
                 greedy["trained"]["accuracy"],
                 arguments | {"decoding": "greedy"},
             )
@@ -296,8 +296,15 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _with_interval(values: list[float] | None, spec: str) -> str:
-    """`value [low, high]`, or a dash."""
-    return "–" if values is None else "{} [{}, {}]".format(*(format(value, spec) for value in values))
+    """`value [low, high]`, `(n/a)` where there were too few prompts for an interval, or a dash."""
+    if values is None:
+        return "–"
+    value, *interval = values
+    return f"{value:{spec}} {_interval(interval, spec)}"
+
+
+def _interval(ends: list[float | None], spec: str = ".3f") -> str:
+    return "(n/a)" if None in ends else "[{}, {}]".format(*(format(end, spec) for end in ends))
 
 
 def _last_step(path: Path) -> int | None:

@@ -18,13 +18,13 @@ def evaluated(make_run, make_rows, passk_result):
 
 
 def test_by_hand(evaluated):
-    result = compare(evaluated("a", [8, 4, 0, 2, 1, 5]), evaluated("b", [4, 4, 0, 0, 2, 1]), k=1)
+    result = compare(evaluated("a", [8, 4, 0, 2, 1, 5] * 4), evaluated("b", [4, 4, 0, 0, 2, 1] * 4), k=1)
     assert result.first_value.value == pytest.approx(20 / 48)
     assert result.second_value.value == pytest.approx(11 / 48)
     assert result.difference.value == pytest.approx(9 / 48)
-    assert (result.better, result.worse, result.equal) == (3, 1, 2)
-    # Solved at all: a at prompts 0, 1, 3, 4, 5, b at 0, 1, 4, 5; one pair differs.
-    assert result.paired == (1, 0, 1.0)
+    assert (result.better, result.worse, result.equal) == (12, 4, 8)
+    # Solved at all: of six a prompts 0, 1, 3, 4, 5, b 0, 1, 4, 5: one pair differs, 4 of 24, 2 / 2^4.
+    assert result.paired == (4, 0, pytest.approx(1 / 8))
     assert result.paired_on == "any of 8 samples right"
     # (1.95996 + 0.84162) / 1.95996
     assert result.visible == pytest.approx(1.42941 * (result.difference.high - result.difference.low) / 2, rel=1e-5)
@@ -32,14 +32,15 @@ def test_by_hand(evaluated):
 
 def test_pairing_sees_what_the_intervals_of_each_do_not(evaluated):
     # One more right at every prompt: certain, though prompts vary far more than the runs.
-    counts = [0, 7, 1, 6, 2, 5, 3, 4] * 2
+    counts = [0, 7, 1, 6, 2, 5, 3, 4] * 4
     result = compare(evaluated("a", [count + 1 for count in counts]), evaluated("b", counts), k=1)
-    assert result.difference == pytest.approx((1 / 8, 1 / 8, 1 / 8))
+    # Of 32 prompts that all agree up to 1 - 0.05^(1/32) = 8.94 % of others are not excluded, from -1 to 1.
+    assert result.difference == pytest.approx((1 / 8, 1 / 8 - 0.0894 * 9 / 8, 1 / 8 + 0.0894 * 7 / 8), abs=1e-4)
     assert result.differ
     assert result.first_value.low < result.second_value.high
     back = compare(evaluated("c", counts), evaluated("d", [count + 1 for count in counts]), k=1)
     assert back.difference.value == pytest.approx(-1 / 8)
-    assert (back.better, back.worse) == (0, 16)
+    assert (back.better, back.worse) == (0, 32)
 
 
 def test_pass_at_8_is_solved_at_all(evaluated):
@@ -124,23 +125,26 @@ def test_other_models_and_lengths_are_noted(evaluated):
 
 
 def test_statements(evaluated):
-    a, b = evaluated("a", [8, 0, 8, 0]), evaluated("b", [0, 8, 0, 8])
+    a, b = evaluated("a", [8, 0] * 10), evaluated("b", [0, 8] * 10)
     same = comparison_statements([compare(a, a, k=1)])
     assert "no difference at any prompt" in same[0]
     even = compare(a, b, k=1)
     [first, counts, paired, *_] = comparison_statements([even])
     assert f"one of {even.visible:.3f} would be found four times in five, a smaller one less often." in first
-    assert "more often at 2, less often at 2, equally often at 0 (8 samples each)" in counts
-    assert "only `a` right at 2, only `b` at 2, p = 1" in paired
-    worse = compare(evaluated("c", [1, 2, 3]), evaluated("d", [3, 4, 5]), k=1)
+    assert "more often at 10, less often at 10, equally often at 0 (8 samples each)" in counts
+    assert "only `a` right at 10, only `b` at 10, p = 1" in paired
+    worse = compare(evaluated("c", [1, 2, 3] * 7), evaluated("d", [3, 4, 5] * 7), k=1)
     assert comparison_statements([worse])[0].endswith("`d` is higher.")
+    few = compare(evaluated("e", [1, 2, 3]), evaluated("f", [3, 4, 5]), k=1)
+    assert not few.differ
+    assert "-0.250 (n/a): n/a: fewer than 20 prompts give no interval" in comparison_statements([few])[0]
 
 
 def test_command(evaluated, make_run, make_rows, capsys):
-    a, b = evaluated("a", [1, 2, 3]), evaluated("b", [3, 4, 5], variant="B", k=[1, 8])
+    a, b = evaluated("a", [1, 2, 3] * 10), evaluated("b", [3, 4, 5] * 10, variant="B", k=[1, 8])
     assert module.main(["--runs", str(a.path), str(b.path)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "pass@1: `a` less `b` -0.250 [-0.250, -0.250]: `b` is higher." in printed
+    assert "pass@1: `a` less `b` -0.250 [-0.321, -0.131]: `b` is higher." in printed
     assert "pass@8" in printed
     assert "pass@4" not in printed
     assert DIFFERENT_OBJECTIVE in printed

@@ -80,7 +80,7 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
         counts = [sum(task.verify(text, rows[i]) for text in verdicts[8 * i : 8 * i + 8]) for i in range(6)]
         assert result[side]["correct"] == counts
         assert result[side]["pass@1"] == pytest.approx(sum(counts) / 48)
-        assert result[side]["interval@1"][0] <= result[side]["pass@1"] <= result[side]["interval@1"][1]
+        assert result[side]["interval@1"] == [None, None]  # of 6 prompts
         assert result[side]["pass@4"] >= result[side]["pass@1"]
         # One token a character: the tokens are the text's, and one more where the model ended by itself.
         (folder,) = run_dir.glob(f"samples/{side}-*")
@@ -92,8 +92,10 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
         assert result[side]["truncated"] == 1 - sum(ended) / 48
     for k in ("pass@1", "pass@4"):
         value, low, high = result["gain"][k]
-        assert value == pytest.approx(result["trained"][k] - result["base"][k]) and low <= value <= high
-    assert "pass@k of" in capsys.readouterr().out
+        assert value == pytest.approx(result["trained"][k] - result["base"][k]) and low is high is None
+    printed = capsys.readouterr().out
+    assert "pass@k of" in printed and "(n/a)" in printed
+    assert printed.count("n/a: fewer than 20 prompts") == 1
     assert not list(run_dir.rglob("*.part"))
 
     assert passk.main([*arguments, "--no-greedy"]) == 0

@@ -31,15 +31,15 @@ def test_gains(arm):
     runs = [arm("control", [0] * 40), arm("A", [5] * 40), arm("B", [1, 0, 2, 1] * 10), arm("C")]
     lines = statements.gain_statements(runs)
     assert len(lines) == 3  # nothing to say of an unevaluated run
-    assert lines[0].endswith("a gain of -0.125 [-0.125, -0.125]: the interval excludes 0.")
+    assert lines[0].endswith("a gain of -0.125 [-0.188, -0.044]: the interval excludes 0.")
     assert "`A` (A) went from 0.125 to 0.625" in lines[1]
-    assert lines[1].endswith("a gain of +0.500 [+0.500, +0.500]: the interval excludes 0.")
+    assert lines[1].endswith("a gain of +0.500 [+0.392, +0.536]: the interval excludes 0.")
     assert lines[2].endswith(": the interval covers 0.")
 
 
 def test_share_of_a(arm):
     (line,) = statements.share_statements([arm("A", [8] * 40), arm("B", [6] * 40)])
-    assert "B reaches 75 % of A's [75 %, 75 %], over prompts only." in line
+    assert "B reaches 75 % [70 %, 83 %] of A's, over prompts only." in line
     assert line.endswith(DIFFERENT_OBJECTIVE)
 
 

@@ -54,26 +54,44 @@ def test_bootstrap_interval_covers_as_often_as_it_says():
     assert 0.90 <= hits / 300 <= 0.99
 
 
-def test_values_that_do_not_vary_have_no_width():
-    assert bootstrap_interval([0.25] * 10) == (0.25, 0.25)
+def test_values_that_do_not_vary_are_no_certainty():
+    # 1 - 0.05^(1/20) = 0.1391 of the prompts may be otherwise: 0 of 20 right excludes only rates above it.
+    assert bootstrap_interval([0.0] * 20) == pytest.approx((0, 0.1391), abs=1e-4)
+    assert bootstrap_interval([1.0] * 20) == pytest.approx((1 - 0.1391, 1), abs=1e-4)
+    assert bootstrap_interval([0.25] * 20) == pytest.approx((0.25 - 0.25 * 0.1391, 0.25 + 0.75 * 0.1391), abs=1e-4)
+    assert bootstrap_interval([0.0] * 20, bounds=(-1.0, 1.0)) == pytest.approx((-0.1391, 0.1391), abs=1e-4)
 
 
-def test_one_prompt_is_refused():
-    with pytest.raises(ValueError, match="at least 2"):
-        bootstrap_interval([1.0])
+@pytest.mark.parametrize("rate", [0.02, 0.1])
+def test_agreement_misses_no_more_often_than_it_says(rate):
+    # All of 40 prompts wrong, which happens at this rate: the interval of such a draw must reach it, or that be rare.
+    missed = (1 - rate) ** 40 if bootstrap_interval([0.0] * 40)[1] < rate else 0.0
+    assert missed <= 0.05
+
+
+def test_few_prompts_give_no_interval():
+    assert np.isnan(bootstrap_interval(np.arange(19) / 19)).all()
+    assert np.isfinite(bootstrap_interval(np.arange(20) / 20)).all()
+    difference, ratio = paired_bootstrap_difference([1, 0], [0, 0]), paired_bootstrap_ratio([1, 0], [1, 1])
+    assert (difference.value, ratio.value) == (0.5, 0.5)
+    assert np.isnan([*difference[1:], *ratio[1:]]).all()
 
 
 def test_pairing_removes_what_prompts_share():
     # b is a less 0.1 at every prompt: prompts vary a lot, the difference not at all.
     a = np.random.default_rng(0).random(40)
     difference = paired_bootstrap_difference(a, a - 0.1)
-    assert difference == pytest.approx((0.1, 0.1, 0.1))
+    # 1 - 0.05^(1/40) = 0.0722 of the prompts may be otherwise, from -1 to 1.
+    assert difference == pytest.approx((0.1, 0.1 - 1.1 * 0.0722, 0.1 + 0.9 * 0.0722), abs=1e-4)
 
 
 def test_paired_ratio():
     b = np.random.default_rng(0).random(40)
-    assert paired_bootstrap_ratio(0.9 * b, b) == pytest.approx((0.9, 0.9, 0.9))
-    ratio = paired_bootstrap_ratio([1, 0, 1, 1], [1, 1, 1, 1])
+    # The same share: those prompts could be right on one side alone.
+    seen, mean = 0.05 ** (1 / 40), b.mean()
+    low, high = 0.9 * mean * seen / (mean * seen + 1 - seen), (0.9 * mean * seen + 1 - seen) / (mean * seen)
+    assert paired_bootstrap_ratio(0.9 * b, b) == pytest.approx((0.9, low, high))
+    ratio = paired_bootstrap_ratio([1, 0, 1, 1] * 5, [1, 1, 1, 1] * 5)
     assert ratio.value == 0.75
     assert 0 <= ratio.low < 0.75 < ratio.high <= 1
 
@@ -81,7 +99,7 @@ def test_paired_ratio():
 def test_paired_ratio_without_a_denominator():
     with pytest.raises(ValueError, match="no ratio"):
         paired_bootstrap_ratio([1, 0], [0, 0])
-    assert paired_bootstrap_ratio([1, 1], [1, 0]).high == math.inf
+    assert paired_bootstrap_ratio([1] * 20, [1] + [0] * 19).high == math.inf
 
 
 def test_pairs_need_the_same_prompts():

@@ -13,13 +13,13 @@ from eval.tables import DIFFERENT_OBJECTIVE
 @pytest.fixture
 def arm(make_run, make_rows, passk_result):
     def make(variant, seed, solved, seconds, env=None, config=None):
-        solved = [solved] * 40 if isinstance(solved, int) else solved
+        solved = [solved] * 400 if isinstance(solved, int) else solved
         return load_run(
             make_run(
                 f"{variant}{seed}{config or ''}",
                 variant,
                 make_rows(4, time_step=seconds),
-                passk=None if solved is None else passk_result([1] * 40, solved),
+                passk=None if solved is None else passk_result([1] * 400, solved),
                 env={"seed": seed, **(env or {})},
                 config={"seed": seed, **(config or {})},
             )
