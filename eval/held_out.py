@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pandas as pd
@@ -240,11 +240,18 @@ def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]
     return batches
 
 
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # it is optional
+        return None
+
+
 @functools.cache
 def grader_version() -> str:
-    """A name for the code that judges completions: it changes with any file of `tasks`."""
-    files = sorted(Path(tasks.__file__).parent.glob("*.py"))
-    return digest(version("math-verify"), *(path.read_text() for path in files))[:12]
+    """A name for the code that judges completions: it changes with any file of `tasks` and with the libraries it asks."""
+    files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
+    return digest(_version("math-verify"), _version("reasoning-gym"), *(path.read_text() for path in files))[:12]
 
 
 def digest(*parts) -> str:

@@ -30,7 +30,7 @@ DEFINITIONS = [
     "**pass@1**, **pass@k**: held-out, of the trained model, the second at the largest k evaluated. **gain**: pass@1 of "
     "the trained model less that of base. In brackets 95 %: over prompts (bootstrap); where there are several "
     "seeds, the hull of that, the seeds averaged, and of Student's t over the seeds, wide while they are few.",
-    f"**collapsed**: runs whose mean training reward over the last 10 % of the steps is below {COLLAPSE_SHARE:g} of the "
+    f"**collapsed**: runs whose mean training reward over the last 10 % of the steps (at least 10) is below {COLLAPSE_SHARE:g} of the "
     f"best mean over {SMOOTHING_STEPS} steps, or in which a loss or gradient was not finite, of the runs where that can be "
     "told.",
     "**gradient spike**: the largest gradient norm of a run over its median one, before clipping; the worst seed.",

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from eval.command import command
 from eval.held_out import HeldOut, TaskName, check_run
-from eval.models import checkpoint_points
+from eval.models import checkpoint_points, last_step
 from eval.passk_merge import PASSK_FILE, completed, earlier_result
 from eval.runs import InputError
 from eval.samples import write_json
@@ -158,6 +158,7 @@ def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) ->
         args = argparse.Namespace(**{**vars(args), "k": sorted({*args.k, *earlier["k"]})})
     result, sides = base_and_trained(held_out, args)
     result["step"] = held_out.trained.step
+    result["steps_on_record"] = last_step(held_out.run_dir)  # more, where the best checkpoint was kept
     if groups := by_task_and_level(sides, args.k):
         result["by"] = groups
     if args.checkpoints:

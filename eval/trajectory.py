@@ -445,9 +445,10 @@ def main(argv=None) -> None:
     for run in runs:
         of_run, refused = [], None
         for k in args.k or default_sizes(run):
+            per_prompt_by_step(run, k)  # what cannot be asked is refused
             try:
                 of_run.append(check_run(run, k, free_start=args.free_start, resamples=args.resamples))
-            except ValueError as error:  # and the other k may do
+            except InputError as error:  # no curve fits; another k may have one
                 refused = error
                 console.print(f"- {error}", markup=False, highlight=False)
         if not of_run:

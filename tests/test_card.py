@@ -160,8 +160,9 @@ def test_numbers_of_other_weights_are_left_out(folder):
     assert not any(line.startswith("| pass@") for line in card.text.splitlines())
 
 
-def test_numbers_of_these_weights_stay(folder):
-    assert model_card(folder(passk=PASSK | {"step": 7})).data.eval_results
+@pytest.mark.parametrize("steps", [{"step": 7}, {"step": 3, "steps_on_record": 7}], ids=["last", "best checkpoint"])
+def test_numbers_of_these_weights_stay(folder, steps):
+    assert model_card(folder(passk=PASSK | steps)).data.eval_results
 
 
 def test_greedy_and_tasks_that_were_not_trained(folder):

@@ -85,8 +85,8 @@ class Record:
 
     @property
     def evaluated(self) -> bool:
-        """Whether `passk.json` is there and about the weights of the last step."""
-        measured_at = (self.passk or {}).get("step")
+        """Whether `passk.json` is there and about the weights that the run left behind after its last step."""
+        measured_at = (self.passk or {}).get("steps_on_record", (self.passk or {}).get("step"))
         return self.passk is not None and (measured_at is None or self.steps is None or measured_at == self.steps)
 
 

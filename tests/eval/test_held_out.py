@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+import tasks
 from eval import held_out
 from eval.held_out import HeldOut, TaskName, plan
 from eval.runs import InputError
@@ -154,3 +156,17 @@ def test_verdicts_of_other_graders_are_given_anew_and_nothing_is_sampled(run_dir
     assert "the graders have changed" in capsys.readouterr().out
     monkeypatch.setattr(type(task), "verify_many", None)
     assert HeldOut(run_dir, "test", 4).samples(point, 3)["correct"].all()  # they are kept
+
+
+def test_the_graders_version_is_of_all_their_files(tmp_path, monkeypatch):
+    """Those of the locked workers too, which stand in a folder of their own."""
+    package = tmp_path / "tasks"
+    shutil.copytree(Path(tasks.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(tasks, "__file__", str(package / "__init__.py"))
+    versions = set()
+    for file in ("math.py", "isolated/math_worker.py", "isolated/rg_worker.py"):
+        (package / file).write_text((package / file).read_text() + "# another\n")
+        held_out.grader_version.cache_clear()
+        versions.add(held_out.grader_version())
+    held_out.grader_version.cache_clear()
+    assert len(versions) == 3

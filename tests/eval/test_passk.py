@@ -73,6 +73,7 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
         "task": "parity",
         "level": None,
         "step": None,
+        "steps_on_record": None,
     }
     assert len(set(result["prompt_ids"])) == 6
     rows, seen = task.rows("test", 6), task.seen

@@ -201,3 +201,16 @@ def test_command(evaluated, capsys):
     # With all 8 samples drawn nearly every prompt starts out solved.
     assert module.main(["--run", str(runs[0].path), "--k", "8", *few]) == 2
     assert "--k 8: Too few prompts are unsolved" in capsys.readouterr().err
+
+
+def test_one_k_without_a_curve_does_not_take_the_others_with_it(make_run, make_rows, passk_result, capsys):
+    counts = [[3] * 40, [5] * 40, [6] * 20 + [7] * 20, [7] * 40]
+    points = [{"step": step, "correct": count} for step, count in zip((10, 20, 30), counts[1:], strict=True)]
+    result = passk_result(base=counts[0], trained=counts[-1], checkpoints=points)
+    folder = make_run("A", "A", make_rows(30), passk=result)
+    assert (
+        module.main(["--run", str(folder), "--k", "1", "8", "--resamples", "200"]) == 0
+    )  # of 8 draws all are right at once
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--k 8" in out and "pass@1" in out
+    assert module.main(["--run", str(folder), "--k", "1", "9", "--resamples", "200"]) == 2
