@@ -160,6 +160,13 @@ def test_numbers_of_other_weights_are_left_out(folder):
     assert not any(line.startswith("| pass@") for line in card.text.splitlines())
 
 
+def test_an_interval_that_was_not_given_is_left_out(folder):
+    sides = {side: PASSK[side] | {"interval@1": [None, None]} for side in ("base", "trained")}
+    results = model_card(folder(passk=PASSK | sides | {"step": 7})).data.eval_results
+    arguments = next(one.metric_args for one in results if one.metric_type == "pass@1")
+    assert "interval_95" not in arguments and "base_interval_95" not in arguments and "base" in arguments
+
+
 @pytest.mark.parametrize("steps", [{"step": 7}, {"step": 3, "steps_on_record": 7}], ids=["last", "best checkpoint"])
 def test_numbers_of_these_weights_stay(folder, steps):
     assert model_card(folder(passk=PASSK | steps)).data.eval_results

@@ -65,7 +65,7 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
     (tmp_path / "passk.py").write_text("import sys\nfrom eval.passk import main\nsys.exit(main())\n")
     (tmp_path / "push.py").write_text("import sys\nfrom eval.push import main\nsys.exit(main())\n")
     status, written = hub_forks.run(
-        tmp_path / "passk.py", "--run", str(out), "--prompts", "4", "--n", "2", "--k", "1", "2"
+        tmp_path / "passk.py", "--run", str(out), "--prompts", "20", "--n", "2", "--k", "1", "2"
     )
     assert status == 0, written[-3000:]
     status, written = hub_forks.run(tmp_path / "push.py", "--run", str(out))

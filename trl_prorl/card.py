@@ -259,7 +259,8 @@ def _eval_result(where: tuple, metric: str, name: str, value: float, arguments: 
         metric_type=metric,
         metric_name=name,
         metric_value=value,
-        metric_args=arguments,
+        # An interval that was not given, for want of prompts, has no ends.
+        metric_args={key: value for key, value in arguments.items() if value != [None, None]},
     )
 
 
