@@ -9,16 +9,13 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.trainer import TRAINING_ARGS_NAME
 
 from eval.runs import InputError, read_jsonl
 from trl_prorl.checkpoint import sha256
-from trl_prorl.elastic import ELASTIC_FILE
-from trl_prorl.reference import SNAPSHOT_FILE
 
 
 WEIGHTS = ("*.safetensors", "*.bin")
-# What a checkpoint holds beside the model.
-BESIDE = (SNAPSHOT_FILE, ELASTIC_FILE, "training_args.bin")
 
 
 @dataclass(frozen=True)
@@ -92,10 +89,10 @@ def weight_files(folder: Path) -> list[str]:
     return sorted(path.name for glob in WEIGHTS for path in folder.glob(glob))
 
 
-def same_weights(first: Path, second: Path) -> bool:
-    """Whether two folders hold the same weights, byte by byte."""
-    names = [name for name in weight_files(first) if name not in BESIDE]
-    return bool(names) and not any(filecmp.cmpfiles(first, second, names, shallow=False)[1:])
+def same_weights(checkpoint: Path, folder: Path) -> bool:
+    """Whether a checkpoint, which holds more than a model, holds the weights of a folder, byte by byte."""
+    names = [name for name in weight_files(folder) if name != TRAINING_ARGS_NAME]
+    return bool(names) and not any(filecmp.cmpfiles(checkpoint, folder, names, shallow=False)[1:])
 
 
 def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Point]:

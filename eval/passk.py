@@ -175,7 +175,9 @@ def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) ->
     if earlier:
         whole = completed(earlier, result)
         if whole is None:
-            print(f"{held_out.run_dir / PASSK_FILE} was of other weights: it is written anew, with what is asked now.")
+            print(
+                f"{held_out.run_dir / PASSK_FILE} was of other weights or other verdicts: it is written anew, with what is asked now."
+            )
         return whole or result
     return result
 

@@ -91,7 +91,7 @@ BAD = {
     "a task reads its data itself": (["--dataset_config", "socratic"], ["dataset_config='socratic'", "task_options"]),
     "length without its reward": (["--length_target", "9"], ["length_target=9", "length_reward: target"]),
     "temperature": (["--temperature", "0"], ["temperature=0", "positive"]),
-    "package": (["--report_to", "mlflow"], ["report_to='mlflow'", "pip install mlflow"]),
+    "package": (["--report_to", "mlflow"], ["report_to='mlflow'", "not installed", "report_to: none"]),
     "vLLM": (["--use_vllm", "true"], ["use_vllm=True", "pip install"]),
     "twice": (["--config=twice.yaml"], ["'beta' stands there twice"]),
     "bare no": (["--config", "no.yaml"], ['save_strategy: "no"']),

@@ -1,5 +1,6 @@
-"""Is there something to train on? Asked before a model is loaded."""
+"""Is there something to train on, and is every value looked at? Asked before a model is loaded."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from datasets import Dataset
@@ -49,3 +50,22 @@ def check_rows(rows: Any, batch: int, num_generations: int) -> None:
             f"(generation_batch_size={batch} / num_generations={num_generations}). Raise train_rows, or lower "
             "per_device_train_batch_size or gradient_accumulation_steps."
         )
+
+
+def check_used(configuration: Any, needs: Mapping[str, tuple[bool, str]]) -> None:
+    """
+    Refuse a value that nothing would ever look at.
+
+    Args:
+        configuration (dataclass instance):
+            Whose fields are asked for.
+        needs (`Mapping[str, tuple[bool, str]]`):
+            By field, whether what it needs is there, and what that is.
+
+    Raises:
+        `ValueError`: naming the first field that is not at its default though nothing uses it.
+    """
+    for name, (is_there, what) in needs.items():
+        value = getattr(configuration, name)
+        if value != configuration.__dataclass_fields__[name].default and not is_there:
+            raise ValueError(f"{name}={value!r} has no effect without {what}. Set that, or leave {name} out.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from trl import GRPOConfig
 
 from .advantages import ESTIMATORS as ADVANTAGES
+from .checks import check_used
 from .finite import MODES as NONFINITE
 from .kl import ESTIMATORS, gradient_bias
 from .optimizer_state import MODES
@@ -576,7 +577,7 @@ class ProRLConfig(GRPOConfig):
     def _check_that_all_is_used(self):
         """Refuse a value that nothing would ever look at."""
         watches = (self.watches_metric, "ref_reset_stall or ref_reset_drop")
-        for name, (used, what) in {
+        needs = {
             "optimizer_reset_alpha": (self.optimizer_reset == "soft", "optimizer_reset: soft"),
             "kl_horizon": (self.kl_target is not None, "kl_target"),
             "base_anchor_every": (self.beta_base != 0.0, "beta_base > 0"),
@@ -587,10 +588,8 @@ class ProRLConfig(GRPOConfig):
             "ref_reset_metric": watches,
             "ref_reset_metric_mode": watches,
             "ref_reset_min_delta": watches,
-        }.items():
-            value = getattr(self, name)
-            if value != self.__dataclass_fields__[name].default and not used:
-                raise ValueError(f"{name}={value!r} has no effect without {what}. Set that, or leave {name} out.")
+        }
+        check_used(self, needs)
 
     @property
     def _first_trigger(self) -> str:

@@ -25,7 +25,6 @@ RENAMED = {
     "overwrite_output_dir": "leave it out; a folder that holds a run is never overwritten",
     "evaluation_strategy": "write eval_strategy",
     "max_prompt_length": "leave it out; prompts are never cut",
-    "report_to_wandb": "write report_to: wandb",
 }
 
 

@@ -19,7 +19,7 @@ from tasks import task_of_recipe
 
 from .base_model import EMBEDDED
 from .checkpoint import find_checkpoint, newest_complete
-from .checks import check_rows
+from .checks import check_rows, check_used
 from .config import ProRLConfig
 from .embedded import embedded_model
 from .errors import RunError
@@ -116,22 +116,17 @@ class TaskArguments(ScriptArguments):
         for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
             if self.length_reward == key and getattr(self, needed) is None:
                 raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
-        for name, (used, what) in {
-            **dict.fromkeys(
-                ("length_least", "length_on", "length_off"), (self.length_reward == "cosine", "length_reward: cosine")
-            ),
-            **dict.fromkeys(
-                ("length_target", "length_cost"), (self.length_reward == "target", "length_reward: target")
-            ),
-            "length_margin": (self.length_reward == "overlong", "length_reward: overlong"),
-            **dict.fromkeys(
-                ("thinking_text", "thinking_answer_tokens"), (self.thinking_budget is not None, "thinking_budget")
-            ),
-        }.items():
-            if getattr(self, name) != self.__dataclass_fields__[name].default and not used:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no effect without {what}. Set that, or leave {name} out."
-                )
+        cosine, target, overlong = ((self.length_reward == kind, f"length_reward: {kind}") for kind in LENGTH_REWARDS)
+        thinking = (self.thinking_budget is not None, "thinking_budget")
+        check_used(
+            self,
+            {
+                **dict.fromkeys(("length_least", "length_on", "length_off"), cosine),
+                **dict.fromkeys(("length_target", "length_cost"), target),
+                "length_margin": overlong,
+                **dict.fromkeys(("thinking_text", "thinking_answer_tokens"), thinking),
+            },
+        )
         for name in ("length_on", "length_target", "length_margin", "thinking_budget", "thinking_answer_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
@@ -259,7 +254,7 @@ def check_packages(args: ProRLConfig) -> None:
     for name in args.report_to:
         if name in INTEGRATION_TO_CALLBACK and name not in there:
             raise ValueError(
-                f"report_to={name!r} needs a package that is not installed: pip install {name}, or set report_to: none."
+                f"report_to={name!r} needs a package that is not installed. Install it, or set report_to: none."
             )
 
 
@@ -366,7 +361,7 @@ def main(default_recipe: str | Path, argv: list[str] | None = None) -> None:
         train(trainer, resume)
     except (RunError, ValueError, OSError, pickle.UnpicklingError) as error:
         begun = trainer is not None and trainer.has_begun
-        if begun and isinstance(error, ValueError) and not isinstance(error, (RunError, pickle.UnpicklingError)):
+        if begun and isinstance(error, ValueError) and not isinstance(error, RunError):
             raise  # nobody's input is wrong: whoever mends it needs the traceback
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(1 if begun or isinstance(error, RunError) else 2) from None

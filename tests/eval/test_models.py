@@ -73,5 +73,8 @@ def test_what_a_run_left_behind_may_be_an_earlier_checkpoint(run_dir, base, add_
     assert trained_point(run_dir, config).step == 57
     for path in (run_dir / "checkpoint-8").glob("*.safetensors"):
         (run_dir / path.name).write_bytes(path.read_bytes())
+    (run_dir / "checkpoint-8" / "buffer-0.safetensors").write_bytes(
+        b"a generation batch"
+    )  # saved in the middle of one
     assert trained_point(run_dir, config) == Point("trained", 8, run_dir)
     assert [point.step for point in checkpoint_points(run_dir, config, ["all"])] == [20]
