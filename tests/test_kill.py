@@ -41,12 +41,13 @@ def equal(left, right):
     return left == right
 
 
-def assert_same_run(out, control, step):
+def assert_same_run(out, control, step, processes=1):
     """Weights, reference, optimizer, schedule, random states, what the trainer remembers, and both logs."""
     mine, theirs = Path(out, f"checkpoint-{step}"), Path(control, f"checkpoint-{step}")
     files = {str(path.relative_to(theirs)) for path in theirs.rglob("*") if path.is_file()}
     assert {str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()} == files
-    assert {"optimizer.pt", "scheduler.pt", "rng_state.pth", "prorl_state.json"} <= files
+    random_states = [name for name in files if name.startswith("rng_state")]
+    assert {"optimizer.pt", "scheduler.pt", "prorl_state.json"} <= files and len(random_states) == processes
     for name in files:
         if name.endswith(".safetensors"):
             assert equal(load_file(mine / name), load_file(theirs / name)), name
@@ -56,7 +57,7 @@ def assert_same_run(out, control, step):
         elif name == "prorl_state.json":
             pair = [json.loads((folder / name).read_text()) for folder in (mine, theirs)]
             assert untimed(pair[0]) == untimed(pair[1])
-    for name in ("tokenizer.json", "rng_state.pth"):
+    for name in ("tokenizer.json", *random_states):
         assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
     assert read_lines(Path(out, "metrics.jsonl")) == read_lines(Path(control, "metrics.jsonl"))
     tables = {path.name for path in Path(control, "completions").glob("*.parquet")}
@@ -127,6 +128,43 @@ def test_a_killed_run_ends_as_one_that_was_never_touched(forks, tiny_model, tmp_
     if "reset" in " ".join(keys):
         assert events  # what the case is about did happen
     assert [e for e in read_lines(Path(out, "events.jsonl")) if e["event"] == "resume"]
+
+
+TWO = {"per_device_train_batch_size": 2, "save_total_limit": None, "ddp_find_unused_parameters": False}
+TWO_PROCESSES = {
+    # A generation serves two steps: 3 is inside its batch, 4 is at its end.
+    "A": A | TWO | {"lora": True},
+    "B, full": B | TWO | {"num_iterations": 2, "lora": False, "log_completions": True},
+    "dynamic sampling": {"num_iterations": 2, "dynamic_sampling_rounds": 1, "max_completion_length": 1}
+    | TWO
+    | {"per_device_train_batch_size": 4, "lora": True},
+}
+
+
+@pytest.mark.parametrize(
+    "case", [case if case == "A" else pytest.param(case, marks=pytest.mark.slow) for case in TWO_PROCESSES]
+)
+def test_two_processes_go_on_inside_a_generation_batch_and_at_its_end(forks, tiny_model, tmp_path, case):
+    keys = dict(TWO_PROCESSES[case])
+    log = tmp_path / "log"
+    spec = {"run": "training", "ranks": 2, "model": tiny_model, "lora": keys.pop("lora"), "prompts": 6}
+    spec |= {"keys": keys | {"max_steps": 6}, "log": str(log)}
+    control, out = tmp_path / "control", tmp_path / "run"
+    forks.start(**spec, out=str(control))
+    assert forks.status() == 0, log.read_text()[-3000:]
+
+    for kill, resume in ((4, None), (5, True)):
+        forks.start(**spec, out=str(out), resume=resume, kill_at_step=kill)
+        assert forks.status() == -signal.SIGKILL, log.read_text()[-3000:]
+        found = newest_complete(out)[0]
+        assert found.name == f"checkpoint-{kill - 1}"
+        buffers = sorted(path.name for path in found.glob("buffer-*"))
+        assert buffers == (["buffer-0.safetensors", "buffer-1.safetensors"] if kill == 4 else [])
+    forks.start(**spec, out=str(out), resume=True)
+    assert forks.status() == 0, log.read_text()[-3000:]
+    assert_same_run(out, control, 6, processes=2)
+    resumed = [e["checkpoint"] for e in read_lines(out / "events.jsonl") if e["event"] == "resume"]
+    assert resumed == ["checkpoint-3", "checkpoint-4"]
 
 
 def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(forks, tiny_model, tmp_path):

@@ -36,9 +36,10 @@ def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
 
 def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
     """Read what [`save_buffer`] wrote."""
-    with safe_open(path, framework="pt", device=str(device)) as file:
+    # Read on the CPU: a process of several there has the device "cpu:0", which safetensors does not know.
+    with safe_open(path, framework="pt") as file:
         batches = json.loads(file.metadata()["values"])
         for key in file.keys():
             number, name = key.split(".", 1)
-            batches[int(number)][name] = file.get_tensor(key)
+            batches[int(number)][name] = file.get_tensor(key).to(device)
     return batches

@@ -2,12 +2,15 @@
 A process that has paid for the imports, and forks for every order: one line of JSON on stdin, `{"run": ..., "log": ...}`.
 
 Prints the fork's process id when it begins, and its exit status when it has ended. `run` is the path of a script, with its
-`argv`, or `"training"`, see training.py.
+`argv`, or `"training"`, see training.py. `ranks` makes so many processes of it, as a launcher would; they are one process
+group, whose leader is the fork.
 """
 
 import json
 import os
 import runpy
+import signal
+import socket
 import sys
 import traceback
 
@@ -24,6 +27,30 @@ def work(order):
         return training.train(order)
     sys.argv = [order["run"], *order["argv"]]
     runpy.run_path(order["run"], run_name="__main__")
+
+
+def launch(order):
+    """Fork every rank; the first that fails takes the others with it. Returns the exit status of the run."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ |= {"ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["WORLD_SIZE"] = str(order["ranks"])
+    ranks = {}
+    for rank in range(order["ranks"]):
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+        if (process := os.fork()) == 0:
+            child(order)
+        ranks[process] = rank
+    failed = 0
+    while ranks:
+        process, status = os.wait()
+        ranks.pop(process)
+        if (status := os.waitstatus_to_exitcode(status)) and not failed:
+            failed = status
+            for other in ranks:
+                os.kill(other, signal.SIGTERM)
+    os._exit(failed if failed >= 0 else 128 - failed)
 
 
 def child(order):
@@ -47,6 +74,9 @@ def child(order):
 for line in sys.stdin:
     order = json.loads(line)
     process = os.fork()
+    if process == 0 and "ranks" in order:
+        os.setpgid(0, 0)
+        launch(order)
     if process == 0:
         child(order)
     print(process, flush=True)

@@ -93,11 +93,26 @@ class FilesOfAtMost(TrainerCallback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.size))
 
 
+class KillAtStep(TrainerCallback):
+    """SIGKILL this process, and its group if it is one of several ranks, when a step is done and not yet saved."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            if args.world_size > 1:
+                os.killpg(0, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def train(spec):
     calls = kill_at_call(spec["kill_at_call"]) if "kill_at_call" in spec else None
     trainer = build(spec["model"], spec["out"], spec["lora"], spec["prompts"], spec["keys"])
     if "files_of_at_most" in spec:
         trainer.add_callback(FilesOfAtMost(*spec["files_of_at_most"]))
+    if "kill_at_step" in spec:
+        trainer.add_callback(KillAtStep(spec["kill_at_step"]))
     trainer.train(resume_from_checkpoint=spec.get("resume"))
     trainer.save_model()
     if calls is not None:
