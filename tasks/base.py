@@ -129,7 +129,8 @@ class Task(ABC):
         """
         Reward of the completion in [0, 1]; never raises on any text.
 
-        It is 1.0 exactly if the completion is correct, else 0.0 unless the task grades.
+        It is 1.0 if the completion is correct and, unless the task says otherwise, only then; else 0.0 unless the task
+        grades.
         """
         return float(self.verify(completion, row))
 

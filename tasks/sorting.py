@@ -3,6 +3,8 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from itertools import pairwise
 from random import Random
 
 from .generated import GeneratedTask
@@ -17,15 +19,53 @@ def exact_reward(given: Sequence[str], required: Sequence[str]) -> float:
     return float(given == required)
 
 
+def are_as_many_numbers(given: Sequence[str], required: Sequence[str]) -> bool:
+    """Whether an answer has as many words as is required, each an integer written without leading zeros."""
+    return len(given) == len(required) and all(INTEGER.fullmatch(text) for text in given)
+
+
 def distance_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    How near each number is to the one that belongs in its place.
+    The share of positions that hold the required number: 1/4 for `7 2 2 5` where `0 1 2 3` is required.
+
+    It is 0 if the count is wrong or something is not an integer written without leading zeros.
+    """
+    if not are_as_many_numbers(given, required):
+        return 0.0
+    return sum(a == b for a, b in zip(given, required, strict=True)) / len(required)
+
+
+def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> float:
+    """
+    One point for each number of the question that occurs in the answer, one for each adjacent pair of the answer whose
+    second number is not the smaller one, over the 2n - 1 points that n numbers can have.
+
+    Of the question `3 1 0 2` the answer `7 2 2 5` has only the 2, and the pairs 2 2 and 2 5 in order: 3/7. The answer
+    `0 3 1 2` has all four numbers, and the pairs 0 3 and 1 2: 6/7. It is 0 if the count is wrong or something is not an
+    integer written without leading zeros.
+
+    How often a number occurs is not looked at: where digits repeat, *some wrong answers have 1 too*, such as `1 2 2` to
+    the question `1 1 2`.
+    """
+    if not are_as_many_numbers(given, required):
+        return 0.0
+    # Decimal, because int refuses texts of some thousand digits.
+    numbers, occurring = [Decimal(text) for text in given], set(given)
+    included = sum(number in occurring for number in required)
+    in_order = sum(first <= second for first, second in pairwise(numbers))
+    return (included + in_order) / (2 * len(required) - 1)
+
+
+def nearness_reward(given: Sequence[str], required: Sequence[str]) -> float:
+    """
+    How near each number is to the one that belongs in its place: `distance` gives 8 nothing where 9 is required, this
+    one nearly a point.
 
     With the required digits b_i and the largest error m_i = max(b_i, 9 - b_i) that a digit can have in place i, it is
     1 - sum_i min(|a_i - b_i|, m_i) / sum_i m_i. It is 0 if the count is wrong or something is not an integer written
     without leading zeros.
     """
-    if len(given) != len(required) or not all(INTEGER.fullmatch(text) for text in given):
+    if not are_as_many_numbers(given, required):
         return 0.0
     # float, because int refuses texts of some thousand digits; those become inf, which the minimum cuts.
     numbers = [float(text) for text in given]
@@ -47,9 +87,10 @@ def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
     return lengths[-1]
 
 
-def inclusion_order_reward(given: Sequence[str], required: Sequence[str]) -> float:
+def inclusion_lcs_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    Half for having the required numbers, half for having them in order.
+    Half for having the required numbers, half for having them in order; also where the count is wrong. Unlike that of
+    `inclusion_ordering` it is 1 for the right answer alone.
 
     With N = max(len(given), len(required)), it is (|given ∩ required| + LCS(given, required)) / (2 N), where the
     intersection is that of multisets and LCS the length of the longest common subsequence. The larger of the two
@@ -60,20 +101,33 @@ def inclusion_order_reward(given: Sequence[str], required: Sequence[str]) -> flo
     return (included + ordered) / (2 * max(len(given), len(required)))
 
 
-REWARDS = {"exact": exact_reward, "distance": distance_reward, "inclusion_order": inclusion_order_reward}
+REWARDS = {
+    "exact": exact_reward,
+    "distance": distance_reward,
+    "inclusion_ordering": inclusion_ordering_reward,
+    "nearness": nearness_reward,
+    "inclusion_lcs": inclusion_lcs_reward,
+}
 
 
 class Sorting(GeneratedTask):
     """
     Sort digits in ascending order: `sort 7 3 9 1` -> `1 3 7 9`.
 
-    Level L, 1 to 8, has L + 3 digits, repetitions included. Every reward lies in [0, 1] and is 1.0 exactly for a
-    correct answer.
+    Level L, 1 to 8, has L + 3 digits, repetitions included. Every reward lies in [0, 1] and is 1.0 for a correct
+    answer; only `"inclusion_ordering"` is 1.0 for some wrong ones too.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
-        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (correct or not), `"distance"` (see
-            [`distance_reward`]) or `"inclusion_order"` (see [`inclusion_order_reward`]).
+        reward (`str`, *optional*, defaults to `"exact"`):
+
+            | | 1 point for | 0 where the count is wrong |
+            |---|---|---|
+            | `"exact"` | the correct answer | yes |
+            | `"distance"` | each position that matches: [`distance_reward`] | yes |
+            | `"inclusion_ordering"` | each number of the question, each pair in order: [`inclusion_ordering_reward`] | yes |
+            | `"nearness"` | each position, less by its error: [`nearness_reward`] | yes |
+            | `"inclusion_lcs"` | each number, each that is in order: [`inclusion_lcs_reward`] | no |
 
     Raises:
         `ValueError`: if the level or the reward is not one of these.

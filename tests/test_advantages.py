@@ -19,7 +19,8 @@ BY_HAND = {
     "group_normalized": [0.0, -1 / (S + 1e-4), -1 / (S + 1e-4), 2 / (S + 1e-4), 0, 0, 0, 0],
     "batch_normalized": [0.0, -1 / (B + 1e-4), -1 / (B + 1e-4), 2 / (B + 1e-4), 0, 0, 0, 0],
     "rloo": [1 - 1.0, 0 - 4 / 3, 0 - 4 / 3, 3 - 1 / 3, 0, 0, 0, 0],
-    "max": [0.0, 0.0, 0.0, 2.0, 0, 0, 0, 0],
+    "max": [0.0, 0.0, 0.0, 3 - 1.0, 0, 0, 0, 0],
+    "best_of_group": [0.0, 0.0, 0.0, 3 - 1.0, 0, 0, 0, 0],
 }
 
 
@@ -27,6 +28,26 @@ BY_HAND = {
 def test_by_hand(estimator):
     advantages = estimate(torch.tensor(GROUPS).flatten(), 4, estimator)
     assert advantages.tolist() == pytest.approx(BY_HAND[estimator], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "group, best_over_mean, best_of_group",
+    [
+        # The mean is 1/2: both of the best have it less; neither is better than the best of the others.
+        ([1.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]),
+        ([1.0, 0.0, 0.0, 0.0], [0.75, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]),
+        ([1.0, 1.0, 1.0, 0.0], [0.25, 0.25, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0]),
+        ([0.0, 0.5, 0.25, 0.25], [0.0, 0.25, 0.0, 0.0], [0.0, 0.25, 0.0, 0.0]),
+        ([-3.0, -1.0, -1.0, -3.0], [0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]),
+        ([1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]),
+        # Of three that were scored the mean is 2/3.
+        ([1.0, math.nan, 0.0, 1.0], [1 / 3, 0.0, 0.0, 1 / 3], [0.0, 0.0, 0.0, 0.0]),
+        ([math.nan, 5.0, math.nan, math.nan], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_the_best_by_hand(group, best_over_mean, best_of_group):
+    assert estimate(torch.tensor(group), 4, "max").tolist() == pytest.approx(best_over_mean)
+    assert estimate(torch.tensor(group), 4, "best_of_group").tolist() == pytest.approx(best_of_group)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -39,7 +60,7 @@ def test_what_was_not_scored_counts_for_nobody(estimator):
     assert estimate(torch.full((4,), math.nan), 4, estimator).tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize("estimator", ["raw", "rloo", "max"])
+@pytest.mark.parametrize("estimator", ["raw", "rloo", "best_of_group"])
 def test_the_gradient_that_it_estimates_is_right(estimator):
     """Enumeration of every group of three actions: the expected estimate is the objective's gradient."""
     logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
@@ -48,7 +69,7 @@ def test_the_gradient_that_it_estimates_is_right(estimator):
     probs = logps.exp()
     groups = torch.cartesian_prod(*[torch.arange(3)] * 3)
     chance = probs[groups].prod(dim=1)
-    value = reward[groups].amax(dim=1) if estimator == "max" else reward[groups].sum(dim=1)
+    value = reward[groups].amax(dim=1) if estimator == "best_of_group" else reward[groups].sum(dim=1)
     (exact,) = torch.autograd.grad((chance * value).sum(), logits, retain_graph=True)
     surrogate = sum(
         chance[i].detach() * (estimate(reward[group], 3, estimator) * logps[group]).sum()

@@ -10,7 +10,11 @@ A completion that no reward function could score has the reward NaN; it counts i
 | `group_normalized` | that, over the group's standard deviation | GRPO, arXiv 2402.03300 |
 | `batch_normalized` | `centered`, over its standard deviation in the batch | REINFORCE++-baseline, arXiv 2501.03262 |
 | `rloo` | r_i − mean of the other G−1, which is G/(G−1) times `centered` | RLOO, arXiv 2402.14740 |
-| `max` | best of the group − best of the other G−1: the gradient of the best of G | arXiv 2503.19595 |
+| `max` | r_i − mean of the group for the best of it, all of them where they tie; 0 for the others | – |
+| `best_of_group` | best of the group − best of the other G−1: the gradient of the best of G | arXiv 2503.19595 |
+
+`max` pushes nothing down: only the best of a group have an advantage, and it is never negative. It is the gradient of no
+objective that we know of; `raw`, `rloo` and `best_of_group` are unbiased, of the mean and of the best of G.
 """
 
 import math
@@ -44,6 +48,12 @@ def rloo(groups: torch.Tensor) -> torch.Tensor:
     return centered(groups) * scored / (scored - 1).clamp(min=1)
 
 
+def best_over_mean(groups: torch.Tensor) -> torch.Tensor:
+    best = groups.nan_to_num(nan=-math.inf).amax(dim=1, keepdim=True)
+    # A comparison with NaN is false, and what was not scored stays NaN.
+    return torch.where(groups < best, 0.0, centered(groups))
+
+
 def best_of_group(groups: torch.Tensor) -> torch.Tensor:
     known = groups.nan_to_num(nan=-math.inf)
     others = known.unsqueeze(1).repeat(1, groups.size(1), 1)
@@ -59,7 +69,8 @@ ESTIMATORS = {
     "group_normalized": group_normalized,
     "batch_normalized": batch_normalized,
     "rloo": rloo,
-    "max": best_of_group,
+    "max": best_over_mean,
+    "best_of_group": best_of_group,
 }
 
 

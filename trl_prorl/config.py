@@ -130,7 +130,7 @@ class ProRLConfig(GRPOConfig):
 
         advantage_estimator (`str`, *optional*):
             How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`, `"rloo"`,
-            `"max"`; see [`~trl_prorl.advantages`]. TRL's `scale_rewards` then has no effect. `None`: TRL's own.
+            `"max"`, `"best_of_group"`; see [`~trl_prorl.advantages`]. TRL's `scale_rewards` then has no effect. `None`: TRL's own.
 
         loss_mode (`str`, *optional*):
             The ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh), `"unclipped"` (ratio · A)

@@ -39,7 +39,11 @@ METRICS = {
     "reward/TASK": RecordKey(
         "reward", "mean of the first reward function over the rows of one task that it scores", "a column `task`"
     ),
-    "pass_rate/TASK": RecordKey("share", "of these completions that got the reward 1", "a column `task`"),
+    "pass_rate/TASK": RecordKey(
+        "share",
+        "of these completions that got the full reward of 1, whatever the task's verifier says",
+        "a column `task`",
+    ),
     "completion_length": RecordKey(TOKENS, "mean length of a completion"),
     "advantage_mean": RecordKey("advantage", "mean over the generation batch"),
     "advantage_std": RecordKey("advantage", "its standard deviation"),

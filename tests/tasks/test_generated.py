@@ -28,9 +28,10 @@ COLUMNS = {
 }
 TASKS = [(name, {}) for name in NAMES if name != "code"] + [
     ("instructions", {"reward": "share"}),
-    ("sorting", {"reward": "distance"}),
-    ("sorting", {"reward": "inclusion_order"}),
+    *(("sorting", {"reward": reward}) for reward in ("distance", "inclusion_ordering", "nearness", "inclusion_lcs")),
 ]
+# Gives some wrong answers the full reward, which their docs say.
+GENEROUS = [("sorting", {"reward": "inclusion_ordering"})]
 ROOT = Path(__file__).parents[2]
 
 NASTY = [
@@ -165,7 +166,7 @@ def test_scoring_never_raises(name, options):
         assert type(correct) is bool
         assert type(reward) is float
         assert 0.0 <= reward <= 1.0
-        assert (reward == 1.0) == correct
+        assert reward == 1.0 if correct else reward < 1.0 or (name, options) in GENEROUS
 
     scores()
     for completion in NASTY:

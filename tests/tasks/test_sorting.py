@@ -1,9 +1,11 @@
+from itertools import combinations_with_replacement, product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import get_task
-from tasks.sorting import longest_common_subsequence
+from tasks.sorting import REWARDS, longest_common_subsequence
 
 
 ROW = {"answer": "1 3 7 9"}
@@ -18,7 +20,7 @@ def test_lengths_and_answers(level):
         assert row["answer"] == " ".join(map(str, sorted(map(int, digits))))
 
 
-@pytest.mark.parametrize("reward", ["exact", "distance", "inclusion_order"])
+@pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize(
     "completion, correct",
     [
@@ -45,6 +47,69 @@ def test_exact_is_the_default():
 
 
 @pytest.mark.parametrize(
+    "required, completion, distance, inclusion_ordering",
+    [
+        ("0 1 2 3", "0 1 2 3", 1.0, 1.0),
+        # Only the third position matches; only 2 of the question occurs; 2 2 and 2 5 are in order, 7 2 is not.
+        ("0 1 2 3", "7 2 2 5", 1 / 4, (1 + 2) / 7),
+        # Only the first position matches; all occur; 0 3 and 1 2 are in order, 3 1 is not.
+        ("0 1 2 3", "0 3 1 2", 1 / 4, (4 + 2) / 7),
+        ("0 1 2 3", "3 2 1 0", 0.0, (4 + 0) / 7),
+        ("0 1 2 3", "4 5 6 7", 0.0, (0 + 3) / 7),
+        ("0 1 2 3", "9 8 7 6", 0.0, 0.0),
+        ("0 1 2 3", "5 5 5 5", 0.0, (0 + 3) / 7),
+        # Equal neighbours are in order; 1 is one number of the question, however often it is given.
+        ("0 1 2 3", "1 1 1 1", 1 / 4, (1 + 3) / 7),
+        ("0 1 2 3", "0 1 3 3", 3 / 4, (3 + 3) / 7),
+        # A number that the question has twice is two of its numbers, and one occurrence serves both.
+        ("1 1 2", "2 1 9", 1 / 3, (3 + 1) / 5),
+        ("1 1 2", "2 2 2", 1 / 3, (1 + 2) / 5),
+        ("1 1 2", "1 2 2", 2 / 3, 1.0),
+        ("1 1 2 2", "1 2 2 2", 3 / 4, 1.0),
+        ("4 4 4 4", "4 4 4 4", 1.0, 1.0),
+        ("4 4 4 4", "4 5 6 7", 1 / 4, 1.0),
+        # Numbers are compared as numbers, negative and large ones too.
+        ("1 3 7 9", "-5 1 10 9", 1 / 4, (2 + 2) / 7),
+        ("1 3 7 9", "1 3 7 1" + "0" * 5000, 3 / 4, (3 + 3) / 7),
+        ("1 3 7 9", "1 3 2" + "0" * 5000 + " 1" + "0" * 5000, 2 / 4, (2 + 2) / 7),
+        # The wrong count of numbers.
+        ("0 1 2 3", "0 1 2", 0.0, 0.0),
+        ("0 1 2 3", "0 1 2 3 3", 0.0, 0.0),
+        ("0 1 2 3", "0 1 2 x", 0.0, 0.0),
+        ("0 1 2 3", "0 1 2 x 3", 0.0, 0.0),
+        ("0 1 2 3", "00 1 2 3", 0.0, 0.0),
+        ("0 1 2 3", "0, 1, 2, 3", 0.0, 0.0),
+        ("0 1 2 3", "0 1 2 nan", 0.0, 0.0),
+        ("0 1 2 3", "0 1 2 ٣", 0.0, 0.0),
+        ("0 1 2 3", "", 0.0, 0.0),
+    ],
+)
+def test_distance_and_inclusion_ordering_by_hand(required, completion, distance, inclusion_ordering):
+    row = {"answer": required}
+    assert get_task("sorting", reward="distance").reward(completion, row) == pytest.approx(distance)
+    task = get_task("sorting", reward="inclusion_ordering")
+    assert task.reward(completion, row) == pytest.approx(inclusion_ordering)
+    assert task.verify(completion, row) is (completion == required)
+
+
+def test_inclusion_ordering_gives_1_to_right_answers_and_where_digits_repeat_to_others():
+    """Every question and every answer of three digits from 0 to 3."""
+    task, digits = get_task("sorting", reward="inclusion_ordering"), "0123"
+    wrong = 0
+    for question in combinations_with_replacement(digits, 3):
+        row = {"answer": " ".join(question)}
+        for answer in product(digits, repeat=3):
+            full = task.reward(" ".join(answer), row) == 1.0
+            assert full == (set(question) <= set(answer) and list(answer) == sorted(answer))
+            if answer == question:
+                assert full
+            elif full:
+                assert len(set(question)) < len(question)
+                wrong += 1
+    assert wrong > 0
+
+
+@pytest.mark.parametrize(
     "completion, reward",
     [
         # The largest errors of 1, 3, 7 and 9 are 8, 6, 7 and 9: 30 in all.
@@ -68,8 +133,8 @@ def test_exact_is_the_default():
         ("", 0.0),
     ],
 )
-def test_distance(completion, reward):
-    assert get_task("sorting", reward="distance").reward(completion, ROW) == pytest.approx(reward, abs=1e-12)
+def test_nearness(completion, reward):
+    assert get_task("sorting", reward="nearness").reward(completion, ROW) == pytest.approx(reward, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -90,12 +155,12 @@ def test_distance(completion, reward):
         ("", 0.0),
     ],
 )
-def test_inclusion_order(completion, reward):
-    assert get_task("sorting", reward="inclusion_order").reward(completion, ROW) == pytest.approx(reward, abs=1e-12)
+def test_inclusion_lcs(completion, reward):
+    assert get_task("sorting", reward="inclusion_lcs").reward(completion, ROW) == pytest.approx(reward, abs=1e-12)
 
 
 def test_repeated_numbers_are_all_required():
-    task = get_task("sorting", reward="inclusion_order")
+    task = get_task("sorting", reward="inclusion_lcs")
     assert task.reward("2 2 5", {"answer": "2 2 5 5"}) == pytest.approx(0.75)
 
 
@@ -106,7 +171,7 @@ def test_longest_common_subsequence(a, b, length):
     assert longest_common_subsequence(a, b) == length
 
 
-@pytest.mark.parametrize("reward", ["distance", "inclusion_order"])
+@pytest.mark.parametrize("reward", set(REWARDS) - {"exact", "inclusion_ordering"})
 def test_rewards_lie_in_the_unit_interval_and_are_1_exactly_if_correct(reward):
     task = get_task("sorting", reward=reward)
     digits = st.lists(st.integers(0, 9), min_size=1, max_size=6)
@@ -122,7 +187,7 @@ def test_rewards_lie_in_the_unit_interval_and_are_1_exactly_if_correct(reward):
     holds()
 
 
-@pytest.mark.parametrize("reward", ["dist", "", None, 1, ["distance"]])
+@pytest.mark.parametrize("reward", ["dist", "inclusion_order", "", None, 1, ["distance"]])
 def test_unknown_reward(reward):
-    with pytest.raises(ValueError, match="reward=.*exact, distance, inclusion_order"):
+    with pytest.raises(ValueError, match="reward=.*exact, distance, inclusion_ordering, nearness, inclusion_lcs"):
         get_task("sorting", reward=reward)
