@@ -45,4 +45,4 @@ style: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf runs/demo runs/embedded .pytest_cache .ruff_cache
+	rm -rf runs/demo .pytest_cache .ruff_cache

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from eval.runs import InputError, read_json
 from trl_prorl.base_model import is_hub_name
+from trl_prorl.embedded_base import embedded_model, is_embedded, weights_sha256
 
 
 def with_local_paths(run_dir: Path, config: dict) -> dict:
@@ -37,6 +38,8 @@ def _model(run_dir: Path, name: str | None) -> str | None:
     def is_model(path, name):
         return (path / "config.json").is_file()
 
+    if name and is_embedded(name):
+        return _embedded(run_dir, name)
     if not name or is_model(Path(name), name):
         return name
     if "/" not in name or (is_hub_name(name) and not _was_local(run_dir, name)):
@@ -50,10 +53,30 @@ def _model(run_dir: Path, name: str | None) -> str | None:
     return found
 
 
+def _embedded(run_dir: Path, name: str) -> str:
+    """The folder of an embedded model, if its weights are those that the run began from."""
+    try:
+        found = embedded_model(name)
+    except ValueError as error:
+        raise InputError(f"'{run_dir / 'config.yaml'}': {error}") from error
+    then, now = _noted(run_dir).get("sha256"), weights_sha256(found)
+    if then not in (None, now):
+        raise InputError(
+            f"'{run_dir}' began from another {name}: its weights had SHA-256 {then[:12]}…, those that come with this version "
+            f"of trl-prorl have {now[:12]}…; install the version that '{run_dir / 'env.json'}' names"
+        )
+    return found
+
+
+def _noted(run_dir: Path) -> dict:
+    """What the run noted of its base model."""
+    env = run_dir / "env.json"
+    return (read_json(env) if env.is_file() else {}).get("base_model") or {}
+
+
 def _was_local(run_dir: Path, name: str) -> bool:
     """Whether the run noted that its base model was a local folder."""
-    env = run_dir / "env.json"
-    noted = (read_json(env) if env.is_file() else {}).get("base_model") or {}
+    noted = _noted(run_dir)
     return noted.get("name") == name and noted.get("hub_id") is None
 
 

@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from trl_prorl.embedded_base import DEFAULT, embedded_model, weights_sha256
 from trl_prorl.meter import read_jsonl
 
 
@@ -97,13 +98,11 @@ def main() -> None:
     args, overrides = parser.parse_known_args()
     os.chdir(ROOT)
 
-    with console.status("embedded model: supervised warm start (once, up to 2 minutes)"):
-        made = subprocess.run(
-            [sys.executable, "-m", "trl_prorl.embedded"], capture_output=True, text=True, check=False
-        )
-    if made.returncode:
-        raise SystemExit(made.stderr)
-    console.print(f"embedded model: {made.stdout.split()[-1]}")
+    try:
+        folder_of_base = embedded_model()
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
+    console.print(f"base model: {DEFAULT}, SHA-256 of its weights {weights_sha256(folder_of_base)[:12]}…")
 
     def folder(arm: str, seed: int) -> Path:
         return args.out / (arm if len(args.seeds) == 1 else f"{arm}_seed{seed}")

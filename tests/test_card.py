@@ -219,6 +219,8 @@ def test_the_base_is_what_it_was_where_it_was_trained(folder):
     [
         ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
         ("/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c", "Qwen/Qwen2.5-0.5B"),
+        ("embedded", None),
+        ("embedded:reverse_digits:0", None),
         ("runs/embedded/2d64bc794f3d", None),
         ("/data/models/qwen", None),
         ("./qwen", None),
@@ -229,9 +231,10 @@ def test_what_is_a_name_of_the_hub(name, hub_id):
     assert identify(name).hub_id == hub_id
 
 
-def test_the_embedded_model_is_named_and_made_again(folder):
-    card = model_card(folder(adapter="runs/embedded/2d64bc794f3d"))
-    assert "`2d64bc794f3d`, the embedded model" in card.text and "--model_name_or_path embedded" in card.text
+def test_the_embedded_model_is_named_and_found_again(folder):
+    card = model_card(folder(adapter="/of/another/site-packages/trl_prorl/embedded_models/reverse_digits-0"))
+    assert "`embedded:reverse_digits:0`, which comes with trl-prorl" in card.text
+    assert "--model_name_or_path embedded:reverse_digits:0" in card.text and "embedded_model(" in card.text
 
 
 def test_secrets_are_in_no_recipe(folder):

@@ -1,22 +1,26 @@
-"""The embedded model's parts; the whole of it is made by `make demo`."""
+"""How an embedded model is made."""
 
+import json
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 from tasks import get_task
+from trl_prorl import embedded
+from trl_prorl.base_model import identify
 from trl_prorl.embedded import (
     EmbeddedSettings,
     byte_tokenizer,
     demonstrations,
-    embedded_model,
+    make_embedded_model,
     new_model,
     wrong_answer,
 )
+from trl_prorl.embedded_base import DEFAULT, embedded_model, weights_sha256
 
 
 TOKENIZER = byte_tokenizer()
@@ -55,11 +59,51 @@ def test_about_a_million_parameters():
     assert 0.5e6 < sum(p.numel() for p in new_model(EmbeddedSettings(), TOKENIZER).parameters()) < 1.3e6
 
 
-def test_made_once_and_the_same_every_time(tmp_path):
-    config = EmbeddedSettings(hidden_size=16, layers=1, heads=2, intermediate_size=16, rows=64, steps=3, batch_size=8)
-    paths = [embedded_model(config, tmp_path / name) for name in ("a", "a", "b")]
-    assert paths[0] == paths[1] != paths[2]
-    first, second = (load_file(f"{path}/model.safetensors") for path in (paths[0], paths[2]))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert EmbeddedSettings(steps=4).key != EmbeddedSettings(steps=3).key
-    assert not list(tmp_path.rglob("*.tmp"))
+SMALL = EmbeddedSettings(hidden_size=16, layers=1, heads=2, intermediate_size=16, rows=64, steps=3, batch_size=8)
+
+
+def test_it_is_made_the_same_every_time(tmp_path):
+    for name in ("a", "b"):
+        make_embedded_model(tmp_path / name, SMALL)
+    make_embedded_model(tmp_path / "c", replace(SMALL, seed=1))
+    sums = [(tmp_path / name / "SHA256SUMS").read_text() for name in ("a", "b", "c")]
+    assert sums[0] == sums[1] and weights_sha256(str(tmp_path / "a")) != weights_sha256(str(tmp_path / "c"))
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "c"}
+    base = identify(str(tmp_path / "c"))
+    assert base.name == str(tmp_path / "c") and base.sha256 == weights_sha256(base.name) and not base.is_embedded
+    assert json.loads((tmp_path / "c" / "made_with.json").read_text())["settings"]["seed"] == 1
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path, capsys):
+    (tmp_path / "kept").write_text("")
+    with pytest.raises(SystemExit) as end:
+        embedded.main(["--out", str(tmp_path)])
+    assert end.value.code == 2 and "exists" in capsys.readouterr().err and (tmp_path / "kept").exists()
+
+
+def test_the_command_says_where_the_demos_is(capsys):
+    embedded.main([])
+    assert capsys.readouterr().out == (
+        f"{DEFAULT}: {embedded_model()}\nSHA-256 of its weights: {weights_sha256(DEFAULT)}\n"
+    )
+    with pytest.raises(SystemExit):
+        embedded.main(["--seed", "1"])
+    assert "--out" in capsys.readouterr().err
+
+
+def test_the_command_makes_another_seed(tmp_path, capsys, monkeypatch):
+    given = []
+    monkeypatch.setattr(embedded, "make_embedded_model", lambda *given_: given.append(given_))
+    embedded.main(["--out", str(tmp_path / "x"), "--seed", "3"])
+    assert given == [(tmp_path / "x", EmbeddedSettings(seed=3))]
+
+
+@pytest.mark.slow
+def test_the_demos_base_is_what_its_command_makes(tmp_path):
+    """Another machine rounds differently, and makes other weights; there it is skipped."""
+    made_with = json.loads(Path(embedded_model(), "made_with.json").read_text())
+    make_embedded_model(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "made_with.json").read_text())
+    if again != made_with:
+        pytest.skip("made with other versions")
+    assert weights_sha256(str(tmp_path / "again")) == weights_sha256(DEFAULT)

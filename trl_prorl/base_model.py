@@ -8,9 +8,8 @@ from pathlib import Path
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from . import embedded_base
 
-EMBEDDED = "embedded"  # the `model_name_or_path` that stands for the embedded model
-CACHE = Path("runs/embedded")
 
 # A download in the Hub's cache, which is a local folder but a model of the Hub.
 SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\][0-9a-f]+[/\\]?$")
@@ -23,16 +22,19 @@ class BaseModel:
 
     Attributes:
         name (`str`):
-            As the run was given it.
+            As the run was given it; of an embedded model `embedded:TASK:SEED`.
         hub_id (`str` or `None`):
             Its name on the Hub; `None` if it is a local folder.
         origin (`str` or `None`):
             The Hub model that a local folder's `config.json` says it was made from.
+        sha256 (`str` or `None`):
+            Hash of the weights, of an embedded model; see [`~trl_prorl.embedded_base`].
     """
 
     name: str
     hub_id: str | None = None
     origin: str | None = None
+    sha256: str | None = None
 
     @property
     def short_name(self) -> str:
@@ -41,16 +43,18 @@ class BaseModel:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether it is the embedded model, see [`~trl_prorl.embedded`]."""
-        return Path(self.name).parent.parts[-2:] == CACHE.parts
+        """Whether it is a model that comes with this package."""
+        return embedded_base.is_embedded(self.name)
 
 
 def identify(name: str) -> BaseModel:
     """What a `model_name_or_path` stands for, on the machine that it is meant for."""
+    if embedded := embedded_base.full_name(name):
+        return BaseModel(embedded, sha256=embedded_base.weights_sha256(embedded))
     if snapshot := SNAPSHOT.search(name):
         return BaseModel(name, hub_id=snapshot["repo"].replace("--", "/"))
     if Path(name).is_dir():
-        return BaseModel(name, origin=_origin(Path(name, "config.json")))
+        return BaseModel(name, origin=_origin(Path(name, "config.json")), sha256=embedded_base.weights_sha256(name))
     return BaseModel(name, hub_id=name if is_hub_name(name) else None)
 
 

@@ -13,7 +13,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from trl import GRPOTrainer
 
-from .base_model import EMBEDDED, BaseModel, identify, is_hub_name
+from .base_model import BaseModel, identify, is_hub_name
 from .files import replaced
 from .meter import EVENTS_FILE, METRICS_FILE, read_jsonl
 from .record import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
@@ -273,10 +273,13 @@ def usage(source: str, base: BaseModel | None, adapter: bool) -> str:
             f'generator = pipeline("text-generation", model="{source}")\n'
             f'print(generator({ask})[0]["generated_text"][-1]["content"])'
         )
+    where, more = f'"{base.hub_id or base.name}"' if base else '"BASE"', ""
+    if base is not None and base.is_embedded:
+        where, more = f"embedded_model({where})", "from trl_prorl.embedded_base import embedded_model\n"
     return (
         "from peft import PeftModel\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline\n\n"
-        f'base = AutoModelForCausalLM.from_pretrained("{base.hub_id or base.name if base else "BASE"}")\n'
+        f"from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline\n{more}\n"
+        f"base = AutoModelForCausalLM.from_pretrained({where})\n"
         f'model = PeftModel.from_pretrained(base, "{source}").merge_and_unload()\n'
         f'generator = pipeline("text-generation", model=model, tokenizer=AutoTokenizer.from_pretrained("{source}"))\n'
         f'print(generator({ask})[0]["generated_text"][-1]["content"])'
@@ -342,12 +345,13 @@ def _base_text(base: BaseModel | None) -> str:
     if base.hub_id:
         return f"Base model: [{base.hub_id}](https://huggingface.co/{base.hub_id})."
     if base.is_embedded:
-        return (
-            f"Base model: `{base.short_name}`, the embedded model of trl-prorl, made by `python -m trl_prorl.embedded` in "
-            f"`{base.name}`. It is not on the Hub."
-        )
+        return f"Base model: `{base.name}`, which comes with trl-prorl. It is not on the Hub.{_hash_text(base)}"
     origin = f", which says that it was made from [{base.origin}](https://huggingface.co/{base.origin})"
-    return f"Base model: `{base.short_name}`, a local folder{origin if base.origin else ''}. It is not on the Hub."
+    return f"Base model: `{base.short_name}`, a local folder{origin if base.origin else ''}. It is not on the Hub.{_hash_text(base)}"
+
+
+def _hash_text(base: BaseModel) -> str:
+    return f" SHA-256 of its weights: `{base.sha256}`." if base.sha256 else ""
 
 
 def _resets_text(record: Record) -> str:
@@ -414,7 +418,7 @@ def _passk_table(part: dict[str, Any]) -> str:
 
 
 def _usage_note(base: BaseModel | None, adapter: bool) -> str:
-    if not adapter or base is None or base.hub_id:
+    if not adapter or base is None or base.hub_id or base.is_embedded:
         return ""
     return f"`{base.name}` is where the base model was when this was trained; put your own path there."
 
@@ -450,7 +454,7 @@ def _reproduce_text(record: Record) -> str:
     train = f"python recipes/{script} --config config.yaml --output_dir {folder}"
     base = base_of(record, {})
     if base is not None and base.is_embedded:
-        train += f" --model_name_or_path {EMBEDDED}"
+        train += f" --model_name_or_path {base.name}"
     elif base is not None and base.hub_id is None:
         train += f" --model_name_or_path PATH/TO/{base.short_name}"
     if record.config.get("push_to_hub"):

@@ -1,18 +1,19 @@
-"""The embedded model: a Qwen2 of 0.7 million parameters that a laptop's CPU makes in a minute, for demos and tests.
+"""How an embedded model is made: a Qwen2 of 0.7 million parameters, for demos and tests, in minutes of one core.
 
 It reads bytes, so its tokenizer covers any text. It is warm-started by supervised fine-tuning on demonstrations of mixed
 quality: a fixed share follows wrong rules, as a pretrained model's data does, so that reinforcement learning has
-something to find. Deterministic for a given number of threads; cached by the content of its settings.
+something to find. The same settings give the same weights on one machine, and others on another, whose arithmetic rounds
+differently; so the demo's comes with the package, see [`~trl_prorl.embedded_base`].
 
-`python -m trl_prorl.embedded` makes it and prints its path.
+    python -m trl_prorl.embedded                         # where the demo's is, and the hash of its weights
+    python -m trl_prorl.embedded --seed 1 --out DIR      # makes one of another seed; DIR is then a model_name_or_path
 """
 
 import argparse
-import hashlib
 import json
 import os
+import platform
 import random
-import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +26,8 @@ from trl import SFTConfig, SFTTrainer
 
 from tasks import get_task
 
-from .base_model import CACHE
+from .embedded_base import DEFAULT, MADE_WITH, embedded_model, weights_sha256, write_hashes
+from .record import versions
 
 
 PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
@@ -48,8 +50,8 @@ class EmbeddedSettings:
             The task it is warm-started on.
         wrong_share (`float`):
             Share of demonstrations that follow a wrong rule.
-        rows, steps, batch_size (`int`), learning_rate, adam_beta2 (`float`), seed (`int`):
-            The supervised run.
+        rows, steps, batch_size (`int`), learning_rate, adam_beta2 (`float`), seed, threads (`int`):
+            The supervised run. Another number of threads rounds differently, too.
         hidden_size, layers, heads, intermediate_size (`int`), initializer_range (`float`):
             The network. Its weights start larger than a wide network's 0.02.
     """
@@ -68,12 +70,7 @@ class EmbeddedSettings:
     intermediate_size: int = 384
     initializer_range: float = 0.06
     adam_beta2: float = 0.95
-
-    @property
-    def key(self) -> str:
-        """Content hash of the settings and of this file, which names the cached model."""
-        text = json.dumps(asdict(self), sort_keys=True) + Path(__file__).read_text()
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+    threads: int = 1
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -142,21 +139,23 @@ def new_model(settings: EmbeddedSettings, tokenizer: PreTrainedTokenizerFast) ->
     return Qwen2ForCausalLM(config)
 
 
-def embedded_model(settings: EmbeddedSettings | None = None, cache: Path = CACHE) -> str:
+def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) -> None:
     """
-    Path of the embedded model; it is made if the cache does not hold it.
+    Make an embedded model, and write down what it was made with and the hashes of its files.
 
     Args:
+        folder (`Path`):
+            Where it goes; it must not exist yet.
         settings ([`EmbeddedSettings`], *optional*):
-            Defaults to those of the demo.
-        cache (`Path`, *optional*, defaults to `runs/embedded`):
-            Folder of the cached models.
+            Defaults to those of the demo's.
+
+    Raises:
+        `ValueError`: the folder is there.
     """
     settings = settings or EmbeddedSettings()
-    folder = Path(cache) / settings.key
-    if (folder / "config.json").exists():
-        return str(folder)
-    print(f"The embedded model is made first, once, in 1 to 3 minutes: {folder}", file=sys.stderr)
+    if folder.exists():
+        raise ValueError(f"--out {folder} exists: name a folder that does not, or remove it.")
+    torch.set_num_threads(settings.threads)
     aside = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     tokenizer = byte_tokenizer()
     model = new_model(settings, tokenizer)
@@ -178,21 +177,32 @@ def embedded_model(settings: EmbeddedSettings | None = None, cache: Path = CACHE
     )
     trainer = SFTTrainer(model=model, args=args, train_dataset=demonstrations(settings), processing_class=tokenizer)
     trainer.train()
-    trainer.save_model()
+    model.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    made_with = {"settings": asdict(settings), "machine": platform.machine(), "versions": versions()}
+    (aside / MADE_WITH).write_text(json.dumps(made_with, indent=2) + "\n")
+    write_hashes(aside)
+    aside.rename(folder)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Make an embedded model, or say where the demo's is.")
+    parser.add_argument("--out", type=Path, help="make one in this folder; without it, show the demo's")
+    parser.add_argument("--seed", type=int, help=f"seed of the warm start (default {EmbeddedSettings.seed})")
+    parser.add_argument("--threads", type=int, help=f"threads (default {EmbeddedSettings.threads})")
+    args = parser.parse_args(argv)
+    given = {key: value for key in ("seed", "threads") if (value := getattr(args, key)) is not None}
+    if given and args.out is None:
+        parser.error(f"--{next(iter(given))} is for making one: say --out DIR, too")
     try:
-        aside.rename(folder)
-    except OSError:  # another process was first
-        shutil.rmtree(aside)
-    return str(folder)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    print(embedded_model(cache=args.cache))
+        if args.out is not None:
+            make_embedded_model(args.out, EmbeddedSettings(**given))
+        folder = args.out or embedded_model()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print(f"{'made' if args.out else DEFAULT}: {folder}")
+    print(f"SHA-256 of its weights: {weights_sha256(str(folder))}")
 
 
 if __name__ == "__main__":

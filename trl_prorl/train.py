@@ -17,11 +17,10 @@ from trl.rewards import get_soft_overlong_punishment
 
 from tasks import task_of_recipe
 
-from .base_model import EMBEDDED
 from .checkpoint import find_checkpoint, newest_complete
 from .checks import check_rows, check_used
 from .config import ProRLConfig
-from .embedded import embedded_model
+from .embedded_base import EMBEDDED, embedded_model, is_embedded
 from .errors import RunError
 from .identity import IDENTITY_FILE, changing_keys, check_same_run
 from .length import cosine_length_reward, target_length_reward
@@ -215,13 +214,13 @@ def build(
     }
     rollout = task_args.make_rollout(args)
     resume = check_folder(args, (task_args, model_args))
-    model_args.model_name_or_path = find_model(model_args.model_name_or_path)
+    model = find_model(model_args.model_name_or_path)
     tokenizer = AutoTokenizer.from_pretrained(
-        model_args.model_name_or_path, revision=model_args.model_revision, padding_side="left", truncation_side="left"
+        model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
-    check_context(train_dataset, tokenizer, model_args, args)
+    check_context(train_dataset, tokenizer, model, model_args.model_revision, args)
     trainer = ProRLTrainer(
-        model=model_args.model_name_or_path,
+        model=model,
         reward_funcs=task_args.make_rewards(task, args.max_completion_length),
         args=args,
         train_dataset=train_dataset,
@@ -301,15 +300,15 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
 
 def find_model(name: str | None) -> str:
     """
-    The model to load: a local folder, a Hub name, or the embedded model, which is made if need be.
+    The model to load: a local folder, a Hub name, or the folder of an embedded model.
 
     Raises:
-        `ValueError`: it can be none of them.
+        `ValueError`: it can be none of them, or an embedded model's files are not those that were shipped.
     """
     if name is None:
         raise ValueError(f"model_name_or_path is missing: a Hub name, a local folder, or {EMBEDDED!r}.")
-    if name == EMBEDDED:
-        return embedded_model()
+    if is_embedded(name):
+        return embedded_model(name)
     if Path(name).is_dir():
         if not Path(name, "config.json").exists():
             raise ValueError(f"model_name_or_path={name!r} is a folder without config.json: it holds no model.")
@@ -320,9 +319,9 @@ def find_model(name: str | None) -> str:
     return name
 
 
-def check_context(rows, tokenizer, model_args: ModelConfig, args: ProRLConfig) -> None:
+def check_context(rows, tokenizer, model: str, revision: str, args: ProRLConfig) -> None:
     """Refuse prompts that leave no room for a completion in the model's context."""
-    config = AutoConfig.from_pretrained(model_args.model_name_or_path, revision=model_args.model_revision)
+    config = AutoConfig.from_pretrained(model, revision=revision)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is None:
         return

@@ -1,0 +1,98 @@
+"""
+The embedded models: bases of a few MB that come with the package, each with the hashes of its files, so that everybody
+starts from the same weights.
+
+They are named `embedded:TASK:SEED`, by the task and the seed of their warm start; `embedded` is the demo's. How one is
+made is in [`~trl_prorl.embedded`].
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+
+EMBEDDED = "embedded"  # the `model_name_or_path` that stands for the demo's
+DEFAULT = "embedded:reverse_digits:0"
+FOLDER = Path(__file__).with_name("embedded_models")
+WEIGHTS = "model.safetensors"
+HASHES = "SHA256SUMS"  # as `sha256sum --check` reads it
+MADE_WITH = "made_with.json"
+
+NAME = re.compile(r"embedded:(?P<task>\w+):(?P<seed>\d+)")
+# In this installation or in another's, which an adapter's configuration names.
+PLACE = re.compile(r"(^|[/\\])trl_prorl[/\\]embedded_models[/\\](?P<task>\w+)-(?P<seed>\d+)[/\\]?$")
+
+
+def is_embedded(name: str) -> bool:
+    """Whether a `model_name_or_path` is the name of an embedded model, shipped or not."""
+    return name == EMBEDDED or name.startswith(f"{EMBEDDED}:")
+
+
+def full_name(name: str) -> str | None:
+    """`embedded:TASK:SEED` for a name or a folder of an embedded model; `None` for any other model."""
+    if is_embedded(name):
+        return DEFAULT if name == EMBEDDED else name
+    place = PLACE.search(name)
+    return f"embedded:{place['task']}:{place['seed']}" if place else None
+
+
+def embedded_model(name: str = EMBEDDED) -> str:
+    """
+    Folder of an embedded model, its files checked.
+
+    Args:
+        name (`str`, *optional*, defaults to `"embedded"`):
+            `embedded`, or `embedded:TASK:SEED`.
+
+    Raises:
+        `ValueError`: there is no such model, or its files are not those that were shipped.
+    """
+    folder = _folder(name)
+    if folder is None:
+        raise ValueError(
+            f"model_name_or_path={name!r} is not shipped; there is {', '.join(shipped())}. `python -m trl_prorl.embedded "
+            "--seed SEED --out DIR` makes one of another seed: then give DIR."
+        )
+    for file, sha256 in hashes(folder).items():
+        found = file_sha256(folder / file) if (folder / file).is_file() else None
+        if found != sha256:
+            state = f"has SHA-256 {found[:12]}… in place of {sha256[:12]}…" if found else "is missing"
+            raise ValueError(f"The embedded model is damaged: {folder / file} {state}. Install trl-prorl again.")
+    return str(folder)
+
+
+def shipped() -> list[str]:
+    """Names of the embedded models of this installation."""
+    return sorted(filter(None, (full_name(str(path.parent)) for path in FOLDER.glob(f"*/{HASHES}"))))
+
+
+def weights_sha256(name: str) -> str | None:
+    """
+    SHA-256 of the weights of an embedded model, or of a folder that `python -m trl_prorl.embedded` made, as 64 hexadecimal
+    digits; `None` for any other model, and for one that is not here.
+    """
+    folder = _folder(full_name(name) or "") or Path(name)
+    there = (folder / MADE_WITH).is_file() and (folder / WEIGHTS).is_file()
+    return file_sha256(folder / WEIGHTS) if there else None
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 by file, as written down when the model was made."""
+    lines = (folder / HASHES).read_text().splitlines()
+    return {file: sha256 for sha256, file in (line.split("  ", 1) for line in lines)}
+
+
+def write_hashes(folder: Path) -> None:
+    """Write down the SHA-256 of every file in a folder."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != HASHES)
+    (folder / HASHES).write_text("".join(f"{file_sha256(path)}  {path.name}\n" for path in files))
+
+
+def file_sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _folder(name: str) -> Path | None:
+    match = NAME.fullmatch(DEFAULT if name == EMBEDDED else name)
+    folder = FOLDER / f"{match['task']}-{match['seed']}" if match else None
+    return folder if folder is not None and (folder / HASHES).is_file() else None
