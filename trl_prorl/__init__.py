@@ -1,9 +1,14 @@
 """Prolonged GRPO on one GPU, on top of Hugging Face TRL."""
 
-from .callbacks import ReferenceResetCallback
-from .config import ProRLConfig
-from .trainer import ProRLTrainer
-from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from .callbacks import ReferenceResetCallback
+    from .config import ProRLConfig
+    from .trainer import ProRLTrainer
+    from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
 
 
 __version__ = "0.1.0"
@@ -18,3 +23,16 @@ __all__ = [
     "Stall",
     "Trigger",
 ]
+
+# Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
+_MODULES = {"ProRLConfig": "config", "ProRLTrainer": "trainer", "ReferenceResetCallback": "callbacks"}
+
+
+def __getattr__(name: str):
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES.get(name, 'triggers')}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,49 +1,14 @@
-"""Reading a recipe: what is wrong with it is said in one line, with the key, the value and the cure, before anything runs."""
+"""Reading a recipe into dataclasses."""
 
 import dataclasses
-import difflib
-import types
 import typing
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
-import yaml
 from trl import TrlParser
 
-
-# What a recipe may put into the environment: nothing with which a library or a child process could be made to run code.
-SAFE_ENV = frozenset(
-    "CUDA_VISIBLE_DEVICES OMP_NUM_THREADS TOKENIZERS_PARALLELISM HF_HUB_OFFLINE PYTORCH_CUDA_ALLOC_CONF WANDB_PROJECT "
-    "WANDB_ENTITY WANDB_MODE WANDB_NAME TRACKIO_PROJECT".split()
-)
+from .recipe_check import check_options, check_recipe, fits, nearest, recipe_hint, spelt
 
 
-# Keys that recipes of other versions have, and what to write instead.
-RENAMED = {
-    "torch_dtype": "write dtype",
-    "overwrite_output_dir": "leave it out; a folder that holds a run is never overwritten",
-    "evaluation_strategy": "write eval_strategy",
-    "max_prompt_length": "leave it out; prompts are never cut",
-}
-
-
-class UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error: of two values one would be lost in silence."""
-
-    def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    "while reading a mapping",
-                    node.start_mark,
-                    f"the key {key!r} stands there twice",
-                    key_node.start_mark,
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+__all__ = ["RecipeParser", "fits", "nearest", "spelt"]
 
 
 class RecipeParser(TrlParser):
@@ -54,130 +19,18 @@ class RecipeParser(TrlParser):
 
     def parse_args_and_config(self, args, **kwargs):
         args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
-        flags = {"--config"} | {flag for action in self._actions for flag in action.option_strings}
-        for argument in args:
-            if argument.startswith("--") and argument.split("=")[0] not in flags:
-                raise ValueError(f"unknown option {argument!r}{nearest(argument.split('=')[0], flags)}.")
+        check_options(args, {"--config"} | {flag for action in self._actions for flag in action.option_strings})
         if "--config" in args:
-            position = args.index("--config") + 1
-            if position == len(args):
-                raise ValueError("--config needs the path of a recipe after it.")
-            check_recipe(args[position], self.dataclass_types)
+            check_recipe(args[args.index("--config") + 1], self.hints())
         return super().parse_args_and_config(args, **kwargs)
 
-
-def check_recipe(path: str | Path, dataclass_types: Iterable[type]) -> None:
-    """
-    Check a YAML recipe's keys and the types of its values.
-
-    Args:
-        path (`str` or `Path`):
-            The recipe.
-        dataclass_types (iterable of dataclasses):
-            Whose fields are the keys.
-
-    Raises:
-        `ValueError`: naming the recipe, the key, the value and what is right.
-    """
-    if not Path(path).is_file():
-        raise ValueError(f"--config {path}: there is no such file.")
-    try:
-        recipe = yaml.load(Path(path).read_text(), UniqueKeys)
-    except yaml.YAMLError as error:
-        raise ValueError(f"--config {path} is not YAML: {error}") from error
-    if not isinstance(recipe, dict):
-        raise ValueError(f"--config {path} holds {type(recipe).__name__}; a recipe is a mapping of keys to values.")
-    hints = {}
-    for dataclass_type in dataclass_types:
-        types_by_name = typing.get_type_hints(dataclass_type)
-        for field in dataclasses.fields(dataclass_type):
-            if field.init:
-                hints[field.name] = types_by_name[field.name]
-                if "on" in field.metadata.get("choices", ()):  # YAML takes a bare on or off for true or false
-                    hints[field.name] = hints[field.name] | bool
-                if field.name == "resume_from_checkpoint":
-                    hints[field.name] = hints[field.name] | bool
-    check_recipe_runs_no_code(path, recipe)
-    for key, value in recipe.items():
-        if key == "env":
-            continue
-        if key not in hints:
-            cure = f": {RENAMED[key]}" if key in RENAMED else nearest(str(key), hints)
-            raise ValueError(f"{path}: unknown key {key!r}{cure}.")
-        if value is False and key.endswith("_strategy"):
-            raise ValueError(f'{path}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
-        if not fits(value, hints[key]):
-            raise ValueError(f"{path}: {key}={value!r} is {kind(value)}, and {key} takes {spelt(hints[key])}.")
-
-
-def check_recipe_runs_no_code(path: str | Path, recipe: dict[str, Any]) -> None:
-    """
-    Recipes are passed around, so none may make the machine run code that is not installed on it.
-
-    Raises:
-        `ValueError`: a key does. On the command line, where one types it oneself, it is allowed.
-    """
-    for where, keys in (("", recipe), ("model_init_kwargs: ", recipe.get("model_init_kwargs"))):
-        keys = keys if isinstance(keys, dict) else {}
-        if keys.get("trust_remote_code") not in (None, False, "false", "False"):
-            raise ValueError(
-                f"{path}: {where}trust_remote_code={keys['trust_remote_code']!r} would run code that comes with a model, "
-                "which a recipe may not ask for. If you trust that model, give --trust_remote_code true on the command line."
-            )
-        attention = keys.get("attn_implementation")
-        if isinstance(attention, str) and "/" in attention:
-            raise ValueError(
-                f"{path}: {where}attn_implementation={attention!r} would download a kernel and run it, which a recipe may "
-                "not ask for. If you trust it, give --attn_implementation on the command line."
-            )
-    unsafe = sorted(set(map(str, recipe.get("env") or {})) - SAFE_ENV)
-    if unsafe:
-        raise ValueError(
-            f"{path}: env sets {', '.join(unsafe)}, which a recipe may not: set it in the shell. A recipe may set "
-            f"{', '.join(sorted(SAFE_ENV))}."
-        )
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"`, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """
-    Whether a YAML value fits a field's type. Text fits anything: the parser converts it or complains, and one word may
-    stand for a list (`lora_target_modules: all-linear`).
-    """
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(value, option) for option in typing.get_args(hint))
-    if hint is type(None):
-        return value is None
-    if isinstance(value, str):
-        return True
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint in (bool, str, list, dict) or origin in (list, dict):
-        return isinstance(value, origin or hint)
-    return True  # enumerations and the like: checked where they are used
-
-
-def kind(value: Any) -> str:
-    if value is None:
-        return "empty"
-    names = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a mapping"}
-    return names.get(type(value), type(value).__name__)
-
-
-def spelt(hint: Any) -> str:
-    """A type as a reader of recipes would put it."""
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
-    words = []
-    for option in options:
-        origin = typing.get_origin(option) or option
-        words.append(names.get(origin) or {list: "a list", dict: "a mapping"}.get(origin, "text"))
-    return " or ".join(dict.fromkeys(words))
+    def hints(self) -> dict[str, typing.Any]:
+        """The type of every key."""
+        found = {}
+        for dataclass_type in self.dataclass_types:
+            types_by_name = typing.get_type_hints(dataclass_type)
+            for field in dataclasses.fields(dataclass_type):
+                if field.init:
+                    hint = types_by_name[field.name]
+                    found[field.name] = recipe_hint(field.name, hint, field.metadata.get("choices", ()))
+        return found

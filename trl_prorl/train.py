@@ -1,4 +1,13 @@
-"""From a recipe to a trained model: parse, check, build, train, save. What every `recipes/grpo_*.py` runs."""
+"""
+From a recipe to a trained model: parse, check, build, train, save. What every `recipes/grpo_*.py` runs, and
+
+    python -m trl_prorl.train --config RECIPE.yaml [--KEY VALUE ...]
+"""
+
+if __name__ == "__main__":  # first, so that help and complaints come before what takes seconds to import
+    from trl_prorl.command_line import main
+
+    raise SystemExit(main())
 
 import json
 import pickle
@@ -19,6 +28,7 @@ from tasks import task_of_recipe
 
 from .checkpoint import find_checkpoint, newest_complete
 from .checks import check_rows, check_used
+from .command_line import first_look
 from .config import ProRLConfig
 from .embedded_base import EMBEDDED, embedded_model, is_embedded
 from .errors import RunError
@@ -338,21 +348,19 @@ def check_context(rows, tokenizer, model: str, revision: str, args: ProRLConfig)
         )
 
 
-def main(default_recipe: str | Path, argv: list[str] | None = None) -> None:
+def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """
     Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. What
     cannot be done is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit code 1. An
     error that nobody foresaw keeps its traceback.
 
     Args:
-        default_recipe (`str` or `Path`):
+        default_recipe (`str` or `Path`, *optional*):
             YAML file that is run if no `--config` is given.
         argv (`list[str]`, *optional*):
             Defaults to the process's own.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if not any(argument.split("=")[0] == "--config" for argument in argv):
-        argv = ["--config", str(default_recipe), *argv]
+    argv = first_look(default_recipe, argv)
     trainer = None
     try:
         parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))

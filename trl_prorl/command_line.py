@@ -1,0 +1,169 @@
+"""
+The command line of a recipe script: help and complaints at once, the training after them. Nothing that takes seconds to
+import is imported before the command line and the recipe are known to hold keys that exist.
+"""
+
+import itertools
+import os
+import sys
+import textwrap
+from pathlib import Path
+from typing import NoReturn
+
+from .recipe_check import check_options, check_recipe, nearest, read_recipe
+from .recipe_keys import AnyObject, Key, recipe_keys
+
+
+WIDTH = 80
+HELP = ("-h", "--help", "--help-all")
+
+
+def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
+    """As [`~trl_prorl.train.main`]: a recipe script's, which imports what trains only once that is needed."""
+    argv = first_look(default_recipe, argv)
+    from .train import main as train
+
+    train(default_recipe, argv)
+
+
+def first_look(default_recipe: str | Path | None, argv: list[str] | None = None) -> list[str]:
+    """
+    The command line with its recipe. `--help` prints and ends the process; an unknown key, in the command line or in the
+    recipe, is one line on stderr and exit code 2.
+
+    Args:
+        default_recipe (`str` or `Path`, *optional*):
+            The recipe if no `--config` is given; without either, all keys stand on the command line.
+        argv (`list[str]`, *optional*):
+            Defaults to the process's own.
+
+    Returns:
+        `list[str]`: the command line, with `--config PATH` in front where the default recipe is run.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if any(argument in HELP for argument in argv):
+        try:
+            show(help_text(argv, default_recipe))
+        except ValueError as error:
+            refuse(error)
+        raise SystemExit(0)
+    argv = [part for arg in argv for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+    try:
+        if not argv and default_recipe is None:
+            raise ValueError(f"nothing says what to train: give --config RECIPE.yaml ({program()} --help says more).")
+        keys = recipe_keys()
+        check_options(argv, {"--config", *(option for key in keys.values() for option in key.options)})
+        if "--config" not in argv and default_recipe is not None:
+            argv = ["--config", str(default_recipe), *argv]
+        if "--config" in argv:
+            check_recipe(argv[argv.index("--config") + 1], {name: _hint(key) for name, key in keys.items()})
+    except ValueError as error:
+        refuse(error)
+    return argv
+
+
+def refuse(error: Exception) -> NoReturn:
+    """One line on stderr, and exit code 2."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+def show(text: str) -> None:
+    """Print, to a reader that may have seen enough."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+
+
+def _hint(key: Key):
+    # YAML has true for a bare on; which keys take that is known once their classes are imported.
+    return key.hint | bool if key.hint is str else key.hint
+
+
+def program() -> str:
+    """What the process was started as."""
+    path = Path(sys.argv[0])
+    return "python -m trl_prorl.train" if path.parts[-2:] == ("trl_prorl", "train.py") else path.name
+
+
+def help_text(argv: list[str], default_recipe: str | Path | None) -> str:
+    """
+    What `--help`, `--help KEY ...` and `--help-all` print.
+
+    Raises:
+        `ValueError`: there is no such key.
+    """
+    if "--help-all" in argv:
+        return all_keys(default_recipe)
+    place = next(place for place, argument in enumerate(argv) if argument in HELP)
+    asked = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[place + 1 :]))
+    keys = recipe_keys()
+    for name in asked:
+        if name not in keys:
+            raise ValueError(f"--help {name}: there is no such key{nearest(name, keys)}.")
+    return "\n".join(describe(keys[name]) for name in asked) or one_screen(default_recipe)
+
+
+def one_screen(default_recipe: str | Path | None) -> str:
+    """`--config`, our own keys by name, and how to learn more."""
+    lines = [*_head(default_recipe), ""]
+    ours = [key for key in recipe_keys().values() if key.ours]
+    groups: dict[str, list[str]] = {}
+    for key in ours:
+        groups.setdefault(f"that {key.group}" if key.group else "of the task", []).append(key.name)
+    for group, names in groups.items():
+        lines += [f"Keys {group}:", *_wrapped(" ".join(names), "  ")]
+    lines.append("And all of TRL's GRPOConfig and ModelConfig." + _theirs(default_recipe))
+    return "\n".join([*lines[:-1], *_wrapped(lines[-1])])
+
+
+def all_keys(default_recipe: str | Path | None) -> str:
+    """`--config` and every key with its meaning, our own first."""
+    lines, keys = _head(default_recipe), recipe_keys().values()
+    for ours, title in ((True, "Keys of trl-prorl"), (False, "Keys of TRL and transformers")):
+        lines += ["", f"{title}:", "", *(describe(key) for key in keys if key.ours == ours)]
+    return "\n".join(lines)
+
+
+def describe(key: Key) -> str:
+    """A key with its type, its default and its meaning."""
+    default = "" if key.default is None else f" (default: {key.default.replace(chr(39), chr(34))})"
+    text = key.text.replace("[`~", "`").replace("[`", "`").replace("`]", "`")
+    return "\n".join([f"  --{key.name} {_type(key)}{default}", *_wrapped(text, " " * 6)])
+
+
+def _type(key: Key) -> str:
+    names = getattr(key.hint, "__args__", None) or [key.hint]
+    words = [getattr(name, "__name__", str(name)) for name in names if name not in (type(None), AnyObject)]
+    return " or ".join(dict.fromkeys(words)).upper()
+
+
+def _head(default_recipe: str | Path | None) -> list[str]:
+    config = "what to train" + (f" (default: {_short(default_recipe)})" if default_recipe else "")
+    return [
+        f"usage: {program()} [--config RECIPE.yaml] [--KEY VALUE ...]",
+        "",
+        f"  --config RECIPE.yaml  {config}",
+        "  --KEY VALUE           a key of the recipe; the command line wins",
+        "  --help KEY ...        what these keys mean",
+        "  --help-all            what every key means, TRL's and transformers' too",
+    ]
+
+
+def _theirs(default_recipe: str | Path | None) -> str:
+    """The keys of others that a recipe sets."""
+    if default_recipe is None or not Path(default_recipe).is_file():
+        return ""
+    keys = recipe_keys()
+    names = [name for name in read_recipe(default_recipe) if name in keys and not keys[name].ours]
+    return f" {Path(default_recipe).name} sets {', '.join(names)}."
+
+
+def _short(path: str | Path) -> str:
+    parts = Path(path).parts
+    return "/".join(parts[parts.index("recipes") :]) if "recipes" in parts else str(path)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
