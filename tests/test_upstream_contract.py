@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from peft.tuners.lora.layer import LoraLayer
 from transformers import Trainer
 from trl import GRPOTrainer
 
@@ -30,6 +31,8 @@ TRAINER_METHODS = {
     "init_hf_repo": "which is done before a model is loaded",
     "_finish_current_push": "which waits for `push_in_progress`",
     "_save": "which pickles the arguments, token and all",
+    "_load_from_checkpoint": "which loads adapters, halved again where their initialisation had changed the model",
+    "_load_best_model": "which does so at the end",
     "_load_optimizer_and_scheduler": "the step of a resume where everything of ours is loaded",
     "_clip_grad_norm": "before which gradients are looked at",
     "_get_grad_norm": "after which an update is stopped or left out",
@@ -148,4 +151,16 @@ def test_ref_is_made_beside_default_for_a_peft_model(make_trainer, trained_adapt
     names = [name for name in parameters if ".default." in name]
     assert names and all(
         torch.equal(parameters[name], parameters[name.replace(".default.", ".ref.")]) for name in names
+    )
+
+
+def test_an_initialisation_is_asked_for_where_an_adapter_is_added_and_nowhere_else():
+    """So that it is enough to leave it out of the configuration for as long as TRL adds `ref`."""
+    assert "init_lora_weights" not in inspect.getsource(inspect.getmodule(GRPOTrainer))
+    assert "init_lora_weights = config.init_lora_weights" in source(LoraLayer.update_layer)
+    # Those that change the model, or replace it: a new one has to be known.
+    known = {"pissa", "corda", "olora", "mica", "loftq", "eva", "orthogonal", "lora_ga"}
+    assert (
+        set(re.findall(r'init_lora_weights\S* ?(?:==|\.startswith\() ?"(\w+)"', source(LoraLayer.update_layer)))
+        == known
     )

@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head, use_adapter
 
+from .adapter_init import without_initialisation
+
 
 SNAPSHOT_FILE = "reference.safetensors"
 
@@ -56,7 +58,8 @@ def frozen_adapter(model, name: str) -> str:
     Add a frozen copy of a [`~peft.PeftModel`]'s adapter `default` under another name, which is returned. It shares the
     configuration object with `default`, as TRL's own `ref` does.
     """
-    with torch.random.fork_rng():  # the adapter is made at random first, which must not change the run
+    # The adapter is made at random first, which must not change the run.
+    with torch.random.fork_rng(), without_initialisation(model):
         model.add_adapter(name, model.peft_config["default"])
     for ref, policy in AdapterReference(model, name).pairs():
         ref.data.copy_(policy.data)

@@ -1,7 +1,7 @@
 """`ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and a record.
 
-This file and its parts (`trainer_checkpoints.py`, `trainer_finite.py`, `trainer_hub.py`) are the only ones that know TRL's
-private methods; `tests/test_upstream_contract.py` pins them. With every ProRL key at its default TRL's own methods compute
+This file and its parts (`trainer_adapter.py`, `trainer_checkpoints.py`, `trainer_finite.py`, `trainer_hub.py`) are the only
+ones that know TRL's private methods; `tests/test_upstream_contract.py` pins them. With every ProRL key at its default TRL's own methods compute
 everything, and this class only watches.
 """
 
@@ -27,6 +27,7 @@ from trl.trainer.utils import (
 )
 
 from . import kl
+from .adapter_init import changes_model, without_initialisation
 from .adaptive import next_coefficient
 from .advantages import estimate
 from .callbacks import ReferenceResetCallback
@@ -54,6 +55,7 @@ from .reference import (
 )
 from .rewards import watched
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
+from .trainer_adapter import AdapterMixin
 from .trainer_checkpoints import CheckpointMixin
 from .trainer_finite import FiniteMixin
 from .trainer_hub import HubMixin
@@ -63,7 +65,7 @@ from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
 logger = logging.getLogger(__name__)
 
 
-class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
+class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     """
     Trainer for prolonged GRPO: see [`ProRLConfig`] for what it adds to [`~trl.GRPOTrainer`], whose arguments it takes.
 
@@ -129,8 +131,15 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
             )
         full = given.get("peft_config") is None and isinstance(given["model"], PreTrainedModel)
         with _reloadable(given["model"]) if full and args.beta != 0.0 else nullcontext():
-            with _without_warning("`model_init_kwargs`") if loads else nullcontext():  # they were used
+            with (
+                _without_warning("`model_init_kwargs`") if loads else nullcontext(),  # they were used
+                without_initialisation(given["model"]),  # of TRL's adapter `ref`, a copy
+            ):
                 super().__init__(**given)
+        given_wrapped = isinstance(model, PeftModel)
+        policy = self.accelerator.unwrap_model(self.model)
+        if "default" in getattr(policy, "peft_config", {}):
+            self._remember_initialisation(policy.peft_config["default"], given_wrapped, moves)
         if not args.is_trl:
             check_dropout(self.model)
         if args.skip_zero_rows and (self._is_vlm or self._has_images()):
@@ -274,10 +283,13 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, GRPOTrainer):
             )
 
     def _base_parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """The parameters of the policy without those of adapters."""
+        """The parameters of the policy that are those of the model it was given: without adapters, and what they change."""
         policy = self.accelerator.unwrap_model(self.model)
-        adapters = set(getattr(policy, "peft_config", {}))
-        return [(name, param) for name, param in policy.named_parameters() if adapters.isdisjoint(name.split("."))]
+        configs = getattr(policy, "peft_config", {})
+        others = set(configs)
+        if changes_model(configs.get("default")):  # by singular vectors, whose last bits differ between machines
+            others.add("base_layer")
+        return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
 
     def _make_reference(self, moves: bool) -> AdapterReference | SnapshotReference | None:
         if self.beta == 0.0:

@@ -84,6 +84,8 @@ NOT_KEYS = {
     "prompts",
     "enable_thinking",
     "save_pretrained",
+    "init_lora_weights",
+    "peft_config",
 }
 
 
