@@ -22,11 +22,12 @@ from eval.command import command
 from eval.held_out import HeldOut
 from eval.models import Point, checkpoint_points, load_point
 from eval.passk import add_sampling_arguments, check_run_settings
-from eval.runs import InputError
+from eval.runs import InputError, read_env
 from eval.samples import write_json
 from eval.sampling import prompt_ids
 from eval.statistics import MIN_PROMPTS, NO_INTERVAL, NO_INTERVAL_NOTE, Estimate
 from eval.tables import interval_cell
+from trl_prorl.run_id import RUN_ID
 
 
 class TokenDrift(NamedTuple):
@@ -147,7 +148,9 @@ def measure(run_dir: Path, args) -> dict:
     )
     points = [*(points or [held_out.base]), held_out.trained]
     base_model = load_point(held_out.base, held_out.config).eval()
+    run_id = read_env(run_dir).get(RUN_ID)
     return {
+        **({RUN_ID: run_id} if run_id else {}),
         "prompts": len(held_out.rows),
         "samples": args.samples,
         "split": held_out.split,

@@ -1,7 +1,9 @@
 """The models of a run: base, every checkpoint, and what the run left behind at its end."""
 
 import filecmp
+import os
 import re
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +13,11 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from eval.runs import InputError, read_jsonl
+from eval.local_paths import find_output_dir
+from eval.runs import InputError, read_env, read_jsonl
+from trl_prorl.base_model import WEIGHTS
 from trl_prorl.checkpoint import sha256
-
-
-WEIGHTS = ("*.safetensors", "*.bin")
+from trl_prorl.run_id import RUN_ID, saved_run_id
 
 
 @dataclass(frozen=True)
@@ -43,18 +45,48 @@ def kind_of_model(folder: Path) -> str | None:
 
 def find_trained_model(run_dir: Path, config: dict) -> Path:
     """
-    The folder of the model that a run left behind: the run folder, or its `output_dir` where the two differ.
+    The folder of the model that a run left behind: the run folder or, if the record lies elsewhere by `run_dir`, its
+    `output_dir`. There a model counts only if its run's id is that of the record, for another run may have that name now.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is none, or the one that is there is another run's.
     """
-    for folder in (run_dir, Path(config.get("output_dir") or run_dir)):
-        if kind_of_model(folder):
-            return folder
+    env = read_env(run_dir)
+    run = env.get(RUN_ID)
+    if kind_of_model(run_dir):
+        saved = saved_run_id(run_dir)
+        if None not in (run, saved) and saved != run:
+            raise InputError(
+                f"run folder '{run_dir}' holds the model of another run ({RUN_ID} {saved}, by env.json {run}); let the run "
+                "finish, or copy the files of one of its checkpoints there"
+            )
+        return run_dir
+    elsewhere = output_dir_apart(run_dir, config, env)
+    if elsewhere is not None and kind_of_model(elsewhere):
+        if run is not None and saved_run_id(elsewhere) == run:
+            return elsewhere
+        why = (
+            "the record has no run id"
+            if run is None
+            else f"its {RUN_ID} is {saved_run_id(elsewhere)}, by env.json {run}"
+        )
+        raise InputError(
+            f"run folder '{run_dir}' has no trained model, and nothing says that the one in output_dir '{elsewhere}' is this "
+            f"run's ({why}); if it is, copy its files into the run folder"
+        )
     raise InputError(
         f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); "
         "let the run finish, or copy a checkpoint's files there"
     )
+
+
+def output_dir_apart(run_dir: Path, config: dict, env: dict) -> Path | None:
+    """The run's `output_dir` if `run_dir` put the record elsewhere; else `None`: model and record share a folder."""
+    record, output = config.get("run_dir"), config.get("output_dir")
+    if not record or not output or os.path.normpath(record) == os.path.normpath(output):
+        return None
+    found = find_output_dir(run_dir, config, env)
+    return None if found is None or Path(found).resolve() == run_dir.resolve() else Path(found)
 
 
 def last_step(run_dir: Path) -> int | None:
@@ -70,18 +102,28 @@ def trained_point(run_dir: Path, config: dict) -> Point:
     best one, or one whose files were copied there after a run was killed.
     """
     folder = find_trained_model(run_dir, config)
-    equal = (step for step, path in sorted(checkpoints(folder).items(), reverse=True) if same_weights(path, folder))
+    found, _ = checkpoints(folder, run_dir)
+    equal = (step for step, path in sorted(found.items(), reverse=True) if same_weights(path, folder))
     return Point("trained", next(equal, last_step(run_dir)), folder)
 
 
-def checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints in a folder that hold weights, by step."""
-    found = {}
+def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
+    """
+    The checkpoints in a folder that hold weights, by step: this run's, and those of other runs.
+
+    Args:
+        folder (`Path`): The folder.
+        run_dir (`Path`): The run folder. A checkpoint that says of no run counts as this one's there, and nowhere else.
+    """
+    run, here = read_env(run_dir).get(RUN_ID), folder.resolve() == run_dir.resolve()
+    found, others = {}, {}
     for path in folder.glob("checkpoint-*"):
         match = re.fullmatch(r"checkpoint-(\d+)", path.name)
         if match and kind_of_model(path) and weight_files(path):
-            found[int(match[1])] = path
-    return found
+            saved = saved_run_id(path)
+            own = saved == run or (here and None in (saved, run))
+            (found if own else others)[int(match[1])] = path
+    return found, others
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -108,8 +150,13 @@ def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Poi
         InputError: If one is missing, or all were asked for and there are none.
     """
     trained = trained_point(run_dir, config)
-    found = checkpoints(trained.folder)
+    found, others = checkpoints(trained.folder, run_dir)
     steps = sorted(found)
+    if others:
+        print(
+            f"{trained.folder}: {', '.join(path.name for _, path in sorted(others.items()))} of another run, left out.",
+            file=sys.stderr,
+        )
     if asked != ["all"]:
         for step in asked:
             if not step.isdigit() or int(step) not in found:

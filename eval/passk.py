@@ -22,7 +22,7 @@ from eval.command import command
 from eval.held_out import HeldOut, TaskName, check_run
 from eval.models import checkpoint_points, last_step
 from eval.passk_merge import PASSK_FILE, completed, earlier_result
-from eval.runs import InputError
+from eval.runs import InputError, read_env
 from eval.samples import write_json
 from eval.statistics import (
     MIN_PROMPTS,
@@ -34,6 +34,7 @@ from eval.statistics import (
     summarise_counts,
 )
 from eval.tables import interval_cell
+from trl_prorl.run_id import RUN_ID
 
 
 MOST_SAMPLES = 256
@@ -157,6 +158,8 @@ def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) ->
     if earlier:
         args = argparse.Namespace(**{**vars(args), "k": sorted({*args.k, *earlier["k"]})})
     result, sides = base_and_trained(held_out, args)
+    if run_id := read_env(held_out.run_dir).get(RUN_ID):
+        result[RUN_ID] = run_id
     result["step"] = held_out.trained.step
     result["steps_on_record"] = last_step(held_out.run_dir)  # more, where the best checkpoint was kept
     if groups := by_task_and_level(sides, args.k):

@@ -9,6 +9,7 @@ import pandas as pd
 import yaml
 
 from trl_prorl.record import EVALUATION_KEYS
+from trl_prorl.run_id import RUN_ID, other_run
 
 
 VARIANTS = ("plain", "control", "A", "B", "C")
@@ -140,6 +141,17 @@ def read_jsonl(path: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def read_env(run_dir: Path) -> dict:
+    """
+    `env.json` of a run folder; empty if there is none.
+
+    Raises:
+        InputError: If it is not JSON.
+    """
+    path = Path(run_dir) / "env.json"
+    return read_json(path) if path.is_file() else {}
+
+
 def read_json(path: Path) -> dict:
     """
     A JSON file of a run folder.
@@ -158,6 +170,25 @@ def with_nan(value):
     if isinstance(value, dict):
         return {key: with_nan(one) for key, one in value.items()}
     return [math.nan if one is None else with_nan(one) for one in value] if isinstance(value, list) else value
+
+
+def read_evaluation(run_dir: Path, file: str, env: dict) -> dict | None:
+    """
+    `passk.json` or `drift.json` of a run; `None` if there is none.
+
+    Raises:
+        InputError: If it is of another run, which had the folder before.
+    """
+    path = run_dir / file
+    if not path.is_file():
+        return None
+    content = with_nan(read_json(path))
+    if other_run(content, env.get(RUN_ID)):
+        raise InputError(
+            f"'{path}' is of another run, which had this folder before ({RUN_ID} {content[RUN_ID]}, by env.json {env[RUN_ID]}); "
+            "remove it, and evaluate this run"
+        )
+    return content
 
 
 def load_run(run_dir, name: str | None = None) -> Run:
@@ -184,17 +215,16 @@ def load_run(run_dir, name: str | None = None) -> Run:
     metrics = read_jsonl(run_dir / "metrics.jsonl")
     if "step" not in metrics:
         raise InputError(f"'{run_dir / 'metrics.jsonl'}' records no step; train the run first")
-    events, passk, drift = (run_dir / file for file in ("events.jsonl", "passk.json", "drift.json"))
-    evaluations = run_dir / "evaluations.jsonl"
+    env, events, evaluations = read_env(run_dir), run_dir / "events.jsonl", run_dir / "evaluations.jsonl"
     return Run(
         path=run_dir,
         name=name or run_dir.resolve().name,
         config=config,
-        env=read_json(run_dir / "env.json"),
+        env=env,
         metrics=metrics.sort_values("step", ignore_index=True),
         events=read_jsonl(events) if events.is_file() else None,
-        passk=with_nan(read_json(passk)) if passk.is_file() else None,
-        drift=with_nan(read_json(drift)) if drift.is_file() else None,
+        passk=read_evaluation(run_dir, "passk.json", env),
+        drift=read_evaluation(run_dir, "drift.json", env),
         evaluations=read_jsonl(evaluations) if evaluations.is_file() else None,
     )
 

@@ -12,6 +12,7 @@ from torch import ones
 from eval import push as command
 from trl_prorl import publish
 from trl_prorl.errors import PushError
+from trl_prorl.run_id import write_run_id
 
 
 SECRET = "hf_" + "S" * 34
@@ -215,7 +216,7 @@ def no_reference(online, run, monkeypatch):
 
 def damaged_record(online, run, monkeypatch):
     (run / "env.json").write_text("{")
-    return [], ["env.json", "cannot be read"]
+    return [], ["env.json", "is not JSON"]
 
 
 CASES = [
@@ -258,6 +259,12 @@ def test_a_record_kept_elsewhere_goes_with_the_model(online, run, tmp_path):
     record.mkdir()
     for name in RECORD:
         (run / name).rename(record / name)
+    (record / "config.yaml").write_text(
+        yaml.safe_dump({**yaml.safe_load((record / "config.yaml").read_text()), "run_dir": str(record)})
+    )
+    assert command.main(["--run", str(record)]) == 2  # it may be another run's: nothing says so
+    (record / "env.json").write_text('{"variant": "A", "run_id": "1"}')
+    write_run_id(run, "1")
     assert command.main(["--run", str(record)]) == 0
     assert set(online.files(REPO)) == MODEL | RECORD
 

@@ -1,5 +1,6 @@
 """What a run's base model is called: its name on the Hub, or the local folder and where that says it came from."""
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from . import embedded_base
 
+
+WEIGHTS = ("*.safetensors", "*.bin")
+READ_WHOLE, BLOCK, BLOCKS = 2**26, 4096, 4096  # bytes up to which a file of weights is read whole, else so many blocks
 
 # A download in the Hub's cache, which is a local folder but a model of the Hub.
 SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\][0-9a-f]+[/\\]?$")
@@ -56,6 +60,28 @@ def identify(name: str) -> BaseModel:
     if Path(name).is_dir():
         return BaseModel(name, origin=_origin(Path(name, "config.json")), sha256=embedded_base.weights_sha256(name))
     return BaseModel(name, hub_id=name if is_hub_name(name) else None)
+
+
+def fingerprint(name: str) -> str | None:
+    """
+    What tells the weights in a local folder from others of the same shape: a hash of its files, of large
+    ones of their size and of blocks spread evenly over them, so that they cost no time. `None` if it is no folder with weights.
+    """
+    files = sorted(path for glob in WEIGHTS for path in Path(name).glob(glob) if path.name != "training_args.bin")
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with open(path, "rb") as file:
+            if size <= READ_WHOLE:
+                digest.update(file.read())
+                continue
+            for start in (*range(0, size - BLOCK, size // BLOCKS), size - BLOCK):
+                file.seek(start)
+                digest.update(file.read(BLOCK))
+    return digest.hexdigest()
 
 
 def is_hub_name(name: str) -> bool:

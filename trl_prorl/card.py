@@ -17,6 +17,7 @@ from .base_model import BaseModel, identify, is_hub_name
 from .files import replaced
 from .meter import EVENTS_FILE, METRICS_FILE, read_jsonl
 from .record import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
+from .run_id import RUN_ID, other_run
 from .variants import DIFFERENT_OBJECTIVE, VARIANT_DESCRIPTIONS
 
 
@@ -92,18 +93,21 @@ class Record:
 
 def read_record(run_dir: str | os.PathLike) -> Record:
     """
-    Read a run folder, however little it holds.
+    Read a run folder, however little it holds. An evaluation of another run, which had the folder before, is none.
 
     Raises:
         `ValueError`: a file is there and cannot be read.
     """
     folder = Path(run_dir)
     events = folder / EVENTS_FILE
+    env, passk = _read(folder / ENV_FILE) or {}, _read(folder / PASSK_FILE)
+    if passk is not None and other_run(passk, env.get(RUN_ID)):
+        passk = None
     return Record(
         config=without_secrets(_read(folder / CONFIG_FILE, yaml.safe_load)) or {},
-        env=_read(folder / ENV_FILE) or {},
+        env=env,
         events=_read(events, lambda text: read_jsonl(events)),
-        passk=_read(folder / PASSK_FILE),
+        passk=passk,
         steps=_last_step(folder / METRICS_FILE),
     )
 

@@ -158,7 +158,7 @@ class ProRLConfig(GRPOConfig):
         > Parameters that control the record
 
         run_dir (`str`, *optional*):
-            Where the record of the run goes. `None`: `output_dir`.
+            Where the record of the run goes. `None`: `output_dir`. The run's id tells which model belongs to a record.
         log_update_norm (`bool`, *optional*, defaults to `False`):
             Record the norm of every update of the trained parameters, which shows what a reset does to the first ones.
             Costs a copy of those parameters.

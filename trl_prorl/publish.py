@@ -33,6 +33,7 @@ from .card import CARD_FILE, PASSK_FILE, without_secrets
 from .errors import PushError
 from .meter import EVENTS_FILE, METRICS_FILE
 from .record import CONFIG_FILE, ENV_FILE
+from .run_id import RUN_ID, other_run, recorded_run_id, run_id_in
 
 
 MODEL_FILES = (
@@ -58,7 +59,8 @@ TOKENIZER_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, PASSK_FILE, "drift.json")
+EVALUATIONS = (PASSK_FILE, "drift.json")
+RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, *EVALUATIONS)
 REFERENCE_FOLDER = "ref"
 STAGED = "_push-"  # what a push in the background reads; never pushed itself
 
@@ -127,6 +129,9 @@ def files_to_push(
         files |= {f"{REFERENCE_FOLDER}/{name}": path for name, path in found.items()}
     if record:
         files |= _matching(run_dir, RECORD_FILES)
+        for name in EVALUATIONS:  # they stay behind where a new run takes the folder of an earlier one
+            if name in files and other_run({RUN_ID: run_id_in(files[name])}, recorded_run_id(run_dir)):
+                del files[name]
         if CONFIG_FILE in files:
             recipe = without_secrets(yaml.safe_load(files[CONFIG_FILE].read_text()))
             files[CONFIG_FILE] = yaml.safe_dump(recipe, sort_keys=True).encode()

@@ -13,7 +13,8 @@ import torch
 import yaml
 from trl import GRPOConfig
 
-from .base_model import identify
+from .base_model import fingerprint, identify
+from .run_id import RUN_ID
 
 
 CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
@@ -89,7 +90,12 @@ def write_config(run_dir: str | os.PathLike, args: GRPOConfig, recipe: tuple = (
 
 
 def write_env(
-    run_dir: str | os.PathLike, args: Any, model: torch.nn.Module, packing: str = "off", base: str | None = None
+    run_dir: str | os.PathLike,
+    args: Any,
+    model: torch.nn.Module,
+    packing: str = "off",
+    base: str | None = None,
+    run_id: str | None = None,
 ) -> None:
     """
     Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run computes what it computes.
@@ -105,10 +111,16 @@ def write_env(
             Whether groups are packed, and if not as asked, why.
         base (`str`, *optional*):
             Hub name or folder of the model that the run began from.
+        run_id (`str`, *optional*):
+            The run's id, which stands beside the weights that it saves, too.
     """
     env = {
+        RUN_ID: run_id,
         "variant": args.variant,
         "base_model": dataclasses.asdict(identify(base)) if base else None,
+        # What the name leads to may change: a folder's weights, and the Hub's commit.
+        "base_weights": fingerprint(base) if base else None,
+        "base_commit": None if not base or Path(base).is_dir() else commit_of(model),
         "execution": {
             "old_logps": args.old_logps_source,
             "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
@@ -124,6 +136,11 @@ def write_env(
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
     Path(run_dir, ENV_FILE).write_text(json.dumps(env, indent=2) + "\n")
+
+
+def commit_of(model: torch.nn.Module) -> str | None:
+    """The Hub's commit that a model was loaded from."""
+    return getattr(getattr(model, "config", None), "_commit_hash", None)
 
 
 def versions() -> dict[str, str]:

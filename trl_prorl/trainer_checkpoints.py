@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import strip_images_from_messages
@@ -18,6 +19,7 @@ from .identity import IDENTITY_FILE, changing_keys, check_same_run
 from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines
 from .publish import staged_leftovers
 from .record import write_config, write_env
+from .run_id import new_run_id, recorded_run_id, saved_run_id
 from .triggers import Reason
 
 
@@ -30,6 +32,7 @@ class CheckpointMixin:
     """Part of [`ProRLTrainer`]: saving, and resuming."""
 
     _has_trained = False
+    _run_id: str | None = None  # of the run that `train` begins or continues
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
@@ -70,6 +73,7 @@ class CheckpointMixin:
             # A reset at the checkpoint's own step came after the save, and comes again. Other events came before it.
             comes_again = ("reset", "elastic_reset")
             keep_event = lambda event: event["step_applied"] < step + (event["event"] not in comes_again)  # noqa: E731
+        self._run_id = self._find_run_id(resume_from_checkpoint)
         if self.is_world_process_zero():
             for leftover in (*leftovers(Path(self.args.output_dir)), *staged_leftovers(Path(self.args.output_dir))):
                 shutil.rmtree(leftover)
@@ -80,8 +84,17 @@ class CheckpointMixin:
             if resume_from_checkpoint is not None:
                 self._log_event(self._resume_event | {"step_requested": step, "step_applied": step})
             write_config(self.run_dir, self.args, self.recipe)
-            write_env(self.run_dir, self.args, self.model, self.packing, self._base_name())
+            write_env(self.run_dir, self.args, self.model, self.packing, self._base_name(), self._run_id)
         return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _find_run_id(self, checkpoint: str | None) -> str:
+        """The id of the run that a checkpoint of `output_dir` continues, else a new one: a checkpoint of another folder forks a run."""
+        found = None
+        if self.is_world_process_zero():
+            if checkpoint is not None and Path(checkpoint).resolve().parent == Path(self.args.output_dir).resolve():
+                found = saved_run_id(checkpoint) or recorded_run_id(self.run_dir)
+            found = found or new_run_id()
+        return broadcast_object_list([found])[0]  # on several nodes, each may save
 
     def _begin_anew(self) -> None:
         """

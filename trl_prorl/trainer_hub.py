@@ -25,6 +25,7 @@ from .publish import (
     repo_name,
     stage,
 )
+from .run_id import write_run_id
 
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,8 @@ class HubMixin:
             super()._save(*args, **kwargs)
         finally:
             self.args.hub_token = token
+        output_dir = args[0] if args else kwargs.get("output_dir")
+        write_run_id(self.args.output_dir if output_dir is None else output_dir, self._run_id)
 
     def push_to_hub(
         self,

@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -8,6 +9,7 @@ from eval import drift, passk
 from eval.local_paths import with_local_paths
 from eval.models import hub_errors
 from eval.runs import InputError
+from trl_prorl.base_model import fingerprint
 
 
 @pytest.fixture
@@ -64,6 +66,34 @@ def test_what_looks_like_a_name_and_was_a_folder(project):
     assert with_local_paths(run, config) == config
     (run / "env.json").write_text(json.dumps({"base_model": {"name": "models/base", "hub_id": None}}))
     assert with_local_paths(run, config) == {"model_name_or_path": str(project / "models/base")}
+
+
+@pytest.mark.parametrize("read_whole", [2**26, 2**20])
+def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch, read_whole):
+    """One evaluates in a directory that has a model of this name too; the run noted the weights that it began from."""
+    run = project / "runs/study/A"
+    monkeypatch.setattr("trl_prorl.base_model.READ_WHOLE", read_whole)
+    config, here, theirs = {"model_name_or_path": "runs/embedded/7b"}, Path("runs/embedded/7b"), "runs/embedded/7b"
+    here.mkdir(parents=True)
+    (here / "config.json").write_text("{}")
+    weights = bytes(2**23)
+    for folder, content in ((project / theirs, weights), (here, weights[:-9] + b"1" + weights[-8:])):
+        (folder / "model.safetensors").write_bytes(content)
+    assert fingerprint(str(here)) != fingerprint(str(project / theirs))
+    assert with_local_paths(run, config) == config  # an older record noted nothing
+    (run / "env.json").write_text(json.dumps({"base_weights": fingerprint(str(project / theirs))}))
+    assert with_local_paths(run, config) == {"model_name_or_path": str(project / theirs)}
+    (project / theirs / "model.safetensors").write_bytes(weights[1:])
+    with pytest.raises(InputError, match="other weights than the model that the run began from"):
+        with_local_paths(run, config)
+
+
+def test_the_hubs_commit_that_the_run_began_from(project):
+    run = project / "runs/study/A"
+    noted = {"base_model": {"name": "Qwen/A", "hub_id": "Qwen/A"}, "base_commit": "abc"}
+    (run / "env.json").write_text(json.dumps(noted))
+    assert with_local_paths(run, {"model_name_or_path": "Qwen/A"})["model_revision"] == "abc"
+    assert "model_revision" not in with_local_paths(run, {"model_name_or_path": "Qwen/B"})
 
 
 @pytest.mark.parametrize("path", ["runs/embedded/gone", "/nowhere/at/all", "./gone"])

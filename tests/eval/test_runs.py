@@ -61,3 +61,11 @@ def test_broken_folders_say_what_to_do(make_run, make_rows, tmp_path):
     (folder / "env.json").unlink()
     with pytest.raises(InputError, match="env.json' is missing"):
         load_run(folder)
+
+
+@pytest.mark.parametrize("file", ["passk.json", "drift.json"])
+def test_an_evaluation_of_the_run_that_had_the_folder_before_is_not_this_runs(make_run, make_rows, file):
+    folder = make_run("A", "A", make_rows(2), env={"run_id": "2"})
+    (folder / file).write_text('{"run_id": "1"}')
+    with pytest.raises(InputError, match=f"{file}' is of another run, .* remove it"):
+        load_run(folder)

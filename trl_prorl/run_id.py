@@ -1,0 +1,49 @@
+"""Whose a model is: every run has an id, which stands in its record and beside all weights that it saves."""
+
+import json
+import os
+import uuid
+from pathlib import Path
+
+
+RUN_ID_FILE = "prorl_run.json"
+RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
+
+
+def new_run_id() -> str:
+    """An id that no other run has. No generator of random numbers that a run uses is touched."""
+    return uuid.uuid4().hex
+
+
+def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
+    """Say whose the weights in a folder are; `None`: no run's, whatever lay there before."""
+    path = Path(folder) / RUN_ID_FILE
+    if run_id is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_text(json.dumps({RUN_ID: run_id}) + "\n")
+
+
+def saved_run_id(folder: str | os.PathLike) -> str | None:
+    """The run that saved the weights in a folder; `None` if nothing there says so."""
+    return run_id_in(Path(folder) / RUN_ID_FILE)
+
+
+def recorded_run_id(run_dir: str | os.PathLike) -> str | None:
+    """The id of the run whose record a folder holds; `None` if there is none, as in records of older versions."""
+    return run_id_in(Path(run_dir) / "env.json")
+
+
+def other_run(content: dict, run_id: str | None) -> bool:
+    """Whether an evaluation says of itself that it is of another run than this one."""
+    return None not in (content.get(RUN_ID), run_id) and content[RUN_ID] != run_id
+
+
+def run_id_in(path: Path) -> str | None:
+    """The `run_id` of a JSON file; `None` if there is none."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    found = content.get(RUN_ID) if isinstance(content, dict) else None
+    return found if isinstance(found, str) else None
