@@ -82,6 +82,7 @@ REFUSED = (
     {"dynamic_sampling_rounds": 2, "scale_rewards": "batch"},
     {"dynamic_sampling_rounds": 2, "multi_objective_aggregation": "normalize_then_sum"},
     {"dynamic_sampling_rounds": 2, "use_vllm": True},
+    {"dynamic_sampling_rewards": ["gsm8k"]},
     {"beta": 0.1, "ref_reset_stall": 2, "ref_reset_metric": "reward"},
     {"optimizer_reset_alpha": 0.25},
     {"loss_mode": "unclipped", "loss_type": "cispo"},

@@ -69,6 +69,15 @@ def config(**keys):
         ({"kl_target": 0.1}, ["kl_target=0.1", "there is none"]),
         ({"beta": 0.1, "kl_target": 0.0}, ["kl_target=0.0", "positive"]),
         ({"beta": 0.1, "kl_target": 0.1, "kl_horizon": 0}, ["kl_horizon=0"]),
+        (
+            {"dynamic_sampling_rewards": ["mine"]},
+            ["dynamic_sampling_rewards=['mine']", "without dynamic_sampling_rounds"],
+        ),
+        (
+            {"dynamic_sampling_rounds": 1, "dynamic_sampling_rewards": "mine"},
+            ["dynamic_sampling_rewards='mine'", "list"],
+        ),
+        ({"dynamic_sampling_rounds": 1, "dynamic_sampling_rewards": []}, ["dynamic_sampling_rewards=[]", "list"]),
         ({"elastic_reset_every": -1}, ["elastic_reset_every=-1"]),
         ({"elastic_reset_every": 5, "elastic_ema": 1.0}, ["elastic_ema=1.0", "[0, 1)"]),
         ({"beta": "strong"}, ["beta='strong'"]),

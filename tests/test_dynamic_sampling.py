@@ -6,10 +6,12 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
+from trl.rewards import get_soft_overlong_punishment
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.advantages import estimate
-from trl_prorl.dynamic_sampling import ExtraRows, put_groups, undecided
+from trl_prorl.dynamic_sampling import ExtraRows, deciding, put_groups, undecided
+from trl_prorl.length import cosine_length_reward, target_length_reward
 from trl_prorl.thinking import interrupted_rollout
 
 
@@ -23,6 +25,32 @@ def rows(trainer):
 def test_undecided_by_hand():
     rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, NAN, NAN, 0.5, NAN, 0.0, 0.0, -1.0, float("inf")])
     assert undecided(rewards, 2).tolist() == [True, False, True, True, True, False]
+
+
+DECIDED = {
+    # Of two functions the first decides, though the second differs.
+    "the first": ([[0.0, 0.0], [3.0, 7.0]], [1.0, 1.0], None, [0.0, 0.0]),
+    "whatever its weight": ([[1.0, 0.0], [3.0, 7.0]], [0.5, 9.0], None, [1.0, 0.0]),
+    "not without a weight": ([[0.0, 1.0], [3.0, 7.0]], [0.0, 1.0], None, [3.0, 7.0]),
+    "of those that apply": ([[NAN, NAN], [1.0, 0.0], [3.0, 7.0]], [1.0, 1.0, 1.0], None, [1.0, 0.0]),
+    # A length does not stand in for a completion that the task's function could not score.
+    "in a whole group": ([[1.0, NAN], [3.0, 7.0]], [1.0, 1.0], None, [1.0, NAN]),
+    "none": ([[NAN, NAN], [3.0, 7.0]], [1.0, 0.0], None, [NAN, NAN]),
+    "those named": ([[1.0, 0.0], [3.0, 7.0], [0.0, 1.0]], [1.0, 1.0, 2.0], [0, 2], [1.0, 2.0]),
+    "those named that apply": ([[1.0, NAN], [3.0, 7.0], [NAN, NAN]], [1.0, 1.0, 2.0], [0, 2], [1.0, NAN]),
+}
+
+
+@pytest.mark.parametrize("rewards, weights, functions, expected", DECIDED.values(), ids=DECIDED)
+def test_which_reward_decides_by_hand(rewards, weights, functions, expected):
+    found = deciding(torch.tensor(rewards).T, torch.tensor(weights), 2, functions)
+    assert found.tolist() == pytest.approx(expected, nan_ok=True)
+
+
+def test_every_group_has_a_function_of_its_own():
+    rewards = torch.tensor([[1.0, NAN, 5.0], [1.0, NAN, 6.0], [NAN, 0.0, 7.0], [NAN, 1.0, 8.0]])
+    decided_by = deciding(rewards, torch.ones(3), 2)
+    assert decided_by.tolist() == [1.0, 1.0, 0.0, 1.0] and undecided(decided_by, 2).tolist() == [True, False]
 
 
 def test_groups_are_put_with_padding_on_the_right_sides():
@@ -93,6 +121,65 @@ def test_rounds_are_bounded_and_what_is_left_can_be_dropped(run):
     first = rows(trainer)[0]
     assert (first["groups_undecided"], first["groups_replaced"], first["groups_generated_again"]) == (2, 0, 4)
     assert all(row["grad_norm"] == 0.0 for row in rows(trainer))
+
+
+def hopeless(completions, **columns):
+    return [0.0] * len(completions)
+
+
+def uneven(prompts, trainer):
+    """A rollout whose completions have 1 to 4 tokens in every group."""
+    prompt_ids = trainer.tokenize_prompts(prompts)
+    completion_ids = [ids[: 1 + row % 4] for row, ids in enumerate(trainer.generate_tokens(prompt_ids, 4))]
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+
+
+LENGTH_TERMS = {
+    "cosine": cosine_length_reward(6, -1.0),
+    "target": target_length_reward(3, 0.1),
+    "overlong": get_soft_overlong_punishment(6, 5),
+}
+
+
+@pytest.mark.parametrize("term", LENGTH_TERMS)
+def test_a_length_reward_does_not_make_a_hopeless_group_a_decided_one(run, term):
+    keys = {"dynamic_sampling_rounds": 2, "max_steps": 1, "num_iterations": 1, "columns": {"task": ["mine"] * 16}}
+    keys["trainer_kwargs"] = {"rollout_func": uneven}
+    (row,) = rows(run(reward=[hopeless, LENGTH_TERMS[term]], **keys))
+    assert (row["groups_undecided"], row["groups_replaced"], row["groups_generated_again"]) == (2, 0, 4)
+    assert row["reward/mine"] == row["pass_rate/mine"] == 0.0
+    # What is left is trained on, by its lengths.
+    assert row["frac_reward_zero_std"] < 1.0 and row["advantage_std"] > 0.0 and row["grad_norm"] > 0.0
+
+
+def test_with_a_length_reward_the_groups_that_are_replaced_are_those_without_it(run):
+    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "per_device_train_batch_size": 32, "num_iterations": 1}
+    keys["trainer_kwargs"] = {"rollout_func": uneven}
+    (with_length,), (without,) = (
+        rows(run(reward=functions, **keys)) for functions in ([solved, LENGTH_TERMS["cosine"]], [solved])
+    )
+    names = ["groups_undecided", "groups_replaced", "groups_generated_again", "tokens_generated"]
+    assert [with_length[name] for name in names] == [without[name] for name in names]
+    assert 0 < without["groups_replaced"] and 0 < without["groups_undecided"]
+
+
+def test_the_functions_that_decide_can_be_named(run, make_trainer):
+    keys = {"reward": [hopeless, solved, LENGTH_TERMS["cosine"]], "max_steps": 1, "num_iterations": 1}
+    keys |= {"dynamic_sampling_rounds": 1, "per_device_train_batch_size": 32}
+    keys["trainer_kwargs"] = {"rollout_func": uneven}
+    by = {
+        names: rows(run(dynamic_sampling_rewards=list(names) or None, **keys))[0]["groups_generated_again"]
+        for names in [(), ("hopeless",), ("hopeless", "solved"), ("cosine_length",)]
+    }
+    (alone,) = rows(run(**{**keys, "reward": [solved]}))
+    assert by[()] == by[("hopeless",)] == 8 and by[("cosine_length",)] == 0
+    assert by[("hopeless", "solved")] == alone["groups_generated_again"] and 0 < alone["groups_generated_again"] < 8
+    with pytest.raises(
+        ValueError, match=r"dynamic_sampling_rewards=\['sovled'\].*'sovled'.*hopeless, solved, cosine_"
+    ):
+        make_trainer(dynamic_sampling_rewards=["sovled"], model="no model is loaded", **keys)
+    with pytest.raises(ValueError, match=r"dynamic_sampling_rewards=\['solved'\].*reward_weights=.*no weight"):
+        make_trainer(dynamic_sampling_rewards=["solved"], reward_weights=[1.0, 0.0, 1.0], model="none", **keys)
 
 
 def test_where_every_group_is_decided_nothing_changes(run, largest_difference):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from trl_prorl.length import cosine, cosine_length_reward, is_on, target_length_reward
+from trl_prorl.train import TaskArguments
 
 
 def test_cosine_by_hand():
@@ -31,3 +32,18 @@ def test_a_length_reward_shortens(run):
     trainer = run(reward=cosine_length_reward(12, -1.0), per_device_train_batch_size=32, num_generations=8, **keys)
     lengths = [entry["completions/mean_length"] for entry in trainer.state.log_history if "reward" in entry]
     assert sum(lengths[-5:]) < 0.8 * sum(lengths[:5])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"length_reward": "cosine"},
+        {"length_reward": "target", "length_target": 4},
+        {"length_reward": "overlong", "length_margin": 2},
+    ],
+)
+def test_in_a_recipe_the_task_comes_first(keys):
+    """So that it, and not the length, decides which groups dynamic sampling replaces."""
+    arguments = TaskArguments(task="parity", **keys)
+    rewards = arguments.make_rewards(arguments.make_task(), max_completion_length=8)
+    assert rewards[0].__name__ == "parity" and len(rewards) == 2

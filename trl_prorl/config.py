@@ -119,14 +119,20 @@ class ProRLConfig(GRPOConfig):
             record are of the rows that were computed.
         drop_zero_rows (`bool`, *optional*, defaults to `False`):
             Rows whose advantage is 0 carry no KL either, so that `skip_zero_rows` need not compute them in A and B. The
-            normaliser counts them as before. *Another objective*: the KL no longer acts on solved and on hopeless prompts.
+            normaliser counts them as before. *Another objective*: the KL no longer acts on solved and on hopeless prompts
+            (unless a length reward gives them advantages), nor, with `max` and `best_of_group`, on all but the best rows.
 
         > Parameters that control the samples and their advantages
 
         dynamic_sampling_rounds (`int`, *optional*, defaults to `0`):
-            At most so many times, groups whose rewards are all equal are replaced by groups of other prompts (DAPO, arXiv
-            2503.14476). What was generated in vain is counted; the logged rewards are those of the first round. Groups
-            still undecided stay: see `drop_zero_rows`.
+            At most so many times, groups whose task rewards are all equal are replaced by groups of other prompts (DAPO,
+            arXiv 2503.14476). What was generated in vain is counted; the logged rewards are those of the first round.
+            Groups still undecided stay: see `drop_zero_rows`.
+
+        dynamic_sampling_rewards (`list[str]`, *optional*):
+            Names of the reward functions whose weighted sum decides whether a group's rewards are all equal. `None`: the
+            first one that has a weight and a reward for the group, which in a recipe is the task's; a length reward, which
+            tells apart any two completions of unequal lengths, does not decide.
 
         advantage_estimator (`str`, *optional*):
             How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`, `"rloo"`,
@@ -256,6 +262,10 @@ class ProRLConfig(GRPOConfig):
     )
     dynamic_sampling_rounds: int = field(
         default=0, metadata={"help": "Rounds in which groups whose rewards are all equal are replaced by new prompts."}
+    )
+    dynamic_sampling_rewards: list[str] | None = field(
+        default=None,
+        metadata={"help": "Reward functions by which a group is decided or not. None: the first, the task's."},
     )
     advantage_estimator: str | None = field(
         default=None,
@@ -440,6 +450,9 @@ class ProRLConfig(GRPOConfig):
             "in (0, 1]; to clear the state use optimizer_reset: hard",
         )
 
+        names = self.dynamic_sampling_rewards
+        if names is not None and not (names and isinstance(names, list) and all(isinstance(n, str) for n in names)):
+            raise ValueError(f"dynamic_sampling_rewards={names!r} must be a list of names of reward functions.")
         if not isinstance(self.hub_push_reference, bool):
             raise ValueError(f"hub_push_reference={self.hub_push_reference!r} must be true or false.")
 
@@ -581,6 +594,7 @@ class ProRLConfig(GRPOConfig):
             "optimizer_reset_alpha": (self.optimizer_reset == "soft", "optimizer_reset: soft"),
             "kl_horizon": (self.kl_target is not None, "kl_target"),
             "base_anchor_every": (self.beta_base != 0.0, "beta_base > 0"),
+            "dynamic_sampling_rewards": (self.dynamic_sampling_rounds > 0, "dynamic_sampling_rounds"),
             "pack_max_tokens": (self.pack_groups != "off", 'pack_groups: "on"'),
             "elastic_ema": (self.elastic_reset_every > 0, "elastic_reset_every"),
             "entropy_patience": (self.entropy_floor is not None, "entropy_floor"),

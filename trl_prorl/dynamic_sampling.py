@@ -1,9 +1,80 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal teach nothing, and are replaced by new ones."""
+"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal teach nothing, and are replaced by new ones.
+
+The reward meant is the task's. A term for the length tells apart any two completions of unequal lengths, so that with it a
+group without one right answer would count as decided.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+
+def deciding(
+    rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
+) -> torch.Tensor:
+    """
+    The rewards by which a group is decided or not.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(N, F)`):
+            Of every reward function, groups lying together; NaN where a function does not apply.
+        weights (`torch.Tensor` of shape `(F,)`):
+            Of the functions.
+        group_size (`int`):
+            G.
+        functions (`Sequence[int]`, *optional*):
+            Which functions decide, by the weighted sum of their rewards. `None`: in each group the first that has a weight
+            and a reward for any of its completions.
+
+    Returns:
+        `torch.Tensor` of shape `(N,)`; NaN where there is none.
+    """
+    if functions is not None:
+        return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
+    groups = rewards.view(-1, group_size, rewards.size(1))
+    decides = (~groups.isnan()).any(dim=1) & (weights != 0.0)
+    first = decides.int().argmax(dim=1)  # of equal ones the first
+    chosen = groups.gather(2, first.view(-1, 1, 1).expand(-1, group_size, 1)).squeeze(2)
+    return chosen.masked_fill(~decides.any(dim=1, keepdim=True), torch.nan).flatten()
+
+
+def named_functions(
+    asked: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
+) -> list[int] | None:
+    """
+    Indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none.
+
+    Args:
+        asked (`Sequence[str]` or `None`):
+            The key.
+        names (`Sequence[str]`):
+            Of all reward functions.
+        weights (`Sequence[float]` or `None`):
+            Of all reward functions; `None`: 1 each.
+
+    Raises:
+        `ValueError`: a function that is not there, or none that has a weight.
+    """
+    if asked is None:
+        return None
+    unknown = [name for name in asked if name not in names]
+    if unknown:
+        raise ValueError(
+            f"dynamic_sampling_rewards={asked!r}: {unknown[0]!r} is no reward function. Name one of {', '.join(names)}."
+        )
+    indices = [index for index, name in enumerate(names) if name in asked]
+    if weights is not None and not any(weights[index] for index in indices):
+        raise ValueError(
+            f"dynamic_sampling_rewards={asked!r} with reward_weights={list(weights)!r}: what has no weight decides "
+            "nothing. Name a function that has one."
+        )
+    return indices
+
+
+def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """One reward a completion from those of every function, shape `(N, F)`; NaN where no function gave one."""
+    return (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
 
 
 def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:

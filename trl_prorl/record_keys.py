@@ -35,7 +35,9 @@ METRICS = {
         "reward", "mean over the generation batch that the step trains on, all reward functions weighed"
     ),
     "reward_std": RecordKey("reward", "its standard deviation, as TRL logs it"),
-    "frac_reward_zero_std": RecordKey("share", "of prompts whose completions all got one reward, which teach nothing"),
+    "frac_reward_zero_std": RecordKey(
+        "share", "of prompts whose completions all got one reward, length terms included: they teach nothing"
+    ),
     "reward/TASK": RecordKey(
         "reward", "mean of the first reward function over the rows of one task that it scores", "a column `task`"
     ),
@@ -48,7 +50,9 @@ METRICS = {
     "advantage_mean": RecordKey("advantage", "mean over the generation batch"),
     "advantage_std": RecordKey("advantage", "its standard deviation"),
     "interrupted_fraction": RecordKey("share", "of completions that were asked for their answer", "`thinking_budget`"),
-    "groups_replaced": RecordKey("groups", "put in the place of undecided ones", "`dynamic_sampling_rounds`"),
+    "groups_replaced": RecordKey(
+        "groups", "put in the place of those whose task rewards are all equal", "`dynamic_sampling_rounds`"
+    ),
     "groups_generated_again": RecordKey("groups", "generated for that, used or not", "`dynamic_sampling_rounds`"),
     "groups_undecided": RecordKey("groups", "still undecided after the last round", "`dynamic_sampling_rounds`"),
     "entropy": RecordKey(TOKEN, "mean entropy of the policy"),

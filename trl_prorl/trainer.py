@@ -22,6 +22,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
     create_model_from_path,
+    get_callable_name,
     get_config_model_id,
     split_tensor_dict,
 )
@@ -34,7 +35,7 @@ from .callbacks import ReferenceResetCallback
 from .checks import check_columns, check_rows
 from .config import ProRLConfig
 from .dropout import check_dropout, check_dropout_config
-from .dynamic_sampling import ExtraRows, put_groups, undecided
+from .dynamic_sampling import ExtraRows, deciding, named_functions, put_groups, undecided, weighted_sum
 from .elastic import ElasticAverage
 from .entropy_watch import EntropyWatch
 from .errors import EvaluationError
@@ -102,6 +103,11 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         if given.get("environment_factory") is None:  # an environment brings prompts of its own
             check_columns(given.get("train_dataset"))
         check_rows(given.get("train_dataset"), args.generation_batch_size, args.num_generations)
+        functions = given.get("reward_funcs")
+        functions = functions if isinstance(functions, list) else [functions]
+        if given.get("environment_factory") is None and all(map(inspect.isroutine, functions)):
+            names = [get_callable_name(function) for function in functions]  # others have theirs when they are loaded
+            named_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
         keys = changing_keys(args)  # before TRL changes any
         self._check_optimizer(args, given.get("optimizers"))
         own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
@@ -203,6 +209,9 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         self._tokens_generated: int | None = None
         self._nonfinite: dict | None = None  # what was found in this step, and where
         self._extra_rows = self._check_dynamic_sampling() if args.dynamic_sampling_rounds else None
+        self._deciding_functions = named_functions(
+            args.dynamic_sampling_rewards, self.reward_func_names, self.reward_weights.tolist()
+        )
         self.entropy_watch = (
             EntropyWatch(args.entropy_floor, args.entropy_patience) if args.entropy_floor is not None else None
         )
@@ -568,7 +577,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
 
     def _sample_until_decided(self, inputs, kinds: list[str]) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
         """
-        Replace groups whose rewards are all equal by groups of other prompts, and score what remains once.
+        Replace groups whose task rewards are all equal by groups of other prompts, and score what remains once.
 
         The rewards and interruptions logged are those of the first round, whose prompts nobody has chosen.
         """
@@ -579,7 +588,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         tokens, interrupted = self._tokens_sampled, self._interrupted
         replaced, generated = 0, 0
         for _ in range(self.args.dynamic_sampling_rounds):
-            places = undecided(self._summed(rewards), size).nonzero().squeeze(1).tolist()
+            places = undecided(self._deciding(rewards), size).nonzero().squeeze(1).tolist()
             # Processes generate and gather together, so all take part, with as many groups as the neediest.
             number = int(self.accelerator.gather(torch.tensor([len(places)], device=rewards.device)).max())
             if number == 0:
@@ -592,7 +601,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
             generated += number
             tokens = tokens + self._tokens_sampled
             their_rewards = self._own(self._rewards, number * size)
-            decided = (~undecided(self._summed(their_rewards), size)).nonzero().squeeze(1).tolist()[: len(places)]
+            decided = (~undecided(self._deciding(their_rewards), size)).nonzero().squeeze(1).tolist()[: len(places)]
             pairs = {"places": places[: len(decided)], "sources": decided, "group_size": size}
             rewards = put_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)["rewards"]
             batch = put_groups(batch, others, **pairs, pad_token_id=self._tokenizer.pad_token_id)
@@ -602,7 +611,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         self._rewards, self._interrupted = self.accelerator.gather(rewards), interrupted
         batch["num_items_in_batch"] = self.accelerator.gather(self._mask(batch).sum()).sum()
         self._score_whole(batch, kinds)
-        left = undecided(self._summed(rewards), size).sum()
+        left = undecided(self._deciding(rewards), size).sum()
         counts = self._sum_over_processes(
             torch.stack([left.new_tensor(replaced), left.new_tensor(generated), left, tokens])
         )
@@ -615,8 +624,13 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
 
     def _summed(self, rewards: torch.Tensor) -> torch.Tensor:
         """One reward a completion from those of every function, shape `(N, F)`; NaN where no function gave one."""
-        weighted = rewards * self.reward_weights.to(rewards.device)
-        return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
+        return weighted_sum(rewards, self.reward_weights.to(rewards.device))
+
+    def _deciding(self, rewards: torch.Tensor) -> torch.Tensor:
+        """The same of the functions by which a group is decided: the task's, without terms for the length."""
+        return deciding(
+            rewards, self.reward_weights.to(rewards.device), self.num_generations, self._deciding_functions
+        )
 
     def _score_whole(self, batch: dict[str, torch.Tensor], kinds: list[str]) -> None:
         """What TRL would have scored."""

@@ -67,7 +67,7 @@ def test_docstring_and_dataclass_agree(cls, field):
     assert ("defaults to" in entry.header) == (field.default is not None)
     hint = typing.get_type_hints(cls)[field.name]
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    named = {option.__name__ for option in options} - {"NoneType"}
+    named = {str(option) if typing.get_args(option) else option.__name__ for option in options} - {"NoneType"}
     assert set(entry.type.split(" or ")) == named
     for choice in field.metadata.get("choices", ()):
         assert f'"{choice}"' in entry.text or choice == "off", f"{field.name} does not say what {choice} is"
