@@ -109,8 +109,8 @@ class ProRLConfig(GRPOConfig):
         pack_groups (`str`, *optional*, defaults to `"off"`):
             `"on"`: every forward that scores tokens computes each prompt once for all its completions, and no
             padding, with the same numbers (see [`~trl_prorl.packing`]); groups stay together in a micro-batch. A model or
-            a task for which that is not possible is refused; with `"auto"` it is computed as TRL computes it, and
-            `env.json` says why.
+            a task for which that is not possible is refused, and so is a model on which a few tokens, tried when the trainer
+            is made, give other numbers; with `"auto"` it is computed as TRL computes it, and `env.json` says why.
         pack_max_tokens (`int`, *optional*):
             Most tokens of one packed forward, with a single process. `None`: a micro-batch is one forward.
         skip_zero_rows (`bool`, *optional*, defaults to `False`):

@@ -188,7 +188,10 @@ def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list
 
 def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     """
-    Why `packed_logps` is refused for a model, in one sentence, or `None` where its results are TRL's.
+    Why `packed_logps` is refused for a model, in one sentence, or `None` where no trouble is known.
+
+    Known are those that a few tokens would not show, and some that they would, so that nothing need be computed; what
+    is left is settled by [`~trl_prorl.packing_probe.probe`].
 
     Args:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
@@ -218,6 +221,8 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
         )
     if rope_type in ("dynamic", "longrope"):
         return f"rope_type={rope_type!r}: its frequencies depend on the longest row of a call."
+    if config.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+        return f"{name} normalises queries and keys after their rotation, so that its numbers depend on padding."
     if config._attn_implementation != "sdpa":
         return f"attn_implementation={config._attn_implementation!r} cannot be told who sees whom: load the model with 'sdpa'."
     if not model.is_backend_compatible():

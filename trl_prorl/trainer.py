@@ -45,6 +45,7 @@ from .meter import Meter, UpdateNorm
 from .normalizer import token_weights
 from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
 from .packing import packed_logps, why_not
+from .packing_probe import probe
 from .reference import (
     AdapterReference,
     PolicyItself,
@@ -166,7 +167,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         self.packing = self._choose_packing()
-        self._packs = self.packing == "on"
+        self._packs = self.packing.startswith("on")
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
         self.beta_old, self.beta_base = args.beta_old, args.beta_base  # with `beta`, what `kl_target` adapts
         self.reference = self._make_reference(moves)
@@ -264,10 +265,11 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         return not {"image", "images"}.isdisjoint(getattr(self.train_dataset, "column_names", None) or ())
 
     def _choose_packing(self) -> str:
-        """`"on"`, or `"off"` with the reason why not."""
+        """`"on"`, with a remark if its numbers were not tried, or `"off"` with the reason why not."""
         if self.args.pack_groups == "off":
             return "off"
-        reason = why_not(self.accelerator.unwrap_model(self.model))
+        policy = self.accelerator.unwrap_model(self.model)
+        reason = why_not(policy)
         if self._is_vlm or self._has_images():
             reason = "the prompts have images."
         elif self.tools or self.environments is not None:
@@ -276,12 +278,38 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
             reason = "the load-balancing loss averages over tokens, prompts included, as padded."
         if reason is None:
             self._check_pack_limit(self.args.pack_max_tokens, self.accelerator.num_processes)
+            if self._shards_weights:
+                logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
+                return "on; its numbers were not tried, because the weights are sharded"
+            reason = self._probed(policy)
+        if reason is None:
             return "on"
         if self.args.pack_groups == "on":
             raise ValueError(
                 f"pack_groups='on' is not possible: {reason} Set pack_groups: \"off\", or auto to fall back."
             )
+        logger.warning("pack_groups='auto' falls back to padded rows: %s", reason)
         return f"off: {reason}"
+
+    @property
+    def _shards_weights(self) -> bool:
+        plugin = self.args.deepspeed_plugin
+        return self.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
+
+    def _probed(self, policy) -> str | None:
+        """Why the model's own numbers forbid packing, the same on every process."""
+
+        def padded(input_ids, attention_mask, logits_to_keep):
+            score = super(ProRLTrainer, self)._get_per_token_logps_and_entropies
+            return score(policy, input_ids, attention_mask, logits_to_keep)[0]
+
+        def packed(input_ids, attention_mask, logits_to_keep):
+            autocast = self.accelerator.autocast
+            return packed_logps(policy, input_ids, attention_mask, logits_to_keep, autocast=autocast)[0]
+
+        autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
+        reason = probe(policy, policy.get_input_embeddings().weight.shape[0], padded, packed, autocast)
+        return next(filter(None, gather_object([reason])), None)
 
     @staticmethod
     def _check_pack_limit(limit: int | None, processes: int) -> None:

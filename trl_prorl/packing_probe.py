@@ -1,0 +1,121 @@
+"""Does a model give in packed rows what it gives in padded ones? Asked of the model itself, with a few tokens.
+
+[`why_not`][`~trl_prorl.packing.why_not`] knows the troubles that it was told of, and those that only long rows show. This
+asks any other model for numbers: log-probabilities of the same tokens, packed and as TRL pads them, with the prompts so
+unequal in length that a model to which absolute positions matter betrays itself. The yardstick is rounding: rows of
+equal length, one at a time and then all together with another kernel of the same attention, which changes nothing else.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+# Times what rounding changes. Of 29 architectures with random weights, in fp32, under bf16 autocast and in bf16, packing changes
+# at most 1.5 times as much where it is right, and at least 5.7 times where it is not (HunYuan V1; in fp32 400,000 times).
+FACTOR = 4.0
+# By prompt, its length and those of its completions.
+GROUPS = [(3, (6, 2)), (61, (5, 1)), (8, (4, 6))]
+ROWS, PROMPT, COMPLETION = 6, 6, 6  # of equal length
+
+Score = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+
+
+def probe(
+    model: torch.nn.Module, vocabulary: int, padded: Score, packed: Score, autocast: torch.dtype | None = None
+) -> str | None:
+    """
+    Why packing is refused for a model whose values it would change, in one sentence, or `None` where it does not.
+
+    The model is in evaluation mode meanwhile; nothing of it changes, and no random number is drawn.
+
+    Args:
+        model (`torch.nn.Module`):
+            The model, whole and on its devices.
+        vocabulary (`int`):
+            Number of its tokens.
+        padded (`Callable`), packed (`Callable`):
+            Score completions by this model: `input_ids` and `attention_mask` of shape `(B, P + C)`, prompts padded on the left
+            and completions on the right, and C, to log-probabilities `(B, C)`.
+        autocast (`torch.dtype`, *optional*):
+            In which both compute, if that is not the dtype of the weights.
+    """
+    device = next(model.parameters()).device
+    name = type(model).__name__
+    with torch.no_grad(), torch.random.fork_rng(devices=_gpu(device)), _evaluating(model):
+        try:
+            ids, mask, keep = unequal_rows(vocabulary)
+            ids, mask = ids.to(device), mask.to(device)
+            scored = mask[:, -keep:] == 1
+            changes = rms((packed(ids, mask, keep) - padded(ids, mask, keep))[scored])
+            rounding = _rounding(padded, vocabulary, device, _unit(model, autocast))
+        except Exception as error:  # of whatever kind: the model's own code runs
+            first = (str(error).strip().splitlines() or [""])[0][:160]
+            return f"{name} fails on a packed row ({type(error).__name__}: {first.rstrip('.')})."
+    if changes <= FACTOR * rounding:
+        return None
+    return (
+        f"log-probabilities of {name} in packed rows differ from those in padded rows by {changes:.2g} nats a token, and "
+        f"rounding explains {rounding:.2g}."
+    )
+
+
+def unequal_rows(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Token ids and mask of a batch as TRL pads it, of `GROUPS`, and the width of its completions."""
+    start, keep = max(prompt for prompt, _ in GROUPS), max(max(lengths) for _, lengths in GROUPS)
+    rows = sum(len(lengths) for _, lengths in GROUPS)
+    ids, mask = tokens(rows * (start + keep), vocabulary).view(rows, -1), torch.zeros(rows, start + keep).long()
+    row = 0
+    for prompt, lengths in GROUPS:
+        ids[row : row + len(lengths), :start] = ids[row, :start].clone()
+        for length in lengths:
+            mask[row, start - prompt : start + length] = 1
+            row += 1
+    return ids, mask, keep
+
+
+def tokens(number: int, vocabulary: int) -> torch.Tensor:
+    """Ids spread over the vocabulary as multiples of the golden ratio are over a circle: no two neighbours alike."""
+    places = torch.arange(1, number + 1, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2)
+    return (places.frac() * vocabulary).long().clamp(max=vocabulary - 1)
+
+
+def rms(values: torch.Tensor) -> float:
+    return values.double().square().mean().sqrt().item()
+
+
+def _unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float:
+    """The spacing of the numbers near 1 in the coarsest dtype in which the model computes."""
+    dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()} | ({autocast} - {None})
+    return max(torch.finfo(dtype).eps for dtype in dtypes)
+
+
+def _rounding(padded: Score, vocabulary: int, device: torch.device, unit: float) -> float:
+    """What rows of equal length change if they are computed together, in nats a token."""
+    ids = tokens(ROWS * (PROMPT + COMPLETION), vocabulary).view(ROWS, -1).to(device)
+    mask = torch.ones_like(ids)
+    alone = torch.cat([padded(ids[row : row + 1], mask[row : row + 1], COMPLETION) for row in range(ROWS)])
+    # A kernel that computes a row of a batch as it computes the row alone has no rounding to show (CPUs in bf16).
+    with sdpa_kernel(SDPBackend.MATH):
+        together = padded(ids, mask, COMPLETION)
+    # No less than half a unit in the last place of the log-probabilities themselves.
+    return max(rms(together - alone), unit / 2 * rms(alone))
+
+
+def _gpu(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode, and afterwards each in the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
