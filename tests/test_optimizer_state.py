@@ -1,5 +1,8 @@
 """Resets of optimizer state: hand-computed numbers, and real optimizers."""
 
+import re
+from pathlib import Path
+
 import bitsandbytes
 import pytest
 import torch
@@ -220,17 +223,103 @@ def test_through_the_wrapper_of_accelerate():
     assert optimizer.state[param]["exp_avg"].eq(0).all() and optimizer.state[param]["exp_avg_sq"].gt(0).all()
 
 
+RATE = 1e-3
+HISTORIES = 1024
+
+
+def sizes(mode, alpha, updates, constant, t=10**8):
+    """
+    Root mean square of Adam's updates 1 to `updates` after a reset at t, by that of an update without one.
+
+    The gradient is 1 throughout, or has signs that no two updates share: the rows of a Hadamard matrix are orthogonal, so that
+    the mean over its columns, a history of signs each, is the expectation over signs by chance.
+    """
+    signs = torch.ones(1, 1, dtype=torch.float64)
+    while len(signs) < HISTORIES:
+        signs = torch.cat([torch.cat([signs, signs], dim=1), torch.cat([signs, -signs], dim=1)])
+    usual = 1.0 if constant else (0.1 / 1.9) ** 0.5  # Var m of signs by chance: (1 − β1) / (1 + β1)
+    param = torch.nn.Parameter(torch.zeros(HISTORIES, dtype=torch.float64))
+    optimizer = torch.optim.AdamW([param], lr=RATE, betas=(0.9, 0.999), eps=0.0, weight_decay=0.0)
+    m = torch.ones(HISTORIES, dtype=torch.float64) if constant else usual * signs[-1]
+    optimizer.state[param] = {
+        "step": torch.tensor(float(t)),
+        "exp_avg": m * (1 - 0.9**t),
+        "exp_avg_sq": torch.full_like(m, 1 - 0.999**t),
+    }
+    reset_optimizer(optimizer, mode, alpha)
+    found = []
+    for k in range(updates):
+        before = param.detach().clone()
+        param.grad = torch.ones_like(m) if constant else signs[k].clone()
+        optimizer.step()
+        found.append((param.detach() - before).square().mean().sqrt().item() / RATE / usual)
+    return found
+
+
+def table_of_updates():
+    """The rows of the table in docs/concepts.md: mode, α, whether the gradient is constant, the cells."""
+    page = (Path(__file__).parents[1] / "docs" / "concepts.md").read_text()
+    rows = re.findall(r"^\| `(\w+)`(?:, α ([\d.]+))? \| (constant|± g by chance) \| (.*) \|$", page, re.MULTILINE)
+    return [(mode, float(alpha or 1), kind == "constant", cells.split(" | ")) for mode, alpha, kind, cells in rows]
+
+
+@pytest.mark.parametrize(
+    "mode, alpha, constant, first, second",
+    [
+        # A new optimizer: m̂ = g and v̂ = g² after every update; of signs by chance ±1, then m̂ = (0.09 ± 0.1) / 0.19.
+        ("hard", 1.0, True, 1.0, 1.0),
+        ("hard", 1.0, False, 19**0.5, (19 * (0.09**2 + 0.1**2)) ** 0.5 / 0.19),
+        # m = 0.1, then 0.9 m + 0.1, twice: 0.19, 0.271. v = 0.1, then 0.999 v + 0.001, twice: 0.1009, 0.1017991.
+        ("soft", 0.1, True, 0.19 / 0.1009**0.5, 0.271 / 0.1017991**0.5),
+        # Var m is 1/19 before, of which 0.01 · 0.81 remains, and 0.01 comes; then 0.81 of that, and 0.01 comes.
+        (
+            "soft",
+            0.1,
+            False,
+            (19 * (0.0081 / 19 + 0.01) / 0.1009) ** 0.5,
+            (0.006561 + 0.19 * 1.81) ** 0.5 / 0.1017991**0.5,
+        ),
+        ("asym", 1.0, True, 0.1, 0.19),
+        ("asym", 1.0, False, (19 * 0.01) ** 0.5, (19 * (0.0081 + 0.01)) ** 0.5),
+        ("keep", 1.0, True, 1.0, 1.0),
+        ("keep", 1.0, False, 1.0, 1.0),
+    ],
+)
+def test_the_first_two_updates_after_a_reset_by_hand(mode, alpha, constant, first, second):
+    assert sizes(mode, alpha, 2, constant) == pytest.approx([first, second], rel=1e-9)
+
+
+def test_the_table_of_updates_after_a_reset():
+    rows = table_of_updates()
+    assert len(rows) == 8
+    for mode, alpha, constant, (*cells, largest) in rows:
+        found = sizes(mode, alpha, 1000, constant)
+        assert [f"{found[k - 1]:.2f}" for k in (1, 2, 5, 10, 30, 100, 1000)] == cells, (mode, alpha, constant)
+        size, _, place = largest.partition(", the ")
+        assert f"{max(found):.2f}" == size, (mode, alpha, constant)
+        if place:
+            number = 1 if place == "first" else int(re.match(r"\d+", place)[0])
+            assert found.index(max(found)) + 1 == number, (mode, alpha, constant)
+
+
+def test_an_early_soft_reset_raises_less():
+    # After 40 updates, 1 − β2^40 = 0.0392: v̂ = (0.1 · 0.999 · 0.039230 + 0.001) / (1 − 0.999^41) = 0.1224,
+    # m̂ = (0.1 · 0.9 · 0.985219 + 0.1) / (1 − 0.9^41) = 0.1912.
+    found = sizes("soft", 0.1, 100, constant=True, t=40)
+    assert found[0] == pytest.approx(0.54656, abs=1e-5) and min(found) == found[0]
+    assert max(found) == pytest.approx(1.39988, abs=1e-5) and found.index(max(found)) + 1 == 20
+
+
 @pytest.mark.parametrize("alpha", [0.1, 0.25])
-def test_soft_raises_the_first_update_by_up_to_one_over_the_root_of_alpha(alpha):
-    # Equal gradients: a kept update is lr. With β1 = 0 the first moment refills at once; with β2 near 1 the second
-    # does not, and the step count says that it should have.
-    param = torch.nn.Parameter(torch.zeros(1))
+def test_one_over_the_root_of_alpha_needs_a_first_moment_that_refills_at_once(alpha):
+    # β1 = 0: m = g, v = α + 0.001 (1 − α), and the step count says that v is whole.
+    param = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = torch.optim.AdamW([param], lr=LR, betas=(0.0, 0.999), eps=0.0, weight_decay=0.0)
-    for _ in range(3000):
-        update_after(param, optimizer, 1.0)
-    assert -update_after(param, optimizer, 1.0) == pytest.approx(LR, rel=1e-3)
+    one = torch.ones(1, dtype=torch.float64)
+    optimizer.state[param] = {"step": torch.tensor(1e8), "exp_avg": one.clone(), "exp_avg_sq": one.clone()}
     reset_optimizer(optimizer, "soft", alpha)
-    assert -update_after(param, optimizer, 1.0) == pytest.approx(LR / alpha**0.5, rel=0.01)
+    expected = LR / (0.999 * alpha + 0.001) ** 0.5
+    assert -update_after(param, optimizer, 1.0) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("make", [bitsandbytes.optim.AdamW8bit, bitsandbytes.optim.PagedAdamW8bit])

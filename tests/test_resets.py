@@ -333,11 +333,38 @@ def test_update_norm_is_the_distance_that_the_weights_moved(make_trainer, weight
     assert metrics(trainer)[0]["update_norm"] == pytest.approx(moved.item(), rel=1e-5)
 
 
-def test_soft_raises_the_first_update_after_it(run):
-    shared = {"beta": 0.1, "ref_reset_every": 20, "max_steps": 21, "num_iterations": 1, "log_update_norm": True}
-    keep = [row["update_norm"] for row in metrics(run(**shared))]
-    soft = [row["update_norm"] for row in metrics(run(optimizer_reset="soft", optimizer_reset_alpha=0.1, **shared))]
-    assert soft[:20] == pytest.approx(keep[:20]) and soft[20] != pytest.approx(keep[20], rel=0.01)
+class AdamWitness(TrainerCallback):
+    """Every parameter's moments and step count as each step leaves them, and its gradients as they are used."""
+
+    def __init__(self):
+        self.states, self.gradients = [], []
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        self.gradients.append([p.grad.double() for group in optimizer.param_groups for p in group["params"]])
+
+    def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        entries = [optimizer.state[p] for p in params]
+        self.states.append([(e["exp_avg"].double(), e["exp_avg_sq"].double(), int(e["step"])) for e in entries])
+
+
+@pytest.mark.parametrize("mode", ["keep", "hard", "soft", "asym"])
+def test_the_update_after_a_reset_by_hand(run, mode):
+    """From what the step before left of the moments, and this step's gradients."""
+    witness, alpha = AdamWitness(), 0.1
+    keys = {"optimizer_reset_alpha": alpha} if mode == "soft" else {}
+    keys |= {"beta": 0.1, "ref_reset_every": 3, "max_steps": 4, "num_iterations": 1, "log_update_norm": True}
+    trainer = run(optimizer_reset=mode, trainer_kwargs={"callbacks": [witness]}, **keys)
+    on_first, on_second = {"keep": (1, 1), "hard": (0, 0), "soft": (alpha, alpha), "asym": (0, 1)}[mode]
+    square = 0.0
+    for (m, v, t), gradient in zip(witness.states[2], witness.gradients[3], strict=True):
+        assert t == 3
+        t = 1 if mode == "hard" else 4
+        m, v = 0.9 * on_first * m + 0.1 * gradient, 0.999 * on_second * v + 0.001 * gradient**2
+        update = 5e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+        square += update.square().sum().item()
+    assert [e["step_applied"] for e in events(trainer)] == [3]
+    assert metrics(trainer)[3]["update_norm"] == pytest.approx(square**0.5, rel=1e-4)
 
 
 def test_run_dir_takes_the_record_and_output_dir_the_model(make_trainer, tmp_path):

@@ -86,7 +86,8 @@ class ProRLConfig(GRPOConfig):
             `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept). See
             [`~trl_prorl.optimizer_state`] for each optimizer.
         optimizer_reset_alpha (`float`, *optional*, defaults to `0.1`):
-            Factor of `optimizer_reset: soft`, in (0, 1].
+            Factor of `optimizer_reset: soft`, in (0, 1]. The next updates are smaller at first (0.6 of the usual at 0.1,
+            where gradients agree), then larger (up to 2.9 times): see [`~trl_prorl.optimizer_state`].
         optimizer_reset_schedule (`str`, *optional*):
             What a reset does to the learning-rate schedule: `"keep"` or `"restart"`. `None`: restart with `hard`, keep
             otherwise.
