@@ -11,12 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from trl_prorl.embedded_base import DEFAULT, embedded_model, weights_sha256
 from trl_prorl.meter import read_jsonl
+from trl_prorl.recipe_check import read_recipe
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +34,7 @@ class Arm:
         self.command = [sys.executable, str(ROOT / "recipes" / "grpo_variantA.py"), "--config", str(recipe)]
         self.command += ["--output_dir", str(out), "--seed", str(seed), "--disable_tqdm", "true", *overrides]
         steps = overrides[overrides.index("--max_steps") + 1] if "--max_steps" in overrides else None
-        self.steps = int(steps or yaml.safe_load(recipe.read_text())["max_steps"])
+        self.steps = int(steps or read_recipe(recipe)["max_steps"])
         every = max(1, self.steps // CHECKPOINTS)
         self.command += ["--save_strategy", "steps", "--save_steps", str(every), "--save_only_model", "true"]
         self.process: subprocess.Popen | None = None

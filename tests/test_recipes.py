@@ -8,11 +8,12 @@ from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
 from trl_prorl.recipe import RecipeParser
+from trl_prorl.recipe_check import read_recipe
 from trl_prorl.train import TaskArguments
 
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-FILES = sorted(RECIPES.rglob("*.yaml"))
+FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base")
 FOLDERS = sorted({file.parent for file in FILES} - {RECIPES / "prorl_v2"})  # which compares nothing
 VARIANT_KEYS = {"output_dir", "beta", "beta_old"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
@@ -40,7 +41,7 @@ def test_parses_into_its_variant(file):
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name)
 def test_arms_of_a_folder_differ_only_in_the_keys_that_define_the_variant(folder):
-    recipes = {file.stem: yaml.safe_load(file.read_text()) for file in folder.glob("*.yaml")}
+    recipes = {file.stem: read_recipe(file) for file in FILES if file.parent == folder}
     assert set(EXPECTED) <= set(recipes)
 
     def defines_the_variant(key):
@@ -56,9 +57,19 @@ def test_arms_of_a_folder_differ_only_in_the_keys_that_define_the_variant(folder
     assert "beta" not in recipes["variantB"] and "beta" not in recipes["plain"]
 
 
+@pytest.mark.parametrize("file", FILES, ids=name)
+def test_an_arm_s_own_file_has_what_defines_it_and_no_more(file):
+    own = yaml.safe_load(file.read_text())
+    if file.parent.name == "prorl_v2":
+        assert "base" not in own
+        return
+    base = yaml.safe_load((file.parent / own.pop("base")).read_text())
+    assert len(own) <= 7 and not any(base.get(key, ...) == value for key, value in own.items())
+
+
 def test_the_command_line_wins_over_the_recipe():
     file = RECIPES / "tiny" / "variantA.yaml"
-    recipe = yaml.safe_load(file.read_text())
+    recipe = read_recipe(file)
     _, args, model_args = parse(file, "--beta", "0.125", "--lora_r", "3")
     assert recipe["beta"] != 0.125 and args.beta == 0.125
     assert model_args.lora_r == 3 and args.ref_reset_every == recipe["ref_reset_every"]

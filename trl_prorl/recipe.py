@@ -1,11 +1,12 @@
 """Reading a recipe into dataclasses."""
 
 import dataclasses
+import os
 import typing
 
 from trl import TrlParser
 
-from .recipe_check import check_options, check_recipe, fits, nearest, recipe_hint, spelt
+from .recipe_check import check_options, check_recipe, fits, nearest, read_recipe, recipe_hint, spelt
 
 
 __all__ = ["RecipeParser", "fits", "nearest", "spelt"]
@@ -21,7 +22,13 @@ class RecipeParser(TrlParser):
         args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
         check_options(args, {"--config"} | {flag for action in self._actions for flag in action.option_strings})
         if "--config" in args:
-            check_recipe(args[args.index("--config") + 1], self.hints())
+            place = args.index("--config")
+            path = args[place + 1]
+            check_recipe(path, self.hints())
+            recipe = read_recipe(path)
+            os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
+            self.set_defaults_with_config(**recipe)  # as TrlParser does, which knows no base
+            args = args[:place] + args[place + 2 :]
         return super().parse_args_and_config(args, **kwargs)
 
     def hints(self) -> dict[str, typing.Any]:

@@ -21,6 +21,8 @@ SAFE_ENV = frozenset(
 )
 
 
+BASE = "base"  # the key that names another recipe, whose keys this one takes
+
 # Keys that recipes of other versions have, and what to write instead.
 RENAMED = {
     "torch_dtype": "write dtype",
@@ -88,35 +90,69 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> None:
     Raises:
         `ValueError`: naming the recipe, the key, the value and what is right.
     """
-    recipe = read_recipe(path)
-    check_recipe_runs_no_code(path, recipe)
-    for key, value in recipe.items():
-        if key == "env":
-            continue
-        if key not in hints:
-            cure = f": {RENAMED[key]}" if key in RENAMED else nearest(str(key), hints)
-            raise ValueError(f"{path}: unknown key {key!r}{cure}.")
-        if value is False and key.endswith("_strategy"):
-            raise ValueError(f'{path}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
-        if not fits(value, hints[key]):
-            raise ValueError(f"{path}: {key}={value!r} is {kind(value)}, and {key} takes {spelt(hints[key])}.")
+    layers = recipe_layers(path)
+    for place, (file, keys) in enumerate(layers):
+        check_recipe_runs_no_code(file, keys)
+        for key, value in keys.items():
+            if key in ("env", BASE):
+                continue
+            if key not in hints:
+                cure = f": {RENAMED[key]}" if key in RENAMED else nearest(str(key), [*hints, BASE])
+                raise ValueError(f"{file}: unknown key {key!r}{cure}.")
+            if value is False and key.endswith("_strategy"):
+                raise ValueError(f'{file}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
+            unsets = value is None and any(key in below for _, below in layers[:place])
+            if not unsets and not fits(value, hints[key]):
+                raise ValueError(f"{file}: {key}={value!r} is {kind(value)}, and {key} takes {spelt(hints[key])}.")
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """
-    A recipe as YAML has it.
+    The keys of a recipe: those of its base, if it names one, and its own, which win. `null` unsets a key of the base, which then
+    has its default.
 
     Raises:
-        `ValueError`: there is no such file, or it holds no mapping.
+        `ValueError`: there is no such file, or it holds no mapping; the same of the base.
     """
-    if not Path(path).is_file():
-        raise ValueError(f"--config {path}: there is no such file.")
+    merged: dict[str, Any] = {}
+    for _, keys in recipe_layers(path):
+        unset = {key for key, value in keys.items() if value is None and key in merged}
+        merged = {key: value for key, value in (merged | keys).items() if key not in unset | {BASE}}
+    return merged
+
+
+def recipe_layers(path: str | Path) -> list[tuple[Path, dict[str, Any]]]:
+    """
+    The files of a recipe, its base first, each with its own keys.
+
+    Raises:
+        `ValueError`: as [`read_recipe`], or the base has a base.
+    """
+    path = Path(path)
+    recipe = _read(path, f"--config {path}")
+    if BASE not in recipe:
+        return [(path, recipe)]
+    asked = recipe[BASE]
+    if not isinstance(asked, str):
+        raise ValueError(
+            f"{path}: {BASE}={asked!r} is {kind(asked)}, and {BASE} takes the path of a recipe, relative to {path}."
+        )
+    base = path.parent / asked
+    keys = _read(base, f"{path}: {BASE}={asked!r}")
+    if BASE in keys:
+        raise ValueError(f"{path}: {BASE}={asked!r} has a base of its own, {keys[BASE]!r}; one level is all there is.")
+    return [(base, keys), (path, recipe)]
+
+
+def _read(path: Path, said: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"{said}: there is no such file{'' if said.endswith(str(path)) else f', {path}'}.")
     try:
-        recipe = yaml.load(Path(path).read_text(), UniqueKeys)
+        recipe = yaml.load(path.read_text(), UniqueKeys)
     except yaml.YAMLError as error:
-        raise ValueError(f"--config {path} is not YAML: {error}") from error
+        raise ValueError(f"{said} is not YAML: {error}") from error
     if not isinstance(recipe, dict):
-        raise ValueError(f"--config {path} holds {type(recipe).__name__}; a recipe is a mapping of keys to values.")
+        raise ValueError(f"{said} holds {type(recipe).__name__}; a recipe is a mapping of keys to values.")
     return recipe
 
 
