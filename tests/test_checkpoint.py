@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset
 
 from trl_prorl.checkpoint import MANIFEST_FILE, find_checkpoint, newest_complete, publish, sha256, why_unusable
+from trl_prorl.errors import CheckpointError
 
 
 def write(folder, step, resumable=True, **files):
@@ -145,15 +146,83 @@ def test_the_newest_whole_checkpoint_is_resumed_from_and_the_best_is_kept(run, m
     assert why_unusable(out / "checkpoint-4") is None  # written again, whole
 
 
+BEST = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "load_best_model_at_end": True}
+BEST |= {"metric_for_best_model": "eval_reward", "greater_is_better": True, "save_total_limit": 1}
+QUESTIONS = {"eval_dataset": Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})}
+
+
 def test_the_best_checkpoint_is_known_by_its_name(run):
-    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})
-    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "load_best_model_at_end": True}
-    keys |= {"metric_for_best_model": "eval_reward", "greater_is_better": True, "save_total_limit": 1}
-    trainer = run(**KEYS, **keys, trainer_kwargs={"eval_dataset": rows})
+    trainer = run(**KEYS, **BEST, trainer_kwargs=QUESTIONS)
     best = Path(trainer.state.best_model_checkpoint)
     assert best.parent == Path(trainer.args.output_dir) and why_unusable(best) is None
     state = json.loads((best / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == str(best)
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "tokenizer.json", "training_args.bin"])
+def test_a_file_of_a_checkpoint_or_of_the_model_that_cannot_be_written(make_trainer, file):
+    """Every library has errors of its own for it, tokenizers a bare `Exception`."""
+    trainer = make_trainer(**KEYS)
+    out, save = Path(trainer.args.output_dir), trainer._save
+
+    def cannot(folder=None, *args, **kwargs):
+        if trainer.state.global_step == 4:
+            Path(folder or out, file).mkdir(parents=True, exist_ok=True)
+        return save(folder, *args, **kwargs)
+
+    trainer._save = cannot
+    told = "could not be written: .*The newest checkpoint is checkpoint-2.*go on with resume_from_checkpoint"
+    with pytest.raises(CheckpointError, match=f"^{out / 'checkpoint-4'} {told}"):
+        trainer.train()
+    assert [path.name for path in out.glob("*checkpoint-*")] == ["checkpoint-2"]
+    with pytest.raises(CheckpointError, match=f"^The model in {out} {told}"):
+        trainer.save_model()
+    shutil.rmtree(out / file)
+    trainer._save = save
+    trainer.train(resume_from_checkpoint=True)
+    trainer.save_model()
+    assert (out / file).is_file() and why_unusable(out / "checkpoint-4") is None
+
+
+def evaluated_as(trainer, *rewards):
+    """Evaluations whose rewards are known."""
+    evaluate, rewards = trainer._evaluate, iter(rewards)
+
+    def known(*args, **kwargs):
+        return evaluate(*args, **kwargs) | {"eval_reward": next(rewards)}
+
+    trainer._evaluate = known
+    return trainer
+
+
+@pytest.mark.parametrize("renamed", [False, True], ids=["from another directory", "renamed"])
+def test_a_resumed_run_knows_its_best_checkpoint(make_trainer, tmp_path, monkeypatch, caplog, renamed):
+    keys = KEYS | BEST | {"save_total_limit": 2, "trainer_kwargs": QUESTIONS}
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    evaluated_as(make_trainer(output_dir="run", **keys), 9.0, 1.0).train()
+    out = tmp_path / "here" / "run"
+    if renamed:
+        out = out.rename(tmp_path / "moved")
+        # Another run took its name: its checkpoints are not this run's.
+        evaluated_as(make_trainer(output_dir="run", **keys | {"seed": 8}), 9.0, 1.0).train()
+    else:
+        monkeypatch.chdir(tmp_path)
+    again = evaluated_as(make_trainer(output_dir=os.path.relpath(out), **keys | {"max_steps": 8}), 1.0, 1.0)
+    again.train(resume_from_checkpoint=True)
+    assert "does not exist anymore" not in caplog.text
+    assert Path(again.state.best_model_checkpoint).resolve() == out / "checkpoint-2"
+    assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-8"}  # rotation keeps it
+    again.save_model()
+    assert sha256(out / "adapter_model.safetensors") == sha256(out / "checkpoint-2" / "adapter_model.safetensors")
+
+
+def test_every_process_knows_the_best_checkpoint_by_its_name(make_trainer, tmp_path, monkeypatch):
+    trainer = make_trainer(**KEYS)
+    monkeypatch.setattr(type(trainer.args), "should_save", False)
+    trainer.state.best_model_checkpoint = str(tmp_path / "_incomplete-checkpoint-2" / "checkpoint-2")
+    trainer._save_beside(tmp_path / "_incomplete-checkpoint-2" / "checkpoint-2", tmp_path / "checkpoint-2")
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
 
 
 def test_logged_prompts_with_images_are_saved_without_them(make_trainer):

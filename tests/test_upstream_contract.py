@@ -25,6 +25,7 @@ TRAINER_METHODS = {
     "_maybe_log_save_evaluate": "where a step's row is written",
     "_evaluate": "where the triggers' metrics are looked for",
     "_inner_training_loop": "where the logs are continued",
+    "_init_training_state": "which looks for the best checkpoint where it was",
     "_run_epoch": "which must not begin for a run that is resumed at its end",
     "_get_output_dir": "which says where a checkpoint is written",
     "_push_from_checkpoint": "which has to wait for the checkpoint's name, and pushes our files",
@@ -60,6 +61,12 @@ def test_the_update_comes_after_the_norm_and_the_save_asks_where_to_write():
     )
     assert "self._get_output_dir(trial=trial)" in source(Trainer._save_checkpoint)
     assert "self._load_optimizer_and_scheduler(" in source(Trainer._prepare_for_training)
+
+
+def test_a_resumed_run_s_best_checkpoint_is_looked_for_in_the_working_directory():
+    begin = source(Trainer._init_training_state)
+    assert "not os.path.isdir(self.state.best_model_checkpoint)" in begin and '"The best checkpoint' in begin
+    assert [*inspect.signature(Trainer._init_training_state).parameters][4] == "resume_from_checkpoint"
 
 
 def test_pushes_are_made_where_ours_replace_them():

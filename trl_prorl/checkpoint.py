@@ -7,6 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 
 MANIFEST_FILE = "manifest.json"
 INCOMPLETE = "_incomplete-"  # the Hub's uploads leave out what begins with an underscore
@@ -34,6 +36,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_failed_write(error: Exception) -> bool:
+    """Whether an error is a full disk's, or one like it, as each library puts it."""
+    # tokenizers raises no class of its own.
+    return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
 
 
 def publish(aside: Path, final: Path, step: int, resumable: bool) -> None:

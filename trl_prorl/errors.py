@@ -6,7 +6,7 @@ class RunError(RuntimeError):
 
 
 class CheckpointError(RunError):
-    """A checkpoint could not be written whole."""
+    """A checkpoint, or the trained model, could not be written whole."""
 
 
 class NonFiniteError(RunError):

@@ -46,6 +46,7 @@ from .normalizer import token_weights
 from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
 from .packing import packed_logps, why_not
 from .packing_probe import probe
+from .quiet import without_warning
 from .reference import (
     AdapterReference,
     PolicyItself,
@@ -63,6 +64,8 @@ from .trainer_finite import FiniteMixin
 from .trainer_hub import HubMixin
 from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
 
+
+TRL_LOGGER = "trl.trainer.grpo_trainer"
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +142,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         full = given.get("peft_config") is None and isinstance(given["model"], PreTrainedModel)
         with _reloadable(given["model"]) if full and args.beta != 0.0 else nullcontext():
             with (
-                _without_warning("`model_init_kwargs`") if loads else nullcontext(),  # they were used
+                without_warning(TRL_LOGGER, "`model_init_kwargs`") if loads else nullcontext(),  # they were used
                 without_initialisation(given["model"]),  # of TRL's adapter `ref`, a copy
             ):
                 super().__init__(**given)
@@ -1098,21 +1101,6 @@ def _loaded_processor(model: str, args: ProRLConfig):
         padding_side="left",
         trust_remote_code=args.trust_remote_code,
     )
-
-
-@contextmanager
-def _without_warning(part: str):
-    """Without those of TRL's trainer that contain `part`."""
-    theirs = logging.getLogger("trl.trainer.grpo_trainer")
-
-    def keep(record: logging.LogRecord) -> bool:
-        return part not in record.getMessage()
-
-    theirs.addFilter(keep)
-    try:
-        yield
-    finally:
-        theirs.removeFilter(keep)
 
 
 @contextmanager

@@ -3,21 +3,22 @@
 import json
 import logging
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
-from safetensors import SafetensorError
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import strip_images_from_messages
 
 from .buffer import buffer_file, load_buffer, save_buffer
-from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, leftovers, publish, sync
-from .errors import CheckpointError
+from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, is_failed_write, leftovers, publish, sync
+from .errors import CheckpointError, RunError
 from .identity import IDENTITY_FILE, changing_keys, check_same_run
 from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines
 from .publish import staged_leftovers
+from .quiet import without_warning
 from .record import write_config, write_env
 from .run_id import new_run_id, recorded_run_id, saved_run_id
 from .triggers import Reason
@@ -96,6 +97,16 @@ class CheckpointMixin:
             found = found or new_run_id()
         return broadcast_object_list([found])[0]  # on several nodes, each may save
 
+    def _init_training_state(self, max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial):
+        best = None
+        if resume_from_checkpoint is not None:
+            best = _best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
+        with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
+            done = super()._init_training_state(max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial)
+        if best is not None:
+            self.state.best_model_checkpoint = str(best)
+        return done
+
     def _begin_anew(self) -> None:
         """
         Steps count from 0 again, or from a checkpoint, and another call of `train` was ended or broken off before. Weights
@@ -139,9 +150,11 @@ class CheckpointMixin:
                         sync(log.path)
                 publish(aside, final, self.state.global_step, resumable=not self.args.save_only_model)
                 self._writing_into.rmdir()
-        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library puts it
+        except Exception as error:
+            if not is_failed_write(error):
+                raise
             shutil.rmtree(self._writing_into, ignore_errors=True)
-            raise CheckpointError(self._save_failed(final, error)) from error
+            raise CheckpointError(self._save_failed(final, run_dir, error)) from error
         finally:
             self._writing_into = None
         self.accelerator.wait_for_everyone()
@@ -152,14 +165,24 @@ class CheckpointMixin:
                 str(run_dir), self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True
             )
 
-    def _save_failed(self, final: Path, error: Exception) -> str:
+    def save_model(self, output_dir=None, _internal_call=False):
+        try:
+            super().save_model(output_dir, _internal_call=_internal_call)
+        except Exception as error:
+            if self._writing_into is not None or isinstance(error, RunError) or not is_failed_write(error):
+                raise
+            folder = Path(output_dir or self.args.output_dir)
+            message = self._save_failed(folder, Path(self.args.output_dir), error)
+            raise CheckpointError(f"The model in {message}") from error
+
+    def _save_failed(self, target: Path, run_dir: Path, error: Exception) -> str:
         kept = sorted(
-            (path.name for path in final.parent.glob("checkpoint-*")),
+            (path.name for path in run_dir.glob("checkpoint-*")),
             key=lambda name: int(CHECKPOINT.fullmatch(name)[1]) if CHECKPOINT.fullmatch(name) else -1,
         )
-        free = shutil.disk_usage(final.parent).free / 2**30
+        free = shutil.disk_usage(run_dir).free / 2**30
         return (
-            f"{final} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
+            f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
             f"{'The newest checkpoint is ' + kept[-1] if kept else 'There is no older checkpoint'}. Make room, lower "
             "save_total_limit or set another output_dir, and go on with resume_from_checkpoint: true."
         )
@@ -168,10 +191,12 @@ class CheckpointMixin:
         """What the run needs beyond TRL's checkpoint."""
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
             save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
+        is_best = self.state.best_model_checkpoint == str(folder)
+        if is_best:  # every process reads it at the end
+            self.state.best_model_checkpoint = str(final)
         if not self.args.should_save:
             return
-        if self.state.best_model_checkpoint == str(folder):
-            self.state.best_model_checkpoint = str(final)
+        if is_best:
             self.state.save_to_json(str(folder / "trainer_state.json"))
         if self.reference is not None and self._resets:
             self.reference.save(folder)
@@ -250,6 +275,21 @@ class CheckpointMixin:
             self.entropy_watch.load_state_dict(state["entropy_watch"])
         if self._rewarmup is not None:
             self._rewarmup.updates = state["updates_since_reset"]
+
+
+def _best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
+    """
+    The best checkpoint of a run that is resumed, as `output_dir` names it now. On record is its path as of then, which may be
+    relative to another directory, or that of a folder that was renamed; it still lies beside the checkpoint.
+    """
+    recorded = json.loads((checkpoint / "trainer_state.json").read_text())["best_model_checkpoint"]
+    if recorded is None:
+        return None
+    beside = checkpoint.with_name(Path(recorded).name)
+    here = output_dir / beside.name
+    if here.is_dir() and beside.is_dir() and here.samefile(beside):
+        return here
+    return beside if beside.is_dir() else None
 
 
 def _as_json(value):
