@@ -36,7 +36,9 @@ from .identity import IDENTITY_FILE, changing_keys, check_same_run
 from .length import cosine_length_reward, target_length_reward
 from .meter import METRICS_FILE
 from .recipe import RecipeParser
+from .run_lock import check_free
 from .thinking import interrupted_rollout
+from .together import by_main_process
 from .trainer import ProRLTrainer
 
 
@@ -246,11 +248,12 @@ def build(
 
 def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
     """Train what [`build`] has made, and leave the run folder behind."""
-    trainer.train(resume_from_checkpoint=resume)
-    if trainer.args.push_to_hub:
-        trainer.push_to_hub()  # saves, too
-    else:
-        trainer.save_model()
+    with trainer.folders_held():
+        trainer.train(resume_from_checkpoint=resume)
+        if trainer.args.push_to_hub:
+            trainer.push_to_hub()  # saves, too
+        else:
+            trainer.save_model()
 
 
 def check_packages(args: ProRLConfig) -> None:
@@ -269,7 +272,8 @@ def check_packages(args: ProRLConfig) -> None:
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
     """
-    Refuse an output folder that a new run may not have, and a resume that would not continue the same run.
+    Refuse an output folder that a new run may not have, and a resume that would not continue the same run. The main process
+    looks, for all: by the time that another one looked, the run might have begun.
 
     Args:
         args ([`ProRLConfig`]):
@@ -283,9 +287,15 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
     Raises:
         `ValueError`: naming the folder or the checkpoint, what is wrong with it, and what to do.
     """
-    for folder in map(Path, filter(None, (args.output_dir, args.run_dir))):
+    return by_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
+
+
+def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
+    folders = [*map(Path, filter(None, (args.output_dir, args.run_dir)))]
+    for folder in folders:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"output_dir={str(folder)!r} is a file: name a folder, or one that does not exist yet.")
+    check_free(*folders)
     record = Path(args.run_dir or args.output_dir) / METRICS_FILE
     begun = record.exists() and record.stat().st_size > 0
     if not args.resume_from_checkpoint:
@@ -370,6 +380,7 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
         begun = trainer is not None and trainer.has_begun
         if begun and isinstance(error, ValueError) and not isinstance(error, RunError):
             raise  # nobody's input is wrong: whoever mends it needs the traceback
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        if not getattr(error, "told_elsewhere", False):
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(1 if begun or isinstance(error, RunError) else 2) from None
     trainer.accelerator.end_training()  # several processes part in good order

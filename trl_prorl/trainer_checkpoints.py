@@ -3,7 +3,7 @@
 import json
 import logging
 import shutil
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from .publish import staged_leftovers
 from .quiet import without_warning
 from .record import write_config, write_env
 from .run_id import new_run_id, recorded_run_id, saved_run_id
+from .run_lock import FolderLock
+from .together import by_main_process
 from .triggers import Reason
 
 
@@ -34,6 +36,24 @@ class CheckpointMixin:
 
     _has_trained = False
     _run_id: str | None = None  # of the run that `train` begins or continues
+    _folder_lock: FolderLock | None = None
+
+    @contextmanager
+    def folders_held(self):
+        """
+        Keep other runs out of `output_dir` and `run_dir`. May be entered again. The main process holds them, for all.
+
+        Raises:
+            [`~trl_prorl.run_lock.FolderInUseError`]: another process does, on every process of this run.
+        """
+        if self._folder_lock is None or not self._folder_lock.held:
+            self._folder_lock = FolderLock(self.args.output_dir, self.run_dir)
+        by_main_process(self.is_world_process_zero(), self._folder_lock.hold)
+        try:
+            yield
+        finally:
+            if self.is_world_process_zero():
+                self._folder_lock.let_go()
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
@@ -44,8 +64,13 @@ class CheckpointMixin:
                 A checkpoint, or `True` for the newest complete one in `output_dir`.
 
         Raises:
-            `ValueError`: that checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
+            `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`), or another
+            process trains into `output_dir` or `run_dir`.
         """
+        with self.folders_held():
+            return self._train(resume_from_checkpoint, *args, **kwargs)
+
+    def _train(self, resume_from_checkpoint, *args, **kwargs):
         if resume_from_checkpoint:
             checkpoint, skipped = find_checkpoint(resume_from_checkpoint, self.args.output_dir)
             for name, reason in skipped.items():

@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -93,6 +94,21 @@ class FilesOfAtMost(TrainerCallback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.size))
 
 
+class WaitInSave:
+    """Half a checkpoint is written when this process says so, and waits until it is told to go on."""
+
+    def __init__(self, trainer, step, signals):
+        self.trainer, self.step, self.signals = trainer, step, Path(signals)
+        self.save_beside, trainer._save_beside = trainer._save_beside, self.wait
+
+    def wait(self, folder, final):
+        if self.trainer.state.global_step == self.step:
+            (self.signals / "waits").touch()
+            while not (self.signals / "go").exists():
+                time.sleep(0.01)
+        self.save_beside(folder, final)
+
+
 class KillAtStep(TrainerCallback):
     """SIGKILL this process, and its group if it is one of several ranks, when a step is done and not yet saved."""
 
@@ -113,6 +129,8 @@ def train(spec):
         trainer.add_callback(FilesOfAtMost(*spec["files_of_at_most"]))
     if "kill_at_step" in spec:
         trainer.add_callback(KillAtStep(spec["kill_at_step"]))
+    if "wait_in_save" in spec:
+        WaitInSave(trainer, *spec["wait_in_save"])
     trainer.train(resume_from_checkpoint=spec.get("resume"))
     trainer.save_model()
     if calls is not None:

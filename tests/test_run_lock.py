@@ -1,0 +1,174 @@
+"""One run at a time writes to a folder, and a killed one holds nothing."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trl_prorl import run_lock, train
+from trl_prorl.run_lock import LOCK_FILE, FolderInUseError, FolderLock, check_free
+
+
+ROOT = Path(__file__).parent.parent
+RECIPE = ROOT / "recipes" / "tiny" / "variantA.yaml"
+A = {"beta": 0.3, "ref_reset_every": 3, "num_iterations": 2}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(run_lock, "TRIES", 1)
+
+
+def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
+    out, record = tmp_path / "deep" / "out", tmp_path / "record"
+    lock, other = FolderLock(out, record), FolderLock(record)
+    lock.hold()
+    lock.hold()
+    lock.let_go()
+    for _ in range(2):  # a refusal takes nothing
+        with pytest.raises(FolderInUseError, match=f"process {os.getpid()} on {socket.gethostname()}, since 20"):
+            other.hold()
+        with pytest.raises(FolderInUseError, match=f"'{record}' is in use: process {os.getpid()} on "):
+            check_free(tmp_path, record)
+    (out / "file").touch()
+    lock.let_go()
+    check_free(out, record)
+    other.hold()
+    other.let_go()
+    assert [*out.iterdir()] == [out / "file"] and not record.exists()  # it was made, and nothing was written
+
+
+def test_of_two_folders_none_is_kept_if_one_is_refused(tmp_path, quick):
+    first, second = tmp_path / "a", tmp_path / "b"
+    holder = FolderLock(second)
+    holder.hold()
+    with pytest.raises(FolderInUseError):
+        FolderLock(first, second).hold()
+    check_free(first)
+    holder.let_go()
+
+
+HOLDER = """
+import os, runpy, sys, time
+lock = runpy.run_path(sys.argv[1])["FolderLock"](sys.argv[2])
+lock.hold()
+if (child := os.fork()):
+    print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_process_holds_nothing_though_its_children_live_on(tmp_path, quick):
+    command = [sys.executable, "-c", HOLDER, run_lock.__file__, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    with pytest.raises(FolderInUseError, match=f"process {process.pid} "):
+        FolderLock(tmp_path).hold()
+    process.kill()
+    process.wait()
+    assert (tmp_path / LOCK_FILE).exists()
+    lock = FolderLock(tmp_path)
+    lock.hold()
+    assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
+    lock.let_go()
+    os.kill(child, signal.SIGKILL)  # it lived
+
+
+def test_a_file_that_says_nothing_and_a_file_system_without_locks(tmp_path, quick, monkeypatch, caplog):
+    lock = FolderLock(tmp_path)
+    lock.hold()
+    (tmp_path / LOCK_FILE).write_text('{"pid": 7')
+    with pytest.raises(FolderInUseError, match="is in use: another process, trains"):
+        FolderLock(tmp_path).hold()
+    lock.let_go()
+
+    def without(descriptor, how):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", without)
+    lock.hold()
+    check_free(tmp_path)
+    lock.let_go()
+    assert "without locks" in caplog.text and not (tmp_path / LOCK_FILE).exists()
+
+
+def everything(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
+    forks, tiny_model, make_trainer, tmp_path, quick, monkeypatch, capsys, request
+):
+    request.addfinalizer((tmp_path / "go").touch)  # however this ends
+    out = tmp_path / "run"
+    spec = {"run": "training", "model": tiny_model, "lora": True, "prompts": 4, "log": str(tmp_path / "log")}
+    spec |= {"keys": A | {"max_steps": 3, "run_dir": str(tmp_path / "record")}, "out": str(out)}
+    process = forks.start(**spec, wait_in_save=[2, str(tmp_path)])
+    for _ in range(6000):
+        if (tmp_path / "waits").exists():
+            break
+        time.sleep(0.01)
+    assert (out / "_incomplete-checkpoint-2").is_dir()
+    before = everything(out), everything(tmp_path / "record")
+    for keys in ({"output_dir": str(out)}, {"run_dir": str(tmp_path / "record")}):
+        for resume in (None, True):
+            with pytest.raises(FolderInUseError, match=f"process {process} on "):
+                make_trainer(**A, **keys).train(resume_from_checkpoint=resume)
+
+    def no_model(*args):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(train, "find_model", no_model)
+    for resume in ([], ["--resume_from_checkpoint", "True"]):
+        arguments = ["--output_dir", str(out), "--train_rows", "64", *resume]
+        with pytest.raises(SystemExit) as end:
+            train.main(RECIPE, ["--config", str(RECIPE), *arguments])
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert end.value.code == 2 and f"is in use: process {process} on {socket.gethostname()}" in line
+    assert (everything(out), everything(tmp_path / "record")) == before
+    (tmp_path / "go").touch()
+    assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
+    assert [path.name for path in sorted(out.glob("*checkpoint-*"))] == [f"checkpoint-{step}" for step in (1, 2, 3)]
+    assert not list(tmp_path.rglob(LOCK_FILE))
+    steps = [json.loads(line)["step"] for line in (tmp_path / "record" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3]
+
+
+def test_the_lock_ends_with_an_error_and_covers_the_final_save(run, make_trainer, quick):
+    def broken(completions, **columns):
+        raise KeyError("answer")
+
+    with pytest.raises(ValueError, match="answer"):
+        run(reward=broken)
+    trainer = make_trainer(max_steps=1)
+    saves = trainer.save_model
+
+    def save(*args, **kwargs):
+        with pytest.raises(FolderInUseError):
+            check_free(trainer.args.output_dir)
+        saves(*args, **kwargs)
+
+    trainer.save_model = save
+    train.train(trainer, None)
+    check_free(trainer.args.output_dir)
+    assert Path(trainer.args.output_dir, "adapter_config.json").exists()
+
+
+def test_two_ranks_are_one_run_and_say_one_line(forks, tiny_model, tmp_path):
+    lock = FolderLock(tmp_path / "run")
+    lock.hold()
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(tmp_path / "run"), "--train_rows", "64"]
+    log = tmp_path / "log"
+    recipe = ROOT / "recipes" / "grpo_variantA.py"
+    forks.start(run=str(recipe), argv=arguments, log=str(log), ranks=2)
+    assert forks.status() == 2
+    lock.let_go()
+    errors = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and f"is in use: process {os.getpid()} on " in errors[0]
+    assert "Traceback" not in log.read_text()
