@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from .adapter_init import without_initialisation
+from .fp32_head import cast_head_to_fp32, decoder_dtype
 
 
 SNAPSHOT_FILE = "reference.safetensors"
@@ -76,8 +77,13 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     config = model.config
     with torch.random.fork_rng():  # it is made at random first, which must not change the run
         copy = AutoModelForCausalLM.from_config(
-            config, dtype=model.dtype, attn_implementation=config._attn_implementation, trust_remote_code=False
+            config,
+            dtype=decoder_dtype(model),
+            attn_implementation=config._attn_implementation,
+            trust_remote_code=False,
         )
+    if cast_lm_head_to_fp32:
+        cast_head_to_fp32(copy)
     copy.load_state_dict(model.state_dict())
     copy.requires_grad_(False)
     add_fused_lm_head(copy, temperature=temperature, cast_lm_head_to_fp32=cast_lm_head_to_fp32)

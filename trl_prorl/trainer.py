@@ -21,6 +21,7 @@ from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import (
+    add_fused_lm_head,
     create_model_from_path,
     get_callable_name,
     get_config_model_id,
@@ -39,6 +40,7 @@ from .dynamic_sampling import ExtraRows, deciding, named_functions, put_groups, 
 from .elastic import ElasticAverage
 from .entropy_watch import EntropyWatch
 from .errors import EvaluationError
+from .fp32_head import cast_head_to_fp32, check_full_model
 from .grouping import whole_groups
 from .identity import changing_keys, dataset_hash, weights_hash
 from .meter import Meter, UpdateNorm
@@ -139,13 +141,21 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
             given["model"] = get_peft_model(
                 _loaded(model, args, given.pop("quantization_config", None)), given.pop("peft_config")
             )
+        # TRL looks for the embeddings of a tied head in the adapter's wrapper, where they are not.
+        casts_head = args.cast_lm_head_to_fp32 and (wraps or isinstance(model, PeftModel))
+        if args.cast_lm_head_to_fp32 and not casts_head:
+            init = args.model_init_kwargs or {}
+            check_full_model(model, revision=init.get("revision"), trust_remote_code=args.trust_remote_code)
         full = given.get("peft_config") is None and isinstance(given["model"], PreTrainedModel)
         with _reloadable(given["model"]) if full and args.beta != 0.0 else nullcontext():
             with (
                 without_warning(TRL_LOGGER, "`model_init_kwargs`") if loads else nullcontext(),  # they were used
                 without_initialisation(given["model"]),  # of TRL's adapter `ref`, a copy
+                _without_cast_head(args) if casts_head else nullcontext(),
             ):
                 super().__init__(**given)
+        if casts_head:
+            self._cast_head()
         given_wrapped = isinstance(model, PeftModel)
         policy = self.accelerator.unwrap_model(self.model)
         if "default" in getattr(policy, "peft_config", {}):
@@ -201,6 +211,14 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
             self.add_callback(ReferenceResetCallback(self._configured_triggers(), args.ref_reset_cooldown))
 
     # ------------------------------------------------------------------------------------------- construction
+
+    def _cast_head(self) -> None:
+        """`cast_lm_head_to_fp32` for a model with adapters, as TRL does it for one without."""
+        policy = self.accelerator.unwrap_model(self.model).get_base_model()
+        cast_head_to_fp32(policy)
+        add_fused_lm_head(
+            policy, temperature=self.temperature, cast_lm_head_to_fp32=True, outputs=("log_probs", "entropy")
+        )
 
     def _count_from_0(self) -> None:
         """What is remembered from step to step, as a run begins."""
@@ -1101,6 +1119,16 @@ def _loaded_processor(model: str, args: ProRLConfig):
         padding_side="left",
         trust_remote_code=args.trust_remote_code,
     )
+
+
+@contextmanager
+def _without_cast_head(args: ProRLConfig):
+    """For as long as TRL builds the trainer."""
+    args.cast_lm_head_to_fp32 = False
+    try:
+        yield
+    finally:
+        args.cast_lm_head_to_fp32 = True
 
 
 @contextmanager
