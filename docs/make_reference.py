@@ -18,7 +18,7 @@ from pathlib import Path
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
-from trl_prorl.record_keys import EVENTS, METRICS, RecordKey
+from trl_prorl.run.keys import EVENTS, METRICS, RecordKey
 from trl_prorl.train import TaskArguments
 
 
@@ -170,7 +170,7 @@ def yaml_value(value: object) -> str:
 
 
 def linked(text: str) -> str:
-    """`[`~trl_prorl.kl`]` as a link to the file, other references as code."""
+    """`[`~trl_prorl.objective.kl`]` as a link to the file, other references as code."""
 
     def link(match: re.Match) -> str:
         short, name = match.groups()

@@ -27,7 +27,7 @@ from eval.samples import write_json
 from eval.sampling import prompt_ids
 from eval.statistics import MIN_PROMPTS, NO_INTERVAL, NO_INTERVAL_NOTE, Estimate
 from eval.tables import interval_cell
-from trl_prorl.run_id import RUN_ID
+from trl_prorl.run.run_id import RUN_ID
 
 
 class TokenDrift(NamedTuple):

@@ -19,7 +19,7 @@ from eval.models import Point, identity, load_point, load_tokenizer, trained_poi
 from eval.runs import InputError, load_config
 from eval.samples import SampleStore, content_ids
 from eval.sampling import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE, sample
-from trl_prorl.record import EVALUATION_KEYS
+from trl_prorl.run.folder import EVALUATION_KEYS
 
 
 SAMPLES_FOLDER = "samples"

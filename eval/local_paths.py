@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from eval.runs import InputError, read_env
-from trl_prorl.base_model import fingerprint, is_hub_name
-from trl_prorl.embedded_base import embedded_model, is_embedded, weights_sha256
-from trl_prorl.run_id import RUN_ID, saved_run_id
+from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha256
+from trl_prorl.run.base_model import fingerprint, is_hub_name
+from trl_prorl.run.run_id import RUN_ID, saved_run_id
 
 
 def with_local_paths(run_dir: Path, config: dict) -> dict:

@@ -15,9 +15,9 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from eval.local_paths import find_output_dir
 from eval.runs import InputError, read_env, read_jsonl
-from trl_prorl.base_model import WEIGHTS
-from trl_prorl.checkpoint import sha256
-from trl_prorl.run_id import RUN_ID, saved_run_id
+from trl_prorl.run.base_model import WEIGHTS
+from trl_prorl.run.checkpoint import sha256
+from trl_prorl.run.run_id import RUN_ID, saved_run_id
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from eval.statistics import (
     summarise_counts,
 )
 from eval.tables import interval_cell
-from trl_prorl.run_id import RUN_ID
+from trl_prorl.run.run_id import RUN_ID
 
 
 MOST_SAMPLES = 256

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from eval.runs import InputError, read_env, read_json, with_nan
 from eval.statistics import paired_bootstrap_difference, pass_at_k_per_prompt, summarise_counts
-from trl_prorl.run_id import RUN_ID, other_run
+from trl_prorl.run.run_id import RUN_ID, other_run
 
 
 PASSK_FILE = "passk.json"

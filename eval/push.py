@@ -18,8 +18,8 @@ from rich.table import Table
 from eval.command import command
 from eval.models import find_trained_model
 from eval.runs import load_config
-from trl_prorl.card import CARD_FILE, model_card, write_card
-from trl_prorl.publish import Content, files_to_push, make_api, open_repo, push, push_command, repo_name
+from trl_prorl.hub.card import CARD_FILE, model_card, write_card
+from trl_prorl.hub.publish import Content, files_to_push, make_api, open_repo, push, push_command, repo_name
 
 
 def file_table(repo: str, files: dict[str, Content]) -> Table:

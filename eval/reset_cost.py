@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trl_prorl.optimizer_state import MODES, reset_optimizer
-from trl_prorl.reference import AdapterReference, SnapshotReference, frozen_adapter, move_reference
+from trl_prorl.resets.optimizer_state import MODES, reset_optimizer
+from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter, move_reference
 
 
 def build(kind: str, args: argparse.Namespace):

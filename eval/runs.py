@@ -8,8 +8,8 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from trl_prorl.record import EVALUATION_KEYS
-from trl_prorl.run_id import RUN_ID, other_run
+from trl_prorl.run.folder import EVALUATION_KEYS
+from trl_prorl.run.run_id import RUN_ID, other_run
 
 
 VARIANTS = ("plain", "control", "A", "B", "C")

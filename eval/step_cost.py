@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM,
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
-from trl_prorl.embedded import byte_tokenizer
+from trl_prorl.embedded.making import byte_tokenizer
 
 
 LENGTHS = Path(__file__).with_name("gsm8k_lengths.json")

@@ -8,7 +8,7 @@ from rich.table import Table as RichTable
 
 from eval.runs import Run
 from eval.statistics import Estimate, paired_bootstrap_difference, pass_at_k_per_prompt, t_interval
-from trl_prorl.identity import HARMLESS
+from trl_prorl.run.identity import HARMLESS
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 

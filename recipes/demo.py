@@ -14,9 +14,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trl_prorl.embedded_base import DEFAULT, embedded_model, weights_sha256
-from trl_prorl.meter import read_jsonl
-from trl_prorl.recipe_check import read_recipe
+from trl_prorl.embedded.shipped import DEFAULT, embedded_model, weights_sha256
+from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.run.meter import read_jsonl
 
 
 ROOT = Path(__file__).resolve().parent.parent

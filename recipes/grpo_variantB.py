@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trl_prorl.command_line import main
+from trl_prorl.launch.command_line import main
 
 
 if __name__ == "__main__":

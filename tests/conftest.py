@@ -22,8 +22,9 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from trl_prorl import ProRLConfig, ProRLTrainer, publish
-from trl_prorl.embedded import EmbeddedSettings, byte_tokenizer, new_model
+from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
+from trl_prorl.hub import publish
 
 
 sys.path.append(str(Path(__file__).parent))  # last: the folders here must not hide packages of their names

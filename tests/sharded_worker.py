@@ -10,8 +10,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
-from trl_prorl.optimizer_state import reset_optimizer
-from trl_prorl.reference import AdapterReference, SnapshotReference, frozen_adapter, move_reference
+from trl_prorl.resets.optimizer_state import reset_optimizer
+from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter, move_reference
 
 
 def whole(tensors):

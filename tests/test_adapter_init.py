@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from eval.models import Point, load_point
-from trl_prorl.adapter_init import doubled, halved
-from trl_prorl.trainer_adapter import logger as adapter_logger
+from trl_prorl.adapters.initialisation import doubled, halved
+from trl_prorl.adapters.mixin import logger as adapter_logger
 
 
 INITS = (True, False, "gaussian", "eva", "olora", "pissa", "pissa_niter_2", "corda", "orthogonal", "mica", "lora_ga")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from trl_prorl.advantages import ESTIMATORS, estimate
+from trl_prorl.objective.advantages import ESTIMATORS, estimate
 
 
 GROUPS = [1.0, 0.0, 0.0, 3.0], [0.5, 0.5, 0.5, 0.5]

@@ -7,8 +7,8 @@ import yaml
 from huggingface_hub import ModelCard
 
 from eval.tables import DIFFERENT_OBJECTIVE
-from trl_prorl.base_model import identify
-from trl_prorl.card import model_card, read_record, without_secrets
+from trl_prorl.hub.card import model_card, read_record, without_secrets
+from trl_prorl.run.base_model import identify
 
 
 SECRET = "hf_" + "S" * 34
@@ -232,7 +232,7 @@ def test_what_is_a_name_of_the_hub(name, hub_id):
 
 
 def test_the_embedded_model_is_named_and_found_again(folder):
-    card = model_card(folder(adapter="/of/another/site-packages/trl_prorl/embedded_models/reverse_digits-0"))
+    card = model_card(folder(adapter="/of/another/site-packages/trl_prorl/embedded/models/reverse_digits-0"))
     assert "`embedded:reverse_digits:0`, which comes with trl-prorl" in card.text
     assert "--model_name_or_path embedded:reverse_digits:0" in card.text and "embedded_model(" in card.text
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from trl_prorl.checkpoint import MANIFEST_FILE, find_checkpoint, newest_complete, publish, sha256, why_unusable
 from trl_prorl.errors import CheckpointError
+from trl_prorl.run.checkpoint import MANIFEST_FILE, find_checkpoint, newest_complete, publish, sha256, why_unusable
 
 
 def write(folder, step, resumable=True, **files):

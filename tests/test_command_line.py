@@ -8,9 +8,9 @@ import pytest
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.command_line import first_look
-from trl_prorl.recipe import RecipeParser
-from trl_prorl.recipe_keys import recipe_keys
+from trl_prorl.launch.command_line import first_look
+from trl_prorl.launch.recipe import RecipeParser
+from trl_prorl.launch.recipe_keys import recipe_keys
 from trl_prorl.train import TaskArguments
 
 

@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
-from trl_prorl.dropout import check_dropout, check_dropout_config
+from trl_prorl.scoring.dropout import check_dropout, check_dropout_config
 
 
 def test_lora_dropout_is_refused_before_a_model_is_loaded():

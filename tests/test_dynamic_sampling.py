@@ -9,10 +9,10 @@ import torch
 from trl.rewards import get_soft_overlong_punishment
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.advantages import estimate
-from trl_prorl.dynamic_sampling import ExtraRows, deciding, put_groups, undecided
-from trl_prorl.length import cosine_length_reward, target_length_reward
-from trl_prorl.thinking import interrupted_rollout
+from trl_prorl.objective.advantages import estimate
+from trl_prorl.rollout.dynamic_sampling import ExtraRows, deciding, put_groups, undecided
+from trl_prorl.rollout.length import cosine_length_reward, target_length_reward
+from trl_prorl.rollout.thinking import interrupted_rollout
 
 
 NAN = float("nan")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trl_prorl.elastic import ElasticAverage
+from trl_prorl.resets.elastic import ElasticAverage
 
 
 def test_average_and_reset_by_hand(tmp_path):

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import get_task
-from trl_prorl import embedded
-from trl_prorl.base_model import identify
-from trl_prorl.embedded import (
+from trl_prorl.embedded import making as embedded
+from trl_prorl.embedded.making import (
     EmbeddedSettings,
     byte_tokenizer,
     demonstrations,
@@ -20,7 +19,8 @@ from trl_prorl.embedded import (
     new_model,
     wrong_answer,
 )
-from trl_prorl.embedded_base import DEFAULT, embedded_model, weights_sha256
+from trl_prorl.embedded.shipped import DEFAULT, embedded_model, weights_sha256
+from trl_prorl.run.base_model import identify
 
 
 TOKENIZER = byte_tokenizer()

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval.local_paths import with_local_paths
 from eval.runs import InputError
-from trl_prorl import embedded_base
-from trl_prorl.base_model import identify
-from trl_prorl.card import model_card
-from trl_prorl.embedded import EmbeddedSettings, byte_tokenizer, new_model
-from trl_prorl.embedded_base import DEFAULT, embedded_model, hashes, shipped, weights_sha256
+from trl_prorl.embedded import shipped as embedded_base
+from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
+from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, shipped, weights_sha256
+from trl_prorl.hub.card import model_card
+from trl_prorl.run.base_model import identify
 from trl_prorl.train import find_model
 
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
     """The shipped models in a folder that a test may spoil; of another installation, to look at its path."""
-    folder = tmp_path / "site-packages" / "trl_prorl" / "embedded_models"
+    folder = tmp_path / "site-packages" / "trl_prorl" / "embedded" / "models"
     shutil.copytree(embedded_base.FOLDER, folder)
     monkeypatch.setattr(embedded_base, "FOLDER", folder)
     return folder
@@ -92,7 +92,7 @@ def test_another_model_that_is_shipped_later_is_found_by_its_name(copied):
 def test_its_identity_does_not_depend_on_where_it_is_or_what_made_it(copied, tmp_path):
     """Another installation, and one whose making code is another."""
     sha256 = weights_sha256(DEFAULT)
-    for name in ("embedded", DEFAULT, embedded_model(), "/elsewhere/trl_prorl/embedded_models/reverse_digits-0"):
+    for name in ("embedded", DEFAULT, embedded_model(), "/elsewhere/trl_prorl/embedded/models/reverse_digits-0"):
         base = identify(name)
         assert (base.name, base.hub_id, base.sha256, base.is_embedded) == (DEFAULT, None, sha256, True)
     assert not identify(str(tmp_path)).is_embedded and identify(str(tmp_path)).sha256 is None
@@ -140,7 +140,7 @@ def test_an_installation_has_it(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     installed = set(done.stdout.splitlines())
-    wanted = {f"embedded_models/reverse_digits-0/{path.name}" for path in Path(embedded_model()).iterdir()}
+    wanted = {f"models/reverse_digits-0/{path.name}" for path in Path(embedded_model()).iterdir()}
     assert wanted <= installed, sorted(installed)
 
 

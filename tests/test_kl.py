@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from trl_prorl.kl import ESTIMATORS, gradient_bias, importance_ratio, kl_penalty, kl_values
+from trl_prorl.objective.kl import ESTIMATORS, gradient_bias, importance_ratio, kl_penalty, kl_values
 
 
 VOCABULARY, LENGTH = 3, 3

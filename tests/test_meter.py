@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-import trl_prorl.meter as meter_module
-from trl_prorl.meter import JsonLines, Meter, StageTimer, read_jsonl
+import trl_prorl.run.meter as meter_module
+from trl_prorl.run.meter import JsonLines, Meter, StageTimer, read_jsonl
 
 
 CPU = torch.device("cpu")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trl_prorl.normalizer import token_weights
+from trl_prorl.objective.aggregation import token_weights
 
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])

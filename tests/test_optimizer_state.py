@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from transformers.optimization import Adafactor
 
-from trl_prorl.optimizer_state import changes, check_optimizer, reset_optimizer, reset_scaler
+from trl_prorl.resets.optimizer_state import changes, check_optimizer, reset_optimizer, reset_scaler
 
 
 LR, B1, B2, EPS = 0.1, 0.9, 0.99, 1e-8

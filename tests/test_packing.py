@@ -20,8 +20,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_prorl import prefix_attention
-from trl_prorl.packing import packed_logps, plan, why_not
+from trl_prorl.scoring import prefix_attention
+from trl_prorl.scoring.packing import packed_logps, plan, why_not
 
 
 VOCAB = 48

@@ -12,9 +12,10 @@ import torch
 from test_packing import MOE, VOCAB, build, padded_logps, with_adapter, with_head
 from transformers import AutoTokenizer
 
-from trl_prorl import packing_probe, trainer
-from trl_prorl.packing import packed_logps, why_not
-from trl_prorl.packing_probe import probe, tokens, unequal_rows
+from trl_prorl import trainer
+from trl_prorl.scoring import packing_probe
+from trl_prorl.scoring.packing import packed_logps, why_not
+from trl_prorl.scoring.packing_probe import probe, tokens, unequal_rows
 
 
 def uneven(kind, **keys):

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.grouping import whole_groups
+from trl_prorl.scoring.grouping import whole_groups
 
 
 SPREAD = {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 2}

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import ones
 
 from eval import push as command
-from trl_prorl import publish
 from trl_prorl.errors import PushError
-from trl_prorl.run_id import write_run_id
+from trl_prorl.hub import publish
+from trl_prorl.run.run_id import write_run_id
 
 
 SECRET = "hf_" + "S" * 34

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_prorl.recipe_check import check_recipe, read_recipe
+from trl_prorl.launch.recipe_check import check_recipe, read_recipe
 
 
 HINTS = {"beta": float, "max_steps": int, "kl_target": float | None, "task": str, "output_dir": str}

@@ -9,9 +9,9 @@ import yaml
 from trl import GRPOConfig, ModelConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
-from trl_prorl.recipe import RecipeParser
-from trl_prorl.recipe_check import fits
-from trl_prorl.recipe_keys import AnyObject, class_keys, recipe_keys
+from trl_prorl.launch.recipe import RecipeParser
+from trl_prorl.launch.recipe_check import fits
+from trl_prorl.launch.recipe_keys import AnyObject, class_keys, recipe_keys
 from trl_prorl.train import TaskArguments
 
 

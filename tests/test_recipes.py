@@ -7,8 +7,8 @@ import yaml
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.recipe import RecipeParser
-from trl_prorl.recipe_check import read_recipe
+from trl_prorl.launch.recipe import RecipeParser
+from trl_prorl.launch.recipe_check import read_recipe
 from trl_prorl.train import TaskArguments
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.reference import AdapterReference, SnapshotReference, move_reference
+from trl_prorl.scoring.references import AdapterReference, SnapshotReference, move_reference
 
 
 def perturbed(model, seed):

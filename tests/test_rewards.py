@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from trl_prorl.deadline import DeadlineExceeded, call_within
 from trl_prorl.errors import RewardError
-from trl_prorl.rewards import as_float, shown, watched
+from trl_prorl.rollout.deadline import DeadlineExceeded, call_within
+from trl_prorl.rollout.rewards import as_float, shown, watched
 
 
 PROMPTS = [[{"role": "user", "content": "first"}], [{"role": "user", "content": "second"}]]

@@ -5,7 +5,7 @@ import torch
 from accelerate import Accelerator
 from transformers import get_scheduler
 
-from trl_prorl.schedule import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
+from trl_prorl.resets.schedule import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
 
 
 def lambda_schedule(name):

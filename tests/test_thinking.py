@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trl_prorl.thinking import interrupted_rollout
+from trl_prorl.rollout.thinking import interrupted_rollout
 
 
 TEXT = "\nAnswer: "

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from trl_prorl import KLSpike, Periodic, Reason, Stall
-from trl_prorl.triggers import Trigger, TriggerSet
+from trl_prorl.resets.triggers import Trigger, TriggerSet
 
 
 NAN = float("nan")

@@ -129,7 +129,7 @@ def test_the_loss_reads_beta_and_the_buffer_where_we_write_them():
 
 
 def test_every_loss_type_of_trl_has_known_weights():
-    from trl_prorl.normalizer import token_weights
+    from trl_prorl.objective.aggregation import token_weights
 
     text = source(GRPOTrainer._compute_loss)
     aggregation = text[text.index('mode = "train" if self.model.training') :]

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from .callbacks import ReferenceResetCallback
     from .config import ProRLConfig
+    from .resets.callbacks import ReferenceResetCallback
+    from .resets.triggers import KLSpike, Periodic, Reason, Stall, Trigger
     from .trainer import ProRLTrainer
-    from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
 
 
 __version__ = "0.1.0"
@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 # Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
-_MODULES = {"ProRLConfig": "config", "ProRLTrainer": "trainer", "ReferenceResetCallback": "callbacks"}
+_MODULES = {"ProRLConfig": "config", "ProRLTrainer": "trainer", "ReferenceResetCallback": "resets.callbacks"}
 
 
 def __getattr__(name: str):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES.get(name, 'triggers')}", __name__), name)
+    return getattr(import_module(f".{_MODULES.get(name, 'resets.triggers')}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig
 
-from .advantages import ESTIMATORS as ADVANTAGES
-from .checks import check_used
-from .finite import MODES as NONFINITE
-from .kl import ESTIMATORS, gradient_bias
-from .optimizer_state import MODES
+from .launch.checks import check_used
+from .objective.advantages import ESTIMATORS as ADVANTAGES
+from .objective.kl import ESTIMATORS, gradient_bias
+from .resets.optimizer_state import MODES
+from .run.finite import MODES as NONFINITE
 
 
 PACKING = ("off", "on", "auto")
@@ -44,7 +44,7 @@ class ProRLConfig(GRPOConfig):
             not scaled up for it.
         kl_estimator (`str`, *optional*, defaults to `"k3"`):
             `"k1"`, `"k2"` or `"k3"`, for every anchor; together with TRL's `use_bias_correction_kl`. See
-            [`~trl_prorl.kl`] for which combination has which gradient.
+            [`~trl_prorl.objective.kl`] for which combination has which gradient.
         ref_compute (`str`, *optional*, defaults to `"cached"`):
             `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores it again in every
             inner pass, with the same numbers; the wasteful baseline.
@@ -84,10 +84,10 @@ class ProRLConfig(GRPOConfig):
             What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
             rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
             `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept). See
-            [`~trl_prorl.optimizer_state`] for each optimizer.
+            [`~trl_prorl.resets.optimizer_state`] for each optimizer.
         optimizer_reset_alpha (`float`, *optional*, defaults to `0.1`):
             Factor of `optimizer_reset: soft`, in (0, 1]. The next updates are smaller at first (0.6 of the usual at 0.1,
-            where gradients agree), then larger (up to 2.9 times): see [`~trl_prorl.optimizer_state`].
+            where gradients agree), then larger (up to 2.9 times): see [`~trl_prorl.resets.optimizer_state`].
         optimizer_reset_schedule (`str`, *optional*):
             What a reset does to the learning-rate schedule: `"keep"` or `"restart"`. `None`: restart with `hard`, keep
             otherwise.
@@ -109,7 +109,7 @@ class ProRLConfig(GRPOConfig):
 
         pack_groups (`str`, *optional*, defaults to `"off"`):
             `"on"`: every forward that scores tokens computes each prompt once for all its completions, and no
-            padding, with the same numbers (see [`~trl_prorl.packing`]); groups stay together in a micro-batch. A model or
+            padding, with the same numbers (see [`~trl_prorl.scoring.packing`]); groups stay together in a micro-batch. A model or
             a task for which that is not possible is refused, and so is a model on which a few tokens, tried when the trainer
             is made, give other numbers; with `"auto"` it is computed as TRL computes it, and `env.json` says why.
         pack_max_tokens (`int`, *optional*):
@@ -137,7 +137,7 @@ class ProRLConfig(GRPOConfig):
 
         advantage_estimator (`str`, *optional*):
             How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`, `"rloo"`,
-            `"max"`, `"best_of_group"`; see [`~trl_prorl.advantages`]. TRL's `scale_rewards` then has no effect. `None`: TRL's own.
+            `"max"`, `"best_of_group"`; see [`~trl_prorl.objective.advantages`]. TRL's `scale_rewards` then has no effect. `None`: TRL's own.
 
         loss_mode (`str`, *optional*):
             The ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh), `"unclipped"` (ratio · A)

@@ -5,7 +5,7 @@ From a recipe to a trained model: parse, check, build, train, save. What every `
 """
 
 if __name__ == "__main__":  # first, so that help and complaints come before what takes seconds to import
-    from trl_prorl.command_line import main
+    from trl_prorl.launch.command_line import main
 
     raise SystemExit(main())
 
@@ -26,19 +26,19 @@ from trl.rewards import get_soft_overlong_punishment
 
 from tasks import task_of_recipe
 
-from .checkpoint import find_checkpoint, newest_complete
-from .checks import check_rows, check_used
-from .command_line import first_look
 from .config import ProRLConfig
-from .embedded_base import EMBEDDED, embedded_model, is_embedded
+from .embedded.shipped import EMBEDDED, embedded_model, is_embedded
 from .errors import RunError
-from .identity import IDENTITY_FILE, changing_keys, check_same_run
-from .length import cosine_length_reward, target_length_reward
-from .meter import METRICS_FILE
-from .recipe import RecipeParser
-from .run_lock import check_free
-from .thinking import interrupted_rollout
-from .together import by_main_process
+from .launch.checks import check_rows, check_used
+from .launch.command_line import first_look
+from .launch.recipe import RecipeParser
+from .rollout.length import cosine_length_reward, target_length_reward
+from .rollout.thinking import interrupted_rollout
+from .run.checkpoint import find_checkpoint, newest_complete
+from .run.identity import IDENTITY_FILE, changing_keys, check_same_run
+from .run.lock import check_free
+from .run.meter import METRICS_FILE
+from .run.together import by_main_process
 from .trainer import ProRLTrainer
 
 
@@ -81,7 +81,7 @@ class TaskArguments(ScriptArguments):
         length_margin (`int`, *optional*):
             `length_reward: overlong`: how many of the last tokens of `max_completion_length` are punished; needed.
         thinking_budget (`int`, *optional*):
-            Tokens after which a completion is interrupted and asked for its answer; see [`~trl_prorl.thinking`]. Needs
+            Tokens after which a completion is interrupted and asked for its answer; see [`~trl_prorl.rollout.thinking`]. Needs
             room for `thinking_text` and `thinking_answer_tokens` in `max_completion_length`; not with `use_vllm`.
         thinking_text (`str`, *optional*, defaults to `"\\n\\nFinal answer: "`):
             What asks for it.

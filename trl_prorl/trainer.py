@@ -28,28 +28,33 @@ from trl.trainer.utils import (
     split_tensor_dict,
 )
 
-from . import kl
-from .adapter_init import changes_model, without_initialisation
-from .adaptive import next_coefficient
-from .advantages import estimate
-from .callbacks import ReferenceResetCallback
-from .checks import check_columns, check_rows
+from .adapters.initialisation import changes_model, without_initialisation
+from .adapters.mixin import AdapterMixin
 from .config import ProRLConfig
-from .dropout import check_dropout, check_dropout_config
-from .dynamic_sampling import ExtraRows, deciding, named_functions, put_groups, undecided, weighted_sum
-from .elastic import ElasticAverage
-from .entropy_watch import EntropyWatch
 from .errors import EvaluationError
-from .fp32_head import cast_head_to_fp32, check_full_model
-from .grouping import whole_groups
-from .identity import changing_keys, dataset_hash, weights_hash
-from .meter import Meter, UpdateNorm
-from .normalizer import token_weights
-from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
-from .packing import packed_logps, why_not
-from .packing_probe import probe
+from .hub.mixin import HubMixin
+from .launch.checks import check_columns, check_rows
+from .objective import kl
+from .objective.adaptive import next_coefficient
+from .objective.advantages import estimate
+from .objective.aggregation import token_weights
 from .quiet import without_warning
-from .reference import (
+from .resets.callbacks import ReferenceResetCallback
+from .resets.elastic import ElasticAverage
+from .resets.optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
+from .resets.schedule import Rewarmup, restart_schedule, snapshot_schedule
+from .resets.triggers import KLSpike, Periodic, Reason, Stall, Trigger
+from .rollout.dynamic_sampling import ExtraRows, deciding, named_functions, put_groups, undecided, weighted_sum
+from .rollout.rewards import watched
+from .run.entropy_watch import EntropyWatch
+from .run.identity import changing_keys, dataset_hash, weights_hash
+from .run.meter import Meter, UpdateNorm
+from .scoring.dropout import check_dropout, check_dropout_config
+from .scoring.fp32_head import cast_head_to_fp32, check_full_model
+from .scoring.grouping import whole_groups
+from .scoring.packing import packed_logps, why_not
+from .scoring.packing_probe import probe
+from .scoring.references import (
     AdapterReference,
     PolicyItself,
     SnapshotReference,
@@ -58,13 +63,8 @@ from .reference import (
     frozen_copy,
     move_reference,
 )
-from .rewards import watched
-from .schedule import Rewarmup, restart_schedule, snapshot_schedule
-from .trainer_adapter import AdapterMixin
 from .trainer_checkpoints import CheckpointMixin
 from .trainer_finite import FiniteMixin
-from .trainer_hub import HubMixin
-from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
 
 
 TRL_LOGGER = "trl.trainer.grpo_trainer"

@@ -12,18 +12,18 @@ from accelerate.utils import broadcast_object_list
 from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import strip_images_from_messages
 
-from .buffer import buffer_file, load_buffer, save_buffer
-from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, is_failed_write, leftovers, publish, sync
 from .errors import CheckpointError, RunError
-from .identity import IDENTITY_FILE, changing_keys, check_same_run
-from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines
-from .publish import staged_leftovers
+from .hub.publish import staged_leftovers
 from .quiet import without_warning
-from .record import write_config, write_env
-from .run_id import new_run_id, recorded_run_id, saved_run_id
-from .run_lock import FolderLock
-from .together import by_main_process
-from .triggers import Reason
+from .resets.triggers import Reason
+from .run.checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, is_failed_write, leftovers, publish, sync
+from .run.folder import write_config, write_env
+from .run.generation_buffer import buffer_file, load_buffer, save_buffer
+from .run.identity import IDENTITY_FILE, changing_keys, check_same_run
+from .run.lock import FolderLock
+from .run.meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines
+from .run.run_id import new_run_id, recorded_run_id, saved_run_id
+from .run.together import by_main_process
 
 
 STATE_FILE = "prorl_state.json"
@@ -44,7 +44,7 @@ class CheckpointMixin:
         Keep other runs out of `output_dir` and `run_dir`. May be entered again. The main process holds them, for all.
 
         Raises:
-            [`~trl_prorl.run_lock.FolderInUseError`]: another process does, on every process of this run.
+            [`~trl_prorl.run.lock.FolderInUseError`]: another process does, on every process of this run.
         """
         if self._folder_lock is None or not self._folder_lock.held:
             self._folder_lock = FolderLock(self.args.output_dir, self.run_dir)

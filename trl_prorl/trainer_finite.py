@@ -7,8 +7,8 @@ import torch
 from accelerate.utils import gather_object
 
 from .errors import NonFiniteError
-from .finite import all_finite, first_nonfinite
-from .rewards import shown
+from .rollout.rewards import shown
+from .run.finite import all_finite, first_nonfinite
 
 
 class FiniteMixin:

@@ -16,9 +16,9 @@ import torch
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
-from trl_prorl.meter import gpu_row
-from trl_prorl.record_keys import EVENTS, METRICS
-from trl_prorl.thinking import interrupted_rollout
+from trl_prorl.rollout.thinking import interrupted_rollout
+from trl_prorl.run.keys import EVENTS, METRICS
+from trl_prorl.run.meter import gpu_row
 from trl_prorl.train import TaskArguments
 
 

@@ -18,7 +18,7 @@ from eval.models import (
     trained_point,
 )
 from eval.runs import InputError
-from trl_prorl.run_id import write_run_id
+from trl_prorl.run.run_id import write_run_id
 
 
 def test_the_models_of_a_run(run_dir, base, add_checkpoints):

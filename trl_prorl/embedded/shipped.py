@@ -3,7 +3,7 @@ The embedded models: bases of a few MB that come with the package, each with the
 starts from the same weights.
 
 They are named `embedded:TASK:SEED`, by the task and the seed of their warm start; `embedded` is the demo's. How one is
-made is in [`~trl_prorl.embedded`].
+made is in [`~trl_prorl.embedded.making`].
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from pathlib import Path
 
 EMBEDDED = "embedded"  # the `model_name_or_path` that stands for the demo's
 DEFAULT = "embedded:reverse_digits:0"
-FOLDER = Path(__file__).with_name("embedded_models")
+FOLDER = Path(__file__).with_name("models")
 WEIGHTS = "model.safetensors"
 HASHES = "SHA256SUMS"  # as `sha256sum --check` reads it
 MADE_WITH = "made_with.json"
 
 NAME = re.compile(r"embedded:(?P<task>\w+):(?P<seed>\d+)")
 # In this installation or in another's, which an adapter's configuration names.
-PLACE = re.compile(r"(^|[/\\])trl_prorl[/\\]embedded_models[/\\](?P<task>\w+)-(?P<seed>\d+)[/\\]?$")
+PLACE = re.compile(r"(^|[/\\])trl_prorl[/\\]embedded[/\\]models[/\\](?P<task>\w+)-(?P<seed>\d+)[/\\]?$")
 
 
 def is_embedded(name: str) -> bool:

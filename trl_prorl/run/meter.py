@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .files import replaced
+from ..files import replaced
 
 
 METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"

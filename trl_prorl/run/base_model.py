@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from . import embedded_base
+from ..embedded import shipped as embedded_base
 
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -32,7 +32,7 @@ class BaseModel:
         origin (`str` or `None`):
             The Hub model that a local folder's `config.json` says it was made from.
         sha256 (`str` or `None`):
-            Hash of the weights, of an embedded model; see [`~trl_prorl.embedded_base`].
+            Hash of the weights, of an embedded model; see [`~trl_prorl.embedded.shipped`].
     """
 
     name: str

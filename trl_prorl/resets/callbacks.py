@@ -13,11 +13,11 @@ class ReferenceResetCallback(TrainerCallback):
     Watches triggers and requests a reset when one fires.
 
     [`ProRLTrainer`] makes one from the `ref_reset_*` keys. Pass your own in `callbacks=[...]` for other triggers:
-    subclasses of [`~trl_prorl.triggers.Trigger`].
+    subclasses of [`~trl_prorl.resets.triggers.Trigger`].
 
     Args:
         triggers (`Iterable[Trigger]`):
-            See [`~trl_prorl.triggers`].
+            See [`~trl_prorl.resets.triggers`].
         cooldown (`int`, *optional*, defaults to `0`):
             Optimizer steps since the last applied reset before which none of them fires.
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from trl.trainer.utils import is_async_callable
 
+from ..errors import RewardError
 from .deadline import DeadlineExceeded, call_within
-from .errors import RewardError
 
 
 def watched(

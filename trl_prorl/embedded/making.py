@@ -3,7 +3,7 @@
 It reads bytes, so its tokenizer covers any text. It is warm-started by supervised fine-tuning on demonstrations of mixed
 quality: a fixed share follows wrong rules, as a pretrained model's data does, so that reinforcement learning has
 something to find. The same settings give the same weights on one machine, and others on another, whose arithmetic rounds
-differently; so the demo's comes with the package, see [`~trl_prorl.embedded_base`].
+differently; so the demo's comes with the package, see [`~trl_prorl.embedded.shipped`].
 
     python -m trl_prorl.embedded                         # where the demo's is, and the hash of its weights
     python -m trl_prorl.embedded --seed 1 --out DIR      # makes one of another seed; DIR is then a model_name_or_path
@@ -26,8 +26,8 @@ from trl import SFTConfig, SFTTrainer
 
 from tasks import get_task
 
-from .embedded_base import DEFAULT, MADE_WITH, embedded_model, weights_sha256, write_hashes
-from .record import versions
+from ..run.folder import versions
+from .shipped import DEFAULT, MADE_WITH, embedded_model, weights_sha256, write_hashes
 
 
 PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"

@@ -1,4 +1,4 @@
-"""How [`ProRLTrainer`] saves and loads an adapter whose initialisation has changed the model, see [`~trl_prorl.adapter_init`]."""
+"""How [`ProRLTrainer`] saves and loads an adapter whose initialisation has changed the model, see [`~trl_prorl.adapters.initialisation`]."""
 
 import logging
 import tempfile
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .adapter_init import (
+from .initialisation import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     changes_model,

@@ -1,6 +1,6 @@
 """Does a model give in packed rows what it gives in padded ones? Asked of the model itself, with a few tokens.
 
-[`why_not`][`~trl_prorl.packing.why_not`] knows the troubles that it was told of, and those that only long rows show. This
+[`why_not`][`~trl_prorl.scoring.packing.why_not`] knows the troubles that it was told of, and those that only long rows show. This
 asks any other model for numbers: log-probabilities of the same tokens, packed and as TRL pads them, with the prompts so
 unequal in length that a model to which absolute positions matter betrays itself. The yardstick is rounding: rows of
 equal length, one at a time and then all together with another kernel of the same attention, which changes nothing else.

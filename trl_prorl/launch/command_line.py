@@ -21,7 +21,7 @@ HELP = ("-h", "--help", "--help-all")
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """As [`~trl_prorl.train.main`]: a recipe script's, which imports what trains only once that is needed."""
     argv = first_look(default_recipe, argv)
-    from .train import main as train
+    from ..train import main as train
 
     train(default_recipe, argv)
 

@@ -10,7 +10,7 @@ completions. Here a prompt stands once, before its completions, each of which se
 Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token: labels
 then stand one place to the right of what predicts them, as the shift inside TRL's fused LM head expects. Values and
 gradients are TRL's up to rounding (`tests/test_packing.py`). Who sees whom is left to
-[`prefix_attention`][`~trl_prorl.prefix_attention`], so that a row is as long as its tokens are many: all groups of a
+[`prefix_attention`][`~trl_prorl.scoring.prefix_attention`], so that a row is as long as its tokens are many: all groups of a
 micro-batch stand in one, unless `max_tokens` parts them.
 """
 
@@ -191,7 +191,7 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     Why `packed_logps` is refused for a model, in one sentence, or `None` where no trouble is known.
 
     Known are those that a few tokens would not show, and some that they would, so that nothing need be computed; what
-    is left is settled by [`~trl_prorl.packing_probe.probe`].
+    is left is settled by [`~trl_prorl.scoring.packing_probe.probe`].
 
     Args:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):

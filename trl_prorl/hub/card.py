@@ -13,12 +13,12 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from trl import GRPOTrainer
 
-from .base_model import BaseModel, identify, is_hub_name
-from .files import replaced
-from .meter import EVENTS_FILE, METRICS_FILE, read_jsonl
-from .record import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
-from .run_id import RUN_ID, other_run
-from .variants import DIFFERENT_OBJECTIVE, VARIANT_DESCRIPTIONS
+from ..files import replaced
+from ..run.base_model import BaseModel, identify, is_hub_name
+from ..run.folder import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
+from ..run.meter import EVENTS_FILE, METRICS_FILE, read_jsonl
+from ..run.run_id import RUN_ID, other_run
+from ..variants import DIFFERENT_OBJECTIVE, VARIANT_DESCRIPTIONS
 
 
 PASSK_FILE, CARD_FILE = "passk.json", "README.md"
@@ -279,7 +279,7 @@ def usage(source: str, base: BaseModel | None, adapter: bool) -> str:
         )
     where, more = f'"{base.hub_id or base.name}"' if base else '"BASE"', ""
     if base is not None and base.is_embedded:
-        where, more = f"embedded_model({where})", "from trl_prorl.embedded_base import embedded_model\n"
+        where, more = f"embedded_model({where})", "from trl_prorl.embedded.shipped import embedded_model\n"
     return (
         "from peft import PeftModel\n"
         f"from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline\n{more}\n"

@@ -10,9 +10,10 @@ from transformers.trainer_utils import HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress
 from trl.trainer.utils import get_config_model_id
 
+from ..config import ProRLConfig
+from ..errors import PushError
+from ..run.run_id import write_run_id
 from .card import CARD_FILE, model_card, write_card
-from .config import ProRLConfig
-from .errors import PushError
 from .publish import (
     STAGED,
     copy_or_link,
@@ -25,7 +26,6 @@ from .publish import (
     repo_name,
     stage,
 )
-from .run_id import write_run_id
 
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class HubMixin:
             self.push_in_progress = None
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
-        """Write the card of the run so far, see [`~trl_prorl.card`]. A card that cannot be written does not stop a run."""
+        """Write the card of the run so far, see [`~trl_prorl.hub.card`]. A card that cannot be written does not stop a run."""
         try:
             self._write_card(dataset_name, tags)
         except ValueError as error:
@@ -119,7 +119,7 @@ class HubMixin:
         **kwargs,
     ):
         """
-        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.publish`] in one commit.
+        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.hub.publish`] in one commit.
 
         Raises:
             [`~trl_prorl.errors.PushError`]: the upload failed; everything is on disk.

@@ -28,12 +28,12 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from .base_model import identify
+from ..errors import PushError
+from ..run.base_model import identify
+from ..run.folder import CONFIG_FILE, ENV_FILE
+from ..run.meter import EVENTS_FILE, METRICS_FILE
+from ..run.run_id import RUN_ID, other_run, recorded_run_id, run_id_in
 from .card import CARD_FILE, PASSK_FILE, without_secrets
-from .errors import PushError
-from .meter import EVENTS_FILE, METRICS_FILE
-from .record import CONFIG_FILE, ENV_FILE
-from .run_id import RUN_ID, other_run, recorded_run_id, run_id_in
 
 
 MODEL_FILES = (
@@ -81,7 +81,7 @@ logger = logging.getLogger(__name__)
 
 def make_api(token: str | None = None) -> HfApi:
     """The Hub's client; without a token it takes `HF_TOKEN` or that of `hf auth login`."""
-    from . import __version__
+    from .. import __version__
 
     return HfApi(token=token, library_name="trl-prorl", library_version=__version__)
 

@@ -121,8 +121,8 @@ def class_keys(name: str) -> dict[str, Key]:
 
 
 def _folder(package: str) -> Path:
-    if package == __package__:
-        return Path(__file__).parent
+    if package == "trl_prorl":
+        return Path(__file__).parent.parent
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise LookupError(f"there is no package {package}")

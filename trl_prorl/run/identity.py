@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from .record import as_plain
+from .folder import as_plain
 
 
 IDENTITY_FILE = "identity.json"
