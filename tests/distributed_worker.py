@@ -63,11 +63,11 @@ def main(model, out, kind, seen_by):
         callbacks=[ReferenceResetCallback([SeenBy(seen_by)])],
     )
     seen = []
-    original = trainer._apply_requested_reset
+    original = trainer.resets.apply
 
-    def watched():
+    def watched(*args):
         before = digest(ref for ref, _ in trainer.reference.pairs())
-        original()
+        event = original(*args)
         references, policies = zip(*trainer.reference.pairs(), strict=True)
         seen.append(
             {
@@ -77,8 +77,9 @@ def main(model, out, kind, seen_by):
                 "policy": digest(policies),
             }
         )
+        return event
 
-    trainer._apply_requested_reset = watched
+    trainer.resets.apply = watched
     trainer.train()
     Path(out, f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
     trainer.accelerator.end_training()

@@ -15,6 +15,7 @@ from datasets import Dataset
 
 from trl_prorl.errors import CheckpointError
 from trl_prorl.run.checkpoint import MANIFEST_FILE, find_checkpoint, newest_complete, publish, sha256, why_unusable
+from trl_prorl.run.trl_log import saved
 
 
 def write(folder, step, resumable=True, **files):
@@ -230,7 +231,7 @@ def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
     image = {"role": "user", "content": [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]}
     trainer._logs["prompt"].append([image])
     trainer._logs["completion"].append([{"role": "assistant", "content": "this"}])
-    json.dumps(trainer._logged_completions())
+    json.dumps(saved(trainer._metrics["train"], trainer._logs))
 
 
 def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run, make_trainer):

@@ -90,16 +90,17 @@ def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
     before = {name: p.detach().clone() for name, p in refs.items()}
     seen = []
 
-    original = trainer._apply_requested_reset
+    original = trainer.resets.apply
 
-    def watched():
+    def watched(*args):
         unchanged = all(torch.equal(refs[name], before[name]) for name in refs)
-        original()
+        event = original(*args)
         policy = dict(model.named_parameters())
         equal = all(torch.equal(refs[name], policy[name.replace(".ref.", ".default.")]) for name in refs)
         seen.append((trainer.state.global_step, unchanged, equal))
+        return event
 
-    trainer._apply_requested_reset = watched
+    trainer.resets.apply = watched
     trainer.train()
     assert seen == [(0, True, True), (2, True, False), (4, True, True)]
     trained = {p for group in trainer.optimizer.param_groups for p in group["params"]}

@@ -12,6 +12,7 @@ from trl_prorl import ProRLTrainer
 from trl_prorl.objective.advantages import estimate
 from trl_prorl.rollout.dynamic_sampling import ExtraRows, deciding, put_groups, undecided
 from trl_prorl.rollout.length import cosine_length_reward, target_length_reward
+from trl_prorl.rollout.outcome import weighted_sum
 from trl_prorl.rollout.thinking import interrupted_rollout
 
 
@@ -225,13 +226,20 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
 @pytest.mark.parametrize("estimator", ["centered", "batch_normalized"])
 def test_every_row_of_the_table_of_completions_has_its_own_advantage(run, estimator):
     keys = {"dynamic_sampling_rounds": 2, "advantage_estimator": estimator, "log_completions": True}
-    trainer = run(reward=solved, max_steps=1, per_device_train_batch_size=16, **keys)
+    kept = []
+
+    class Kept(ProRLTrainer):
+        def _set_advantages(self, advantages, outcome):
+            kept.append(weighted_sum(outcome.rewards, self.reward_weights))
+            super()._set_advantages(advantages, outcome)
+
+    trainer = run(cls=Kept, reward=solved, max_steps=1, per_device_train_batch_size=16, **keys)
     assert rows(trainer)[0]["groups_replaced"] > 0
     (path,) = Path(trainer.args.output_dir, "completions").glob("*.parquet")
     table = pandas.read_parquet(path)
     rewards = table["solved"].to_numpy().reshape(-1, 4)
     centered = rewards - rewards.mean(axis=1, keepdims=True)
-    batch = estimate(trainer._summed(trainer._rewards), 4, "centered")  # what was trained on
+    batch = estimate(kept[0], 4, "centered")  # what was trained on
     assert sorted(batch.tolist()) != pytest.approx(sorted(centered.flatten()), abs=1e-4)
     scale = 1.0 if estimator == "centered" else batch.std().item() + 1e-4
     assert table["advantage"].tolist() == pytest.approx((centered / scale).flatten().tolist(), abs=1e-5)

@@ -35,7 +35,8 @@ def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora)
     trainer = make_trainer(lora=lora, elastic_reset_every=2, elastic_ema=0.5, max_steps=3, num_iterations=2)
     trained = {n: p for n, p in trainer.accelerator.unwrap_model(trainer.model).named_parameters() if p.requires_grad}
     snapshots = [{name: param.detach().clone() for name, param in trained.items()}]
-    update, reset, after = trainer.elastic.update, trainer.elastic.reset, {}
+    average, after = trainer.parts["elastic"].average, {}
+    update, reset = average.update, average.reset
 
     def watched_update():
         snapshots.append({name: param.detach().clone() for name, param in trained.items()})
@@ -45,7 +46,7 @@ def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora)
         reset()
         after.update({name: param.detach().clone() for name, param in trained.items()})
 
-    trainer.elastic.update, trainer.elastic.reset = watched_update, watched_reset
+    average.update, average.reset = watched_update, watched_reset
     trainer.train()
     start, first, second = snapshots[:3]
     for name in trained:

@@ -16,10 +16,9 @@ def gradient(trainer):
     """∂loss/∂logp of fixed log-probabilities."""
     logps = LOGPS.clone().requires_grad_()
     trainer.model.train()
-    trainer._score_kinds = []
     trainer.current_gradient_accumulation_steps = 1
     scored = lambda model, **others: (logps, torch.zeros_like(logps), None)  # noqa: E731
-    trainer._packed_logps, trainer._packs = lambda model, *args, **kwargs: scored(model), True
+    trainer.scorer._packed, trainer.scorer.packs = lambda model, *args, **kwargs: scored(model), True
     inputs = {
         "prompt_ids": torch.ones(2, 2, dtype=torch.long),
         "prompt_mask": torch.ones(2, 2, dtype=torch.long),

@@ -1,8 +1,8 @@
 """Training with packed groups and without the rows that carry no gradient: the same numbers."""
 
 import json
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.scoring.grouping import whole_groups
+from trl_prorl.scoring.packing import check_pack_limit, choose_packing
 
 
 SPREAD = {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
@@ -32,7 +33,9 @@ def rows(trainer):
 class GroupsTogether(ProRLTrainer):
     """The control: padded by TRL's own method, but fed the micro-batches that packing is fed."""
 
-    _packed_logps = GRPOTrainer._get_per_token_logps_and_entropies
+    def _assemble(self, plan):
+        super()._assemble(plan)
+        self.scorer._packed = partial(GRPOTrainer._get_per_token_logps_and_entropies, self)
 
 
 class Fed(ProRLTrainer):
@@ -144,15 +147,20 @@ class Kept(ProRLTrainer):
 
     kept = ()
 
-    def _score_some_rows(self, score, model, input_ids, attention_mask, logits_to_keep, **kwargs):
-        logps, entropies, aux_loss = super()._score_some_rows(
-            score, model, input_ids, attention_mask, logits_to_keep, **kwargs
-        )
-        rows, old = self._scored_rows
-        left_out = [row for row in range(len(input_ids)) if row not in rows.tolist()]
-        mask = attention_mask[:, -logits_to_keep:].bool()
-        self.kept = [*self.kept, (logps.detach(), entropies.detach(), old, left_out, mask)]
-        return logps, entropies, aux_loss
+    def _assemble(self, plan):
+        super()._assemble(plan)
+        some_rows = self.scorer._some_rows
+
+        def keep(score, current, model, input_ids, attention_mask, logits_to_keep, **kwargs):
+            logps, entropies, aux_loss = some_rows(
+                score, current, model, input_ids, attention_mask, logits_to_keep, **kwargs
+            )
+            left_out = [row for row in range(len(input_ids)) if row not in current.rows.tolist()]
+            mask = attention_mask[:, -logits_to_keep:].bool()
+            self.kept = [*self.kept, (logps.detach(), entropies.detach(), current.fill, left_out, mask)]
+            return logps, entropies, aux_loss
+
+        self.scorer._some_rows = keep
 
 
 def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean(run):
@@ -220,13 +228,12 @@ def test_a_forward_holds_at_most_pack_max_tokens(run, make_trainer, largest_diff
 
 def test_a_limit_is_refused_where_processes_would_wait_for_each_other(make_trainer):
     trainer = make_trainer(pack_groups="on", pack_max_tokens=60)
-    trainer._check_pack_limit(60, 1)
-    trainer._check_pack_limit(None, 2)
+    check_pack_limit(60, 1)
+    check_pack_limit(None, 2)
     with pytest.raises(ValueError, match="pack_max_tokens=60 with 2 processes.*per_device_train_batch_size"):
-        trainer._check_pack_limit(60, 2)
-    trainer.accelerator = SimpleNamespace(num_processes=2, unwrap_model=trainer.accelerator.unwrap_model)
+        check_pack_limit(60, 2)
     with pytest.raises(ValueError, match="pack_max_tokens"):
-        trainer._choose_packing()
+        choose_packing(trainer.args, trainer.accelerator.unwrap_model(trainer.model), {}, processes=2)
 
 
 def mixture_of_experts(path):

@@ -380,14 +380,18 @@ class ProRLConfig(GRPOConfig):
     def first_pass_is_old_policy(self) -> bool:
         """Whether every first-pass micro-batch lies before the first update on its samples, with nobody asking for
         π_old's log-probabilities earlier."""
-        sampler_correction = self.use_vllm and self.vllm_importance_sampling_correction
-        return self.gradient_accumulation_steps % self.steps_per_generation == 0 and not sampler_correction
+        return self.gradient_accumulation_steps % self.steps_per_generation == 0 and not self.corrects_sampler
+
+    @property
+    def corrects_sampler(self) -> bool:
+        """Whether TRL corrects for a sampler that is not the policy, for which it needs π_old's log-probabilities at once."""
+        return self.use_vllm and self.vllm_importance_sampling_correction
 
     @property
     def old_logps_source(self) -> str:
         """Where π_old's log-probabilities come from: `"policy"` (they are the policy's own), `"first_pass"` or
         `"forward"`."""
-        if self.on_policy and not (self.use_vllm and self.vllm_importance_sampling_correction):
+        if self.on_policy and not self.corrects_sampler:
             return "policy"
         return "first_pass" if self.reuse_old_logps and self.first_pass_is_old_policy else "forward"
 
@@ -490,7 +494,7 @@ class ProRLConfig(GRPOConfig):
                     f"dynamic_sampling_rounds with multi_objective_aggregation={self.multi_objective_aggregation!r} would "
                     "normalise each round by itself. Set it to sum_then_normalize."
                 )
-            if self.use_vllm and self.vllm_importance_sampling_correction:
+            if self.corrects_sampler:
                 raise ValueError(
                     "dynamic_sampling_rounds scores once its groups are found, and vllm_importance_sampling_correction=True "
                     "needs scores before. Set vllm_importance_sampling_correction: false."

@@ -156,7 +156,7 @@ class HubMixin:
         Push the model of a checkpoint in the background, and with `hub_strategy` `checkpoint` or `all_checkpoints` the
         checkpoint itself, whole, for that is what can be resumed. What fails is said and made up for by the next push.
         """
-        if self._writing_into is not None:  # it gets its name first
+        if self._aside is not None:  # it gets its name first
             return
         strategy = self.args.hub_strategy
         if not self.is_world_process_zero() or strategy == HubStrategy.END:

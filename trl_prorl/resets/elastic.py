@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from ..parts import Part
 
 
 ELASTIC_FILE = "elastic.safetensors"
@@ -61,3 +64,62 @@ class ElasticAverage:
         for name, tensor in load_file(path).items():
             kind, name = name.split(".", 1)
             (self.average if kind == "average" else self.initial)[name].copy_(tensor)
+
+
+class ElasticResets(Part):
+    """
+    Elastic Reset on a schedule: requested every so many optimizer steps, applied at the next generation boundary.
+
+    Args:
+        average ([`ElasticAverage`]):
+            Of the trained parameters.
+        every (`int`):
+            Optimizer steps.
+        timer ([`~trl_prorl.run.meter.StageTimer`]):
+            Where its seconds are counted.
+        processes (`int`):
+            Number of processes, for the event.
+    """
+
+    def __init__(self, average: ElasticAverage, every: int, timer, processes: int):
+        self.average, self.every, self.timer, self.processes = average, every, timer, processes
+        self._requested: int | None = None
+
+    def begin(self) -> None:
+        self._requested = None
+
+    def observe_step(self, step: int) -> None:
+        """`step` optimizer steps are done."""
+        self.average.update()
+        if step % self.every == 0:
+            self._requested = step
+
+    def apply(self, step: int) -> dict[str, Any] | None:
+        """At a generation boundary: policy ← average, average ← initial policy; the event, or `None` if none was due."""
+        requested, self._requested = self._requested, None
+        if requested is None:
+            return None
+        with self.timer.part("reset") as part:
+            self.average.reset()
+        return {
+            "event": "elastic_reset",
+            "step_requested": requested,
+            "step_applied": step,
+            "reason": "periodic",
+            "value": requested,
+            "threshold": self.every,
+            "seconds_copy": part.seconds,
+            "world_size": self.processes,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"requested": self._requested}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._requested = state["requested"]
+
+    def save(self, folder: Path) -> None:
+        self.average.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self.average.load(folder)

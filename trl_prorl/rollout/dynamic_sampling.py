@@ -4,10 +4,15 @@ The reward meant is the task's. A term for the length tells apart any two comple
 group without one right answer would count as decided.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from datasets import Dataset
+
+from ..objective.anchors import completion_mask
+from ..parts import Part
+from .outcome import Outcome, own_part, weighted_sum
 
 
 def deciding(
@@ -70,11 +75,6 @@ def named_functions(
             "nothing. Name a function that has one."
         )
     return indices
-
-
-def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """One reward a completion from those of every function, shape `(N, F)`; NaN where no function gave one."""
-    return (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
 
 
 def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -173,3 +173,116 @@ class ExtraRows:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.drawn = state["drawn"]
+
+
+class DynamicSampling(Part):
+    """
+    Replaces undecided groups by groups of other prompts.
+
+    Args:
+        args ([`ProRLConfig`]):
+            Rounds, and the seed of the extra prompts.
+        accelerator ([`~accelerate.Accelerator`]):
+            Processes generate and gather together.
+        dataset ([`~datasets.Dataset`]):
+            The training set.
+        group_size (`int`):
+            G.
+        pad_token_id (`int`):
+            Of the tokenizer.
+        functions (`Sequence[int]`, *optional*):
+            See [`deciding`].
+
+    Raises:
+        `ValueError`: the set is streamed, or a process holds parts of groups.
+    """
+
+    def __init__(
+        self, args, accelerator, dataset, group_size: int, pad_token_id: int, functions: Sequence[int] | None = None
+    ):
+        if not isinstance(dataset, Dataset):
+            raise ValueError("dynamic_sampling_rounds draws further prompts, which a streamed dataset does not allow.")
+        part = args.per_device_train_batch_size * args.steps_per_generation
+        if part % group_size:
+            raise ValueError(
+                f"dynamic_sampling_rounds={args.dynamic_sampling_rounds} replaces whole groups, and a process holds "
+                f"{part} completions, not a multiple of num_generations={group_size}. Change "
+                "per_device_train_batch_size or steps_per_generation."
+            )
+        self.rounds, self.seed, self.accelerator, self.dataset = (
+            args.dynamic_sampling_rounds,
+            args.seed,
+            accelerator,
+            dataset,
+        )
+        self.group_size, self.pad_token_id, self.functions = group_size, pad_token_id, functions
+        self.begin()
+
+    def begin(self) -> None:
+        self._extra = ExtraRows(len(self.dataset), self.seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._extra.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._extra.load_state_dict(state)
+
+    def sample(
+        self,
+        examples: list[dict],
+        draw: Callable[[list[dict]], tuple[dict, Outcome]],
+        draw_again: Callable[[list[dict]], tuple[dict, Outcome]],
+        weights: torch.Tensor,
+    ) -> tuple[dict[str, torch.Tensor], Outcome, dict[str, float]]:
+        """
+        Sample a generation batch, and again in the place of undecided groups.
+
+        Args:
+            examples (`list[dict]`):
+                This process's rows, each G times.
+            draw (`Callable`), draw_again (`Callable`):
+                Sample completions of rows, in the first round and in further ones: a batch that no anchor has scored, and its
+                outcome.
+            weights (`torch.Tensor` of shape `(F,)`):
+                Of the reward functions.
+
+        Returns:
+            The batch; its outcome, whose tasks and interruptions are those of the first round, whose prompts nobody has chosen; what
+            the record says of the sampling.
+        """
+        size, process = self.group_size, self.accelerator.process_index
+        batch, first = draw(examples)
+        measured, tokens, rounds = first.measurements(), first.tokens, list(first.rounds)
+        rewards = own_part(first.rewards, process, len(examples))
+        replaced, generated = 0, 0
+        for _ in range(self.rounds):
+            places = self._undecided(rewards, weights).nonzero().squeeze(1).tolist()
+            # Processes generate and gather together, so all take part, with as many groups as the neediest.
+            number = int(self.accelerator.gather(torch.tensor([len(places)], device=rewards.device)).max())
+            if number == 0:
+                break
+            indices = self._extra.draw(number * self.accelerator.num_processes)[process * number :][:number]
+            # Copies, because a rollout function's own columns are written into them, a value a completion.
+            others, outcome = draw_again([dict(self.dataset[index]) for index in indices for _ in range(size)])
+            generated += number
+            tokens = tokens + outcome.tokens
+            rounds += outcome.rounds
+            their_rewards = own_part(outcome.rewards, process, number * size)
+            decided = (~self._undecided(their_rewards, weights)).nonzero().squeeze(1).tolist()
+            decided = decided[: len(places)]
+            pairs = {"places": places[: len(decided)], "sources": decided, "group_size": size}
+            rewards = put_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)["rewards"]
+            batch = put_groups(batch, others, **pairs, pad_token_id=self.pad_token_id)
+            replaced += len(decided)
+        left = self._undecided(rewards, weights).sum()
+        counts = torch.stack([left.new_tensor(replaced), left.new_tensor(generated), left])
+        names = ("groups_replaced", "groups_generated_again", "groups_undecided")
+        measured |= dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
+        batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
+        outcome = Outcome(self.accelerator.gather(rewards), tokens, first.tasks, first.interrupted, rounds)
+        return batch, outcome, measured
+
+    def _undecided(self, rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return undecided(
+            deciding(rewards, weights.to(rewards.device), self.group_size, self.functions), self.group_size
+        )

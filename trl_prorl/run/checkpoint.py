@@ -5,9 +5,13 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
+
+from ..errors import CheckpointError
 
 
 MANIFEST_FILE = "manifest.json"
@@ -73,6 +77,70 @@ def publish(aside: Path, final: Path, step: int, resumable: bool) -> None:
     else:
         aside.rename(final)
     sync(final.parent)
+
+
+class WholeCheckpoint:
+    """
+    A checkpoint under construction: written aside, and given its name when it is whole.
+
+    Args:
+        run_dir (`Path`):
+            Where checkpoints lie.
+        step (`int`):
+            Optimizer steps done.
+        resumable (`bool`):
+            Whether optimizer, schedule and random states will be in it.
+    """
+
+    def __init__(self, run_dir: Path, step: int, resumable: bool):
+        name = f"checkpoint-{step}"
+        self.run_dir, self.step, self.resumable = run_dir, step, resumable
+        self.folder = run_dir / f"{INCOMPLETE}{name}"  # where the trainer believes that its checkpoints lie
+        self.aside, self.final = self.folder / name, run_dir / name
+
+    @contextmanager
+    def written_aside(self, accelerator, publishes: bool, record: Iterable[Path]) -> Iterator[None]:
+        """
+        While it is written, by all processes; at the end one of them publishes it, and the record with it.
+
+        Args:
+            accelerator ([`~accelerate.Accelerator`]):
+                Its processes wait for each other.
+            publishes (`bool`):
+                Whether this process does.
+            record (`Iterable[Path]`):
+                Files that have to be on disk with it.
+
+        Raises:
+            [`~trl_prorl.errors.CheckpointError`]: it could not be written whole; nothing of it is left.
+        """
+        try:
+            yield
+            accelerator.wait_for_everyone()
+            if publishes:
+                for path in record:
+                    sync(path)
+                publish(self.aside, self.final, self.step, self.resumable)
+                self.folder.rmdir()
+        except Exception as error:
+            if not is_failed_write(error):
+                raise
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise CheckpointError(save_failed(self.final, self.run_dir, error)) from error
+
+
+def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
+    """What to say of a checkpoint or a model that could not be written: what is kept, and how to go on."""
+    kept = sorted(
+        (path.name for path in run_dir.glob("checkpoint-*")),
+        key=lambda name: int(CHECKPOINT.fullmatch(name)[1]) if CHECKPOINT.fullmatch(name) else -1,
+    )
+    free = shutil.disk_usage(run_dir).free / 2**30
+    return (
+        f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
+        f"{'The newest checkpoint is ' + kept[-1] if kept else 'There is no older checkpoint'}. Make room, lower "
+        "save_total_limit or set another output_dir, and go on with resume_from_checkpoint: true."
+    )
 
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:

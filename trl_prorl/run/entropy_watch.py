@@ -1,9 +1,16 @@
 """Entropy watch: a policy that has collapsed writes the same thing whatever one samples, and no longer learns."""
 
+import logging
+from collections.abc import Mapping
 from typing import Any
 
+from ..parts import Part
 
-class EntropyWatch:
+
+logger = logging.getLogger(__name__)
+
+
+class EntropyWatch(Part):
     """
     Says when the mean entropy has stayed below a floor.
 
@@ -12,10 +19,15 @@ class EntropyWatch:
             Nats per token.
         patience (`int`):
             Consecutive optimizer steps below the floor that make a collapse.
+        stop (`bool`, *optional*, defaults to `False`):
+            Whether a collapse ends the run.
     """
 
-    def __init__(self, floor: float, patience: int):
-        self.floor, self.patience = floor, patience
+    def __init__(self, floor: float, patience: int, stop: bool = False):
+        self.floor, self.patience, self.stop = floor, patience, stop
+        self.begin()
+
+    def begin(self) -> None:
         self.below = 0
 
     def observe(self, entropy: float | None) -> bool:
@@ -25,8 +37,23 @@ class EntropyWatch:
         self.below = self.below + 1 if entropy < self.floor else 0
         return self.below == self.patience
 
+    def observe_step(self, step: int, entropy: float | None) -> dict[str, Any] | None:
+        """The event of a collapse that step `step` completes, or `None`."""
+        if not self.observe(entropy):
+            return None
+        logger.warning("Entropy collapse at step %d: %.4g nats per token, below %.4g.", step, entropy, self.floor)
+        return {
+            "event": "entropy_collapse",
+            "step_requested": step,
+            "step_applied": step,
+            "reason": f"entropy below entropy_floor for {self.patience} steps",
+            "value": entropy,
+            "threshold": self.floor,
+            "action": "stop" if self.stop else "log",
+        }
+
     def state_dict(self) -> dict[str, Any]:
         return {"below": self.below}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.below = state["below"]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from ..adapters.initialisation import changes_model
 from .folder import as_plain
 
 
@@ -82,6 +83,15 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], sample: int 
         for part in (flat[:sample], flat[-sample:]):
             digest.update(part.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
+
+
+def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters of a policy that are those of the model it was given: without adapters, and what they change."""
+    configs = getattr(policy, "peft_config", {})
+    others = set(configs)
+    if changes_model(configs.get("default")):  # by singular vectors, whose last bits differ between machines
+        others.add("base_layer")
+    return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:

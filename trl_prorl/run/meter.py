@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ from ..files import replaced
 
 METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+
+
+@dataclass
+class Part:
+    """Seconds of a part of a stage, known once it is over."""
+
+    seconds: float = 0.0
 
 
 class StageTimer:
@@ -42,6 +50,14 @@ class StageTimer:
             yield
         finally:
             self.leave()
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[Part]:
+        """A part of a stage whose own seconds are wanted too."""
+        part, before = Part(), self.seconds[name]
+        with self.stage(name):
+            yield part
+        part.seconds = self.seconds[name] - before
 
     def enter(self, name: str) -> None:
         now = self._settle()

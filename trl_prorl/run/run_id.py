@@ -15,6 +15,14 @@ def new_run_id() -> str:
     return uuid.uuid4().hex
 
 
+def id_of_run(checkpoint: Path | None, output_dir: str | os.PathLike, run_dir: str | os.PathLike) -> str:
+    """The id of the run that a checkpoint of `output_dir` continues, else a new one: a checkpoint of another folder forks a run."""
+    found = None
+    if checkpoint is not None and checkpoint.resolve().parent == Path(output_dir).resolve():
+        found = saved_run_id(checkpoint) or recorded_run_id(run_dir)
+    return found or new_run_id()
+
+
 def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
     """Say whose the weights in a folder are; `None`: no run's, whatever lay there before."""
     path = Path(folder) / RUN_ID_FILE

@@ -15,6 +15,7 @@ micro-batch stand in one, unless `max_tokens` parts them.
 """
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +26,8 @@ from transformers import PreTrainedModel
 
 from .prefix_attention import layout, register
 
+
+logger = logging.getLogger(__name__)
 
 # A group's rows of the batch that share one copy of the prompt; the pieces of a call stand one after another.
 Piece = list[int]
@@ -184,6 +187,63 @@ def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list
         bins[place].append(item)
         room[place] -= size(item)
     return bins
+
+
+def choose_packing(
+    args,
+    model: torch.nn.Module,
+    objections: dict[str, bool],
+    processes: int,
+    probed: Callable[[], str | None] | None,
+) -> str:
+    """
+    Whether a run packs.
+
+    Args:
+        args ([`ProRLConfig`]):
+            `pack_groups` and `pack_max_tokens`.
+        model (`torch.nn.Module`):
+            The policy.
+        objections (`dict[str, bool]`):
+            Reasons against it that lie outside the model, and whether each holds; the first that does is told.
+        processes (`int`):
+            That train together.
+        probed (`Callable`, *optional*):
+            Tries the model's numbers: why they forbid packing, or `None`. Without it the weights are sharded.
+
+    Returns:
+        `str`: `"on"`, with a remark if the model's numbers were not tried, or `"off"` with the reason why not.
+
+    Raises:
+        `ValueError`: it is asked for and not possible.
+    """
+    if args.pack_groups == "off":
+        return "off"
+    reason = next((text for text, holds in objections.items() if holds), None) or why_not(model)
+    if reason is None:
+        check_pack_limit(args.pack_max_tokens, processes)
+        if probed is None:
+            logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
+            return "on; its numbers were not tried, because the weights are sharded"
+        reason = probed()
+    if reason is None:
+        return "on"
+    if args.pack_groups == "on":
+        raise ValueError(f"pack_groups='on' is not possible: {reason} Set pack_groups: \"off\", or auto to fall back.")
+    logger.warning("pack_groups='auto' falls back to padded rows: %s", reason)
+    return f"off: {reason}"
+
+
+def check_pack_limit(limit: int | None, processes: int) -> None:
+    """
+    Raises:
+        `ValueError`: several processes have a limit.
+    """
+    if limit is not None and processes > 1:
+        raise ValueError(
+            f"pack_max_tokens={limit} with {processes} processes, which would make unequal numbers of forwards and wait "
+            "for each other for ever. Leave it out, and lower per_device_train_batch_size."
+        )
 
 
 def why_not(model: PreTrainedModel | PeftModel) -> str | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -88,6 +89,39 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     copy.requires_grad_(False)
     add_fused_lm_head(copy, temperature=temperature, cast_lm_head_to_fp32=cast_lm_head_to_fp32)
     return copy
+
+
+def reference_of(policy, full, fills: bool) -> "AdapterReference | SnapshotReference":
+    """
+    The reference that TRL has made beside a policy.
+
+    Args:
+        policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            The policy.
+        full ([`~transformers.PreTrainedModel`], *optional*):
+            TRL's second model, for full fine-tuning.
+        fills (`bool`):
+            Whether to copy the policy onto that: TRL loads it from the policy's path, which is not the policy if that was changed
+            in memory.
+    """
+    if full is not None:
+        reference = SnapshotReference(policy, full)
+        if fills:
+            move_reference(reference, mix=1.0)
+        return reference
+    if "ref" not in policy.peft_config:  # TRL, given a `peft_config`, takes the base model
+        return AdapterReference(policy, None)
+    reference = AdapterReference(policy)
+    move_reference(reference, mix=1.0)  # TRL's copy leaves out the factors of embeddings
+    return reference
+
+
+def base_of(policy, fresh_adapter: bool, temperature: float, accelerator, cast_lm_head_to_fp32: bool):
+    """The policy as the run begins, for `beta_base`; `fresh_adapter` says that it is the model without its adapter."""
+    if not is_peft_model(policy):
+        copy = frozen_copy(policy, temperature, cast_lm_head_to_fp32)
+        return SnapshotReference(policy, accelerator.prepare_model(copy, evaluation_mode=True))
+    return AdapterReference(policy, None if fresh_adapter else frozen_adapter(policy, "base"))
 
 
 class AdapterReference:

@@ -1,0 +1,225 @@
+"""What a trainer is given, checked before a model is loaded, and made into what TRL's trainer has to be given."""
+
+import inspect
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate.utils import set_seed
+from peft import PeftModel, get_peft_model
+from transformers import AutoProcessor, PreTrainedModel, Trainer
+from trl import GRPOTrainer
+from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
+
+from ..adapters.initialisation import without_initialisation
+from ..config import ProRLConfig
+from ..quiet import without_warning
+from ..resets.callbacks import ReferenceResetCallback
+from ..resets.optimizer_state import check_optimizer, check_optimizer_class
+from ..rollout.dynamic_sampling import named_functions
+from ..run.identity import changing_keys
+from ..scoring.dropout import check_dropout_config
+from ..scoring.fp32_head import check_full_model
+from ..scoring.references import check_adapter
+from .checks import check_columns, check_rows
+
+
+@dataclass
+class Plan:
+    """
+    The arguments of a trainer, and what follows from them.
+
+    Attributes:
+        given (`dict[str, Any]`):
+            Arguments of [`~trl.GRPOTrainer`] by name; [`Plan.wrap`] replaces the model.
+        keys (`dict[str, Any]`):
+            The configuration as it was given, before TRL changes any of it.
+        resets (`bool`):
+            Whether a reset can be requested.
+        moves (`bool`):
+            Whether a reset moves a reference.
+        fresh_adapter (`bool`):
+            Whether the policy begins as the base: a new LoRA adapter that is zero. Adapters initialised from the weights, which
+            they then change (PiSSA and others), are not.
+        given_wrapped (`bool`):
+            Whether the model was given as a [`~peft.PeftModel`].
+        casts_head (`bool`):
+            Whether the LM head of a model with adapters is cast to fp32, by us: TRL looks for the embeddings of a tied head in the
+            adapter's wrapper, where they are not.
+    """
+
+    given: dict[str, Any]
+    keys: dict[str, Any]
+    resets: bool
+    moves: bool
+    fresh_adapter: bool
+    given_wrapped: bool
+    casts_head: bool
+    _loads: bool = False
+
+    @classmethod
+    def of(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
+        """
+        Check a trainer's arguments.
+
+        Raises:
+            `ValueError` or `TypeError`: naming the value and the cure; no model has been loaded.
+        """
+        if args is None:
+            name = model if isinstance(model, str) else get_config_model_id(model.config)
+            args = ProRLConfig(f"{name.split('/')[-1]}-GRPO")
+        if not isinstance(args, ProRLConfig):
+            raise TypeError(f"args is a {type(args).__name__}; ProRLTrainer needs a ProRLConfig.")
+        bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
+        given = {name: value for name, value in bound.arguments.items() if name != "self"}
+        if given.get("environment_factory") is None:  # an environment brings prompts of its own
+            check_columns(given.get("train_dataset"))
+        check_rows(given.get("train_dataset"), args.generation_batch_size, args.num_generations)
+        functions = given.get("reward_funcs")
+        functions = functions if isinstance(functions, list) else [functions]
+        if given.get("environment_factory") is None and all(map(inspect.isroutine, functions)):
+            names = [get_callable_name(function) for function in functions]  # others have theirs when they are loaded
+            named_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
+        keys = changing_keys(args)
+        _check_optimizer(args, given.get("optimizers"))
+        own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
+        resets = args.resets or own_triggers
+        if resets:
+            args.check_reset_schedule()
+        _check_sharding(args, resets)
+        if not args.is_trl and not args.disable_dropout:
+            check_dropout_config(given.get("peft_config"))
+        moves = args.beta != 0.0 and resets
+        if moves or args.beta_base:
+            check_adapter(model, given.get("peft_config"))
+        fresh_adapter = getattr(given.get("peft_config"), "init_lora_weights", None) in (True, "gaussian")
+        given_wrapped = isinstance(model, PeftModel)
+        casts_head = args.cast_lm_head_to_fp32 and (given.get("peft_config") is not None or given_wrapped)
+        return cls(given, keys, resets, moves, fresh_adapter, given_wrapped, casts_head)
+
+    @property
+    def args(self) -> ProRLConfig:
+        """The configuration."""
+        return self.given["args"]
+
+    def wrap(self) -> None:
+        """
+        Make the model a `PeftModel` where its reference has to move: given a `peft_config`, TRL's reference is the base model,
+        which cannot; given a `PeftModel`, it is an adapter of its own.
+        """
+        given, model, args = self.given, self.given["model"], self.args
+        if args.cast_lm_head_to_fp32 and not self.casts_head:
+            init = args.model_init_kwargs or {}
+            check_full_model(model, revision=init.get("revision"), trust_remote_code=args.trust_remote_code)
+        wraps = given.get("peft_config") is not None and not self.given_wrapped  # TRL refuses to wrap twice
+        if not (self.moves and wraps):
+            return
+        set_seed(self.args.seed)  # as TRL does before it wraps a model
+        self._loads = isinstance(model, str)
+        if self._loads and given.get("processing_class") is None:
+            given["processing_class"] = _loaded_processor(model, self.args)
+        loaded = _loaded(model, self.args, given.pop("quantization_config", None))
+        given["model"] = get_peft_model(loaded, given.pop("peft_config"))
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """While TRL's trainer is built: what it would look for at a path, and a warning that would not be true."""
+        model = self.given["model"]
+        full = self.given.get("peft_config") is None and isinstance(model, PreTrainedModel)
+        with ExitStack() as stack:
+            if full and self.args.beta != 0.0:
+                stack.enter_context(_reloadable(model))
+            if self._loads:  # they were used
+                stack.enter_context(without_warning("trl.trainer.grpo_trainer", "`model_init_kwargs`"))
+            stack.enter_context(without_initialisation(model))  # of TRL's adapter `ref`, a copy
+            if self.casts_head:
+                stack.enter_context(_without_cast_head(self.args))
+            yield
+
+
+def _check_optimizer(args: ProRLConfig, optimizers) -> None:
+    if args.optimizer_reset == "keep":
+        return
+    if optimizers is not None and optimizers[0] is not None:
+        check_optimizer(optimizers[0])
+    else:
+        cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
+        check_optimizer_class(cls, arguments.get("momentum", 0.0))
+
+
+def _check_sharding(args: ProRLConfig, resets: bool) -> None:
+    """Where parameters or optimizer states are sharded, a plain copy would do nothing or half of it: refuse."""
+    copies = resets or args.elastic_reset_every > 0 or args.beta_base != 0.0
+    plugin = args.deepspeed_plugin
+    if plugin is not None and plugin.zero_stage == 3 and copies:
+        raise ValueError(
+            "zero_stage=3 shards the parameters, and copying them onto a reference would silently do nothing. Use "
+            "zero_stage: 2 (accelerate_configs/zero2.yaml) or a single process."
+        )
+    if plugin is not None and resets and args.treats_optimizer:
+        raise ValueError(
+            f"optimizer_reset={args.optimizer_reset!r} under DeepSpeed, which partitions the optimizer's state, is "
+            "not supported. Use optimizer_reset: keep without a schedule restart, or DDP "
+            "(accelerate_configs/multi_gpu.yaml)."
+        )
+    fsdp = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if fsdp and (args.elastic_reset_every or args.beta_base != 0.0):
+        raise ValueError(
+            "elastic_reset_every and beta_base keep whole copies of the parameters, which FSDP shards. Use DDP "
+            "(accelerate_configs/multi_gpu.yaml)."
+        )
+
+
+def _loaded(model, args: ProRLConfig, quantization_config):
+    """The model itself, loaded as TRL loads it if it is a path or a Hub name."""
+    if not isinstance(model, str):
+        return model
+    init = dict(args.model_init_kwargs or {})
+    if quantization_config is not None:
+        init["quantization_config"] = quantization_config
+    if args.distributed_state.distributed_type in ["MULTI_GPU", "DEEPSPEED"]:
+        init["device_map"] = None
+    init.setdefault("trust_remote_code", args.trust_remote_code)
+    return create_model_from_path(model, **init)
+
+
+def _loaded_processor(model: str, args: ProRLConfig):
+    """The processing class as TRL loads it for a path or a Hub name."""
+    return AutoProcessor.from_pretrained(
+        model,
+        revision=(args.model_init_kwargs or {}).get("revision"),
+        truncation_side="left",
+        padding_side="left",
+        trust_remote_code=args.trust_remote_code,
+    )
+
+
+@contextmanager
+def _without_cast_head(args: ProRLConfig) -> Iterator[None]:
+    """For as long as TRL builds the trainer."""
+    args.cast_lm_head_to_fp32 = False
+    try:
+        yield
+    finally:
+        args.cast_lm_head_to_fp32 = True
+
+
+@contextmanager
+def _reloadable(model: Any) -> Iterator[None]:
+    """
+    TRL builds a full-model reference by loading the policy's path again. A model made in memory has none: give it one
+    for as long as that takes.
+    """
+    if get_config_model_id(model.config):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        model.config._name_or_path = folder
+        try:
+            yield
+        finally:
+            model.config._name_or_path = ""

@@ -1,0 +1,152 @@
+"""The anchors of the KL terms: the reference, π_old and the base, each with its coefficient, and `kl_target`'s adaptation.
+
+Pure arithmetic on batches of log-probabilities; whoever scores them, and when, is the scorer's business.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..parts import Part
+from . import kl
+from .adaptive import next_coefficient
+
+
+@dataclass
+class Anchor:
+    """
+    One anchor of the policy.
+
+    Attributes:
+        name (`str`):
+            `"ref"`, `"old"` or `"base"`; its log-probabilities are `"{name}_per_token_logps"` of a batch.
+        key (`str`):
+            The key of [`ProRLConfig`] that holds its coefficient.
+        metric (`str`):
+            TRL's name for its KL in the trainer's log.
+        coefficient (`float`):
+            The coefficient in force; 0 is no KL term.
+    """
+
+    name: str
+    key: str
+    metric: str
+    coefficient: float
+
+    @property
+    def logps(self) -> str:
+        """Where a batch has its log-probabilities."""
+        return logps_key(self.name)
+
+    @property
+    def record(self) -> str:
+        """The key of its KL in the record."""
+        return f"kl_{self.name}"
+
+
+def logps_key(name: str) -> str:
+    """The key of a batch that holds an anchor's log-probabilities, shape `(B, T)`."""
+    return f"{name}_per_token_logps"
+
+
+def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """1 where a token of a completion counts, shape `(B, T)`: not padding, and not written by a tool."""
+    mask = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask
+
+
+class Anchors(Part):
+    """
+    Every anchor of a run, in the order in which `kl_target` looks for the active one.
+
+    Args:
+        args ([`ProRLConfig`]):
+            The coefficients, the estimator and the target.
+    """
+
+    def __init__(self, args):
+        self.args = args
+        self.begin()
+
+    def begin(self) -> None:
+        args = self.args
+        self.all = {
+            "ref": Anchor("ref", "beta", "kl", args.beta),
+            "old": Anchor("old", "beta_old", "kl_old", args.beta_old),
+            "base": Anchor("base", "beta_base", "kl_base", args.beta_base),
+        }
+        self._kl_since_generation: list[float] = []
+
+    def __getitem__(self, name: str) -> Anchor:
+        return self.all[name]
+
+    def __iter__(self) -> Iterator[Anchor]:
+        return iter(self.all.values())
+
+    @property
+    def active(self) -> Anchor | None:
+        """The first with a coefficient: the one whose coefficient is logged and adapted."""
+        return next((anchor for anchor in self if anchor.coefficient != 0.0), None)
+
+    def penalties(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
+        """
+        The per-token penalty of every anchor that acts on a batch, without its coefficient.
+
+        Args:
+            batch (`Mapping[str, torch.Tensor]`):
+                `advantages` of shape `(B,)`, masks and the anchors' log-probabilities of shape `(B, T)`.
+            logps (`torch.Tensor` of shape `(B, T)`):
+                The policy's, with gradient.
+            level (`str`):
+                TRL's `importance_sampling_level`.
+
+        Returns:
+            `dict[str, torch.Tensor]`: shape `(B, T)` each.
+        """
+        old = batch.get(logps_key("old"), logps.detach())
+        anchored = {
+            anchor.name: old if anchor.name == "old" else batch[anchor.logps]
+            for anchor in self
+            # The base scores some generation batches only.
+            if anchor.coefficient != 0.0 and (anchor.name != "base" or anchor.logps in batch)
+        }
+        ratio = None
+        if self.args.use_bias_correction_kl:
+            ratio = kl.importance_ratio(logps, old, completion_mask(batch), level)
+        carried = batch["advantages"].unsqueeze(1) != 0.0 if self.args.drop_zero_rows else 1.0
+        return {
+            name: kl.kl_penalty(logps, anchor_logps, self.args.kl_estimator, ratio) * carried
+            for name, anchor_logps in anchored.items()
+        }
+
+    def weighted(self, penalties: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Σ coefficient · penalty over the anchors, shape `(B, T)`."""
+        return sum(self[name].coefficient * penalty for name, penalty in penalties.items())
+
+    def observe(self, row: Mapping[str, float]) -> None:
+        """A step of the record: keep the active anchor's KL for the next adaptation."""
+        active = self.active
+        if active is not None and active.record in row:
+            self._kl_since_generation.append(row[active.record])
+
+    def adapt(self) -> None:
+        """At a generation boundary: move the active coefficient towards `kl_target`, if there is one."""
+        values, self._kl_since_generation = self._kl_since_generation, []
+        if self.args.kl_target is None or not values:
+            return
+        self.active.coefficient = next_coefficient(
+            self.active.coefficient, sum(values) / len(values), self.args.kl_target, len(values), self.args.kl_horizon
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "coefficients": {anchor.key: anchor.coefficient for anchor in self},
+            "kl_since_generation": self._kl_since_generation,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for anchor in self:
+            anchor.coefficient = state["coefficients"].get(anchor.key, anchor.coefficient)
+        self._kl_since_generation = list(state["kl_since_generation"])

@@ -1,0 +1,58 @@
+"""A part of a run: one idea that remembers something from step to step, and owns how it begins, is saved and comes back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Part:
+    """
+    Base of every part. The trainer calls each of its parts at the same moments; no part knows the trainer.
+
+    A part that remembers plain values has `state_dict` and `load_state_dict`; one that remembers tensors writes a file of its
+    own in `save` and reads it in `load`.
+    """
+
+    def begin(self) -> None:
+        """A training begins at step 0, or a further one after an earlier one was broken off: forget the earlier one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resume needs, as JSON values."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the `state_dict` of another process."""
+
+    def save(self, folder: Path) -> None:
+        """Write tensors into a checkpoint that is still aside. Called on the main process."""
+
+    def load(self, folder: Path) -> None:
+        """Read them from a checkpoint."""
+
+
+class Parts(dict[str, Part]):
+    """The parts of a run by name; each name is a key of the checkpoint's state."""
+
+    def begin(self) -> None:
+        """See [`Part.begin`]."""
+        for part in self.values():
+            part.begin()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every part, by its name."""
+        return {name: part.state_dict() for name, part in self.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the states of the same parts."""
+        for name, part in self.items():
+            part.load_state_dict(state[name])
+
+    def save(self, folder: Path) -> None:
+        """See [`Part.save`]."""
+        for part in self.values():
+            part.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """See [`Part.load`]."""
+        for part in self.values():
+            part.load(folder)

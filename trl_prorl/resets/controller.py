@@ -1,0 +1,205 @@
+"""Resets: gather what was requested, agree between processes, and at a generation boundary do everything, or nothing."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+
+from ..parts import Part
+from ..scoring.references import AdapterReference, SnapshotReference, move_reference
+from .callbacks import ReferenceResetCallback
+from .optimizer_state import apply_reset, plan_reset, reset_scaler
+from .schedule import Rewarmup, restart_schedule, snapshot_schedule
+from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
+
+
+def configured_triggers(args) -> list[Trigger]:
+    """The triggers that the `ref_reset_*` keys of a [`ProRLConfig`] ask for."""
+    triggers: list[Trigger] = []
+    if args.ref_reset_every:
+        triggers.append(Periodic(args.ref_reset_every))
+    if args.ref_reset_kl is not None:
+        triggers.append(KLSpike(args.ref_reset_kl, args.ref_reset_kl_window))
+    if args.watches_metric:
+        triggers.append(
+            Stall(
+                args.ref_reset_metric,
+                args.ref_reset_stall,
+                args.ref_reset_drop,
+                args.ref_reset_metric_mode,
+                args.ref_reset_min_delta,
+            )
+        )
+    return triggers
+
+
+class Resets(Part):
+    """
+    Everything that a reset needs, and what waits for one.
+
+    Args:
+        args ([`ProRLConfig`]):
+            What a reset does.
+        accelerator ([`~accelerate.Accelerator`]):
+            For the AMP scaler and the number of processes.
+        timer ([`~trl_prorl.run.meter.StageTimer`]):
+            Where its seconds are counted.
+        possible (`bool`):
+            Whether the trainer was made for resets.
+    """
+
+    def __init__(self, args, accelerator, timer, possible: bool):
+        self.args, self.accelerator, self.timer, self.possible = args, accelerator, timer, possible
+        self.reference: AdapterReference | SnapshotReference | None = None
+        self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
+        self._schedule_start: dict | None = None
+        self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
+        self._requests: list[Reason] = []
+        self._callbacks: Callable[[], Iterable[ReferenceResetCallback]] = tuple
+        self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
+
+    # Made known by the trainer, each as it comes to be.
+
+    def watch(self, callbacks: Callable[[], Iterable[ReferenceResetCallback]]) -> None:
+        """Where to ask for the trainer's callbacks, which a user may change."""
+        self._callbacks = callbacks
+
+    def bind(self, callback: ReferenceResetCallback, kl_ref: Callable, in_training: Callable, eval_dataset) -> None:
+        """
+        Let a callback see what its triggers watch.
+
+        Raises:
+            `ValueError`: there is no reset that it could request, or its metric has no one value.
+        """
+        if not self.possible:
+            raise ValueError(
+                "A ReferenceResetCallback was added to a trainer whose reference cannot move: pass it in "
+                "callbacks=[...] when the trainer is made."
+            )
+        if callback.metrics() and isinstance(eval_dataset, dict):
+            raise ValueError(
+                f"{callback.metrics()[0]!r} is watched for resets, and eval_dataset has several sets "
+                f"({', '.join(eval_dataset)}), whose values TRL gives one name. Pass the one that decides."
+            )
+        callback.kl_ref, callback.in_training = kl_ref, in_training
+        self._untouched.append((callback, callback.state_dict()))
+
+    def optimizer_made(self, optimizer) -> None:
+        """An optimizer was created."""
+        if self.rewarmup is None:
+            self.rewarmup = Rewarmup(optimizer, self.args.optimizer_reset_rewarmup_steps)
+
+    def schedule_made(self, scheduler) -> None:
+        """A learning-rate schedule was created."""
+        self._schedule_start = snapshot_schedule(scheduler)
+
+    @property
+    def rate_factor(self) -> float:
+        """What the re-warm-up makes of the learning rate of the next update."""
+        return self.rewarmup.factor if self.rewarmup is not None else 1.0
+
+    # Requests, and their application.
+
+    def request(self, reason: Reason) -> None:
+        """See [`ProRLTrainer.request_reset`]."""
+        if not self.possible:
+            raise ValueError(
+                "A reset was requested of a trainer that was made without any: set ref_reset_every, or pass a "
+                "ReferenceResetCallback in callbacks=[...]."
+            )
+        self._requests.append(reason)
+
+    def _waiting(self) -> list[Reason]:
+        """The main process's requests, those of its callbacks and those of the user, on every process."""
+        for callback in self._callbacks():
+            self._requests.extend(callback.take_requests())
+        requests, self._requests = self._requests, []
+        if self.accelerator.num_processes > 1:
+            requests = broadcast_object_list([requests])[0]
+        return requests
+
+    def apply(self, step: int, optimizer, scheduler, kl_before: float | None) -> dict[str, Any] | None:
+        """
+        At a generation boundary: agree, move the reference, treat the optimizer. All requests that wait make one reset.
+
+        Args:
+            step (`int`):
+                Optimizer steps done.
+            optimizer, scheduler:
+                The trainer's, as Accelerate wraps them.
+            kl_before (`float`, *optional*):
+                The last measured KL to the reference, in nats per token.
+
+        Returns:
+            `dict` or `None`: the event for the record; `None` where nothing was requested.
+        """
+        args = self.args
+        if not self.possible:
+            return None
+        with self.timer.part("reset") as sync:
+            requests = self._waiting()
+        if not requests:
+            return None
+        plan = plan_reset(optimizer, args.optimizer_reset, args.optimizer_reset_alpha)
+        with self.timer.part("reset") as copy:
+            if self.reference is not None:
+                move_reference(self.reference, args.ref_reset_mix)
+        with self.timer.part("reset") as treatment:
+            apply_reset(plan)
+            if args.optimizer_reset == "hard" and self.accelerator.scaler is not None:
+                reset_scaler(self.accelerator.scaler, self._scale)
+            if args.restarts_schedule:
+                restart_schedule(scheduler, self._schedule_start)
+            if self.rewarmup is not None:
+                self.rewarmup.begin()
+        for callback in self._callbacks():
+            callback.triggers.applied(step)
+        first = requests[0]
+        event = {
+            "event": "reset",
+            "step_requested": first.step,
+            "step_applied": step,
+            "reason": "+".join(dict.fromkeys(request.reason for request in requests)),
+            "value": first.value,
+            "threshold": first.threshold,
+            "requests": [request.to_dict() for request in requests],
+            "ref_reset_mix": args.ref_reset_mix,
+            "optimizer_reset": args.optimizer_reset,
+            "seconds_copy": copy.seconds,
+            "seconds_optimizer": treatment.seconds,
+            "seconds_sync": sync.seconds,
+            "world_size": self.accelerator.num_processes,
+        }
+        if args.optimizer_reset == "soft":
+            event["alpha"] = args.optimizer_reset_alpha
+        if kl_before is not None:
+            event["kl_before"] = kl_before
+        return event
+
+    # A part of the run.
+
+    def begin(self) -> None:
+        for callback, state in self._untouched:
+            callback.load_state_dict(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "requests": [request.to_dict() for request in self._requests],
+            "callbacks": [callback.state_dict() for callback in self._callbacks()],
+            "updates_since_reset": self.rewarmup.updates if self.rewarmup is not None else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._requests = [Reason(**request) for request in state["requests"]]
+        for callback, theirs in zip(self._callbacks(), state["callbacks"], strict=True):
+            callback.load_state_dict(theirs)
+        if self.rewarmup is not None:
+            self.rewarmup.updates = state["updates_since_reset"]
+
+    def save(self, folder) -> None:
+        if self.reference is not None and self.possible:
+            self.reference.save(folder)
+
+    def load(self, folder) -> None:
+        if self.reference is not None and self.possible:
+            self.reference.load(folder)

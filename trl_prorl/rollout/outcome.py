@@ -1,0 +1,96 @@
+"""The outcome of sampling a generation batch: rewards by function, tokens, tasks, interruptions."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from accelerate.utils import gather_object
+
+
+@dataclass
+class Outcome:
+    """
+    What was sampled, beside the batch itself. N is the number of completions of all processes, F of reward functions.
+
+    Attributes:
+        rewards (`torch.Tensor` of shape `(N, F)`):
+            NaN where a function does not apply.
+        tokens (`torch.Tensor`):
+            Tokens that this process sampled, truncated completions included.
+        tasks (`list[str | None]`):
+            Name of each completion's task, N of them.
+        interrupted (`list[bool]`):
+            Whether each completion was asked for its answer; empty where nothing is.
+        rounds (`list[torch.Tensor]`):
+            The rewards of every round of sampling, in order.
+    """
+
+    rewards: torch.Tensor
+    tokens: torch.Tensor
+    tasks: list[str | None]
+    interrupted: list[bool]
+    rounds: list[torch.Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, rewards: torch.Tensor, examples: list[dict], completion_ids: list[list[int]]) -> "Outcome":
+        """
+        From what TRL's `_calculate_rewards` takes and returns.
+
+        Args:
+            rewards (`torch.Tensor` of shape `(N, F)`):
+                Gathered from all processes.
+            examples (`list[dict]`):
+                This process's rows, one a completion. A dataset's columns `task` and `interrupted` of another meaning count for
+                nothing.
+            completion_ids (`list[list[int]]`):
+                This process's completions. A completion mask would leave out what `mask_truncated_completions` keeps from the
+                loss.
+        """
+        tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
+        return cls(
+            rewards=rewards,
+            tokens=torch.tensor(sum(map(len, completion_ids)), device=rewards.device),
+            tasks=gather_object([name if isinstance(name, str) else None for name in tasks]),
+            interrupted=gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)]),
+            rounds=[rewards],
+        )
+
+    def measurements(self) -> dict[str, float]:
+        """What the record says of it: by task, the mean reward and the share with the full reward of 1; the interruptions."""
+        first, values = self.rewards[:, 0], {}
+        for task in sorted({name for name in self.tasks if name is not None}):
+            rewards = first[[place for place, name in enumerate(self.tasks) if name == task]]
+            rewards = rewards[~rewards.isnan()]
+            if len(rewards):  # the first reward function may be another task's
+                values[f"reward/{task}"] = rewards.mean().item()
+                values[f"pass_rate/{task}"] = (rewards >= 1.0).float().mean().item()
+        if self.interrupted:
+            values["interrupted_fraction"] = sum(self.interrupted) / len(self.interrupted)
+        return values
+
+    def unbounded(self, group_size: int) -> torch.Tensor:
+        """Rows of groups with an infinite reward, shape `(N,)`, of bools."""
+        groups = self.rewards.isinf().any(dim=1).view(-1, group_size).any(dim=1)
+        return groups.repeat_interleave(group_size)
+
+
+def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """
+    One reward a completion from those of every function.
+
+    Args:
+        rewards (`torch.Tensor` of shape `(N, F)`):
+            NaN where a function does not apply.
+        weights (`torch.Tensor` of shape `(F,)`):
+            TRL's `reward_weights`.
+
+    Returns:
+        `torch.Tensor` of shape `(N,)`: NaN where no function gave one.
+    """
+    weighted = rewards * weights.to(rewards.device)
+    return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
+
+
+def own_part(gathered: torch.Tensor, process: int, count: int) -> torch.Tensor:
+    """The `count` rows of one process in a tensor gathered from all."""
+    return gathered[process * count :][:count]

@@ -1,0 +1,183 @@
+"""How [`ProRLTrainer`] begins a record, writes whole checkpoints, and resumes from them exactly."""
+
+import json
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers.trainer_utils import rotate_checkpoints
+
+from ..errors import CheckpointError, RunError
+from ..quiet import without_warning
+from .checkpoint import WholeCheckpoint, is_failed_write, save_failed
+from .folder import write_config, write_env
+from .generation_buffer import buffer_file, load_buffer, save_buffer
+from .identity import IDENTITY_FILE, changing_keys
+from .lock import FolderLock
+from .resume import Resume, best_beside, clear_leftovers, read_state, write_state
+from .run_id import id_of_run
+from .together import by_main_process
+from .trl_log import restored, saved
+
+
+class CheckpointMixin:
+    """Part of [`ProRLTrainer`]: what `train` does before the first step, and what a checkpoint holds."""
+
+    _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
+    _epochs_done = 0
+    _folder_lock: FolderLock | None = None
+    _has_trained = False
+    _resume: Resume | None = None
+    _run_id: str | None = None  # of the run that `train` begins or continues
+
+    @contextmanager
+    def folders_held(self):
+        """
+        Keep other runs out of `output_dir` and `run_dir`. May be entered again. The main process holds them, for all.
+
+        Raises:
+            [`~trl_prorl.run.lock.FolderInUseError`]: another process does, on every process of this run.
+        """
+        if self._folder_lock is None or not self._folder_lock.held:
+            self._folder_lock = FolderLock(self.args.output_dir, self.run_dir)
+        by_main_process(self.is_world_process_zero(), self._folder_lock.hold)
+        try:
+            yield
+        finally:
+            if self.is_world_process_zero():
+                self._folder_lock.let_go()
+
+    # ------------------------------------------------------------------------------------ begin, or go on
+
+    def train(self, resume_from_checkpoint=None, *args, **kwargs):
+        """
+        As [`~transformers.Trainer.train`]. A resume continues the run exactly, from the middle of a generation batch too.
+
+        Args:
+            resume_from_checkpoint (`str` or `bool`, *optional*):
+                A checkpoint, or `True` for the newest complete one in `output_dir`.
+
+        Raises:
+            `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`), or another
+            process trains into `output_dir` or `run_dir`.
+        """
+        with self.folders_held():
+            self._resume = None
+            if resume_from_checkpoint:
+                identity = self._identity | changing_keys(*self.recipe)
+                allowed = self.args.allow_config_change
+                self._resume = Resume.find(resume_from_checkpoint, self.args.output_dir, identity, allowed)
+            return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
+
+    def _inner_training_loop(self, *args, **kwargs):
+        if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
+            self.parts.begin()
+            self._generations = 0
+        self._has_trained, resume = True, self._resume
+        self._epochs_done = resume.epochs if resume is not None else 0
+        found = [None]
+        if self.is_world_process_zero():
+            found = [id_of_run(resume.checkpoint if resume is not None else None, self.args.output_dir, self.run_dir)]
+        self._run_id = broadcast_object_list(found)[0]  # on several nodes, each may save
+        if self.is_world_process_zero():
+            clear_leftovers(self.args.output_dir)
+            kept = (resume.keeps_row, resume.keeps_event) if resume is not None else (None, None)
+            self.recorder.open(self.run_dir, *kept)
+            if resume is not None:
+                self.recorder.event(resume.event)
+            write_config(self.run_dir, self.args, self.recipe)
+            write_env(self.run_dir, self.args, self.model, self.packing, self._base_name(), self._run_id)
+        return super()._inner_training_loop(*args, **kwargs)
+
+    def _init_training_state(self, max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial):
+        best = None
+        if resume_from_checkpoint is not None:
+            best = best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
+        with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
+            done = super()._init_training_state(max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial)
+        if best is not None:
+            self.state.best_model_checkpoint = str(best)
+        return done
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        # The one step of a resume that every kind of set-up takes, and after the model's.
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        folder = Path(checkpoint)
+        self.parts.load(folder)
+        buffer = folder / buffer_file(self.accelerator.process_index)
+        if buffer.exists():
+            self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
+        state = read_state(folder)
+        self.parts.load_state_dict(state["parts"])
+        for anchor in self.anchors:
+            if anchor.key in self._resume.changed:
+                anchor.coefficient = getattr(self.args, anchor.key)
+        self._generations, self._step = state["generations"], state["micro_batches"]
+        restored(state["log"], self._metrics["train"], self._logs)
+
+    def _get_train_sampler(self, dataset=None):
+        sampler = super()._get_train_sampler(dataset)
+        if sampler.shuffle:
+            for _ in range(self._epochs_done):  # its generator is its own and in no checkpoint
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return sampler
+
+    def _run_epoch(self, *args, **kwargs):
+        if self.state.global_step >= self.state.max_steps:
+            # Resumed from its last step: Trainer would do one more before it looks.
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    # ------------------------------------------------------------------------------------------------ save
+
+    def _get_output_dir(self, trial):
+        return str(self._aside.folder) if self._aside is not None else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model, trial):
+        run_dir = Path(super()._get_output_dir(trial=trial))
+        checkpoint = WholeCheckpoint(run_dir, self.state.global_step, resumable=not self.args.save_only_model)
+        try:
+            with checkpoint.written_aside(self.accelerator, self.args.should_save, self.recorder.files):
+                self._aside = checkpoint
+                super()._save_checkpoint(model, trial)
+                self._save_beside(checkpoint)
+        finally:
+            self._aside = None
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoint.final))
+        if self.args.should_save:
+            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+            rotate_checkpoints(str(run_dir), limit, best, use_mtime=True)
+
+    def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
+        """What the run needs beyond TRL's checkpoint."""
+        folder = checkpoint.aside
+        if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
+            save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
+        is_best = self.state.best_model_checkpoint == str(folder)
+        if is_best:  # every process reads it at the end
+            self.state.best_model_checkpoint = str(checkpoint.final)
+        if not self.args.should_save:
+            return
+        if is_best:
+            self.state.save_to_json(str(folder / "trainer_state.json"))
+        self.parts.save(folder)
+        log = saved(self._metrics["train"], self._logs if self.log_completions else None)
+        state = {"generations": self._generations, "micro_batches": self._step}
+        write_state(folder, state | {"parts": self.parts.state_dict(), "log": log})
+        (folder / IDENTITY_FILE).write_text(json.dumps(self._identity | changing_keys(*self.recipe), indent=1))
+
+    def save_model(self, output_dir=None, _internal_call=False):
+        try:
+            super().save_model(output_dir, _internal_call=_internal_call)
+        except Exception as error:
+            if self._aside is not None or isinstance(error, RunError) or not is_failed_write(error):
+                raise
+            folder = Path(output_dir or self.args.output_dir)
+            message = save_failed(folder, Path(self.args.output_dir), error)
+            raise CheckpointError(f"The model in {message}") from error

@@ -1,0 +1,211 @@
+"""The record of a run while it trains: one row a step, one object an event, one an evaluation. It observes and changes nothing."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..objective import kl
+from ..objective.anchors import Anchors, completion_mask, logps_key
+from ..parts import Part
+from ..scoring.scorer import PolicyPass
+from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
+
+
+# TRL's names of what the record has of a generation batch.
+OF_TRL = {
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "frac_reward_zero_std",
+    "completion_length": "completions/mean_length",
+}
+# What the trainer's own log shows of a row, under `prorl/`.
+LOGGED = ("kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
+TIMES_OF_AN_EVALUATION = (
+    "eval_runtime",
+    "eval_samples_per_second",
+    "eval_steps_per_second",
+    "eval_model_preparation_time",
+)
+
+
+class Recorder(Part):
+    """
+    Gathers what a step measures and writes it down.
+
+    Args:
+        args ([`ProRLConfig`]):
+            What is recorded.
+        meter ([`~trl_prorl.run.meter.Meter`]):
+            Counts, times and means of the step under way.
+        anchors ([`~trl_prorl.objective.anchors.Anchors`]):
+            Whose coefficient is in force.
+        total (`Callable`):
+            Sums a tensor over processes.
+        processes (`int`):
+            Number of processes.
+    """
+
+    def __init__(self, args, meter: Meter, anchors: Anchors, total: Callable, processes: int):
+        self.args, self.meter, self.anchors, self.total, self.processes = args, meter, anchors, total, processes
+        self.metrics = self.events = self.evaluations = None
+        self.update_norm: UpdateNorm | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        self.kl_ref: float | None = None  # of the last finished step
+        self._generation_row: dict[str, list[float]] = {}
+        self._tokens_generated: int | None = None
+        self.meter.abandon_step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kl_ref": self.kl_ref, "generation_row": self._generation_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.kl_ref, self._generation_row = state["kl_ref"], state["generation_row"]
+
+    # Files, on the main process alone.
+
+    def open(self, folder: Path, keep_row: Callable | None, keep_event: Callable | None) -> None:
+        """
+        Begin the three files, or continue those of a run that is resumed.
+
+        Args:
+            folder (`Path`):
+                The run folder.
+            keep_row (`Callable`, *optional*), keep_event (`Callable`, *optional*):
+                Which rows and events stay; `None` begins new files.
+        """
+        self.metrics = JsonLines(folder / METRICS_FILE, keep_row)
+        self.events = JsonLines(folder / EVENTS_FILE, keep_event)
+        if self.args.eval_strategy != "no":
+            self.evaluations = JsonLines(folder / EVALUATIONS_FILE, keep_row)
+
+    @property
+    def files(self) -> Iterable[Path]:
+        """The files that are open."""
+        return [log.path for log in (self.metrics, self.events, self.evaluations) if log is not None]
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """One reset, growth, resume, ..."""
+        if self.events is not None:
+            self.events.write(event)
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of one evaluation, without its own times."""
+        if self.evaluations is not None:
+            measured = {name: value for name, value in metrics.items() if name.startswith("eval_")}
+            kept = {name: value for name, value in measured.items() if name not in TIMES_OF_AN_EVALUATION}
+            self.evaluations.write({"step": step, **kept})
+
+    # A step, from its generation to its row.
+
+    def generation(
+        self, logged: Mapping[str, list[float]], advantages: torch.Tensor, measured: Mapping[str, float], tokens: int
+    ) -> None:
+        """
+        A generation batch was sampled and scored.
+
+        Args:
+            logged (`Mapping[str, list[float]]`):
+                TRL's metrics of training.
+            advantages (`torch.Tensor` of shape `(N,)`):
+                Of all processes.
+            measured (`Mapping[str, float]`):
+                What the record says beside.
+            tokens (`int`):
+                Sampled by all processes.
+        """
+        values = {name: logged[theirs][-1] for name, theirs in OF_TRL.items()}
+        values |= {"advantage_mean": advantages.mean().item(), "advantage_std": advantages.std().item()}
+        if self._tokens_generated is None:  # the first generation of this step
+            self._generation_row, self._tokens_generated = {}, 0
+        for name, value in (values | measured).items():
+            self._generation_row.setdefault(name, []).append(value)
+        self._tokens_generated += tokens
+
+    def micro_batch(
+        self,
+        batch: Mapping[str, torch.Tensor],
+        logps: torch.Tensor,
+        scored: PolicyPass,
+        clipped: float | None,
+        penalty: torch.Tensor | None,
+    ) -> None:
+        """
+        Means over tokens of one micro-batch.
+
+        Args:
+            batch (`Mapping[str, torch.Tensor]`):
+                Masks, advantages and the anchors' log-probabilities.
+            logps (`torch.Tensor` of shape `(B, T)`):
+                The policy's, without gradient.
+            scored ([`~trl_prorl.scoring.scorer.PolicyPass`]):
+                Its entropies, and which rows were computed.
+            clipped (`float`, *optional*):
+                Share of tokens in the region that the ratio's clip flattens.
+            penalty (`torch.Tensor`, *optional*):
+                A scalar: what entered the loss.
+        """
+        meter, mask = self.meter, completion_mask(batch)
+        if scored.rows is not None:
+            mask = torch.zeros_like(mask).index_copy(0, scored.rows, mask[scored.rows])
+        # A dropped row has no penalty, so its KL steers nothing, whether it was computed or not.
+        kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0) if self.args.drop_zero_rows else mask
+        meter.add_mean("entropy", scored.entropies, mask)
+        if clipped is not None:
+            meter.add_average("clip_region_mean", clipped)
+        for anchor in self.anchors:
+            if (anchor_logps := batch.get(anchor.logps)) is not None:
+                meter.add_mean(anchor.record, kl.kl_values(logps, anchor_logps, "k3"), kl_mask)
+        ref, old = batch.get(logps_key("ref")), batch.get(logps_key("old"))
+        if old is not None:
+            meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
+            if ref is not None:
+                meter.add_mean("k2_ref_over_old", kl.kl_values(ref, old, "k2"), mask)
+        if penalty is not None:
+            meter.add_total("kl_penalty", penalty)
+
+    def kl_ref_so_far(self) -> float | None:
+        """KL to the reference of the step that is ending, over all processes, for triggers."""
+        value = self.meter.peek_mean("kl_ref", self.total)
+        return value if is_measured(value) else None
+
+    def finish_step(self, step: int, lr: float | None, grad_norm: Any, skips: int) -> dict[str, float]:
+        """
+        Close the step, write its row and return it.
+
+        Args:
+            step (`int`):
+                Optimizer steps done.
+            lr (`float`, *optional*):
+                Of its update.
+            grad_norm (`float` or `torch.Tensor`, *optional*):
+                Before clipping.
+            skips (`int`):
+                Steps left out so far.
+        """
+        row = {"step": step}
+        row |= {name: sum(values) / len(values) for name, values in self._generation_row.items()}
+        row |= self.meter.end_step(self.total, self.processes)
+        active = self.anchors.active
+        row |= {"beta": active.coefficient if active else 0.0, "lr": lr}
+        row["tokens_generated"], self._tokens_generated = self._tokens_generated or 0, None
+        if grad_norm is not None:
+            row["grad_norm"] = float(grad_norm)
+        if self.update_norm is not None:
+            row["update_norm"] = self.update_norm.value
+        if self.args.nonfinite == "skip":
+            row["nonfinite_skips"] = skips
+        row = {name: value for name, value in row.items() if is_measured(value)}
+        self.kl_ref = row.get("kl_ref")
+        if self.metrics is not None:
+            self.metrics.write(row)
+        return row
+
+
+def is_measured(value: float | None) -> bool:
+    """Whether there is a finite number."""
+    return value is not None and math.isfinite(value)

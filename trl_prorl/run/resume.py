@@ -1,0 +1,126 @@
+"""A resume: which checkpoint, whether it is the same run, what of the record stays, and the state beside TRL's."""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..hub.publish import staged_leftovers
+from .checkpoint import find_checkpoint, leftovers
+from .identity import IDENTITY_FILE, check_same_run
+
+
+STATE_FILE = "prorl_state.json"
+# A reset at the checkpoint's own step came after the save, and comes again. Other events came before it.
+COME_AGAIN = ("reset", "elastic_reset")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Resume:
+    """
+    Where a run goes on.
+
+    Attributes:
+        checkpoint (`Path`):
+            The checkpoint.
+        step (`int`):
+            Optimizer steps done.
+        epochs (`int`):
+            Epochs that were completed.
+        skipped (`dict[str, str]`):
+            Newer checkpoints that were not usable, with the reason.
+        changed (`dict[str, list]`):
+            Keys that differ from the checkpoint's, `[then, now]`.
+    """
+
+    checkpoint: Path
+    step: int
+    epochs: int
+    skipped: dict[str, str]
+    changed: dict[str, list[Any]]
+
+    @classmethod
+    def find(
+        cls, asked: str | os.PathLike | bool, output_dir: str, identity: Mapping[str, Any], allowed: bool
+    ) -> "Resume":
+        """
+        Raises:
+            `ValueError`: the checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
+        """
+        checkpoint, skipped = find_checkpoint(asked, output_dir)
+        for name, reason in skipped.items():
+            logger.warning("Checkpoint %s is skipped: %s.", name, reason)
+        changed = check_same_run(json.loads((checkpoint / IDENTITY_FILE).read_text()), identity, allowed)
+        state = json.loads((checkpoint / "trainer_state.json").read_text())
+        return cls(checkpoint, state["global_step"], int(state["epoch"]), skipped, changed)
+
+    def keeps_row(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row of the record was there at the checkpoint."""
+        return row["step"] <= self.step
+
+    def keeps_event(self, event: Mapping[str, Any]) -> bool:
+        """Whether an event was."""
+        return event["step_applied"] < self.step + (event["event"] not in COME_AGAIN)
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """For the record."""
+        return {
+            "event": "resume",
+            "checkpoint": self.checkpoint.name,
+            "skipped": self.skipped,
+            "changed": self.changed,
+            "step_requested": self.step,
+            "step_applied": self.step,
+        }
+
+
+def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
+    """
+    The best checkpoint of a run that is resumed, as `output_dir` names it now. On record is its path as of then, which may be
+    relative to another directory, or that of a folder that was renamed; it still lies beside the checkpoint.
+    """
+    recorded = json.loads((checkpoint / "trainer_state.json").read_text())["best_model_checkpoint"]
+    if recorded is None:
+        return None
+    beside = checkpoint.with_name(Path(recorded).name)
+    here = output_dir / beside.name
+    if here.is_dir() and beside.is_dir() and here.samefile(beside):
+        return here
+    return beside if beside.is_dir() else None
+
+
+def clear_leftovers(output_dir: str | os.PathLike) -> None:
+    """Remove what saves and uploads that were cut short have left behind."""
+    for leftover in (*leftovers(Path(output_dir)), *staged_leftovers(Path(output_dir))):
+        shutil.rmtree(leftover)
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write what the trainer remembers beyond weights and optimizer."""
+    (folder / STATE_FILE).write_text(json.dumps(state, default=_as_json))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read it again."""
+    return json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
+
+
+def _as_json(value):
+    """Values that JSON does not know, as `log_extra` may hold: NumPy's with their type, so that a table prints them as before."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return {"numpy": value.dtype.str, "value": value.tolist()}
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else str(value)
+
+
+def _from_json(value: dict):
+    return np.array(value["value"], value["numpy"])[()] if value.keys() == {"numpy", "value"} else value

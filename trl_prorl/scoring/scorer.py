@@ -1,0 +1,230 @@
+"""Who scores a batch, how cheaply, and how often: the policy, and the anchors of its KL terms.
+
+TRL asks for log-probabilities in three places: of π_old and of the reference while it makes a generation batch, and of the
+policy in its loss. Here the first two are answered with nothing wherever that is sound, and one loop over the anchors scores the
+finished batch instead.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..objective.anchors import logps_key
+from .packing import packed_logps
+
+
+@dataclass
+class PolicyPass:
+    """
+    One scoring of a micro-batch by the policy, inside TRL's loss.
+
+    Attributes:
+        rows (`torch.Tensor` of shape `(R,)`, *optional*):
+            Indices of the rows to compute; `None` is all.
+        fill (`torch.Tensor` of shape `(B, T)`, *optional*):
+            Log-probabilities that stand for the rows left out.
+        logps, entropies (`torch.Tensor` of shape `(B, T)`):
+            What was scored, once it is.
+    """
+
+    rows: torch.Tensor | None = None
+    fill: torch.Tensor | None = None
+    logps: torch.Tensor | None = None
+    entropies: torch.Tensor | None = None
+
+
+class Scorer:
+    """
+    Log-probabilities of completions, counted by whose they are.
+
+    Args:
+        args ([`ProRLConfig`]):
+            Which log-probabilities are cached, reused or deferred, and the limits of packing.
+        meter ([`~trl_prorl.run.meter.Meter`]):
+            Where calls and seconds are counted.
+        packs (`bool`):
+            Whether prompts are computed once for all their completions.
+        text_only (`bool`):
+            Whether a batch is token ids alone, so that it can be scored again from the buffer.
+        autocast (`Callable`):
+            The context of a forward.
+    """
+
+    def __init__(
+        self, args, meter, packs: bool, text_only: bool, autocast: Callable[[], AbstractContextManager] = nullcontext
+    ):
+        self.args, self.meter, self.packs, self.text_only, self.autocast = args, meter, packs, text_only, autocast
+        self._loss: PolicyPass | None = None
+        self._kinds: list[str] = []  # the scoring calls that TRL is still to make for a generation batch
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether TRL's loss is being computed."""
+        return self._loss is not None
+
+    def asked_by_trl(self, plain: Callable, model: Callable, training: bool, *args, **kwargs) -> tuple:
+        """
+        The answer to TRL's `_get_per_token_logps_and_entropies`.
+
+        Args:
+            plain (`Callable`):
+                TRL's own method.
+            model (`Callable`):
+                To score with.
+            training (`bool`):
+                Whether the call is one of training, not of an evaluation, which is not counted.
+        """
+        if not (training and self._kinds):
+            return self._of_policy(plain, model, training, *args, **kwargs)
+        kind = self._kinds.pop(0)
+        if self.leaves_out(kind):
+            return None, None, None
+        return self._counted(kind, plain, model, *args, **kwargs)
+
+    # What TRL asks for while it makes a generation batch.
+
+    @contextmanager
+    def sampling(self, beta: float) -> Iterator[None]:
+        """TRL makes a generation batch: it scores under π_old first, then under the reference, each where it needs to."""
+        args = self.args
+        self._kinds = ["old"] * (not args.on_policy or args.corrects_sampler) + ["ref"] * (beta != 0.0)
+        try:
+            yield
+        finally:
+            self._kinds = []
+
+    def leaves_out(self, kind: str) -> bool:
+        """Whether TRL's own scoring under `"old"` or `"ref"` is answered with nothing."""
+        args = self.args
+        if kind == "old" and args.old_logps_source == "first_pass":
+            return True  # the loss provides it
+        if kind == "ref" and args.ref_compute == "naive_epoch":
+            return True  # every inner pass scores it
+        # TRL's correction of the sampler needs π_old at once.
+        asked_at_once = kind == "old" and args.corrects_sampler
+        return self.text_only and not args.is_trl and not asked_at_once
+
+    def kinds_of(self, batch: Mapping[str, Any], base_acts: bool) -> list[str]:
+        """The anchors that still have to score a finished generation batch."""
+        args = self.args
+        needed = {
+            "old": args.old_logps_source == "forward",
+            "ref": args.beta != 0.0 and args.ref_compute == "cached",
+            "base": base_acts,
+        }
+        return [kind for kind, is_needed in needed.items() if is_needed and logps_key(kind) not in batch]
+
+    # What TRL asks for in its loss.
+
+    @contextmanager
+    def policy_pass(self, rows: torch.Tensor | None = None, fill: torch.Tensor | None = None) -> Iterator[PolicyPass]:
+        """TRL's loss is about to score a micro-batch; what it scores is in the object that this yields."""
+        self._loss = PolicyPass(rows, fill)
+        try:
+            yield self._loss
+        finally:
+            self._loss = None
+
+    def _of_policy(self, plain: Callable, model: Callable, counts: bool, *args, **kwargs) -> tuple:
+        current = self._loss or PolicyPass()
+        score = self._packed if self.packs else plain
+        if counts:
+            model = self.meter.counted(model, "policy")
+        if current.rows is None:
+            result = score(model, *args, **kwargs)
+        else:
+            result = self._some_rows(score, current, model, *args, **kwargs)
+        current.logps, current.entropies = result[:2]
+        return result
+
+    # What is scored without TRL.
+
+    def of_anchor(
+        self, kind: str, plain: Callable, model: Callable, batch: Mapping[str, Any], size: int | None
+    ) -> torch.Tensor:
+        """
+        Log-probabilities of a batch under an anchor.
+
+        Args:
+            kind (`str`):
+                `"old"`, `"ref"` or `"base"`.
+            plain (`Callable`):
+                TRL's method.
+            model (`Callable`):
+                A model that scores as the anchor.
+            batch (`Mapping[str, Any]`):
+                Prompts and completions, token ids of shapes `(B, P)` and `(B, T)`.
+            size (`int`, *optional*):
+                Rows of a forward; `None` is all.
+
+        Returns:
+            `torch.Tensor` of shape `(B, T)`.
+        """
+        unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
+        if unsupported:
+            raise ValueError(f"ref_compute='naive_epoch' and beta_base score text only; the batch has {unsupported}.")
+        tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        return self._counted(kind, plain, model, tokens, mask, batch["completion_ids"].size(1), batch_size=size)[0]
+
+    def _counted(self, kind: str, plain: Callable, model: Callable, *args, **kwargs) -> tuple:
+        """One scoring under an anchor, as a stage of its own."""
+        score = self._packed if self.packs else plain
+        with self.meter.timer.stage(kind):
+            return score(self.meter.counted(model, kind), *args, **kwargs)
+
+    def _packed(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **others
+    ) -> tuple:
+        """TRL's result from packed rows, a micro-batch at a time."""
+        asked = sorted(name for name, value in others.items() if value is not None and value is not False)
+        if asked:
+            raise ValueError(
+                f"pack_groups={self.args.pack_groups!r} packs text alone; the batch has {', '.join(asked)}."
+            )
+        size = batch_size or len(input_ids)
+        chunks = [
+            packed_logps(
+                model,
+                input_ids[start : start + size],
+                attention_mask[start : start + size],
+                logits_to_keep,
+                self.args.pack_max_tokens,
+                compute_entropy,
+                self.autocast,
+            )
+            for start in range(0, len(input_ids), size)
+        ]
+        logps, entropies = zip(*chunks, strict=True)
+        return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+
+    @staticmethod
+    def _some_rows(score, current: PolicyPass, model, input_ids, attention_mask, logits_to_keep, **kwargs) -> tuple:
+        """
+        Score the rows that carry a gradient. The others get the old policy's log-probabilities, a ratio of 1, and the mean
+        entropy of the computed rows, which leaves the mean as it is.
+        """
+        rows = current.rows
+        logps, entropies, aux_loss = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
+        mask = attention_mask[rows][:, -logits_to_keep:]
+        mean_entropy = (entropies * mask).sum() / mask.sum().clamp(min=1)
+        shape = (len(input_ids), logits_to_keep)
+        fill = logps.new_zeros(shape) if current.fill is None else current.fill.to(logps.dtype)
+        return fill.index_copy(0, rows, logps), mean_entropy.expand(shape).index_copy(0, rows, entropies), aux_loss
+
+
+def scored_rows(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """
+    Which rows carry a gradient where no penalty acts: those whose advantage is not 0, or the shortest if there is none, because
+    the backward pass, and other processes in it, need a gradient though it be zero.
+
+    Returns:
+        `torch.Tensor` of shape `(B,)`, of bools.
+    """
+    scored = batch["advantages"] != 0.0
+    if not scored.any():
+        scored[batch["completion_mask"].sum(dim=1).argmin()] = True
+    return scored
