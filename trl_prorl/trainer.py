@@ -33,7 +33,7 @@ from .adapter_init import changes_model, without_initialisation
 from .adaptive import next_coefficient
 from .advantages import estimate
 from .callbacks import ReferenceResetCallback
-from .checks import check_columns, check_rows
+from .checks import check_columns, check_pack_limit, check_rows
 from .config import ProRLConfig
 from .dropout import check_dropout, check_dropout_config
 from .dynamic_sampling import ExtraRows, deciding, named_functions, put_groups, undecided, weighted_sum
@@ -300,10 +300,12 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         if reason is None:
             self._check_pack_limit(self.args.pack_max_tokens, self.accelerator.num_processes)
             if self._shards_weights:
+                self._check_prompts_fit()
                 logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
                 return "on; its numbers were not tried, because the weights are sharded"
             reason = self._probed(policy)
         if reason is None:
+            self._check_prompts_fit()
             return "on"
         if self.args.pack_groups == "on":
             raise ValueError(
@@ -311,6 +313,19 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
             )
         logger.warning("pack_groups='auto' falls back to padded rows: %s", reason)
         return f"off: {reason}"
+
+    def _check_prompts_fit(self) -> None:
+        """Every prompt with the longest completion within `pack_max_tokens`; streamed prompts are seen as they come."""
+        if self.args.pack_max_tokens is None:
+            return
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"validation": self.eval_dataset}
+        for which, rows in {"training": self.train_dataset, **sets}.items():
+            if isinstance(rows, Dataset):
+                prompts = rows["prompt"]
+                lengths = []
+                for start in range(0, len(prompts), 1000):
+                    lengths += map(len, self.tokenize_prompts(prompts[start : start + 1000]))
+                check_pack_limit(self.args.pack_max_tokens, lengths, self.max_completion_length, which)
 
     @property
     def _shards_weights(self) -> bool:
