@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .advantages import all_equal
+
 
 def deciding(
     rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
@@ -79,7 +81,7 @@ def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     """
-    Which groups have no reward that differs from the others.
+    Which groups have no reward that differs from the others, by more than rounding.
 
     Args:
         rewards (`torch.Tensor` of shape `(N,)`):
@@ -90,9 +92,7 @@ def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     Returns:
         `torch.Tensor` of shape `(N / G,)`, of bools.
     """
-    groups = rewards.view(-1, group_size)
-    least, greatest = groups.nan_to_num(nan=torch.inf).amin(dim=1), groups.nan_to_num(nan=-torch.inf).amax(dim=1)
-    return least >= greatest  # where nothing was scored: ∞ ≥ −∞
+    return all_equal(rewards.view(-1, group_size))
 
 
 def put_groups(

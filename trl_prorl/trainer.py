@@ -243,10 +243,11 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         if args.optimizer_reset == "keep":
             return
         if optimizers is not None and optimizers[0] is not None:
-            check_optimizer(optimizers[0])
+            check_optimizer(optimizers[0], args.optimizer_reset)
         else:
             cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
-            check_optimizer_class(cls, arguments.get("momentum", 0.0))
+            momentum, beta1 = arguments.get("momentum", 0.0), arguments.get("beta1")
+            check_optimizer_class(cls, momentum, beta1, args.optimizer_reset)
 
     def _check_sharding(self, args: ProRLConfig) -> None:
         """Where parameters or optimizer states are sharded, a plain copy would do nothing or half of it: refuse."""
@@ -626,6 +627,8 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
                 batch["base_per_token_logps"] = self._anchor_logps("base", self.base, self.model, batch, size)
         if self.args.advantage_estimator is not None:
             self._estimate_advantages(batch["advantages"])
+        if self.args.drop_zero_rows:
+            self._zero_undecided(batch["advantages"])
         self._mark_unbounded_rewards(batch["advantages"])
         self._generations += 1
         self._note_generation(batch, sampling)
@@ -830,6 +833,14 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         for _ in range(min(len(logged), len(newest))):
             logged.pop()
         logged.extend(estimate(newest, size, estimator, batch).tolist())
+
+    def _zero_undecided(self, advantages: torch.Tensor) -> None:
+        """TRL's advantages of equal rewards are 0 to rounding only, and `drop_zero_rows` looks for zeros."""
+        columns = [self._summed(self._rewards)]
+        if self.args.multi_objective_aggregation != "sum_then_normalize":  # each is centred by itself
+            columns = self._rewards.unbind(dim=1)
+        groups = torch.stack([undecided(column, self.num_generations) for column in columns]).all(dim=0)
+        advantages[self._own(groups.repeat_interleave(self.num_generations), len(advantages))] = 0.0
 
     def _mark_unbounded_rewards(self, advantages: torch.Tensor) -> None:
         """TRL zeroes the advantages of a group with an infinite reward, in silence; they become NaN, which is seen to."""
