@@ -79,6 +79,20 @@ def test_the_gradient_that_it_estimates_is_right(estimator):
     assert torch.allclose(estimated, exact, atol=1e-12)
 
 
+@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"raw"}))
+def test_equal_rewards_have_no_advantage_whatever_their_mean_is_rounded_to(estimator):
+    for size in (2, 3, 7, 8, 16):
+        for reward in [i / 97 for i in range(98)] + [-0.1, 1e6 / 3]:
+            assert estimate(torch.full((size,), reward), size, estimator).tolist() == [0.0] * size
+    # The sums of two reward functions differ in their last digit only.
+    first, second = torch.tensor([0.1]) + torch.tensor([0.6]), torch.tensor([0.7])
+    assert first != second and estimate(torch.cat([first, second]), 2, estimator).tolist() == [0.0, 0.0]
+    assert estimate(torch.tensor([0.7, 0.70001]), 2, estimator)[1] > 0.0
+    if estimator == "max":
+        tied = torch.cat([first, second, torch.zeros(2)])
+        assert estimate(tied, 4, estimator).tolist() == pytest.approx([0.35, 0.35, 0.0, 0.0])
+
+
 def test_group_normalized_is_trl_s_own(run, largest_difference):
     keys = {"max_steps": 4, "learning_rate": 1e-3}
     assert largest_difference(run(GRPOTrainer, **keys), run(advantage_estimator="group_normalized", **keys)) < 1e-6

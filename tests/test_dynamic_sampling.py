@@ -183,6 +183,24 @@ def test_the_functions_that_decide_can_be_named(run, make_trainer):
         make_trainer(dynamic_sampling_rewards=["solved"], reward_weights=[1.0, 0.0, 1.0], model="none", **keys)
 
 
+@pytest.mark.parametrize("estimator", [None, "group_normalized"])
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estimator, aggregation):
+    if estimator is not None and aggregation != "sum_then_normalize":
+        pytest.skip("refused")
+
+    def alike(completions, **columns):
+        return [17 / 97] * len(completions)  # in float32, not the mean of eight of these
+
+    reward = torch.full((8,), 17 / 97)
+    assert (reward - reward.mean()).abs().max() > 0.0
+    keys = {"drop_zero_rows": True, "skip_zero_rows": True, "beta_old": 0.2, "num_generations": 8, "max_steps": 2}
+    trainer = run(reward=alike, advantage_estimator=estimator, multi_objective_aggregation=aggregation, **keys)
+    assert [(row["grad_norm"], row["advantage_std"], row["rows_skipped"]) for row in rows(trainer)] == [
+        (0.0, 0.0, 7)
+    ] * 2
+
+
 def test_where_every_group_is_decided_nothing_changes(run, largest_difference):
     keys = {"max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3}
     assert largest_difference(run(**keys), run(dynamic_sampling_rounds=3, **keys)) < 1e-6

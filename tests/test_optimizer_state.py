@@ -387,6 +387,16 @@ def test_optimizers_that_are_not_understood_are_refused():
     check_optimizer(bitsandbytes.optim.PagedAdamW8bit([param]))
 
 
+def test_asym_needs_a_first_moment():
+    param = torch.nn.Parameter(torch.zeros(2))
+    for without in (torch.optim.Adafactor([param]), Adafactor([param], lr=LR, relative_step=False)):
+        with pytest.raises(ValueError, match="optimizer_reset='asym'.*has none.*soft, hard or keep"):
+            check_optimizer(without, "asym")
+        check_optimizer(without, "soft"), check_optimizer(without, "hard")
+    check_optimizer(Adafactor([param], lr=LR, relative_step=False, beta1=0.9), "asym")
+    check_optimizer(torch.optim.SGD([param], lr=LR, momentum=0.9), "asym")
+
+
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, float("nan")])
 def test_alpha_outside_its_range_is_refused(alpha):
     with pytest.raises(ValueError, match="optimizer_reset_alpha"):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -13,7 +14,7 @@ from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.scoring.grouping import whole_groups
-from trl_prorl.scoring.packing import check_pack_limit, choose_packing
+from trl_prorl.scoring.packing import check_pack_processes, choose_packing
 
 
 SPREAD = {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
@@ -222,16 +223,50 @@ def test_a_forward_holds_at_most_pack_max_tokens(run, make_trainer, largest_diff
     for row in rows(bounded):
         assert row["policy_forward_calls"] > 1
         assert row["tokens_processed_policy"] <= 60 * row["policy_forward_calls"]
-    with pytest.raises(ValueError, match="pack_max_tokens=10 is less than the .* tokens"):
-        make_trainer(**{**keys, "pack_max_tokens": 10}).train()
+
+
+def say(number, long=None):
+    """Prompts of which one, far down, is longer by 40 tokens."""
+    texts = [f"say {i % 10}" + "!" * 40 * (i == long) for i in range(number)]
+    return [[{"role": "user", "content": text}] for text in texts]
+
+
+@pytest.mark.parametrize("pack", ["on", "auto"])
+@pytest.mark.parametrize("which", ["training", "validation", "hard"])
+def test_a_limit_too_small_for_a_late_prompt_is_refused_when_the_trainer_is_made(make_trainer, which, pack):
+    validation = Dataset.from_dict({"prompt": say(16, 13 if which != "training" else None)})
+    if which == "hard":
+        validation = {"easy": Dataset.from_dict({"prompt": say(16)}), "hard": validation}
+    keys = {"columns": {"prompt": say(16, 13 if which == "training" else None)}}
+    keys |= {"trainer_kwargs": {"eval_dataset": validation}}
+    length = len(make_trainer().tokenize_prompts(say(1, 0))[0])
+    with pytest.raises(ValueError) as error:
+        make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 5)
+    assert str(error.value) == (
+        f"pack_max_tokens={length + 5} is less than the {length + 6} tokens of {which} prompt 13 ({length}) with a completion "
+        f"of max_completion_length=6: raise it to {length + 6}, lower max_completion_length, or drop long prompts."
+    )
+    assert make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 6).packing == "on"
+    fallen_back = make_trainer(
+        **keys, pack_groups="auto", pack_max_tokens=10, model_init_kwargs={"attn_implementation": "eager"}
+    )
+    assert fallen_back.packing.startswith("off")  # where nothing is packed there is no limit
+
+
+def test_the_limit_that_is_asked_for_is_enough(run):
+    """The longest prompt with completions of full length, none of which ends early."""
+    length = max(map(len, run(max_steps=1).tokenize_prompts(say(16, 13))))
+    keys = {"columns": {"prompt": say(16, 13)}, "generation_kwargs": {"min_new_tokens": 6}, "num_iterations": 1}
+    trainer = run(**keys, pack_groups="on", pack_max_tokens=length + 6, max_steps=8)
+    assert all(row["completion_length"] == 6 for row in rows(trainer)) and len(rows(trainer)) == 8
 
 
 def test_a_limit_is_refused_where_processes_would_wait_for_each_other(make_trainer):
     trainer = make_trainer(pack_groups="on", pack_max_tokens=60)
-    check_pack_limit(60, 1)
-    check_pack_limit(None, 2)
+    check_pack_processes(60, 1)
+    check_pack_processes(None, 2)
     with pytest.raises(ValueError, match="pack_max_tokens=60 with 2 processes.*per_device_train_batch_size"):
-        check_pack_limit(60, 2)
+        check_pack_processes(60, 2)
     with pytest.raises(ValueError, match="pack_max_tokens"):
         choose_packing(trainer.args, trainer.accelerator.unwrap_model(trainer.model), {}, processes=2)
 

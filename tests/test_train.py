@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from datasets import Dataset
 from trl import ModelConfig, TrlParser
 
-from trl_prorl import ProRLConfig
+from trl_prorl import ProRLConfig, train
 from trl_prorl.train import TaskArguments, task_reward
 
 
@@ -77,6 +78,10 @@ BAD = {
     "model folder": (["--model_name_or_path", "./no/such/folder"], ["model_name_or_path='./no/such/folder'"]),
     "few rows": (["--train_rows", "1"], ["1 prompts", "train_rows"]),
     "context": (["--max_completion_length", "4000"], ["max_completion_length=4000", "context of 2048"]),
+    "limit of packing": (
+        ["--pack_groups", "on", "--pack_max_tokens", "20"],
+        ["pack_max_tokens=20 is less than the", "training prompt", "max_completion_length="],
+    ),
     "B that does nothing": (
         ["--beta", "0", "--beta_old", "0.1", "--ref_reset_every", "0", "--num_iterations", "1"],
         ["beta_old=0.1"],
@@ -274,3 +279,34 @@ def test_task_options_are_json_on_the_command_line():
     arguments = ["--task", "sorting", "--task_level", "2", "--task_options", '{"reward": "distance"}']
     task_args, _, _ = parser.parse_args_and_config([*arguments, "--use_cpu", "true", "--bf16", "false"])
     assert task_args.make_task().name == "sorting"
+
+
+@pytest.mark.parametrize("which", ["training", "validation"])
+def test_a_limit_of_packing_that_a_prompt_exceeds_is_told_before_a_model_is_loaded(
+    tmp_path, tiny_model, monkeypatch, which
+):
+    class Prompts:
+        """A task whose longest prompt stands in one of its sets."""
+
+        name = "prompts"
+
+        def rows(self, split, number, seed):
+            long = {"training": "train", "validation": "validation"}[which] == split
+            texts = ["1", "2" * (100 if long else 1), *"3456"]
+            return Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in texts]})
+
+    monkeypatch.setattr(train, "ProRLTrainer", lambda **kwargs: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(train.TaskArguments, "make_task", lambda self: Prompts())
+    args = ProRLConfig(
+        str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        pack_groups="on",
+        pack_max_tokens=100,
+        max_completion_length=6,
+        eval_strategy="steps",
+        eval_steps=5,
+        per_device_train_batch_size=8,
+    )
+    with pytest.raises(ValueError, match=f"pack_max_tokens=100 is less than .* tokens of {which} prompt 1 "):
+        train.build(train.TaskArguments(), args, ModelConfig(model_name_or_path=tiny_model))

@@ -113,7 +113,8 @@ class ProRLConfig(GRPOConfig):
             a task for which that is not possible is refused, and so is a model on which a few tokens, tried when the trainer
             is made, give other numbers; with `"auto"` it is computed as TRL computes it, and `env.json` says why.
         pack_max_tokens (`int`, *optional*):
-            Most tokens of one packed forward, with a single process. `None`: a micro-batch is one forward.
+            Most tokens of one packed forward, with a single process: no less than the longest prompt and
+            `max_completion_length`. `None`: a micro-batch is one forward.
         skip_zero_rows (`bool`, *optional*, defaults to `False`):
             Do not compute rows that carry no gradient: those of groups whose rewards are all equal, where no penalty acts
             on them. Gradient and normaliser are the same; `rows_skipped` counts them, and the means over tokens in the

@@ -29,7 +29,7 @@ from tasks import task_of_recipe
 from .config import ProRLConfig
 from .embedded.shipped import EMBEDDED, embedded_model, is_embedded
 from .errors import RunError
-from .launch.checks import check_rows, check_used
+from .launch.checks import check_pack_limit, check_rows, check_used
 from .launch.command_line import first_look
 from .launch.recipe import RecipeParser
 from .rollout.length import cosine_length_reward, target_length_reward
@@ -231,6 +231,11 @@ def build(
         model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
     check_context(train_dataset, tokenizer, model, model_args.model_revision, args)
+    if args.pack_max_tokens is not None and args.pack_groups == "on":  # of auto the trainer knows whether it packs
+        for which, rows in (("training", train_dataset), ("validation", eval_dataset)):
+            if rows is not None:
+                lengths = prompt_lengths(rows, tokenizer)
+                check_pack_limit(args.pack_max_tokens, lengths, args.max_completion_length, which)
     trainer = ProRLTrainer(
         model=model,
         reward_funcs=task_args.make_rewards(task, args.max_completion_length),
@@ -339,16 +344,21 @@ def find_model(name: str | None) -> str:
     return name
 
 
+def prompt_lengths(rows, tokenizer) -> list[int]:
+    """Tokens of every prompt, chat template and all."""
+    texts = [
+        tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) for prompt in rows["prompt"]
+    ]
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
+
+
 def check_context(rows, tokenizer, model: str, revision: str, args: ProRLConfig) -> None:
     """Refuse prompts that leave no room for a completion in the model's context."""
     config = AutoConfig.from_pretrained(model, revision=revision)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is None:
         return
-    texts = [
-        tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) for prompt in rows["prompt"]
-    ]
-    lengths = [len(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
+    lengths = prompt_lengths(rows, tokenizer)
     longest = max(lengths)
     if longest + args.max_completion_length > context:
         raise ValueError(

@@ -17,6 +17,7 @@ from trl.trainer.utils import add_fused_lm_head, split_tensor_dict
 from .adapters.mixin import AdapterMixin
 from .errors import EvaluationError
 from .hub.mixin import HubMixin
+from .launch.checks import check_prompts_fit
 from .launch.plan import Plan
 from .objective.advantages import estimate
 from .objective.aggregation import token_weights
@@ -26,7 +27,7 @@ from .resets.callbacks import ReferenceResetCallback
 from .resets.controller import Resets, configured_triggers
 from .resets.elastic import ElasticAverage, ElasticResets
 from .resets.triggers import Reason
-from .rollout.dynamic_sampling import DynamicSampling, named_functions
+from .rollout.dynamic_sampling import DynamicSampling, named_functions, undecided
 from .rollout.outcome import Outcome, own_part, weighted_sum
 from .rollout.rewards import watched
 from .run.checkpointing import CheckpointMixin
@@ -120,6 +121,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         shards = self.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
         probed = None if shards else lambda: self._probed(policy)
         self.packing = choose_packing(args, policy, objections, accelerator.num_processes, probed)
+        if self.packing.startswith("on") and args.pack_max_tokens is not None:
+            check_prompts_fit(self.train_dataset, self.eval_dataset, self.tokenize_prompts, args)
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
         if args.loss_mode == "unclipped":
             self.epsilon_low = self.epsilon_high = math.inf
@@ -301,6 +304,15 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             for _ in range(min(len(logged), len(newest))):
                 logged.pop()
             logged.extend(estimate(newest, size, estimator, batch).tolist())
+        if (
+            self.args.drop_zero_rows
+        ):  # it looks for zeros, and TRL's advantages of equal rewards are 0 to rounding only
+            together = self.args.multi_objective_aggregation == "sum_then_normalize"  # else each is centred by itself
+            columns = (
+                [weighted_sum(outcome.rewards, self.reward_weights)] if together else outcome.rewards.unbind(dim=1)
+            )
+            groups = torch.stack([undecided(column, size) for column in columns]).all(dim=0)
+            advantages[own_part(groups.repeat_interleave(size), process, len(advantages))] = 0.0
         # TRL zeroes the advantages of a group with an infinite reward, in silence; NaN is seen to.
         advantages[own_part(outcome.unbounded(size), process, len(advantages))] = math.nan
 

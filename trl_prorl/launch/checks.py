@@ -1,6 +1,6 @@
 """Is there something to train on, and is every value looked at? Asked before a model is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -50,6 +50,61 @@ def check_rows(rows: Any, batch: int, num_generations: int) -> None:
             f"(generation_batch_size={batch} / num_generations={num_generations}). Raise train_rows, or lower "
             "per_device_train_batch_size or gradient_accumulation_steps."
         )
+
+
+def check_pack_limit(limit: int | None, lengths: Sequence[int], max_completion_length: int | None, which: str) -> None:
+    """
+    Refuse a `pack_max_tokens` that would stop the run when its longest prompt comes.
+
+    Args:
+        limit (`int`, *optional*):
+            `pack_max_tokens`.
+        lengths (`Sequence[int]`):
+            Tokens of every prompt.
+        max_completion_length (`int`, *optional*):
+            Most tokens of a completion; `None` if nothing bounds them.
+        which (`str`):
+            Prompts of what: `"training"` or `"validation"`.
+
+    Raises:
+        `ValueError`: naming the prompt and what it needs.
+    """
+    if limit is None or not lengths:
+        return
+    longest = max(lengths)
+    # A packed row ends each prompt one token early, and begins each completion with that token.
+    needed = longest + (max_completion_length or 1)
+    if needed > limit:
+        raise ValueError(
+            f"pack_max_tokens={limit} is less than the {needed} tokens of {which} prompt {lengths.index(longest)} ({longest}) "
+            f"with a completion of max_completion_length={max_completion_length}: raise it to {needed}, lower "
+            "max_completion_length, or drop long prompts."
+        )
+
+
+def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], list[list[int]]], args: Any) -> None:
+    """
+    Every prompt with the longest completion within `pack_max_tokens`; streamed prompts are seen as they come.
+
+    Args:
+        train ([`~datasets.Dataset`]), evaluation ([`~datasets.Dataset`] or `dict` of them):
+            The sets that have prompts.
+        tokenize (`Callable`):
+            Token ids of prompts.
+        args ([`ProRLConfig`]):
+            The limit, and the longest completion.
+
+    Raises:
+        `ValueError`: as [`check_pack_limit`].
+    """
+    sets = evaluation if isinstance(evaluation, dict) else {"validation": evaluation}
+    for which, rows in {"training": train, **sets}.items():
+        if isinstance(rows, Dataset):
+            prompts = rows["prompt"]
+            lengths: list[int] = []
+            for start in range(0, len(prompts), 1000):
+                lengths += map(len, tokenize(prompts[start : start + 1000]))
+            check_pack_limit(args.pack_max_tokens, lengths, args.max_completion_length, which)
 
 
 def check_used(configuration: Any, needs: Mapping[str, tuple[bool, str]]) -> None:

@@ -144,10 +144,11 @@ def _check_optimizer(args: ProRLConfig, optimizers) -> None:
     if args.optimizer_reset == "keep":
         return
     if optimizers is not None and optimizers[0] is not None:
-        check_optimizer(optimizers[0])
+        check_optimizer(optimizers[0], args.optimizer_reset)
     else:
         cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
-        check_optimizer_class(cls, arguments.get("momentum", 0.0))
+        momentum, beta1 = arguments.get("momentum", 0.0), arguments.get("beta1")
+        check_optimizer_class(cls, momentum, beta1, args.optimizer_reset)
 
 
 def _check_sharding(args: ProRLConfig, resets: bool) -> None:

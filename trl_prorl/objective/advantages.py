@@ -1,7 +1,9 @@
 """
 Advantages from the rewards of a batch of groups: pure functions, rewards of shape `(N,)` in, advantages of shape `(N,)` out.
 
-A completion that no reward function could score has the reward NaN; it counts in no mean and gets the advantage 0.
+Where all rewards of a group are equal every advantage is exactly 0, but for `raw`: the mean of eight times 17/97 is not 17/97 in
+float32, and what is left would become 10⁻³ by `group_normalized`. A completion that no reward function could score has the
+reward NaN; it counts in no mean and gets the advantage 0.
 
 | name | advantage of completion i of a group of G | source |
 |---|---|---|
@@ -24,6 +26,7 @@ from trl.trainer.utils import nanstd
 
 
 EPSILON = 1e-4  # TRL's, on every standard deviation
+ROUNDING = 1e-6  # of a float32 sum of rewards, relative
 
 
 def raw(groups: torch.Tensor) -> torch.Tensor:
@@ -48,10 +51,17 @@ def rloo(groups: torch.Tensor) -> torch.Tensor:
     return centered(groups) * scored / (scored - 1).clamp(min=1)
 
 
+def all_equal(groups: torch.Tensor) -> torch.Tensor:
+    """Whether the rewards of a group, shape `(N / G, G)`, are equal to rounding, or none was given: shape `(N / G,)`."""
+    least, greatest = groups.nan_to_num(nan=torch.inf).amin(dim=1), groups.nan_to_num(nan=-torch.inf).amax(dim=1)
+    # Where nothing was scored: −∞ − ∞.
+    return greatest - least <= ROUNDING * torch.maximum(least.abs(), greatest.abs())
+
+
 def best_over_mean(groups: torch.Tensor) -> torch.Tensor:
     best = groups.nan_to_num(nan=-math.inf).amax(dim=1, keepdim=True)
     # A comparison with NaN is false, and what was not scored stays NaN.
-    return torch.where(groups < best, 0.0, centered(groups))
+    return torch.where(best - groups > ROUNDING * best.abs(), 0.0, centered(groups))
 
 
 def best_of_group(groups: torch.Tensor) -> torch.Tensor:
@@ -95,4 +105,7 @@ def estimate(
     """
     groups = rewards.view(-1, group_size)
     of_batch = {} if batch is None or estimator != "batch_normalized" else {"batch": batch.view(-1, group_size)}
-    return ESTIMATORS[estimator](groups, **of_batch).flatten().nan_to_num(nan=0.0)
+    advantages = ESTIMATORS[estimator](groups, **of_batch)
+    if estimator != "raw":
+        advantages = advantages.masked_fill(all_equal(groups).unsqueeze(1), 0.0)
+    return advantages.flatten().nan_to_num(nan=0.0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from .. import kl
 from ..parts import Part
-from . import kl
 from .adaptive import next_coefficient
 
 

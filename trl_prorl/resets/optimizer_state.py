@@ -134,7 +134,7 @@ def check_state(state: Mapping[str, Any]) -> None:
         )
 
 
-def check_optimizer_class(cls: type, momentum: float = 0.0) -> None:
+def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
     """
     Refuse an optimizer whose state a reset would not understand, or which has none, before any training.
 
@@ -143,6 +143,10 @@ def check_optimizer_class(cls: type, momentum: float = 0.0) -> None:
             The optimizer's class.
         momentum (`float`, *optional*, defaults to `0.0`):
             SGD's momentum; without one there is nothing to reset.
+        beta1 (`float`, *optional*):
+            Of transformers' Adafactor; without it there is no first moment.
+        mode (`str`, *optional*, defaults to `"hard"`):
+            `"asym"` needs a first moment.
 
     Raises:
         `ValueError`: naming the optimizer and those that are understood.
@@ -156,6 +160,12 @@ def check_optimizer_class(cls: type, momentum: float = 0.0) -> None:
             )
         return
     torch_like = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adafactor, Adafactor)
+    if mode == "asym" and (issubclass(cls, torch.optim.Adafactor) or (issubclass(cls, Adafactor) and beta1 is None)):
+        raise ValueError(
+            f"optimizer_reset='asym' clears the first moment, and {name} has none: it would do nothing. Set optimizer_reset: "
+            "soft, hard or keep, or use an optimizer with a first moment (optim: adamw_torch, or adafactor through "
+            "optimizers=(Adafactor(..., beta1=0.9), None))."
+        )
     bnb_adam = cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
     if not (issubclass(cls, torch_like) or bnb_adam):
         raise ValueError(
@@ -165,10 +175,12 @@ def check_optimizer_class(cls: type, momentum: float = 0.0) -> None:
         )
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> None:
     """`check_optimizer_class` of an instance, Accelerate's wrapper looked through."""
     inner = getattr(optimizer, "optimizer", optimizer)
-    check_optimizer_class(type(inner), max(group.get("momentum", 0.0) for group in inner.param_groups))
+    momentum = max(group.get("momentum", 0.0) for group in inner.param_groups)
+    beta1 = next((group["beta1"] for group in inner.param_groups if group.get("beta1") is not None), None)
+    check_optimizer_class(type(inner), momentum, beta1, mode)
 
 
 def plan_reset(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from ..advantages import all_equal
 from ..objective.anchors import completion_mask
 from ..parts import Part
 from .outcome import Outcome, own_part, weighted_sum
@@ -79,7 +80,7 @@ def named_functions(
 
 def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     """
-    Which groups have no reward that differs from the others.
+    Which groups have no reward that differs from the others, by more than rounding.
 
     Args:
         rewards (`torch.Tensor` of shape `(N,)`):
@@ -90,9 +91,7 @@ def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     Returns:
         `torch.Tensor` of shape `(N / G,)`, of bools.
     """
-    groups = rewards.view(-1, group_size)
-    least, greatest = groups.nan_to_num(nan=torch.inf).amin(dim=1), groups.nan_to_num(nan=-torch.inf).amax(dim=1)
-    return least >= greatest  # where nothing was scored: ∞ ≥ −∞
+    return all_equal(rewards.view(-1, group_size))
 
 
 def put_groups(

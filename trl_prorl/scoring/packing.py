@@ -221,7 +221,7 @@ def choose_packing(
         return "off"
     reason = next((text for text, holds in objections.items() if holds), None) or why_not(model)
     if reason is None:
-        check_pack_limit(args.pack_max_tokens, processes)
+        check_pack_processes(args.pack_max_tokens, processes)
         if probed is None:
             logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
             return "on; its numbers were not tried, because the weights are sharded"
@@ -234,7 +234,7 @@ def choose_packing(
     return f"off: {reason}"
 
 
-def check_pack_limit(limit: int | None, processes: int) -> None:
+def check_pack_processes(limit: int | None, processes: int) -> None:
     """
     Raises:
         `ValueError`: several processes have a limit.
