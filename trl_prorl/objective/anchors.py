@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import kl
+from . import kl
 from ..parts import Part
 from .adaptive import next_coefficient
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from ..advantages import all_equal
+from ..objective.advantages import all_equal
 from ..objective.anchors import completion_mask
 from ..parts import Part
 from .outcome import Outcome, own_part, weighted_sum
