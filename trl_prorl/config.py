@@ -142,7 +142,8 @@ class ProRLConfig(GRPOConfig):
 
         loss_mode (`str`, *optional*):
             The ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh), `"unclipped"` (ratio · A)
-            or `"clipped"`. The penalties keep their own ratio. `None`: TRL's, which is clipped.
+            or `"clipped"`. The penalties keep their own ratio, and TRL's `off_policy_mask_threshold` and its correction for
+            vLLM act with each. `None`: TRL's, which is clipped.
 
         > Parameters that keep a run safe
 

@@ -44,7 +44,7 @@ from .fp32_head import cast_head_to_fp32, check_full_model
 from .grouping import whole_groups
 from .identity import changing_keys, dataset_hash, weights_hash
 from .meter import Meter, UpdateNorm
-from .normalizer import token_weights
+from .normalizer import WINDOW_LOSSES, token_weights
 from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
 from .packing import packed_logps, why_not
 from .packing_probe import probe
@@ -865,7 +865,9 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
             (logps, entropies), self._captured = self._captured, None
             penalties = self._penalties(inputs, logps)
             if penalties:
-                loss = loss + self._normalised(inputs, sum(penalties.values()))
+                penalty = self._normalised(inputs, sum(penalties.values()))
+                loss = loss + penalty
+                self._log_policy_loss(penalty)
             self._log_kl(inputs, penalties)
         else:
             loss = self._policy_loss(model, inputs)
@@ -883,8 +885,12 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
     def _policy_loss(self, model, inputs) -> torch.Tensor:
         """TRL's loss, with the ratio that `loss_mode` asks for."""
         if self.args.loss_mode == "no_ratio":
-            # Without π_old TRL takes the policy itself: a ratio of 1 whose gradient is that of the log-probability.
-            inputs = {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
+            # Without π_old TRL takes the policy itself: a ratio of 1 whose gradient is that of the log-probability. Its
+            # mask of samples that are too far off policy still compares with the policy that sampled.
+            inputs = dict(inputs)
+            old = inputs.pop("old_per_token_logps", None)
+            if old is not None:
+                inputs.setdefault("sampling_per_token_logps", old)
         if self.args.loss_mode != "unclipped":
             return super()._compute_loss(model, inputs)
         clip = self.epsilon_low, self.epsilon_high
@@ -951,6 +957,18 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
                 total = (penalties[name].detach() / coefficient * mask).sum()
                 total, count = self._sum_over_processes(torch.stack([total, mask.sum().float()]))
                 self._metrics[mode][metric].append((total / count.clamp(min=1.0)).item())
+
+    def _log_policy_loss(self, penalty: torch.Tensor) -> None:
+        """TRL's metric `policy_loss`, logged beside an entropy bonus, has the KL term in it: of a micro-batch by itself, or
+        of its share in the window where the loss averages over that."""
+        if not self._entropy_bonus_enabled:
+            return
+        training = self.model.training
+        by_itself = training and self.loss_type not in WINDOW_LOSSES
+        share = penalty.detach() * (self.current_gradient_accumulation_steps if by_itself else 1.0)
+        self._metrics["train" if training else "eval"]["policy_loss"][-1] += (
+            self.accelerator.gather(share).nanmean().item()
+        )
 
     def _mask(self, inputs) -> torch.Tensor:
         mask = inputs["completion_mask"]
