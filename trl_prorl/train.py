@@ -30,6 +30,7 @@ from .checkpoint import find_checkpoint, newest_complete
 from .checks import check_pack_limit, check_rows, check_used
 from .command_line import first_look
 from .config import ProRLConfig
+from .config_change import check_change
 from .embedded_base import EMBEDDED, embedded_model, is_embedded
 from .errors import RunError
 from .identity import IDENTITY_FILE, changing_keys, check_same_run
@@ -319,7 +320,8 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
             return False
         raise
     then = json.loads((checkpoint / IDENTITY_FILE).read_text())
-    check_same_run(then, changing_keys(args, *recipe), args.allow_config_change)
+    now = changing_keys(args, *recipe)
+    check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
     return True
 
 

@@ -13,7 +13,16 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl.trainer.utils import strip_images_from_messages
 
 from .buffer import buffer_file, load_buffer, save_buffer
+from .callbacks import load_callbacks
 from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, is_failed_write, leftovers, publish, sync
+from .config_change import (
+    BATCH_KEYS,
+    check_change,
+    hyperparameters,
+    restore_hyperparameters,
+    switched_off,
+    switched_on,
+)
 from .errors import CheckpointError, RunError
 from .identity import IDENTITY_FILE, changing_keys, check_same_run
 from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines
@@ -77,6 +86,7 @@ class CheckpointMixin:
                 logger.warning("Checkpoint %s is skipped: %s.", name, reason)
             then = json.loads((checkpoint / IDENTITY_FILE).read_text())
             changed = check_same_run(then, self._identity | changing_keys(*self.recipe), self.args.allow_config_change)
+            check_change(changed, self._identity | changing_keys(*self.recipe), checkpoint)
             self._resume_event = {
                 "event": "resume",
                 "checkpoint": checkpoint.name,
@@ -128,6 +138,9 @@ class CheckpointMixin:
             best = _best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
         with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
             done = super()._init_training_state(max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial)
+        self.state.compute_steps(
+            self.args, max_steps
+        )  # a checkpoint's logging_steps, eval_steps and save_steps are its own
         if best is not None:
             self.state.best_model_checkpoint = str(best)
         return done
@@ -232,11 +245,16 @@ class CheckpointMixin:
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         # The one step of a resume that every kind of set-up takes, and after the model's.
+        asked = hyperparameters(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
+        changed = self._resume_event["changed"]
+        if changed:
+            restore_hyperparameters(self.optimizer, self.lr_scheduler, asked)
         folder = Path(checkpoint)
-        if self.reference is not None and self._resets:
+        began = any(switched_on(changed, key) for key in changed if key == "beta" or key.startswith("ref_reset_"))
+        if self.reference is not None and self._resets and not (began and not self.reference.is_in(folder)):
             self.reference.load(folder)
         if self.elastic is not None:
             self.elastic.load(folder)
@@ -274,17 +292,17 @@ class CheckpointMixin:
         return logs
 
     def _load_prorl_state(self, state: dict) -> None:
-        self._requests = [Reason(**request) for request in state["requests"]]
-        for callback, theirs in zip(self._reset_callbacks(), state["callbacks"], strict=True):
-            callback.load_state_dict(theirs)
+        changed = self._resume_event["changed"]
+        self._requests = [Reason(**request) for request in state["requests"]] if self._resets else []
+        load_callbacks(self._reset_callbacks(), state["callbacks"])
         self._elastic_requested = state["elastic_requested"]
         for name, value in state["coefficients"].items():
-            if name not in self._resume_event["changed"]:
+            if name not in changed and not switched_off(changed, "kl_target"):
                 setattr(self, name, value)
         self._kl_since_generation = state["kl_since_generation"]
         self._last_kl_ref = state["kl_ref"]
         self._generations = state["generations"]
-        self._step = state["micro_batches"]
+        self._step = 0 if set(changed) & set(BATCH_KEYS) else state["micro_batches"]  # at the end of a batch, if so
         self._generation_row = state["generation_row"]
         self._metrics["train"].update(state["logged"])
         self._nonfinite_skips = state["nonfinite_skips"]
