@@ -103,6 +103,8 @@ class HubMixin:
             super()._save(*args, **kwargs)
         finally:
             self.args.hub_token = token
+        if not self.args.should_save:  # Trainer calls this in every process, where the folder may not be there yet
+            return
         output_dir = args[0] if args else kwargs.get("output_dir")
         write_run_id(self.args.output_dir if output_dir is None else output_dir, self._run_id)
 
