@@ -78,7 +78,7 @@ def gain_statements(runs: list[Run]) -> list[str]:
 
 
 def share_statements(runs: list[Run]) -> list[str]:
-    """B's held-out pass@1 as a share of A's, pair by pair, with the warning that the two optimise different objectives."""
+    """B's held-out pass@1 as a share of A's, pair by pair; the first says that the two optimise different objectives."""
     lines = []
     for b, a in pairs(runs, "B", "A"):
         heading = f"`{b.name}` (B) against `{a.name}` (A), held-out pass@1: "
@@ -89,7 +89,7 @@ def share_statements(runs: list[Run]) -> list[str]:
         else:
             share = paired_bootstrap_ratio(per_prompt(b, "trained"), per_prompt(a, "trained"))
             body = f"B reaches {share_cell(share)} of A's, over prompts only."
-        lines.append(f"{heading}{body} {DIFFERENT_OBJECTIVE}")
+        lines.append(f"{heading}{body}" if lines else f"{heading}{body} {DIFFERENT_OBJECTIVE}")
     return lines
 
 
