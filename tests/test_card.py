@@ -1,6 +1,7 @@
 """Run folders as model cards, read back with the Hub's own client."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -268,3 +269,14 @@ def test_a_damaged_record_is_refused(folder):
     (run / "passk.json").write_text("{")
     with pytest.raises(ValueError, match="passk.json"):
         read_record(run)
+
+
+def test_the_lines_that_load_the_model_find_it(make_trainer, tmp_path):
+    """In a checkpoint, as long as nothing was saved beside the record; then there."""
+    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    out = Path(trainer.args.output_dir)
+    for folder, save in ((out / "checkpoint-2", lambda: None), (out, trainer.save_model)):
+        save()
+        assert f'PeftModel.from_pretrained(base, "{folder}")' in (out / "README.md").read_text()
+        assert (folder / "adapter_config.json").is_file() and (folder / "tokenizer.json").is_file()
