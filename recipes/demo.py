@@ -97,6 +97,10 @@ def main() -> None:
     parser.add_argument("--samples", default="16", help="samples per prompt")
     args, overrides = parser.parse_known_args()
     os.chdir(ROOT)
+    for arm in args.arms:
+        if not (args.recipes / f"{arm}.yaml").is_file():
+            there = ", ".join(sorted(path.stem for path in args.recipes.glob("*.yaml"))) or "none"
+            parser.error(f"--arms {arm}: {args.recipes} has no {arm}.yaml; its recipes: {there}")
 
     try:
         folder_of_base = embedded_model()

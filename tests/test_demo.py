@@ -1,4 +1,4 @@
-"""The demo, in full, as `make demo` runs it: minutes long, so slow."""
+"""The demo, in full, as `make demo` runs it."""
 
 import json
 import os
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from trl_prorl.embedded_base import DEFAULT, weights_sha256
 
 
 ROOT = Path(__file__).parent.parent
@@ -20,7 +22,28 @@ def demo(tmp_path_factory):
     command = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
     return out, done.stdout
+
+
+def test_a_recipe_that_is_not_there_is_one_line(tmp_path):
+    command = [
+        sys.executable,
+        str(ROOT / "recipes" / "demo.py"),
+        "--out",
+        str(tmp_path),
+        "--arms",
+        "plain",
+        "variantD",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--arms variantD" in done.stderr and "variantA, variantB" in done.stderr
+
+
+@pytest.mark.slow
+def test_it_says_which_base_it_starts_from(demo):
+    assert f"{DEFAULT}, SHA-256 of its weights {weights_sha256(DEFAULT)[:12]}" in demo[1]
 
 
 @pytest.mark.slow
