@@ -227,7 +227,7 @@ def eval_results(record: Record) -> list[EvalResult]:
                 _eval_result(
                     (task, level, passk["split"], dataset_id),
                     f"pass@{k}",
-                    f"pass@{k}, 95 % interval {_interval(interval)}",
+                    _named(f"pass@{k}", interval),
                     part["trained"][f"pass@{k}"],
                     {
                         "interval_95": interval,
@@ -247,7 +247,7 @@ def eval_results(record: Record) -> list[EvalResult]:
             _eval_result(
                 (passk["task"], passk.get("level"), passk["split"], dataset),
                 "accuracy",
-                f"greedy accuracy, 95 % interval {_interval(interval)}",
+                _named("greedy accuracy", interval),
                 greedy["trained"]["accuracy"],
                 arguments | {"decoding": "greedy"},
             )
@@ -312,6 +312,11 @@ def _with_interval(values: list[float] | None, spec: str) -> str:
         return "–"
     value, *interval = values
     return f"{value:{spec}} {_interval(interval, spec)}"
+
+
+def _named(metric: str, ends: list[float | None]) -> str:
+    """A metric with its interval, where there is one."""
+    return metric if None in ends else f"{metric}, 95 % interval {_interval(ends)}"
 
 
 def _interval(ends: list[float | None], spec: str = ".3f") -> str:
