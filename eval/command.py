@@ -2,13 +2,13 @@
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable
 
 from transformers.utils import logging
 
 from eval.runs import InputError
 from trl_prorl.errors import RunError
+from trl_prorl.quiet import quiet_warnings
 
 
 def command(main: Callable, bad_input: type[Exception] = InputError) -> Callable[..., int]:
@@ -24,9 +24,7 @@ def command(main: Callable, bad_input: type[Exception] = InputError) -> Callable
     def run(argv: list[str] | None = None) -> int:
         logging.disable_progress_bar()  # of weights that are loaded: our own bars show what takes long
         try:
-            with warnings.catch_warnings():
-                # peft asks transformers by a name that is about to go; nobody can do anything about it here.
-                warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            with quiet_warnings():
                 main(argv)
         except (bad_input, RunError) as error:
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -16,7 +16,7 @@ from transformers import set_seed
 import tasks
 from eval.local_paths import with_local_paths
 from eval.models import Point, identity, load_point, load_tokenizer, trained_point
-from eval.runs import InputError, load_config
+from eval.runs import InputError, load_config, read_json
 from eval.samples import SampleStore, content_ids
 from eval.sampling import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE, sample
 from trl_prorl.run.folder import EVALUATION_KEYS
@@ -259,11 +259,28 @@ def digest(*parts) -> str:
 
 
 def check_run(run_dir: Path) -> dict:
-    """The configuration of a run that can be evaluated, local paths found, or an [`InputError`]."""
-    config = load_config(run_dir)
-    for key in EVALUATION_KEYS:
-        if not config.get(key):
-            raise InputError(f"'{run_dir / 'config.yaml'}' has no {key}; add the one the run was trained with")
-    config = with_local_paths(run_dir, config)
-    trained_point(run_dir, config)
+    """
+    The configuration of a run that can be evaluated, local paths found.
+
+    Raises:
+        InputError: If it cannot be, naming everything that is missing.
+    """
+    config, wrong = load_config(run_dir), []
+    if missing := [key for key in EVALUATION_KEYS if not config.get(key)]:
+        noted = (read_json(run_dir / "env.json") if (run_dir / "env.json").is_file() else {}).get("base_model") or {}
+        values = {"model_name_or_path": noted.get("name") or "…", "task": "…"}
+        wrong.append(
+            f"'{run_dir / 'config.yaml'}' has no {' and no '.join(missing)}; add what the run was trained with: "
+            + ", ".join(f"{key}: {values[key]}" for key in missing)
+            + (" (a task of `python -m tasks list`, whose data they were)" if "task" in missing else "")
+        )
+    for check in (with_local_paths, trained_point):
+        try:
+            found = check(run_dir, config)
+            config = found if check is with_local_paths else config
+        except InputError as error:
+            own_script = "; a script of your own ends with trainer.save_model()" if "task" in missing else ""
+            wrong.append(f"{error}{own_script if check is trained_point else ''}")
+    if wrong:
+        raise InputError(". And ".join(wrong))
     return config

@@ -15,7 +15,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from eval.local_paths import find_output_dir
 from eval.runs import InputError, read_env, read_jsonl
-from trl_prorl.run.base_model import WEIGHTS
+from trl_prorl.run.base_model import WEIGHTS, hub_commit
 from trl_prorl.run.checkpoint import sha256
 from trl_prorl.run.run_id import RUN_ID, saved_run_id
 
@@ -200,7 +200,8 @@ def identity(folder: Path | None, config: dict) -> dict:
         if not Path(base).is_dir():
             revision = config.get("model_revision") or "main"
             with hub_errors(base):
-                return {"name": base, "commit": AutoConfig.from_pretrained(base, revision=revision)._commit_hash}
+                AutoConfig.from_pretrained(base, revision=revision)  # which brings the cache up to date
+            return {"name": base, "commit": hub_commit(base, revision)}
         folder = Path(base)
         return {"weights": weight_hashes(folder)}
     own = {"weights": weight_hashes(folder)}

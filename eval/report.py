@@ -22,7 +22,7 @@ from eval.html import to_html
 from eval.runs import InputError, Run, load_run, sort_runs
 from eval.sections import build_report, draw_pictures
 from eval.statements import comparison_statements
-from eval.tables import overview_table
+from eval.tables import DIFFERENT_OBJECTIVE, overview_table
 from trl_prorl.files import replaced
 
 
@@ -99,7 +99,8 @@ def main(argv=None) -> None:
     console = Console()
     console.print(overview_table(runs).to_rich())
     for line in comparison_statements(runs):
-        console.print(f"- {line}", markup=False, highlight=False)
+        if said := line.replace(DIFFERENT_OBJECTIVE, "").strip():  # which stands below the table
+            console.print(f"- {said}", markup=False, highlight=False)
     print(f"Wrote {out / 'report.html'}; the same as report.md with {', '.join(pictures)}.")
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from eval import analysis_views, closeups, drift_view, passk_views, plots
-from eval.document import Bullets, Code, Picture, Report, Section, Text
+from eval.document import Bullets, Code, Picture, Report, Section, Text, said_once
 from eval.matrix import result_matrix
 from eval.panels import plot_sheet
 from eval.runs import Run
@@ -15,6 +15,7 @@ from eval.tables import (
     both_a_and_b,
     cost_table,
     learning_table,
+    objective_notes,
     repetitions,
     seed_count,
     seeds_table,
@@ -228,7 +229,7 @@ def build_report(runs: list[Run], command: str) -> Report:
     matrix = result_matrix(runs)
     tables = [table for table in (learning_table(runs), seeds_table(runs)) if table]
     sections = [
-        Section(matrix.title, [matrix]),
+        Section(matrix.title, [*map(Text, objective_notes(runs)), matrix]),
         *_success_section(runs),
         Section("What the numbers say", [Bullets(comparison_statements(runs) or ["Nothing to compare yet."])]),
         _curves_section(runs),
@@ -251,7 +252,9 @@ def build_report(runs: list[Run], command: str) -> Report:
             ],
         ),
     ]
-    return Report(f"Prolonged GRPO: {len(runs)} {'run' if len(runs) == 1 else 'runs'}", lead(runs), sections)
+    title = f"Prolonged GRPO: {len(runs)} {'run' if len(runs) == 1 else 'runs'}"
+    # Each table and picture says it, for it may stand alone; the report says it above the first of them.
+    return said_once(Report(title, lead(runs), sections), DIFFERENT_OBJECTIVE)
 
 
 def draw_pictures(report: Report, runs: list[Run], out: Path) -> list[str]:

@@ -68,17 +68,19 @@ def gain_statements(runs: list[Run]) -> list[str]:
         if run.passk is None:
             continue
         estimate = gain(run)
-        covers = "covers" if estimate.low <= 0 <= estimate.high else "excludes"
+        if math.isnan(estimate.low):
+            body = "too few prompts for an interval"
+        else:
+            body = f"the interval {'covers' if estimate.low <= 0 <= estimate.high else 'excludes'} 0"
         lines.append(
             f"`{run.name}` ({run.variant}) went from {per_prompt(run, 'base').mean():.3f} to "
-            f"{per_prompt(run, 'trained').mean():.3f} in held-out pass@1, a gain of {_signed(estimate)}: the interval "
-            f"{covers} 0."
+            f"{per_prompt(run, 'trained').mean():.3f} in held-out pass@1, a gain of {_signed(estimate)}: {body}."
         )
     return lines
 
 
 def share_statements(runs: list[Run]) -> list[str]:
-    """B's held-out pass@1 as a share of A's, pair by pair, with the warning that the two optimise different objectives."""
+    """B's held-out pass@1 as a share of A's, pair by pair; the first says that the two optimise different objectives."""
     lines = []
     for b, a in pairs(runs, "B", "A"):
         heading = f"`{b.name}` (B) against `{a.name}` (A), held-out pass@1: "
@@ -88,8 +90,9 @@ def share_statements(runs: list[Run]) -> list[str]:
             body = "A solved no prompt, so there is no share to give."
         else:
             share = paired_bootstrap_ratio(per_prompt(b, "trained"), per_prompt(a, "trained"))
-            body = f"B reaches {share_cell(share)} of A's, over prompts only."
-        lines.append(f"{heading}{body} {DIFFERENT_OBJECTIVE}")
+            of = "too few prompts for an interval" if math.isnan(share.low) else "over prompts only"
+            body = f"B reaches {share_cell(share)} of A's, {of}."
+        lines.append(f"{heading}{body}" if lines else f"{heading}{body} {DIFFERENT_OBJECTIVE}")
     return lines
 
 

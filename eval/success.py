@@ -210,6 +210,8 @@ def _share_interval(comparison: Comparison) -> str:
     """What the interval of a share is of, in brackets; with one pair what there is in its stead."""
     if comparison.share is None:
         return ""
+    if math.isnan(comparison.share.low):
+        return " (too few prompts for an interval)"
     if not _unbounded(comparison.share):
         return " (95 %, over training runs and prompts)"
     over_prompts = comparison.pairs[0].share if len(comparison.pairs) == 1 else None

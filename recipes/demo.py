@@ -14,8 +14,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trl_prorl.embedded.shipped import DEFAULT, embedded_model, weights_sha256
+from trl_prorl.embedded.shipped import embedded_model, is_embedded
 from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.run.base_model import identify
 from trl_prorl.run.meter import read_jsonl
 
 
@@ -86,6 +87,13 @@ def train(arms: list[Arm], side_by_side: int) -> None:
                 arm.process.terminate()
 
 
+def base_of(recipe: Path, overrides: list[str]) -> str:
+    """The `model_name_or_path` of an arm."""
+    if "--model_name_or_path" in overrides:
+        return overrides[overrides.index("--model_name_or_path") + 1]
+    return read_recipe(recipe)["model_name_or_path"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--recipes", type=Path, default=ROOT / "recipes" / "tiny", help="folder of recipes")
@@ -97,12 +105,18 @@ def main() -> None:
     parser.add_argument("--samples", default="16", help="samples per prompt")
     args, overrides = parser.parse_known_args()
     os.chdir(ROOT)
+    for arm in args.arms:
+        if not (args.recipes / f"{arm}.yaml").is_file():
+            there = ", ".join(sorted(path.stem for path in args.recipes.glob("*.yaml"))) or "none"
+            parser.error(f"--arms {arm}: {args.recipes} has no {arm}.yaml; its recipes: {there}")
 
-    try:
-        folder_of_base = embedded_model()
-    except ValueError as error:
-        raise SystemExit(f"error: {error}") from None
-    console.print(f"base model: {DEFAULT}, SHA-256 of its weights {weights_sha256(folder_of_base)[:12]}…")
+    for base in sorted({base_of(args.recipes / f"{arm}.yaml", overrides) for arm in args.arms}):
+        try:
+            base = identify(embedded_model(base) if is_embedded(base) else base)
+        except ValueError as error:
+            raise SystemExit(f"error: {error}") from None
+        sha256 = f", SHA-256 of its weights {base.sha256[:12]}…" if base.sha256 else ""
+        console.print(f"base model: {base.name}{sha256}", soft_wrap=True)
 
     def folder(arm: str, seed: int) -> Path:
         return args.out / (arm if len(args.seeds) == 1 else f"{arm}_seed{seed}")

@@ -29,6 +29,7 @@ from trl_prorl.hub import publish
 
 sys.path.append(str(Path(__file__).parent))  # last: the folders here must not hide packages of their names
 
+from hub_cache import fill_hf_home  # noqa: E402
 from hub_server import TOKEN, HubServer  # noqa: E402
 
 
@@ -82,10 +83,10 @@ class Forks:
         """Wait for the end, and return the exit status; -9 is a kill."""
         return int(self.server.stdout.readline())
 
-    def run(self, script, *argv):
+    def run(self, script, *argv, cwd=None):
         """Run a script to its end: exit status, and what it wrote to stdout and stderr."""
         with tempfile.NamedTemporaryFile("r") as log:
-            self.start(run=str(script), argv=list(argv), log=log.name)
+            self.start(run=str(script), argv=list(argv), log=log.name, cwd=str(cwd or Path.cwd()))
             return self.status(), log.read()
 
     def close(self):
@@ -96,6 +97,16 @@ class Forks:
 @pytest.fixture(scope="session")
 def forks():
     forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="session")
+def cached_forks(tmp_path_factory):
+    """As `forks`, for processes in whose Hub cache are a small model and GSM8K of 2 and 4 rows, see hub_cache.py."""
+    home = tmp_path_factory.mktemp("hf_home")
+    fill_hf_home(home, train=2, test=4)
+    forks = Forks(HF_HOME=str(home), HF_HUB_OFFLINE="1")
     yield forks
     forks.close()
 

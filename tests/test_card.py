@@ -1,6 +1,7 @@
 """Run folders as model cards, read back with the Hub's own client."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -163,7 +164,9 @@ def test_numbers_of_other_weights_are_left_out(folder):
 def test_an_interval_that_was_not_given_is_left_out(folder):
     sides = {side: PASSK[side] | {"interval@1": [None, None]} for side in ("base", "trained")}
     results = model_card(folder(passk=PASSK | sides | {"step": 7})).data.eval_results
-    arguments = next(one.metric_args for one in results if one.metric_type == "pass@1")
+    found = next(one for one in results if one.metric_type == "pass@1")
+    arguments = found.metric_args
+    assert found.metric_name == "pass@1"  # without an interval that there is not
     assert "interval_95" not in arguments and "base_interval_95" not in arguments and "base" in arguments
 
 
@@ -266,3 +269,14 @@ def test_a_damaged_record_is_refused(folder):
     (run / "passk.json").write_text("{")
     with pytest.raises(ValueError, match="passk.json"):
         read_record(run)
+
+
+def test_the_lines_that_load_the_model_find_it(make_trainer, tmp_path):
+    """In a checkpoint, as long as nothing was saved beside the record; then there."""
+    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    out = Path(trainer.args.output_dir)
+    for folder, save in ((out / "checkpoint-2", lambda: None), (out, trainer.save_model)):
+        save()
+        assert f'PeftModel.from_pretrained(base, "{folder}")' in (out / "README.md").read_text()
+        assert (folder / "adapter_config.json").is_file() and (folder / "tokenizer.json").is_file()

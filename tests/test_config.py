@@ -172,3 +172,20 @@ def test_every_key_of_ours_is_documented_and_defaults_to_trl():
         assert f"        {name} (" in ProRLConfig.__doc__, f"{name} is not in the docstring"
     plain = config()
     assert plain.variant == "plain" and not plain.adds_penalty and not plain.resets
+
+
+@pytest.mark.parametrize(
+    ("keys", "begins"),
+    [
+        ({}, "bf16=True, the default, needs a GPU"),
+        ({"bf16": True}, "bf16=True needs a GPU"),
+        ({"bf16": False, "bf16_full_eval": True}, "bf16_full_eval=True needs a GPU"),
+    ],
+)
+def test_bf16_without_a_gpu_is_refused_with_its_key(monkeypatch, keys, begins):
+    monkeypatch.setattr("trl_prorl.config.is_torch_bf16_gpu_available", lambda: False)
+    with pytest.raises(ValueError) as error:
+        ProRLConfig(**keys)
+    assert str(error.value).startswith(begins) and "false, and use_cpu: true" in str(error.value)
+    monkeypatch.setattr("trl_prorl.config.is_torch_bf16_gpu_available", lambda: True)
+    ProRLConfig(**{"bf16": False, "use_cpu": True})

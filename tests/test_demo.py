@@ -1,5 +1,7 @@
-"""The demo, in full, as `make demo` runs it: minutes long, so slow."""
+"""The demo, in full, as `make demo` runs it."""
 
+import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -7,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
 
 
 ROOT = Path(__file__).parent.parent
@@ -20,7 +24,54 @@ def demo(tmp_path_factory):
     command = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
     return out, done.stdout
+
+
+def test_a_recipe_that_is_not_there_is_one_line(tmp_path):
+    command = [
+        sys.executable,
+        str(ROOT / "recipes" / "demo.py"),
+        "--out",
+        str(tmp_path),
+        "--arms",
+        "plain",
+        "variantD",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--arms variantD" in done.stderr and "variantA, variantB" in done.stderr
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """`recipes/demo.py` as a module, which trains nothing and evaluates nothing: a function that runs its main."""
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "recipes" / "demo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "train", lambda arms, side_by_side: None)
+    monkeypatch.setattr(module.subprocess, "run", lambda *args, **kwargs: None)
+    monkeypatch.chdir(ROOT)  # main changes the directory
+
+    def main(*arguments):
+        monkeypatch.setattr(sys, "argv", ["demo.py", *arguments])
+        module.main()
+
+    return main
+
+
+def test_it_says_which_base_it_starts_from(script, tmp_path, capsys):
+    script("--out", str(tmp_path / "out"))
+    assert capsys.readouterr().out == (
+        f"base model: {DEFAULT}, SHA-256 of its weights {weights_sha256(DEFAULT)[:12]}…\n"
+    )
+    for name, content in (("made_with.json", b"{}"), ("config.json", b"{}"), ("model.safetensors", b"weights")):
+        (tmp_path / name).write_bytes(content)
+    script("--out", str(tmp_path / "out"), "--model_name_or_path", str(tmp_path))
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    assert capsys.readouterr().out == f"base model: {tmp_path}, SHA-256 of its weights {sha256[:12]}…\n"
+    with pytest.raises(SystemExit, match="error: .*embedded:reverse_digits:7' is not shipped"):
+        script("--out", str(tmp_path / "out"), "--model_name_or_path", "embedded:reverse_digits:7")
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """The embedded models that come with the package: found by name, checked by hash, named in every record."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -142,11 +141,3 @@ def test_an_installation_has_it(tmp_path):
     installed = set(done.stdout.splitlines())
     wanted = {f"models/reverse_digits-0/{path.name}" for path in Path(embedded_model()).iterdir()}
     assert wanted <= installed, sorted(installed)
-
-
-def test_the_demo_shows_its_hash_before_it_trains(tmp_path):
-    """It is stopped by a recipe that is not there."""
-    command = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", str(tmp_path / "out"), "--recipes", "none"]
-    env = {**os.environ, "COLUMNS": "120"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert f"{DEFAULT}, SHA-256 of its weights {weights_sha256(DEFAULT)[:12]}" in done.stdout

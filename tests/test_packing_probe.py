@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_packing import MOE, VOCAB, build, padded_logps, with_adapter, with_head
-from transformers import AutoTokenizer
+from test_packing import MOE, build, padded_logps, with_adapter, with_head
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl import trainer
+from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.scoring import packing_probe
 from trl_prorl.scoring.packing import packed_logps, why_not
 from trl_prorl.scoring.packing_probe import probe, tokens, unequal_rows
@@ -37,11 +38,19 @@ def probed(model, precision="fp32", packed=packed_logps):
         autocast = lambda: torch.autocast("cpu", torch.bfloat16)  # noqa: E731
     return probe(
         model,
-        VOCAB,
+        model.get_input_embeddings().weight.shape[0],
         lambda *batch: padded_logps(model, *batch, autocast=autocast)[0],
         lambda *batch: packed(model, *batch, autocast=autocast)[0],
         torch.bfloat16 if precision == "autocast" else None,
     )
+
+
+def test_the_trained_model_that_comes_with_the_package_is_let_pass():
+    """It shows how positions round: a short prompt that padding moves to position 60 changes by 3e-5 nats a token."""
+    model = with_head(AutoModelForCausalLM.from_pretrained(embedded_model(), dtype="float32"))
+    assert probed(model) is None
+    moved = lambda model, ids, *rest, **keys: packed_logps(model, ids.flip(0), *rest, **keys)  # noqa: E731
+    assert "differ" in probed(model, packed=moved)
 
 
 PRECISIONS = pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16"])
@@ -77,7 +86,7 @@ def test_a_model_that_crashes_is_told_in_one_line():
 @PRECISIONS
 def test_a_change_beyond_rounding_is_found(precision):
     """By a factor of about ten of what these precisions can show."""
-    off = {"fp32": 1e-5, "autocast": 0.1, "bf16": 0.1}[precision]
+    off = {"fp32": 1e-3, "autocast": 0.1, "bf16": 0.1}[precision]
 
     def shifted(*args, **kwargs):
         logps, entropies = packed_logps(*args, **kwargs)

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .quiet import hold_kernel_hint
+
 
 if TYPE_CHECKING:
     from .config import ProRLConfig
@@ -23,6 +25,8 @@ __all__ = [
     "Stall",
     "Trigger",
 ]
+
+hold_kernel_hint()
 
 # Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
 _MODULES = {"ProRLConfig": "config", "ProRLTrainer": "trainer", "ReferenceResetCallback": "resets.callbacks"}

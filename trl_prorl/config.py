@@ -4,6 +4,7 @@ import math
 import warnings
 from dataclasses import dataclass, field
 
+from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 from trl import GRPOConfig
 
 from .launch.checks import check_used
@@ -142,7 +143,8 @@ class ProRLConfig(GRPOConfig):
 
         loss_mode (`str`, *optional*):
             The ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh), `"unclipped"` (ratio · A)
-            or `"clipped"`. The penalties keep their own ratio. `None`: TRL's, which is clipped.
+            or `"clipped"`. The penalties keep their own ratio, and TRL's `off_policy_mask_threshold` and its correction for
+            vLLM act with each. `None`: TRL's, which is clipped.
 
         > Parameters that keep a run safe
 
@@ -307,6 +309,7 @@ class ProRLConfig(GRPOConfig):
             self.pack_groups = "on" if self.pack_groups else "off"
         if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # whichever way it was written
             self.resume_from_checkpoint = "True" if str(self.resume_from_checkpoint).lower() == "true" else None
+        self._check_bf16()
         super().__post_init__()
         self._check_values()
         self._check_combinations()
@@ -411,6 +414,18 @@ class ProRLConfig(GRPOConfig):
         if self.beta_old != 0.0:
             return "B"
         return "base-anchored" if self.beta_base != 0.0 else "plain"
+
+    def _check_bf16(self):
+        """Refuse, with the keys, what transformers refuses without them."""
+        asked = next((key for key in ("bf16", "bf16_full_eval") if getattr(self, key)), None)
+        if self.bf16 is None and not self.fp16:
+            asked = "bf16"  # TRL's default
+        if asked and not (self.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available()):
+            default = ", the default," if self.bf16 is None and asked == "bf16" else ""
+            raise ValueError(
+                f"{asked}=True{default} needs a GPU that computes in bfloat16, and torch finds none here. Set {asked}: false, "
+                "and use_cpu: true to train on a CPU."
+            )
 
     def _check_values(self):
         for name, choices in (

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 
@@ -20,14 +21,14 @@ class Part:
         """Everything that a resume needs, as JSON values."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the `state_dict` of another process."""
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        """Go on from the `state_dict` of another process; `changed` are the keys of the configuration that differ from its."""
 
     def save(self, folder: Path) -> None:
         """Write tensors into a checkpoint that is still aside. Called on the main process."""
 
-    def load(self, folder: Path) -> None:
-        """Read them from a checkpoint."""
+    def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
+        """Read them from a checkpoint; `changed` as in `load_state_dict`."""
 
 
 class Parts(dict[str, Part]):
@@ -42,17 +43,18 @@ class Parts(dict[str, Part]):
         """The state of every part, by its name."""
         return {name: part.state_dict() for name, part in self.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the states of the same parts."""
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Go on from the states of the same parts; one that a changed key has switched on begins."""
         for name, part in self.items():
-            part.load_state_dict(state[name])
+            if name in state or not changed:
+                part.load_state_dict(state[name], changed)
 
     def save(self, folder: Path) -> None:
         """See [`Part.save`]."""
         for part in self.values():
             part.save(folder)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, changed: Mapping[str, Any] = MappingProxyType({})) -> None:
         """See [`Part.load`]."""
         for part in self.values():
-            part.load(folder)
+            part.load(folder, changed)

@@ -20,6 +20,7 @@ from pathlib import Path
 from transformers import AutoConfig, AutoTokenizer
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.utils.logging import disable_progress_bar
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
@@ -32,9 +33,11 @@ from .errors import RunError
 from .launch.checks import check_pack_limit, check_rows, check_used
 from .launch.command_line import first_look
 from .launch.recipe import RecipeParser
+from .quiet import quiet_warnings, show_kernel_hint
 from .rollout.length import cosine_length_reward, target_length_reward
 from .rollout.thinking import interrupted_rollout
 from .run.checkpoint import find_checkpoint, newest_complete
+from .run.config_change import check_change
 from .run.identity import IDENTITY_FILE, changing_keys, check_same_run
 from .run.lock import check_free
 from .run.meter import METRICS_FILE
@@ -212,6 +215,10 @@ def build(
         `ValueError`: something that was asked cannot be done; raised before a model is loaded.
     """
     check_packages(args)
+    if model_args.load_in_4bit and args.use_cpu:
+        show_kernel_hint()
+    if args.disable_tqdm:
+        disable_progress_bar()  # of weights that are loaded, too
     task = task_args.make_task()
     train_dataset = task.rows("train", task_args.train_rows, seed=task_args.task_seed)
     eval_dataset = None
@@ -319,7 +326,8 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
             return False
         raise
     then = json.loads((checkpoint / IDENTITY_FILE).read_text())
-    check_same_run(then, changing_keys(args, *recipe), args.allow_config_change)
+    now = changing_keys(args, *recipe)
+    check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
     return True
 
 
@@ -383,9 +391,10 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
     argv = first_look(default_recipe, argv)
     trainer = None
     try:
-        parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
-        trainer, resume = build(*parser.parse_args_and_config(argv))
-        train(trainer, resume)
+        with quiet_warnings():
+            parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
+            trainer, resume = build(*parser.parse_args_and_config(argv))
+            train(trainer, resume)
     except (RunError, ValueError, OSError, pickle.UnpicklingError) as error:
         begun = trainer is not None and trainer.has_begun
         if begun and isinstance(error, ValueError) and not isinstance(error, RunError):

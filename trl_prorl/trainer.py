@@ -20,7 +20,7 @@ from .hub.mixin import HubMixin
 from .launch.checks import check_prompts_fit
 from .launch.plan import Plan
 from .objective.advantages import estimate
-from .objective.aggregation import token_weights
+from .objective.aggregation import WINDOW_LOSSES, token_weights
 from .objective.anchors import Anchors, completion_mask, logps_key
 from .parts import Parts
 from .resets.callbacks import ReferenceResetCallback
@@ -341,8 +341,12 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             inputs[logps_key("ref")] = self._anchor_logps("ref", inputs)
         trl_inputs = inputs
         if args.loss_mode == "no_ratio":
-            # Without π_old TRL takes the policy itself: a ratio of 1 whose gradient is that of the log-probability.
-            trl_inputs = {name: value for name, value in inputs.items() if name != logps_key("old")}
+            # Without π_old TRL takes the policy itself: a ratio of 1 whose gradient is that of the log-probability. Its
+            # mask of samples that are too far off policy still compares with the policy that sampled.
+            trl_inputs = dict(inputs)
+            old = trl_inputs.pop(logps_key("old"), None)
+            if old is not None:
+                trl_inputs.setdefault("sampling_per_token_logps", old)
         with self.scorer.policy_pass(*(self._rows_to_score(inputs) if training else ())) as scored:
             loss = super()._compute_loss(model, trl_inputs)
         penalties, penalty = {}, None
@@ -352,7 +356,9 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             if penalties:
                 penalty = (self.anchors.weighted(penalties) * self._token_weights(inputs)).sum()
         if args.adds_penalty:
-            loss = loss if penalty is None else loss + penalty
+            if penalty is not None:
+                loss = loss + penalty
+                self._log_policy_loss(penalty.detach())
             self._log_kl(inputs, penalties)
         if training:
             logps = scored.logps.detach()
@@ -393,6 +399,17 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         for name, penalty in penalties.items():
             total = self._total(torch.stack([(penalty.detach() * mask).sum(), mask.sum().float()]))
             self._metrics[mode][self.anchors[name].metric].append((total[0] / total[1].clamp(min=1.0)).item())
+
+    def _log_policy_loss(self, penalty: torch.Tensor) -> None:
+        """TRL's metric `policy_loss`, logged beside an entropy bonus, has the KL term in it: of a micro-batch by itself, or
+        of its share in the window where the loss averages over that."""
+        if not self._entropy_bonus_enabled:
+            return
+        training = self.model.training
+        by_itself = training and self.loss_type not in WINDOW_LOSSES
+        share = penalty * (self.current_gradient_accumulation_steps if by_itself else 1.0)
+        logged = self._metrics["train" if training else "eval"]["policy_loss"]
+        logged[-1] += self.accelerator.gather(share).nanmean().item()
 
     # ------------------------------------------------------------------------- a step: its update, and its row
 

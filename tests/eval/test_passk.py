@@ -216,6 +216,14 @@ def break_task(folder):
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
+def break_all(folder):
+    """As a script of one's own leaves a run that neither names its task nor saves its model."""
+    break_model(folder)
+    (folder / "config.yaml").write_text("beta: 0.1\n")
+    env = {"base_model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "hub_id": "Qwen/Qwen2.5-0.5B-Instruct"}}
+    (folder / "env.json").write_text(json.dumps(env))
+
+
 def break_nothing(folder):
     pass
 
@@ -226,6 +234,16 @@ def break_nothing(folder):
         (break_config, [], ["config.yaml", "is missing", "give a run folder"]),
         (break_model, [], ["no trained model", "let the run finish"]),
         (break_task, [], ["has no task", "add"]),
+        (
+            break_all,
+            [],
+            [
+                "no model_name_or_path and no task",
+                ": Qwen/Qwen2.5-0.5B-Instruct, task: …",
+                "no trained model",
+                "save_model()",
+            ],
+        ),
         (break_nothing, ["--n", "4", "--k", "1", "8"], ["--k 8", "--n 4", "lower k"]),
         (break_nothing, ["--n", "0"], ["--n 0", "at least 1"]),
         (break_nothing, ["--n", "257"], ["--n 257", "at most 256"]),

@@ -37,6 +37,17 @@ def test_gains(arm):
     assert lines[2].endswith(": the interval covers 0.")
 
 
+@pytest.mark.parametrize("trained, gain", [([3, 3] * 4, "+0.250"), ([1] * 8, "+0.000"), ([0] * 8, "-0.125")])
+def test_where_there_is_no_interval_nothing_is_said_of_one(arm, trained, gain):
+    """Eight prompts."""
+    base = {"base": [1] * 8}
+    (line,) = statements.gain_statements([arm("A", trained, **base)])
+    assert line.endswith(f"a gain of {gain} (n/a): too few prompts for an interval.")
+    runs = [arm("control", [1] * 8, name="c", **base), arm("B", [1] * 8, name="b", **base)]
+    for line in statements.comparison_statements([*runs, arm("A", trained, name="a", **base)]):
+        assert not re.search(r"excludes|covers|over prompts|no difference found|higher", line), line
+
+
 def test_share_of_a(arm):
     (line,) = statements.share_statements([arm("A", [8] * 40), arm("B", [6] * 40)])
     assert "B reaches 75 % [70 %, 83 %] of A's, over prompts only." in line

@@ -66,6 +66,29 @@ def test_one_pair_decides_nothing(arm):
     assert "0.50 times A's (too few runs for an interval)" in line
 
 
+@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
+def test_too_few_prompts_have_no_interval_and_none_is_named(make_run, make_rows, passk_result, seeds):
+    runs = [
+        load_run(
+            make_run(
+                f"{name}{seed}",
+                name,
+                make_rows(4, time_step=2.0),
+                passk=passk_result([1] * 8, [8] * 8),
+                env={"seed": seed},
+            )
+        )
+        for name in "AB"
+        for seed in seeds
+    ]
+    (found,) = success.comparisons(runs)
+    assert success.verdict(found, 0.8)[0] == UNDECIDED
+    assert (
+        "100 % (n/a) of A's held-out pass@1 (too few prompts for an interval)"
+        in success.success_statements([found])[0]
+    )
+
+
 def test_seeds_are_paired_and_met_when_all_agree(arm):
     runs = []
     for seed in range(3):

@@ -2,7 +2,7 @@
 A process that has paid for the imports, and forks for every order: one line of JSON on stdin, `{"run": ..., "log": ...}`.
 
 Prints the fork's process id when it begins, and its exit status when it has ended. `run` is the path of a script, with its
-`argv`, or `"training"`, see training.py. `ranks` makes so many processes of it, as a launcher would; they are one process
+`argv` and `cwd`, or `"training"`, see training.py. `ranks` makes so many processes of it, as a launcher would; they are one process
 group, whose leader is the fork.
 """
 
@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 
 import bitsandbytes  # noqa: F401
 import torch
@@ -25,7 +26,9 @@ def work(order):
     torch.set_num_threads(1)
     if order["run"] == "training":
         return training.train(order)
+    os.chdir(order["cwd"])
     sys.argv = [order["run"], *order["argv"]]
+    sys.path.insert(0, str(Path(order["run"]).parent))  # as Python does for a script
     runpy.run_path(order["run"], run_name="__main__")
 
 

@@ -130,6 +130,7 @@ def model_card(
     model_dir: str | os.PathLike | None = None,
     *,
     repo: str | None = None,
+    weights_dir: str | os.PathLike | None = None,
     adapter: bool | None = None,
     tags: Iterable[str] = (),
     datasets: Iterable[str] = (),
@@ -144,6 +145,8 @@ def model_card(
             Where the trained model is; defaults to `run_dir`.
         repo (`str`, *optional*):
             Its repository on the Hub; defaults to the folder's name.
+        weights_dir (`str` or `os.PathLike`, *optional*):
+            Without a repository, where the lines that load the model find it; defaults to `model_dir`.
         adapter (`bool`, *optional*):
             Whether the model is a PEFT adapter; `None` looks into the folder.
         tags (iterable of `str`), datasets (iterable of `str`):
@@ -178,7 +181,7 @@ def model_card(
         different_objective=DIFFERENT_OBJECTIVE if record.variant == "B" else None,
         resets=_resets_text(record),
         results=_results_text(record, Path(run_dir)),
-        usage=usage(repo or str(folder), base, adapter),
+        usage=usage(repo or str(weights_dir or folder), base, adapter),
         usage_note=_usage_note(base, adapter),
         training=_training_text(record),
         recipe=yaml.safe_dump(record.config, sort_keys=True).strip() if record.config else None,
@@ -224,7 +227,7 @@ def eval_results(record: Record) -> list[EvalResult]:
                 _eval_result(
                     (task, level, passk["split"], dataset_id),
                     f"pass@{k}",
-                    f"pass@{k}, 95 % interval {_interval(interval)}",
+                    _named(f"pass@{k}", interval),
                     part["trained"][f"pass@{k}"],
                     {
                         "interval_95": interval,
@@ -244,7 +247,7 @@ def eval_results(record: Record) -> list[EvalResult]:
             _eval_result(
                 (passk["task"], passk.get("level"), passk["split"], dataset),
                 "accuracy",
-                f"greedy accuracy, 95 % interval {_interval(interval)}",
+                _named("greedy accuracy", interval),
                 greedy["trained"]["accuracy"],
                 arguments | {"decoding": "greedy"},
             )
@@ -309,6 +312,11 @@ def _with_interval(values: list[float] | None, spec: str) -> str:
         return "–"
     value, *interval = values
     return f"{value:{spec}} {_interval(interval, spec)}"
+
+
+def _named(metric: str, ends: list[float | None]) -> str:
+    """A metric with its interval, where there is one."""
+    return metric if None in ends else f"{metric}, 95 % interval {_interval(ends)}"
 
 
 def _interval(ends: list[float | None], spec: str = ".3f") -> str:

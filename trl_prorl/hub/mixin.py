@@ -6,7 +6,7 @@ from pathlib import Path
 
 from accelerate.utils import is_peft_model
 from peft import PeftModel
-from transformers.trainer_utils import HubStrategy, SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress
 from trl.trainer.utils import get_config_model_id
 
@@ -79,11 +79,13 @@ class HubMixin:
         datasets = [dataset_name] if isinstance(dataset_name, str) else dataset_name or []
         tags = [tags] if isinstance(tags, str) else tags or []
         adapter = is_peft_model(self.accelerator.unwrap_model(self.model))
-        output_dir = self.args.output_dir
+        output_dir = Path(self.args.output_dir)
+        saved = (output_dir / ("adapter_config.json" if adapter else "config.json")).is_file()
         card = model_card(
             self.run_dir,
             output_dir,
             repo=self.hub_model_id or self.args.hub_model_id,
+            weights_dir=output_dir if saved else output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}",
             adapter=adapter,
             tags=[*self._tag_names, *tags],
             datasets=datasets,
@@ -103,6 +105,8 @@ class HubMixin:
             super()._save(*args, **kwargs)
         finally:
             self.args.hub_token = token
+        if not self.args.should_save:  # Trainer calls this in every process, where the folder may not be there yet
+            return
         output_dir = args[0] if args else kwargs.get("output_dir")
         write_run_id(self.args.output_dir if output_dir is None else output_dir, self._run_id)
 

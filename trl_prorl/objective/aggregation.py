@@ -7,6 +7,9 @@ contained it.
 import torch
 
 
+WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # which average over the tokens of a whole accumulation window
+
+
 def token_weights(
     mask: torch.Tensor,
     loss_type: str,
@@ -40,7 +43,7 @@ def token_weights(
         return mask / mask.sum().clamp(min=1.0) / accumulation_steps
     if loss_type == "dr_grpo":
         return mask / (mask.size(0) * max_completion_length) / accumulation_steps
-    if loss_type in ("dapo", "cispo", "vespo"):
+    if loss_type in WINDOW_LOSSES:
         return mask / items_per_window
     if loss_type == "luspo":
         return mask / mask.size(0) / accumulation_steps

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from . import kl
 from ..parts import Part
+from ..run.config_change import switched_off
+from . import kl
 from .adaptive import next_coefficient
 
 
@@ -146,7 +147,8 @@ class Anchors(Part):
             "kl_since_generation": self._kl_since_generation,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         for anchor in self:
-            anchor.coefficient = state["coefficients"].get(anchor.key, anchor.coefficient)
+            if anchor.key not in changed and not switched_off(changed, "kl_target"):
+                anchor.coefficient = state["coefficients"].get(anchor.key, anchor.coefficient)
         self._kl_since_generation = list(state["kl_since_generation"])

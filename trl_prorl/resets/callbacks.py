@@ -60,3 +60,12 @@ class ReferenceResetCallback(TrainerCallback):
         """Go on where the callback of another process stopped."""
         self.requests = [Reason(**request) for request in state["requests"]]
         self.triggers.load_state_dict(state["triggers"])
+
+
+def load_callbacks(callbacks: Iterable[ReferenceResetCallback], states: list[dict[str, Any]]) -> None:
+    """
+    Go on where the callbacks of another process stopped, in order. The last is that of the configuration, which may have been
+    added or left out since: a callback without a state, and a state without a callback, are passed over.
+    """
+    for callback, state in zip(callbacks, states, strict=False):
+        callback.load_state_dict(state)

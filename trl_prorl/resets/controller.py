@@ -6,8 +6,9 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from ..parts import Part
+from ..run.config_change import switched_on
 from ..scoring.references import AdapterReference, SnapshotReference, move_reference
-from .callbacks import ReferenceResetCallback
+from .callbacks import ReferenceResetCallback, load_callbacks
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
 from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
@@ -189,10 +190,9 @@ class Resets(Part):
             "updates_since_reset": self.rewarmup.updates if self.rewarmup is not None else None,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._requests = [Reason(**request) for request in state["requests"]]
-        for callback, theirs in zip(self._callbacks(), state["callbacks"], strict=True):
-            callback.load_state_dict(theirs)
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self._requests = [Reason(**request) for request in state["requests"]] if self.possible else []
+        load_callbacks(self._callbacks(), state["callbacks"])
         if self.rewarmup is not None:
             self.rewarmup.updates = state["updates_since_reset"]
 
@@ -200,6 +200,9 @@ class Resets(Part):
         if self.reference is not None and self.possible:
             self.reference.save(folder)
 
-    def load(self, folder) -> None:
-        if self.reference is not None and self.possible:
+    def load(self, folder, changed: Mapping[str, Any]) -> None:
+        if self.reference is None or not self.possible:
+            return
+        began = any(switched_on(changed, key) for key in changed if key == "beta" or key.startswith("ref_reset_"))
+        if not began or self.reference.is_in(folder):
             self.reference.load(folder)

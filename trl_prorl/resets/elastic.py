@@ -115,11 +115,11 @@ class ElasticResets(Part):
     def state_dict(self) -> dict[str, Any]:
         return {"requested": self._requested}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._requested = state["requested"]
 
     def save(self, folder: Path) -> None:
         self.average.save(folder)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
         self.average.load(folder)

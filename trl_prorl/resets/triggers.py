@@ -39,6 +39,11 @@ class Reason:
 class Trigger:
     """Base of all triggers: sees everything, never fires."""
 
+    @property
+    def kind(self) -> str:
+        """What its memory is of: another trigger of the same kind may go on with it, whatever its threshold is."""
+        return type(self).__name__
+
     def observe_step(self, step: int, kl_ref: float | None = None) -> Reason | None:
         """`step` optimizer steps are done, from 1; `kl_ref` is the last one's KL to the reference in nats per token."""
         return None
@@ -145,6 +150,10 @@ class Stall(Trigger):
         self.best: float | None = None
         self.without_improvement = 0
 
+    @property
+    def kind(self):
+        return f"Stall of {self.metric}, {self.sign:+.0f}"  # the best of one metric says nothing of another
+
     def observe_evaluation(self, step, metrics):
         value = metrics.get(self.metric)
         if not measured(value) or math.isinf(value):  # an infinite best could never be improved on
@@ -206,9 +215,19 @@ class TriggerSet:
             trigger.applied(step)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": self.last, "triggers": [trigger.state_dict() for trigger in self.triggers]}
+        return {
+            "last": self.last,
+            "kinds": [trigger.kind for trigger in self.triggers],
+            "triggers": [trigger.state_dict() for trigger in self.triggers],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Every trigger remembers what the next of its kind remembered; one of which there was none remembers nothing."""
         self.last = state["last"]
-        for trigger, theirs in zip(self.triggers, state["triggers"], strict=True):
-            trigger.load_state_dict(theirs)
+        kinds = state.get("kinds", [trigger.kind for trigger in self.triggers])
+        left = list(zip(kinds, state["triggers"], strict=True))
+        for trigger in self.triggers:
+            same = next((pair for pair in left if pair[0] == trigger.kind), None)
+            if same is not None:
+                left.remove(same)
+                trigger.load_state_dict(same[1])

@@ -223,7 +223,7 @@ class DynamicSampling(Part):
     def state_dict(self) -> dict[str, Any]:
         return self._extra.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._extra.load_state_dict(state)
 
     def sample(

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
@@ -82,6 +83,23 @@ def fingerprint(name: str) -> str | None:
                 file.seek(start)
                 digest.update(file.read(BLOCK))
     return digest.hexdigest()
+
+
+def hub_commit(name: str, revision: str | None = None) -> str | None:
+    """
+    The commit of a Hub model that a revision stands for in the client's cache, as 40 hexadecimal digits; `None` if the model
+    was never loaded here, or is not on the Hub.
+
+    Args:
+        name (`str`):
+            The model.
+        revision (`str`, *optional*, defaults to `"main"`):
+            Branch, tag or commit.
+    """
+    if not is_hub_name(name):
+        return None
+    config = try_to_load_from_cache(name, "config.json", revision=revision or "main")
+    return Path(config).parent.name if isinstance(config, str) else None
 
 
 def is_hub_name(name: str) -> bool:

@@ -11,6 +11,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from ..errors import CheckpointError, RunError
 from ..quiet import without_warning
 from .checkpoint import WholeCheckpoint, is_failed_write, save_failed
+from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
 from .folder import write_config, write_env
 from .generation_buffer import buffer_file, load_buffer, save_buffer
 from .identity import IDENTITY_FILE, changing_keys
@@ -96,26 +97,30 @@ class CheckpointMixin:
             best = best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
         with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
             done = super()._init_training_state(max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial)
+        self.state.compute_steps(
+            self.args, max_steps
+        )  # a checkpoint's logging_steps, eval_steps, save_steps are its own
         if best is not None:
             self.state.best_model_checkpoint = str(best)
         return done
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         # The one step of a resume that every kind of set-up takes, and after the model's.
+        asked = hyperparameters(self.optimizer)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        folder = Path(checkpoint)
-        self.parts.load(folder)
+        folder, changed = Path(checkpoint), self._resume.changed
+        if changed:
+            restore_hyperparameters(self.optimizer, self.lr_scheduler, asked)
+        self.parts.load(folder, changed)
         buffer = folder / buffer_file(self.accelerator.process_index)
         if buffer.exists():
             self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
         state = read_state(folder)
-        self.parts.load_state_dict(state["parts"])
-        for anchor in self.anchors:
-            if anchor.key in self._resume.changed:
-                anchor.coefficient = getattr(self.args, anchor.key)
-        self._generations, self._step = state["generations"], state["micro_batches"]
+        self.parts.load_state_dict(state["parts"], changed)
+        self._generations = state["generations"]
+        self._step = 0 if set(changed) & set(BATCH_KEYS) else state["micro_batches"]  # at the end of a batch, if so
         restored(state["log"], self._metrics["train"], self._logs)
 
     def _get_train_sampler(self, dataset=None):

@@ -55,5 +55,5 @@ class EntropyWatch(Part):
     def state_dict(self) -> dict[str, Any]:
         return {"below": self.below}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self.below = state["below"]

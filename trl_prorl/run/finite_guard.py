@@ -51,7 +51,7 @@ class FiniteGuard(Part):
     def state_dict(self) -> dict[str, Any]:
         return {"skips": self.skips}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self.skips = state["skips"]
 
     @contextmanager

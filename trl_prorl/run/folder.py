@@ -13,7 +13,7 @@ import torch
 import yaml
 from trl import GRPOConfig
 
-from .base_model import fingerprint, identify
+from .base_model import fingerprint, hub_commit, identify
 from .run_id import RUN_ID
 
 
@@ -114,13 +114,14 @@ def write_env(
         run_id (`str`, *optional*):
             The run's id, which stands beside the weights that it saves, too.
     """
+    revision = (getattr(args, "model_init_kwargs", None) or {}).get("revision")
     env = {
         RUN_ID: run_id,
         "variant": args.variant,
         "base_model": dataclasses.asdict(identify(base)) if base else None,
         # What the name leads to may change: a folder's weights, and the Hub's commit.
         "base_weights": fingerprint(base) if base else None,
-        "base_commit": None if not base or Path(base).is_dir() else commit_of(model),
+        "base_commit": None if not base or Path(base).is_dir() else hub_commit(base, revision),
         "execution": {
             "old_logps": args.old_logps_source,
             "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
@@ -136,11 +137,6 @@ def write_env(
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
     Path(run_dir, ENV_FILE).write_text(json.dumps(env, indent=2) + "\n")
-
-
-def commit_of(model: torch.nn.Module) -> str | None:
-    """The Hub's commit that a model was loaded from."""
-    return getattr(getattr(model, "config", None), "_commit_hash", None)
 
 
 def versions() -> dict[str, str]:

@@ -63,7 +63,7 @@ class Recorder(Part):
     def state_dict(self) -> dict[str, Any]:
         return {"kl_ref": self.kl_ref, "generation_row": self._generation_row}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self.kl_ref, self._generation_row = state["kl_ref"], state["generation_row"]
 
     # Files, on the main process alone.

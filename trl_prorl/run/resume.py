@@ -14,6 +14,7 @@ import torch
 
 from ..hub.publish import staged_leftovers
 from .checkpoint import find_checkpoint, leftovers
+from .config_change import check_change
 from .identity import IDENTITY_FILE, check_same_run
 
 
@@ -60,6 +61,12 @@ class Resume:
         for name, reason in skipped.items():
             logger.warning("Checkpoint %s is skipped: %s.", name, reason)
         changed = check_same_run(json.loads((checkpoint / IDENTITY_FILE).read_text()), identity, allowed)
+        check_change(changed, identity, checkpoint)
+        if "parts" not in read_state(checkpoint):
+            raise ValueError(
+                f"resume_from_checkpoint={str(asked)!r}: {checkpoint.name} was written by an earlier version of trl-prorl, whose "
+                f"{STATE_FILE} this one does not read. Resume with that version, or train on from its weights as a new run."
+            )
         state = json.loads((checkpoint / "trainer_state.json").read_text())
         return cls(checkpoint, state["global_step"], int(state["epoch"]), skipped, changed)
 

@@ -3,7 +3,8 @@
 [`why_not`][`~trl_prorl.scoring.packing.why_not`] knows the troubles that it was told of, and those that only long rows show. This
 asks any other model for numbers: log-probabilities of the same tokens, packed and as TRL pads them, with the prompts so
 unequal in length that a model to which absolute positions matter betrays itself. The yardstick is rounding: rows of
-equal length, one at a time and then all together with another kernel of the same attention, which changes nothing else.
+equal length, one at a time and then all together with another kernel of the same attention, which changes nothing else;
+and the rounding of positions that are as high as padding makes them.
 """
 
 import math
@@ -50,8 +51,10 @@ def probe(
             ids, mask, keep = unequal_rows(vocabulary)
             ids, mask = ids.to(device), mask.to(device)
             scored = mask[:, -keep:] == 1
-            changes = rms((packed(ids, mask, keep) - padded(ids, mask, keep))[scored])
+            as_padded = padded(ids, mask, keep)[scored]
+            changes = rms(packed(ids, mask, keep)[scored] - as_padded)
             rounding = _rounding(padded, vocabulary, device, _unit(model, autocast))
+            rounding = max(rounding, _rounding_of_angles(ids.shape[1]) * rms(as_padded))
         except Exception as error:  # of whatever kind: the model's own code runs
             first = (str(error).strip().splitlines() or [""])[0][:160]
             return f"{name} fails on a packed row ({type(error).__name__}: {first.rstrip('.')})."
@@ -103,6 +106,15 @@ def _rounding(padded: Score, vocabulary: int, device: torch.device, unit: float)
         together = padded(ids, mask, COMPLETION)
     # No less than half a unit in the last place of the log-probabilities themselves.
     return max(rms(together - alone), unit / 2 * rms(alone))
+
+
+def _rounding_of_angles(position: int) -> float:
+    """
+    What rounding changes an angle of a rotation by, in radians, at the last of the positions: half a unit in the last place of
+    the product of position and frequency, which models compute in fp32 in any dtype. Padding moves a row to such positions, and
+    packing does not; rows of equal length do not show it. Log-probabilities change by about as large a share of themselves.
+    """
+    return position * torch.finfo(torch.float32).eps / 2
 
 
 def _gpu(device: torch.device) -> list[torch.device]:

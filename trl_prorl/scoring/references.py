@@ -160,6 +160,10 @@ class AdapterReference:
     def save(self, folder: Path) -> None:
         """Nothing to do: PEFT saves every adapter with the model."""
 
+    def is_in(self, folder: Path) -> bool:
+        """Whether a checkpoint may be asked for it."""
+        return True
+
     def load(self, folder: Path) -> None:
         """Nothing to do: it comes back with the model."""
 
@@ -201,6 +205,10 @@ class SnapshotReference:
         """Write the snapshot beside a checkpoint: it is in none of TRL's."""
         tensors = {name: tensor.detach().contiguous() for name, tensor in unique_tensors(self.ref_model).items()}
         save_file(tensors, folder / SNAPSHOT_FILE)
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a checkpoint has the snapshot."""
+        return (folder / SNAPSHOT_FILE).exists()
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

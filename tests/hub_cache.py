@@ -1,0 +1,78 @@
+"""A cache of the Hub's client that holds small stand-ins, so that what names a model and a data set of the Hub runs as it stands."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from datasets import load_dataset
+
+from trl_prorl.embedded import EmbeddedSettings, byte_tokenizer, new_model
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+MODELS = ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct")
+
+
+def gsm8k_rows(count: int, first: int = 0) -> list[dict[str, str]]:
+    """Rows in GSM8K's form: a question in words, and an answer whose last line is `#### ` and the number."""
+    rows = []
+    for number in range(first, first + count):
+        apples, more = 3 + number, 2 + number % 7
+        question = f"Ann has {apples} apples and buys {more} more. How many apples does she have?"
+        total = apples + more
+        rows.append(
+            {
+                "question": question,
+                "answer": f"She has {apples} + {more} = <<{apples}+{more}={total}>>{total}.\n#### {total}",
+            }
+        )
+    return rows
+
+
+def write_gsm8k(folder: Path, train: int, test: int) -> Path:
+    """A folder with `train.jsonl` and `test.jsonl`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, rows in (("train", gsm8k_rows(train)), ("test", gsm8k_rows(test, first=train))):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def save_brief_model(folder: Path) -> None:
+    """A Qwen2 of two small layers with random weights, and with so much weight on the end that completions are of a few tokens."""
+    tokenizer = byte_tokenizer()
+    model = new_model(EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3), tokenizer)
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    with torch.no_grad():
+        ids = tokenizer("How many apples does she have? 12", return_tensors="pt").input_ids
+        mean = model.model(ids).last_hidden_state[0].mean(0)
+        model.lm_head.weight[tokenizer.eos_token_id] = 4 * mean / mean.pow(2).sum()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def fill_hf_home(home: Path, train: int, test: int) -> None:
+    """
+    Put a small model under the names of [`MODELS`], and a few rows under `openai/gsm8k`, where an offline client looks.
+
+    Args:
+        home (`Path`): For `HF_HOME`.
+        train (`int`), test (`int`): Rows of the splits.
+    """
+    for name in MODELS:
+        repo = home / "hub" / f"models--{name.replace('/', '--')}"
+        save_brief_model(repo / "snapshots" / COMMIT)
+        (repo / "refs").mkdir()
+        (repo / "refs" / "main").write_text(COMMIT)
+    data = write_gsm8k(home / "gsm8k", train, test)
+    files = {split: str(data / f"{split}.jsonl") for split in ("train", "test")}
+    load_dataset("json", data_files=files, cache_dir=str(home / "made"))
+    (made,) = {path.parent for path in (home / "made").rglob("dataset_info.json")}
+    cached = home / "datasets" / "openai___gsm8k" / "main" / "0.0.0" / COMMIT
+    shutil.copytree(made, cached)
+    for path in cached.glob("*.arrow"):
+        path.rename(path.with_name(path.name.replace("json-", "gsm8k-")))
+    info = json.loads((cached / "dataset_info.json").read_text())
+    info |= {"config_name": "main", "dataset_name": "gsm8k", "builder_name": "parquet"}
+    (cached / "dataset_info.json").write_text(json.dumps(info))

@@ -1,0 +1,244 @@
+"""A changed key acts when a run is resumed with `allow_config_change`, or is refused in one line: key by key."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trl_prorl import ProRLConfig, train
+from trl_prorl.run.config_change import check_change
+
+
+# Two steps a generation: checkpoint-2 is at a batch's end, and a reset waits there; checkpoint-3 is inside a batch.
+KEYS = {
+    "beta": 0.3,
+    "ref_reset_every": 2,
+    "num_iterations": 2,
+    "max_steps": 4,
+    "save_strategy": "steps",
+    "save_steps": 1,
+}
+KEYS |= {"lr_scheduler_type": "linear", "warmup_steps": 2, "weight_decay": 0.1, "optim": "adamw_torch"}
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+@pytest.fixture
+def begun(kept, run, weights):
+    """Output folder of a run of four steps, and its last weights."""
+    if not kept:
+        trainer = run(**KEYS)
+        kept["run"] = Path(trainer.args.output_dir), weights(trainer)
+    return kept["run"]
+
+
+@pytest.fixture
+def resumed(begun, make_trainer):
+    """A function that resumes that run with other keys, in a folder of its own."""
+
+    def resume(step=2, trainer_kwargs=None, **changed):
+        trainer = make_trainer(**{**KEYS, **changed}, allow_config_change=True, trainer_kwargs=trainer_kwargs)
+        trainer.train(resume_from_checkpoint=str(begun[0] / f"checkpoint-{step}"))
+        return trainer
+
+    return resume
+
+
+def column(trainer, name):
+    file = Path(trainer.args.output_dir, "metrics.jsonl")
+    return [json.loads(line)[name] for line in file.read_text().splitlines()]
+
+
+# Linear, two steps of warm-up, four in all, 5e-3: steps 3 and 4 are made with 5e-3 and 2.5e-3.
+SCHEDULE = {
+    "learning_rate": ({"learning_rate": 1e-3}, [1e-3, 5e-4]),
+    "warmup_steps": ({"warmup_steps": 0}, [2.5e-3, 1.25e-3]),
+    "max_steps": ({"max_steps": 6}, [5e-3, 3.75e-3, 2.5e-3, 1.25e-3]),
+    "lr_scheduler_type": ({"lr_scheduler_type": "constant_with_warmup"}, [5e-3, 5e-3]),
+    "two at once": ({"learning_rate": 1e-2, "lr_scheduler_type": "constant"}, [1e-2, 1e-2]),
+    # Another key leaves the schedule alone.
+    "max_grad_norm": ({"max_grad_norm": 0.5}, [5e-3, 2.5e-3]),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULE)
+def test_the_rate_is_that_of_the_new_schedule_at_the_old_step(resumed, case):
+    changed, expected = SCHEDULE[case]
+    assert column(resumed(**changed), "lr") == pytest.approx(expected, rel=1e-9)
+
+
+def test_another_rate_moves_the_weights_elsewhere(begun, resumed, weights):
+    slow, fast = weights(resumed(learning_rate=1e-5)), weights(resumed(learning_rate=5e-3))
+    assert any(not torch.equal(slow[name], fast[name]) for name in slow)
+    assert all(torch.equal(fast[name], begun[1][name]) for name in fast)  # nothing was changed
+
+
+def test_a_restarted_schedule_starts_from_the_new_rate(resumed):
+    assert column(resumed(learning_rate=1e-3, optimizer_reset="hard"), "lr") == [0.0, 5e-4]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name", "expected"),
+    [
+        ("weight_decay", 0.3, "weight_decay", {0.3, 0.0}),
+        ("adam_beta1", 0.8, "betas", {(0.8, 0.999)}),
+        ("adam_beta2", 0.95, "betas", {(0.9, 0.95)}),
+        ("adam_epsilon", 1e-6, "eps", {1e-6}),
+        ("optim", "adamw_torch_fused", "fused", {True}),
+    ],
+)
+def test_the_optimizer_has_the_new_hyperparameter_and_the_old_moments(resumed, key, value, name, expected):
+    trainer = resumed(step=4, **{key: value})  # its last: no step comes after the load
+    groups = trainer.optimizer.param_groups
+    assert {group[name] for group in groups if group["params"]} <= expected
+    assert {group[name] for group in groups} & expected
+    (steps,) = {int(state["step"]) for state in trainer.optimizer.state.values()}
+    assert steps == 4 and any(state["exp_avg"].any() for state in trainer.optimizer.state.values())
+
+
+def test_coefficients_and_where_they_are_adapted(resumed, run, make_trainer):
+    assert column(resumed(beta=0.1), "beta") == [0.1, 0.1]
+    whole = run(**KEYS, kl_target=1e-4, kl_horizon=3)
+    adapted = column(whole, "beta")[-1]
+    assert adapted != 0.3
+    for changed, expected in (({"kl_target": None}, 0.3), ({"kl_target": 2e-4, "kl_horizon": 3}, adapted)):
+        again = make_trainer(**KEYS, **changed, allow_config_change=True)
+        again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-4")))
+        assert again.beta == pytest.approx(expected, rel=1e-12)
+
+
+def test_intervals_of_saves_and_logs_are_those_of_now(resumed):
+    trainer = resumed(save_steps=2, logging_steps=2, max_steps=6, lr_scheduler_type="constant")
+    assert (trainer.state.save_steps, trainer.state.logging_steps) == (2, 2)
+    out = Path(trainer.args.output_dir)
+    assert {path.name for path in out.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-6"}
+
+
+def resets(trainer):
+    events = map(json.loads, Path(trainer.args.output_dir, "events.jsonl").open())
+    return [(event["step_applied"], event["reason"]) for event in events if event["event"] == "reset"]
+
+
+def test_triggers_that_come_and_go(resumed, run, make_trainer):
+    # The request that waits at step 2 is kept; a trigger that was not there remembers nothing.
+    assert resets(resumed(ref_reset_every=4, max_steps=8)) == [(2, "periodic"), (4, "periodic")]
+    spike = resumed(ref_reset_every=0, ref_reset_kl=1e-9, ref_reset_kl_window=2, max_steps=6)
+    assert resets(spike)[0] == (2, "periodic") and {reason for _, reason in resets(spike)[1:]} == {"kl_spike"}
+    for lora in (True, False):
+        keys = {**KEYS, "ref_reset_every": 0, "lora": lora}
+        plain = Path(run(**keys).args.output_dir, "checkpoint-2")
+        trainer = make_trainer(**{**keys, "ref_reset_every": 3, "max_steps": 6}, allow_config_change=True)
+        trainer.train(resume_from_checkpoint=str(plain))
+        assert resets(trainer) == [(4, "periodic")]
+        assert column(trainer, "kl_ref")[0] > 0  # until then the reference is the policy as the run began
+
+
+def test_the_best_of_another_metric_is_forgotten():
+    from trl_prorl.resets.triggers import KLSpike, Stall, TriggerSet
+
+    old = TriggerSet([KLSpike(1.0, 3), Stall("eval_reward", 2)])
+    old.observe_step(1, 0.5)
+    old.observe_evaluation(1, {"eval_reward": 0.9, "eval_loss": 3.0})
+    state = json.loads(json.dumps(old.state_dict()))
+    for stall, best in ((Stall("eval_reward", 5), 0.9), (Stall("eval_loss", 2, mode="min"), None)):
+        new = TriggerSet([stall, KLSpike(2.0, 2)])
+        new.load_state_dict(state)
+        assert stall.best == best and list(new.triggers[1].values) == [0.5]
+    state.pop("kinds")  # as older checkpoints have it
+    new = TriggerSet([KLSpike(2.0, 2), Stall("eval_reward", 2)])
+    new.load_state_dict(state)
+    assert new.triggers[1].best == 0.9
+
+
+# What nothing in a checkpoint brings back: it is read where it acts.
+LIVE = {"beta": 3.0, "beta_old": 0.5, "beta_base": 0.5, "kl_estimator": "k2", "epsilon": 1e-4, "max_grad_norm": 1e-3}
+LIVE |= {
+    "ref_reset_mix": 0.5,
+    "optimizer_reset": "hard",
+    "ref_reset_every": 3,
+    "loss_type": "grpo",
+    "temperature": 0.5,
+}
+LIVE |= {"scale_rewards": "none", "advantage_estimator": "raw", "loss_mode": "no_ratio", "max_completion_length": 3}
+LIVE |= {"num_generations": 2, "num_iterations": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+LIVE |= {"optimizer_reset_rewarmup_steps": 5, "use_bias_correction_kl": False, "top_k": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", LIVE)
+def test_what_is_read_where_it_acts(begun, resumed, weights, key):
+    ours = weights(resumed(**{key: LIVE[key], "max_steps": 4}))
+    assert any(not torch.equal(ours[name], begun[1][name]) for name in ours)
+
+
+def test_a_checkpoint_holds_nothing_else(begun):
+    """What is new in one may be what a changed key has to act on."""
+    checkpoint = begun[0] / "checkpoint-3"
+    groups = torch.load(checkpoint / "optimizer.pt", weights_only=True)["param_groups"]
+    adam = "lr betas eps weight_decay amsgrad foreach maximize capturable differentiable fused initial_lr params"
+    assert set(groups[0]) <= {*adam.split(), "decoupled_weight_decay"}
+    scheduler = torch.load(checkpoint / "scheduler.pt", weights_only=True)
+    position = {"last_epoch", "_step_count", "_is_initial", "_get_lr_called_within_step"}
+    assert set(scheduler) - position == {"base_lrs", "_last_lr", "lr_lambdas"}
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    keys = {"logging_steps", "eval_steps", "save_steps", "max_steps", "num_train_epochs", "train_batch_size"}
+    counts = "epoch global_step log_history num_input_tokens_seen total_flos".split()
+    best = "best_metric best_global_step best_model_checkpoint".split()
+    rest = (
+        "is_hyper_param_search is_local_process_zero is_world_process_zero trial_name trial_params stateful_callbacks"
+    )
+    assert set(state) <= keys | {*counts, *best, *rest.split()}
+    ours = "requests callbacks elastic_requested coefficients kl_since_generation kl_ref generations micro_batches "
+    ours += "generation_row logged completions nonfinite_skips extra_rows entropy_watch updates_since_reset"
+    assert set(json.loads((checkpoint / "prorl_state.json").read_text())) <= set(ours.split())
+
+
+# key: then, now, what the line says, in the middle of a generation batch alone
+REFUSED = {
+    "seed": (7, 8, "random states"),
+    "data_seed": (None, 8, "random states"),
+    "optim": ("adamw_torch", "sgd", "state of another optimizer"),
+    "optim_target_modules": (None, ["q_proj"], "state of another optimizer"),
+    "lora_r": (4, 8, "other shapes"),
+    "lora_target_modules": (["q_proj"], "all-linear", "other shapes"),
+    "use_peft": (True, False, "other shapes"),
+    "lr_scheduler_type": ("linear", "reduce_lr_on_plateau", "rates before it"),
+    "elastic_reset_every": (0, 3, "average"),
+    "ref_reset_every": (2, 0, "this run's has moved"),
+    "ref_reset_kl": (0.1, None, "this run's has moved"),
+}
+INSIDE = {"per_device_train_batch_size": (8, 4), "gradient_accumulation_steps": (1, 2), "num_iterations": (2, 3)}
+INSIDE |= {"num_generations": (4, 2), "steps_per_generation": (1, 2), "processes": (1, 2), "beta": (0.0, 0.3)}
+INSIDE |= {"generation_batch_size": (8, 16)}
+
+
+@pytest.mark.parametrize("key", [*REFUSED, *INSIDE])
+def test_what_cannot_act_is_refused_in_one_line(tmp_path, key):
+    old, new, reason = REFUSED.get(key) or (*INSIDE[key], "inside a generation batch")
+    now = {"beta": 0.3, key: new}
+    if key in INSIDE:
+        check_change({key: [old, new]}, now, tmp_path / "checkpoint-2")  # at its end it acts
+        (tmp_path / "buffer-0.safetensors").touch()
+    with pytest.raises(ValueError) as refusal:
+        check_change({key: [old, new]}, now, tmp_path)
+    line = str(refusal.value)
+    assert line.startswith(f"{key}: {old!r} -> {new!r} cannot be changed") and reason in line and "\n" not in line
+
+
+def test_a_changed_rate_of_a_schedule_that_remembers(tmp_path):
+    now = {"lr_scheduler_type": "reduce_lr_on_plateau", "learning_rate": 1e-3}
+    with pytest.raises(ValueError, match="learning_rate: 0.01 -> 0.001 cannot be changed"):
+        check_change({"learning_rate": [1e-2, 1e-3]}, now, tmp_path)
+
+
+def test_a_refusal_comes_before_a_model_is_loaded_and_in_own_scripts_too(begun, make_trainer):
+    keys = {**KEYS, "allow_config_change": True, "seed": 8, "output_dir": str(begun[0])}
+    config = ProRLConfig(use_cpu=True, bf16=False, resume_from_checkpoint="True", **keys)
+    with pytest.raises(ValueError, match="seed: 7 -> 8 cannot be changed"):
+        train.check_folder(config, ())
+    with pytest.raises(ValueError, match="seed: 7 -> 8 cannot be changed"):
+        make_trainer(**keys).train(resume_from_checkpoint=True)
