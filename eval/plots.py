@@ -190,7 +190,7 @@ def summary_panels(runs: list[Run]) -> list[Panel]:
         metric("reward", "Training reward", "mean reward of the batch"),
         Panel("KL to the arm's anchor over optimizer steps, running median", kl),
         metric("entropy", "Entropy of the policy", "nats per token"),
-        metric("tokens_per_second", "Throughput", "tokens per second", floor=0),
+        metric("tokens_per_second", "Throughput", "completion tokens in the loss per second", floor=0),
     ]
 
 

@@ -13,7 +13,9 @@ from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
+from trl_prorl import trainer as trainer_module
 from trl_prorl.grouping import whole_groups
+from trl_prorl.meter import Meter
 
 
 SPREAD = {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
@@ -314,3 +316,33 @@ def test_dropped_rows_steer_no_coefficient_whether_they_are_computed_or_not(run,
 def test_images_and_skipped_rows_are_refused_together(make_trainer):
     with pytest.raises(ValueError, match="skip_zero_rows=True leaves out rows of text alone"):
         make_trainer(skip_zero_rows=True, columns={"image": ["none"] * 16})
+
+
+class SecondsOfOne(Meter):
+    """Every step takes a second."""
+
+    def end_step(self, *args):
+        row = super().end_step(*args)
+        return {name: value * row["time_step"] if "per_second" in name else value for name, value in row.items()} | {
+            "time_step": 1.0
+        }
+
+
+def test_packing_is_faster_by_the_tokens_that_are_learned_from(run, monkeypatch):
+    """At equal seconds as many tokens a second, from fewer positions: packed, padded, and with rows left out."""
+    keys = {"reward": solved, "max_steps": 2, "num_iterations": 2, "max_completion_length": 12, "learning_rate": 1e-3}
+    keys |= {"per_device_train_batch_size": 16}
+    monkeypatch.setattr(trainer_module, "Meter", SecondsOfOne)
+    padded, packed, skipping = (
+        rows(run(**keys, **more))
+        for more in ({}, {"pack_groups": "on"}, {"pack_groups": "on", "skip_zero_rows": True})
+    )
+    assert sum(row["rows_skipped"] for row in skipping) > 4
+    for one, two, three in zip(padded, packed, skipping, strict=True):
+        assert [round(row["tokens_per_second"]) for row in (two, three)] == [round(one["tokens_per_second"])] * 2
+        assert one["tokens_per_second"] == pytest.approx(
+            one["completion_length"] * 16
+        )  # every completion, in this pass
+        speeds = [row["positions_per_second"] for row in (one, two, three)]
+        assert speeds == sorted(speeds, reverse=True) and speeds[0] > speeds[2]
+        assert speeds == pytest.approx([row["tokens_processed_policy"] for row in (one, two, three)])

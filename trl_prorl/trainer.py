@@ -1014,6 +1014,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
     def _observe(self, inputs, logps: torch.Tensor, entropies: torch.Tensor) -> None:
         """Means over tokens of one micro-batch; everything has shape `(B, T)`, without gradient."""
         mask, meter = self._mask(inputs), self.meter
+        meter.add_tokens_in_loss(mask)
         if self._scored_rows is not None:
             mask = torch.zeros_like(mask).index_copy(0, self._scored_rows[0], mask[self._scored_rows[0]])
         ref, old = inputs.get("ref_per_token_logps"), inputs.get("old_per_token_logps")
