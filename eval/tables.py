@@ -105,10 +105,19 @@ def median_step_seconds(run: Run) -> float | None:
     return None if seconds is None else float(seconds.median())
 
 
+def evaluation_seconds(run: Run) -> float:
+    """Mean seconds a step of the validation during training; 0 where none was recorded."""
+    seconds, steps = run.total("time_eval"), run.measured("time_step")
+    return 0.0 if not seconds or steps is None else seconds / len(steps)
+
+
 def mean_step_seconds(run: Run) -> float | None:
-    """Mean seconds of an optimizer step; the one to compare where only some steps generate."""
+    """
+    Mean seconds of an optimizer step, validation included: the one to compare where only some steps generate, and where
+    a reset waits for a validation that other runs do without.
+    """
     seconds = run.measured("time_step")
-    return None if seconds is None else float(seconds.mean())
+    return None if seconds is None else float(seconds.mean()) + evaluation_seconds(run)
 
 
 def reference_share(run: Run) -> float | None:
@@ -223,10 +232,11 @@ def learning_table(runs: list[Run]) -> Table:
 
 def cost_table(runs: list[Run]) -> Table:
     """What each run cost: scoring calls of the reference and of the old policy, and time."""
-    rows = []
+    rows, with_validation = [], any(run.total("time_eval") for run in runs)
     for run in runs:
         seconds, control, share = mean_step_seconds(run), control_of(run, runs), reference_share(run)
         control_seconds = mean_step_seconds(control) if control else None
+        validation = cell(None if run.measured("time_eval") is None else evaluation_seconds(run), ".3g")
         rows.append(
             [
                 run.name,
@@ -235,6 +245,7 @@ def cost_table(runs: list[Run]) -> Table:
                 cell(run.total("old_forward_calls"), ",.0f"),
                 cell(None if share is None else 100 * share, ".1f"),
                 cell(median_step_seconds(run), ".3g"),
+                *([validation] if with_validation else []),
                 cell(seconds, ".3g"),
                 cell(seconds / control_seconds if seconds and control_seconds else None, ".2f"),
             ]
@@ -246,6 +257,7 @@ def cost_table(runs: list[Run]) -> Table:
         "old-policy forward calls",
         "reference share of time (%)",
         "median seconds a step",
+        *(["validation, mean seconds a step"] if with_validation else []),
         "mean seconds a step",
         "mean step time / control's",
     ]
@@ -253,6 +265,8 @@ def cost_table(runs: list[Run]) -> Table:
         "A forward call is one scoring call of the model, generation and evaluation not counted; calls are totals over "
         f"the run. {NOT_MEASURED} means not measured."
     ]
+    if with_validation:
+        notes.append("Mean seconds and their ratio include the validation during training, the median does not.")
     return Table("What it cost", header, rows, notes + objective_notes(runs))
 
 

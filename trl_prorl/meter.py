@@ -275,6 +275,24 @@ class JsonLines:
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
 
+    def change_last(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> bool:
+        """
+        Put what `change` makes of the last row in its place, unless that is `None`; whether it was.
+
+        The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
+        """
+        text = self.path.read_bytes()
+        start = text.rfind(b"\n", 0, -1) + 1
+        row = change(json.loads(text[start:])) if text else None
+        if row is None:
+            return False
+        line = (json.dumps(row) + "\n").encode()
+        with open(self.path, "r+b", buffering=0) as file:
+            file.seek(start)
+            file.write(line)
+            file.truncate()
+        return True
+
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
     """The whole lines of a file; a last line cut off in the middle is left out, a missing file is empty."""

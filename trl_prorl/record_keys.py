@@ -91,6 +91,9 @@ METRICS = {
     "time_base": RecordKey(SECONDS, "scoring by the base"),
     "time_reset": RecordKey(SECONDS, "resets"),
     "time_update": RecordKey(SECONDS, "forward and backward, optimizer, data"),
+    "time_eval": RecordKey(
+        SECONDS, "validation after the step, and before the first one; on top of `time_step`, in which it is not"
+    ),
     "time_meter": RecordKey(SECONDS, "what the bookkeeping itself took"),
     "ref_time_fraction": RecordKey("share", "`time_ref` by `time_step`"),
     "peak_memory_gib": RecordKey("GiB", "most memory allocated in the step", GPU),

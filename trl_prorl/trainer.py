@@ -43,7 +43,7 @@ from .errors import EvaluationError
 from .fp32_head import cast_head_to_fp32, check_full_model
 from .grouping import whole_groups
 from .identity import changing_keys, dataset_hash, weights_hash
-from .meter import Meter, UpdateNorm
+from .meter import Meter, StageTimer, UpdateNorm
 from .normalizer import WINDOW_LOSSES, token_weights
 from .optimizer_state import apply_reset, check_optimizer, check_optimizer_class, plan_reset, reset_scaler
 from .packing import packed_logps, why_not
@@ -229,6 +229,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         self._generations = self._epochs_done = self._nonfinite_skips = 0
         self._generation_row: dict[str, list[float]] = {}
         self._tokens_generated: int | None = None
+        self._seconds_evaluated = 0.0  # before the first step
         self._nonfinite: dict | None = None  # what was found in this step, and where
         self._extra_rows = self._check_dynamic_sampling() if args.dynamic_sampling_rounds else None
         self._deciding_functions = named_functions(
@@ -1063,6 +1064,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         row = {"step": step}
         row.update({name: sum(values) / len(values) for name, values in self._generation_row.items()})
         row.update(self.meter.end_step(self._sum_over_processes, self.accelerator.num_processes))
+        row["time_eval"], self._seconds_evaluated = self._seconds_evaluated, 0.0
         row["beta"] = getattr(self, self._active_anchor) if self._active_anchor else 0.0
         row["lr"] = self._learning_rate
         row["tokens_generated"] = self._tokens_generated or 0
@@ -1119,21 +1121,33 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         with torch.random.fork_rng():
             return super().evaluate(*args, **kwargs)
 
+    def _charge_evaluation(self, seconds: float) -> None:
+        """To the step that was done before it, whose row is written; before the first step, to that."""
+        step = self.state.global_step
+
+        def charged(row):
+            if row["step"] == step:
+                return row | {"time_eval": row.get("time_eval", 0.0) + seconds}
+
+        if self._metrics_log is None or not self._metrics_log.change_last(charged):
+            self._seconds_evaluated += seconds
+
     def _evaluate(self, *args, **kwargs):
-        metrics = super()._evaluate(*args, **kwargs)
+        timer = StageTimer(self.accelerator.device)
+        with timer.stage("eval"):
+            metrics = super()._evaluate(*args, **kwargs)
+        self._charge_evaluation(timer.seconds["eval"])
         for name in (name for callback in self._reset_callbacks() for name in callback.metrics()):
             if name not in metrics:
                 known = ", ".join(sorted(metrics))
                 raise EvaluationError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
         if self._evaluations_log is not None:
-            measured = {name: value for name, value in metrics.items() if name.startswith("eval_")}
-            for name in (
-                "eval_runtime",
-                "eval_samples_per_second",
-                "eval_steps_per_second",
-                "eval_model_preparation_time",
-            ):
-                measured.pop(name, None)
+            sets = [f"{name}_" for name in self.eval_dataset] if isinstance(self.eval_dataset, dict) else []
+            speeds = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+            of_speed = {f"eval_{of_set}{speed}" for of_set in ("", *sets) for speed in speeds}
+            measured = {
+                name: value for name, value in metrics.items() if name.startswith("eval_") and name not in of_speed
+            }
             self._evaluations_log.write({"step": self.state.global_step, **measured})
         return metrics
 

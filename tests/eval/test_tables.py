@@ -1,6 +1,7 @@
 import pytest
 
 from eval import tables
+from eval.matrix import result_matrix
 from eval.runs import load_run
 
 
@@ -133,3 +134,18 @@ def test_overview_table_by_hand(make_run, make_rows, passk_result):
         ["control", "0.12 → 0.75 [0.70, 0.80]", "0", "40", "25", "2.00", "1.00"],
         ["B", "–", "–", "0", "0", "1.00", "0.50"],
     ]
+
+
+def test_an_arm_is_charged_for_its_validation(make_run, make_rows):
+    """Steps of 2 s; one arm validates for 12 s after two of four steps, and its steps cost 8 s."""
+    control = load_run(make_run("control", "control", make_rows(4, time_step=2.0, time_eval=0.0)))
+    event = load_run(make_run("A", "A", make_rows(4, time_step=2.0, time_eval=lambda step: 12.0 * (step % 2 == 0))))
+    older = load_run(make_run("old", "B", make_rows(4, time_step=2.0)))  # a record from before it was measured
+    runs = [control, event, older]
+    overview, cost = tables.overview_table(runs), tables.cost_table(runs)
+    assert [row[-2:] for row in overview.rows] == [["2.00", "1.00"], ["8.00", "4.00"], ["2.00", "1.00"]]
+    shown = [dict(zip(cost.header, row, strict=True)) for row in cost.rows]
+    names = ["median seconds a step", "validation, mean seconds a step", "mean seconds a step"]
+    assert [[row[name] for name in names] for row in shown] == [["2", "0", "2"], ["2", "6", "8"], ["2", "–", "2"]]
+    (matrix,) = [row for row in result_matrix(runs).rows if row[0] == "A"]
+    assert matrix[-4] == "4.00"
