@@ -225,6 +225,15 @@ def test_every_process_knows_the_best_checkpoint_by_its_name(make_trainer, tmp_p
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
 
 
+def test_a_process_that_is_not_to_save_writes_nothing(make_trainer, tmp_path, monkeypatch):
+    """Trainer calls `_save` in every process, and only the first makes the folder."""
+    trainer = make_trainer(**KEYS)
+    monkeypatch.setattr(type(trainer.args), "should_save", False)
+    trainer._run_id = "this one"
+    trainer._save(str(tmp_path / "checkpoint"))
+    assert not (tmp_path / "checkpoint").exists()
+
+
 def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
     trainer = make_trainer(log_completions=True)
     image = {"role": "user", "content": [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]}
