@@ -35,7 +35,7 @@ from .advantages import estimate
 from .callbacks import ReferenceResetCallback
 from .checks import check_columns, check_pack_limit, check_rows
 from .config import ProRLConfig
-from .dropout import check_dropout, check_dropout_config
+from .dropout import check_dropout, check_dropout_config, check_randomness
 from .dynamic_sampling import ExtraRows, deciding, named_functions, put_groups, undecided, weighted_sum
 from .elastic import ElasticAverage
 from .entropy_watch import EntropyWatch
@@ -162,6 +162,7 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
             self._remember_initialisation(policy.peft_config["default"], given_wrapped, moves)
         if not args.is_trl:
             check_dropout(self.model)
+            self._check_randomness()
         if args.skip_zero_rows and (self._is_vlm or self._has_images()):
             raise ValueError(
                 "skip_zero_rows=True leaves out rows of text alone, and the prompts have images: set it false."
@@ -348,6 +349,15 @@ class ProRLTrainer(FiniteMixin, CheckpointMixin, HubMixin, AdapterMixin, GRPOTra
         autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
         reason = probe(policy, policy.get_input_embeddings().weight.shape[0], padded, packed, autocast)
         return next(filter(None, gather_object([reason])), None)
+
+    def _check_randomness(self) -> None:
+        plugin = self.args.deepspeed_plugin
+        if self.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3):
+            logger.warning(
+                "Weights are sharded, so that no forward has looked for dropout that has no module of its own."
+            )
+            return
+        check_randomness(self.accelerator.unwrap_model(self.model), self.accelerator.autocast())
 
     @staticmethod
     def _check_pack_limit(limit: int | None, processes: int) -> None:
