@@ -9,12 +9,17 @@ READY := $(VENV)/.ready
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-slow test-upstream quality style clean help
+# What `make soak` is told: MINUTES=60 SEED=7, or SEED=7 TRIAL=3 for one trial of them.
+MINUTES ?= 10
+SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
+
+.PHONY: demo test test-slow test-upstream soak quality style clean help
 
 help:
 	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (under 12 minutes)"
 	@echo "make test       the tests                make test-slow  the long ones too"
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
+	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
 # A new environment whenever the packaging changes; the stamp is written last, so that a broken install is repeated.
@@ -35,6 +40,9 @@ test-slow: $(READY)
 
 test-upstream: $(READY)
 	$(BIN)/python tests/upstream/run_trl_suite.py "$(TRL_TESTS)"
+
+soak: $(READY)
+	$(BIN)/python tests/soak/soak.py $(SOAK)
 
 quality: $(READY)
 	$(BIN)/ruff check .

@@ -55,11 +55,10 @@ def drift_panels(runs: list[Run]) -> list[Panel]:
                 axes.plot(
                     spread.index,
                     spread["mean"],
-                    marker="o",
                     markersize=4,
                     linewidth=1.8,
                     label=curve.label,
-                    **curve.style,
+                    **{"marker": "o", **curve.style},
                 )
             mark_resets(axes, shown)
             axes.set(title=title, xlabel="optimizer step", ylabel=unit)

@@ -37,10 +37,10 @@ DEFINITIONS = [
     f"**largest drop**: the furthest the training reward (mean over {SMOOTHING_STEPS} steps) fell below its best so far; "
     "the worst seed.",
     "**seed spread**: highest less lowest held-out pass@1 of the trained model among the seeds.",
-    "**step time / control**: mean seconds of an optimizer step over those of the control of the same seed, or of the "
-    "first control; mean over seeds. **reference calls**: scoring forwards of the reference in a run; mean over seeds. "
-    "**reference share**: time spent on them, of all time. **peak memory**: largest allocation on the GPU in any step; "
-    "the worst seed.",
+    "**step time / control**: mean seconds of an optimizer step, validation during training included, over those of the "
+    "control of the same seed, or of the first control; mean over seeds. **reference calls**: scoring forwards of the "
+    "reference in a run; mean over seeds. **reference share**: time spent on them, of the steps' time without validation. "
+    "**peak memory**: largest allocation on the GPU in any step; the worst seed.",
     f"{NOT_MEASURED} means not measured, or not defined: a control's ratio without a control, a spread of one seed.",
 ]
 

@@ -43,7 +43,7 @@ def _over_seeds(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 def _draw(axes, frame: pd.DataFrame, label: str, marker: str, **style) -> None:
     axes.fill_between(frame.index, frame["low"], frame["high"], color=style["color"], alpha=0.15, linewidth=0)
-    axes.plot(frame.index, frame["mean"], marker=marker, markersize=4, linewidth=1.8, label=label, **style)
+    axes.plot(frame.index, frame["mean"], markersize=4, linewidth=1.8, label=label, **{"marker": marker, **style})
 
 
 def k_panels(runs: list[Run]) -> list[Panel]:

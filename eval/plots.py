@@ -25,6 +25,8 @@ OTHER_COLOUR = "#7F7F7F"
 STAGE_COLOURS = {"rollout": "#BBBBBB", "old": "#F0E442", "ref": "#CC79A7", "update": "#56B4E9"}
 STAGE_LABELS = {"rollout": "rollout", "old": "old scoring", "ref": "reference scoring", "update": "update"}
 LINE_STYLES = ("-", "--", "-.", ":")
+# From the fifth line of a colour on; not the circle that the points of some curves have anyway.
+MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 SMOOTHING_STEPS = 10
 DPI = 100
 
@@ -33,17 +35,20 @@ BAND_NOTE = "Strong line: mean over the seeds of a configuration; band: lowest t
 
 
 def line_styles(runs: list[Run]) -> list[dict]:
-    """Colour by variant, dashes by place within the variant: one `dict` of line properties per run."""
+    """Colour by variant, dashes and then markers by place within the colour: one `dict` of line properties per run."""
     seen, styles = {}, []
     for run in runs:
-        place = seen[run.variant] = seen.get(run.variant, -1) + 1
-        styles.append(
-            {
-                "color": VARIANT_COLOURS.get(run.variant, OTHER_COLOUR),
-                "linestyle": LINE_STYLES[place % len(LINE_STYLES)],
-            }
-        )
+        colour = VARIANT_COLOURS.get(run.variant, OTHER_COLOUR)
+        place = seen[colour] = seen.get(colour, -1) + 1
+        marker = MARKERS[place // len(LINE_STYLES) % len(MARKERS)]
+        style = {"color": colour, "linestyle": LINE_STYLES[place % len(LINE_STYLES)]}
+        styles.append(style if marker is None else {**style, "marker": marker})
     return styles
+
+
+def sparse(style: dict) -> dict:
+    """The same for a line of many points: some ten markers along it."""
+    return {**style, "markevery": 0.1, "markersize": 5} if "marker" in style else style
 
 
 def arm_label(run: Run) -> str:
@@ -58,7 +63,7 @@ class Curve:
     Attributes:
         runs (`list[Run]`): One run, or the runs of one configuration with 2 seeds or more.
         label (`str`): Name of the run, or of the configuration with its number of seeds.
-        style (`dict`): Colour and dashes.
+        style (`dict`): Colour, dashes and, where these do not suffice, a marker.
     """
 
     def __init__(self, runs: list[Run], label: str, style: dict):
@@ -131,7 +136,7 @@ def _draw_curves(axes, shown: list[Curve], key_of, smooth) -> None:
                 spread.index, spread["low"], spread["high"], color=curve.style["color"], alpha=0.18, linewidth=0
             )
             strong = spread["mean"]
-        axes.plot(strong.index, strong, linewidth=1.8, label=label, **curve.style)
+        axes.plot(strong.index, strong, linewidth=1.8, label=label, **sparse(curve.style))
     if not axes.lines:
         note_not_measured(axes)
 
@@ -190,7 +195,7 @@ def summary_panels(runs: list[Run]) -> list[Panel]:
         metric("reward", "Training reward", "mean reward of the batch"),
         Panel("KL to the arm's anchor over optimizer steps, running median", kl),
         metric("entropy", "Entropy of the policy", "nats per token"),
-        metric("tokens_per_second", "Throughput", "tokens per second", floor=0),
+        metric("tokens_per_second", "Throughput", "completion tokens in the loss per second", floor=0),
     ]
 
 
@@ -259,7 +264,7 @@ def ref_cost_panels(runs: list[Run]) -> list[Panel]:
             width = 1.5 + min(1.5, 12 / len(shown)) * (len(shown) - 1 - place)
             mean = band([calls.cumsum() for calls in series])["mean"]
             label = f"{curve.label}: {mean.iloc[-1]:,.0f}"
-            axes.plot(mean.index, mean, linewidth=width, label=label, solid_capstyle="butt", **curve.style)
+            axes.plot(mean.index, mean, linewidth=width, label=label, solid_capstyle="butt", **sparse(curve.style))
         axes.set(title="Reference forward calls, cumulative", xlabel="optimizer step", ylabel="calls")
         axes.grid(alpha=0.2)
 

@@ -95,7 +95,7 @@ class Stopwatch(TrainerCallback):
     """Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip."""
 
     def __init__(self, device: torch.device, clock: str):
-        self.device, self.seconds, self.began = device, defaultdict(float), 0.0
+        self.device, self.seconds, self.began = device, defaultdict(float), None
         self.clock = time.process_time if clock == "cpu" else time.perf_counter
 
     def now(self) -> float:
@@ -106,8 +106,17 @@ class Stopwatch(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         self.began = self.now()
 
-    def on_step_end(self, args, state, control, **kwargs):
-        self.seconds["step"] += self.now() - self.began
+    def ending_a_step(self, function):
+        """`function`, with whose end a step ends; the call at the end of an epoch belongs to none."""
+
+        def timed(*args, **kwargs):
+            result = function(*args, **kwargs)
+            if self.began is not None:
+                self.seconds["step"] += self.now() - self.began
+                self.began = None
+            return result
+
+        return timed
 
     def around(self, name: str, function):
         def timed(*args, **kwargs):
@@ -193,6 +202,8 @@ def make_trainer(
     watch = Stopwatch(trainer.accelerator.device, args.clock)
     trainer.add_callback(watch)
     trainer.watch = watch
+    # After on_step_end, and with it the row of the record is written.
+    trainer._maybe_log_save_evaluate = watch.ending_a_step(trainer._maybe_log_save_evaluate)
     trainer._generate_and_score_completions = watch.around("scoring", trainer._generate_and_score_completions)
     return trainer
 

@@ -33,6 +33,37 @@ REPETITION_KEYS = ({"seed", "data_seed", "task_seed", "logging_dir"} | HARMLESS)
 }
 
 
+# Settings of evaluations during training, which sample from a random state of their own: only a trigger that watches one of
+# their metrics lets them change a number.
+VALIDATION_KEYS = frozenset(
+    "eval_strategy eval_steps eval_delay eval_on_start eval_rows eval_accumulation_steps per_device_eval_batch_size "
+    "num_generations_eval".split()
+)
+# What gives a setting its effect; where it is absent no number depends on the setting.
+EFFECTIVE_WITH = {
+    "optimizer_reset_alpha": lambda config: config.get("optimizer_reset") == "soft",
+    "kl_horizon": lambda config: config.get("kl_target") is not None,
+    "base_anchor_every": lambda config: bool(config.get("beta_base")),
+    "pack_max_tokens": lambda config: config.get("pack_groups", "off") != "off",
+    "elastic_ema": lambda config: bool(config.get("elastic_reset_every")),
+    "entropy_patience": lambda config: config.get("entropy_floor") is not None,
+    "ref_reset_kl_window": lambda config: config.get("ref_reset_kl") is not None,
+    "dynamic_sampling_rewards": lambda config: bool(config.get("dynamic_sampling_rounds")),
+    **dict.fromkeys(
+        ("length_least", "length_on", "length_off"), lambda config: config.get("length_reward") == "cosine"
+    ),
+    **dict.fromkeys(("length_target", "length_cost"), lambda config: config.get("length_reward") == "target"),
+    "length_margin": lambda config: config.get("length_reward") == "overlong",
+    **dict.fromkeys(
+        ("thinking_text", "thinking_answer_tokens"), lambda config: config.get("thinking_budget") is not None
+    ),
+    **dict.fromkeys(
+        (*VALIDATION_KEYS, "ref_reset_metric", "ref_reset_metric_mode", "ref_reset_min_delta"),
+        lambda config: bool(config.get("ref_reset_stall")) or config.get("ref_reset_drop") is not None,
+    ),
+}
+
+
 @dataclass
 class Table:
     """
@@ -105,10 +136,19 @@ def median_step_seconds(run: Run) -> float | None:
     return None if seconds is None else float(seconds.median())
 
 
+def evaluation_seconds(run: Run) -> float:
+    """Mean seconds a step of the validation during training; 0 where none was recorded."""
+    seconds, steps = run.total("time_eval"), run.measured("time_step")
+    return 0.0 if not seconds or steps is None else seconds / len(steps)
+
+
 def mean_step_seconds(run: Run) -> float | None:
-    """Mean seconds of an optimizer step; the one to compare where only some steps generate."""
+    """
+    Mean seconds of an optimizer step, validation included: the one to compare where only some steps generate, and where
+    a reset waits for a validation that other runs do without.
+    """
     seconds = run.measured("time_step")
-    return None if seconds is None else float(seconds.mean())
+    return None if seconds is None else float(seconds.mean()) + evaluation_seconds(run)
 
 
 def reference_share(run: Run) -> float | None:
@@ -223,10 +263,11 @@ def learning_table(runs: list[Run]) -> Table:
 
 def cost_table(runs: list[Run]) -> Table:
     """What each run cost: scoring calls of the reference and of the old policy, and time."""
-    rows = []
+    rows, with_validation = [], any(run.total("time_eval") for run in runs)
     for run in runs:
         seconds, control, share = mean_step_seconds(run), control_of(run, runs), reference_share(run)
         control_seconds = mean_step_seconds(control) if control else None
+        validation = cell(None if run.measured("time_eval") is None else evaluation_seconds(run), ".3g")
         rows.append(
             [
                 run.name,
@@ -235,6 +276,7 @@ def cost_table(runs: list[Run]) -> Table:
                 cell(run.total("old_forward_calls"), ",.0f"),
                 cell(None if share is None else 100 * share, ".1f"),
                 cell(median_step_seconds(run), ".3g"),
+                *([validation] if with_validation else []),
                 cell(seconds, ".3g"),
                 cell(seconds / control_seconds if seconds and control_seconds else None, ".2f"),
             ]
@@ -246,6 +288,7 @@ def cost_table(runs: list[Run]) -> Table:
         "old-policy forward calls",
         "reference share of time (%)",
         "median seconds a step",
+        *(["validation, mean seconds a step"] if with_validation else []),
         "mean seconds a step",
         "mean step time / control's",
     ]
@@ -253,14 +296,21 @@ def cost_table(runs: list[Run]) -> Table:
         "A forward call is one scoring call of the model, generation and evaluation not counted; calls are totals over "
         f"the run. {NOT_MEASURED} means not measured."
     ]
+    if with_validation:
+        notes.append("Mean seconds and their ratio include the validation during training, the median does not.")
     return Table("What it cost", header, rows, notes + objective_notes(runs))
 
 
+def matters(key: str, config: dict) -> bool:
+    """Whether a number of a run with this configuration depends on a key of it."""
+    return key not in REPETITION_KEYS and EFFECTIVE_WITH.get(key, lambda config: True)(config)
+
+
 def repetitions(runs: list[Run]) -> list[list[Run]]:
-    """Groups of runs with one variant and one configuration, which differ in `REPETITION_KEYS` only, in given order."""
+    """Groups of runs with one variant and one configuration, but for what no number depends on, in given order."""
     groups = {}
     for run in runs:
-        settings = {key: value for key, value in run.config.items() if key not in REPETITION_KEYS}
+        settings = {key: value for key, value in run.config.items() if matters(key, run.config)}
         groups.setdefault((run.variant, repr(sorted(settings.items()))), []).append(run)
     return list(groups.values())
 
@@ -271,17 +321,23 @@ def seed_count(group: list[Run]) -> int:
 
 def configuration_labels(groups: list[list[Run]]) -> list[str]:
     """
-    A short name per configuration: its variant, with the settings that set it apart from others of the variant.
+    A short name per configuration: its variant, with the settings that set it apart from others of the variant. A setting
+    that does nothing in a configuration is not named there, as α where the reset is hard.
 
     Args:
         groups (`list[list[Run]]`): As [`repetitions`] gives them.
     """
     labels = []
     for group in groups:
+        own = group[0].config
         same_variant = [other[0].config for other in groups if other[0].variant == group[0].variant]
-        keys = sorted({key for config in same_variant for key in config} - REPETITION_KEYS)
-        differing = [key for key in keys if len({repr(config.get(key)) for config in same_variant}) > 1]
-        settings = ", ".join(f"{key}: {group[0].config.get(key, 'default')}" for key in differing)
+        keys = sorted({key for config in same_variant for key in config if matters(key, own)})
+        differing = [
+            key
+            for key in keys
+            if len({repr(config.get(key)) if matters(key, config) else "no effect" for config in same_variant}) > 1
+        ]
+        settings = ", ".join(f"{key}: {own.get(key, 'default')}" for key in differing)
         labels.append(f"{group[0].variant} ({settings})" if settings else group[0].variant)
     return labels
 

@@ -14,7 +14,15 @@ import torch
 from datasets import Dataset
 
 from trl_prorl.errors import CheckpointError
-from trl_prorl.run.checkpoint import MANIFEST_FILE, find_checkpoint, newest_complete, publish, sha256, why_unusable
+from trl_prorl.run.checkpoint import (
+    MANIFEST_FILE,
+    WholeCheckpoint,
+    find_checkpoint,
+    newest_complete,
+    publish,
+    sha256,
+    why_unusable,
+)
 from trl_prorl.run.trl_log import saved
 
 
@@ -222,8 +230,17 @@ def test_every_process_knows_the_best_checkpoint_by_its_name(make_trainer, tmp_p
     trainer = make_trainer(**KEYS)
     monkeypatch.setattr(type(trainer.args), "should_save", False)
     trainer.state.best_model_checkpoint = str(tmp_path / "_incomplete-checkpoint-2" / "checkpoint-2")
-    trainer._save_beside(tmp_path / "_incomplete-checkpoint-2" / "checkpoint-2", tmp_path / "checkpoint-2")
+    trainer._save_beside(WholeCheckpoint(tmp_path, 2, resumable=True))
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+
+
+def test_a_process_that_is_not_to_save_writes_nothing(make_trainer, tmp_path, monkeypatch):
+    """Trainer calls `_save` in every process, and only the first makes the folder."""
+    trainer = make_trainer(**KEYS)
+    monkeypatch.setattr(type(trainer.args), "should_save", False)
+    trainer._run_id = "this one"
+    trainer._save(str(tmp_path / "checkpoint"))
+    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_logged_prompts_with_images_are_saved_without_them(make_trainer):

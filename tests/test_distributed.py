@@ -38,6 +38,16 @@ def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(tiny_m
     assert (event["reason"], event["step_requested"], event["step_applied"]) == ("seen by 0", 2, 2)
     assert event["world_size"] == 2 and event["seconds_sync"] > 0 and event["seconds_copy"] > 0
     assert [row["step"] for row in metrics] == [1, 2, 3, 4]
+    # Each process scores its four completions in one call: counts are those of both.
+    assert [row["policy_forward_calls"] for row in metrics] == [2] * 4
+    assert [row["ref_forward_calls"] for row in metrics] == [2, 0] * 2
+    for generated, again in (metrics[:2], metrics[2:]):
+        assert generated["tokens_generated"] == 8 * generated["completion_length"] and again["tokens_generated"] == 0
+        assert (
+            generated["tokens_processed_ref"] == generated["tokens_processed_policy"] > generated["tokens_generated"]
+        )
+        for row in (generated, again):
+            assert row["tokens_per_second"] * row["time_step"] == pytest.approx(generated["tokens_generated"])
 
 
 def test_what_another_process_alone_sees_is_not_the_run_s_decision(tiny_model, tmp_path):

@@ -1,11 +1,30 @@
+import random
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from trl import GRPOTrainer
 
-from trl_prorl.scoring.dropout import check_dropout, check_dropout_config
+from trl_prorl import trainer as trainer_module
+from trl_prorl.scoring.dropout import check_dropout, check_dropout_config, check_randomness
+
+
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 300,
+}
+SHAPE |= {"num_key_value_heads": 2, "head_dim": 16, "attention_dropout": 0.0}
+
+
+def small(kind, **keys):
+    config = AutoConfig.for_model(kind, **{**SHAPE, **keys})
+    return AutoModelForCausalLM.from_config(config)
 
 
 def test_lora_dropout_is_refused_before_a_model_is_loaded():
@@ -43,3 +62,73 @@ def test_dropout_of_attention_is_refused_until_the_model_is_loaded_without(make_
 def test_plain_trl_keeps_its_dropout(make_trainer):
     config = LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)
     make_trainer(lora=False, trainer_kwargs={"peft_config": config}, beta=0.1)
+
+
+@pytest.mark.parametrize(
+    "kind, key, others",
+    [("seed_oss", "residual_dropout", {}), ("mixtral", "router_jitter_noise", {"num_local_experts": 2})],
+)
+def test_what_is_random_without_a_module_is_found(kind, key, others):
+    model = small(kind, **others, **{key: 0.4})
+    check_dropout(model)  # shows nothing
+    with pytest.raises(ValueError, match=f"under two seeds: .* has a rate of 0.4.*model_init_kwargs: {{{key}: 0.0}}"):
+        check_randomness(model)
+    check_randomness(small(kind, **others, **{key: 0.0}))
+
+
+def test_layers_left_out_at_random_are_found():
+    """OPT draws a number for each layer even where nothing depends on it."""
+    opt = {"ffn_dim": 48, "dropout": 0.0, "word_embed_proj_dim": 32}
+    with pytest.raises(ValueError, match="rate of 0.01.*model_init_kwargs: {layerdrop: 0.0}"):
+        check_dropout(small("opt", layerdrop=0.01, **opt))
+    model = small("opt", layerdrop=0.0, **opt)
+    check_dropout(model)
+    check_randomness(model)
+
+
+def test_a_culprit_without_a_name_is_found_too():
+    model = small("qwen2")
+    model.model.norm.register_forward_hook(lambda module, args, output: output * (1 + 0.01 * torch.rand(())))
+    with pytest.raises(ValueError, match="different logits under two seeds. With active dropout"):
+        check_randomness(model)
+
+
+def test_sums_in_no_fixed_order_are_not_dropout():
+    model, calls = small("qwen2"), iter(range(100))
+    model.model.norm.register_forward_hook(lambda module, args, output: output * (1 + 1e-6 * (next(calls) % 3)))
+    check_randomness(model)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "seed_oss"])
+def test_the_look_leaves_no_trace(kind):
+    model = small(kind, **({"residual_dropout": 0.3} if kind == "seed_oss" else {})).eval()
+    model.lm_head.train()
+    modes = [module.training for module in model.modules()]
+    before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    with pytest.raises(ValueError) if kind == "seed_oss" else nullcontext():
+        check_randomness(model)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), str(np.random.get_state())) == before[1:]
+    assert [module.training for module in model.modules()] == modes
+    assert all(param.grad is None for param in model.parameters())
+
+
+def test_a_run_s_random_numbers_stay_the_same(run, make_trainer, weights, monkeypatch):
+    looked = run(beta_old=0.1)
+    monkeypatch.setattr(trainer_module, "check_randomness", lambda *args: None)
+    without = run(beta_old=0.1)
+    a, b = weights(looked), weights(without)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    seen = []
+    monkeypatch.setattr(trainer_module, "check_randomness", lambda *args: seen.append(args))
+    make_trainer(beta=0.1)
+    assert not seen  # plain TRL is not looked at
+
+
+def test_a_trainer_refuses_what_its_own_dropout_switch_does_not_reach(make_trainer, tmp_path):
+    small("seed_oss", residual_dropout=0.2).save_pretrained(tmp_path)
+    keys = {"model": str(tmp_path), "beta_old": 0.1}
+    with pytest.raises(ValueError, match="layers.0.* rate of 0.2 as residual_dropout"):
+        make_trainer(disable_dropout=True, **keys)
+    make_trainer(model_init_kwargs={"residual_dropout": 0.0}, **keys)
+    make_trainer(GRPOTrainer, model=str(tmp_path))

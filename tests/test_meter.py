@@ -62,13 +62,16 @@ def test_row_of_a_step(clock):
     meter.add_total("kl_penalty", torch.tensor(0.25))
     meter.add_average("clip_region_mean", 0.25)
     meter.add_average("clip_region_mean", 0.75)
+    meter.add_tokens_in_loss(torch.tensor([[1, 1, 0], [1, 0, 0]]))  # a micro-batch, and its second pass
+    meter.add_tokens_in_loss(torch.tensor([[1, 1, 0], [1, 1, 1]]))
     clock.now += 1
     row = meter.end_step(lambda tensor: tensor)
     assert row["kl_ref"] == 3.0 and row["kl_penalty"] == 0.75 and row["clip_region_mean"] == 0.5
     assert (row["ref_forward_calls"], row["tokens_processed_ref"]) == (1, 10)
     assert (row["policy_forward_calls"], row["old_forward_calls"]) == (1, 0)
     assert (row["time_ref"], row["time_update"], row["time_step"]) == (3.0, 1.0, 4.0)
-    assert row["ref_time_fraction"] == 0.75 and row["tokens_per_second"] == 5.0
+    assert row["ref_time_fraction"] == 0.75
+    assert (row["tokens_per_second"], row["positions_per_second"]) == (2.0, 5.0)
     assert "kl_old" not in row and "peak_memory_gib" not in row  # not measured
 
 
@@ -82,6 +85,21 @@ def test_nothing_of_a_step_is_left_in_the_next(clock):
         row = meter.end_step(lambda tensor: tensor)
         assert not meter.open
         assert row["old_forward_calls"] == 1 and row["time_step"] == 1.0
+
+
+def test_counts_are_sums_over_processes_and_times_are_not(clock):
+    """As if two further processes had done the same."""
+    meter = Meter(CPU)
+    meter.begin_step()
+    meter.counted(lambda **inputs: None, "policy")(input_ids=torch.zeros(4, 5))
+    meter.counted(lambda **inputs: None, "ref")(input_ids=torch.zeros(1, 7))
+    meter.add_tokens_in_loss(torch.ones(4, 2))
+    meter.add_count("rows_skipped", torch.tensor(2))
+    clock.now += 4
+    row = meter.end_step(lambda tensor: 3 * tensor, 3)
+    assert (row["policy_forward_calls"], row["ref_forward_calls"], row["old_forward_calls"]) == (3, 3, 0)
+    assert (row["tokens_processed_policy"], row["tokens_processed_ref"], row["rows_skipped"]) == (60, 21, 6)
+    assert (row["time_step"], row["tokens_per_second"], row["positions_per_second"]) == (4.0, 6.0, 15.0)
 
 
 def test_means_over_processes_are_means_over_all_tokens():

@@ -13,6 +13,8 @@ from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
+from trl_prorl import trainer as trainer_module
+from trl_prorl.run.meter import Meter
 from trl_prorl.scoring.grouping import whole_groups
 from trl_prorl.scoring.packing import check_pack_processes, choose_packing
 
@@ -268,7 +270,7 @@ def test_a_limit_is_refused_where_processes_would_wait_for_each_other(make_train
     with pytest.raises(ValueError, match="pack_max_tokens=60 with 2 processes.*per_device_train_batch_size"):
         check_pack_processes(60, 2)
     with pytest.raises(ValueError, match="pack_max_tokens"):
-        choose_packing(trainer.args, trainer.accelerator.unwrap_model(trainer.model), {}, processes=2)
+        choose_packing(trainer.args, trainer.accelerator.unwrap_model(trainer.model), {}, 2, None)
 
 
 def mixture_of_experts(path):
@@ -321,3 +323,33 @@ def test_dropped_rows_steer_no_coefficient_whether_they_are_computed_or_not(run,
 def test_images_and_skipped_rows_are_refused_together(make_trainer):
     with pytest.raises(ValueError, match="skip_zero_rows=True leaves out rows of text alone"):
         make_trainer(skip_zero_rows=True, columns={"image": ["none"] * 16})
+
+
+class SecondsOfOne(Meter):
+    """Every step takes a second."""
+
+    def end_step(self, *args):
+        row = super().end_step(*args)
+        return {name: value * row["time_step"] if "per_second" in name else value for name, value in row.items()} | {
+            "time_step": 1.0
+        }
+
+
+def test_packing_is_faster_by_the_tokens_that_are_learned_from(run, monkeypatch):
+    """At equal seconds as many tokens a second, from fewer positions: packed, padded, and with rows left out."""
+    keys = {"reward": solved, "max_steps": 2, "num_iterations": 2, "max_completion_length": 12, "learning_rate": 1e-3}
+    keys |= {"per_device_train_batch_size": 16}
+    monkeypatch.setattr(trainer_module, "Meter", SecondsOfOne)
+    padded, packed, skipping = (
+        rows(run(**keys, **more))
+        for more in ({}, {"pack_groups": "on"}, {"pack_groups": "on", "skip_zero_rows": True})
+    )
+    assert sum(row["rows_skipped"] for row in skipping) > 4
+    for one, two, three in zip(padded, packed, skipping, strict=True):
+        assert [round(row["tokens_per_second"]) for row in (two, three)] == [round(one["tokens_per_second"])] * 2
+        assert one["tokens_per_second"] == pytest.approx(
+            one["completion_length"] * 16
+        )  # every completion, in this pass
+        speeds = [row["positions_per_second"] for row in (one, two, three)]
+        assert speeds == sorted(speeds, reverse=True) and speeds[0] > speeds[2]
+        assert speeds == pytest.approx([row["tokens_processed_policy"] for row in (one, two, three)])

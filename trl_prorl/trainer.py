@@ -5,6 +5,7 @@ the only one that knows TRL's private methods, which `tests/test_upstream_contra
 TRL's own methods compute everything, and this class only watches.
 """
 
+import logging
 import math
 from pathlib import Path
 
@@ -34,15 +35,18 @@ from .run.checkpointing import CheckpointMixin
 from .run.entropy_watch import EntropyWatch
 from .run.finite_guard import FiniteGuard
 from .run.identity import base_parameters, dataset_hash, weights_hash
-from .run.meter import Meter, UpdateNorm
+from .run.meter import Meter, StageTimer, UpdateNorm
 from .run.recorder import LOGGED, Recorder
-from .scoring.dropout import check_dropout
+from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32
 from .scoring.grouping import whole_groups
 from .scoring.packing import choose_packing, packed_logps
 from .scoring.packing_probe import probe
 from .scoring.references import PolicyItself, base_of, reference_of
 from .scoring.scorer import Scorer, scored_rows
+
+
+logger = logging.getLogger(__name__)
 
 
 class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
@@ -86,7 +90,6 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         """Make the parts; each owns what it remembers, and none knows the trainer."""
         args, accelerator = self.args, self.accelerator
         policy = accelerator.unwrap_model(self.model)
-        has_images = not {"image", "images"}.isdisjoint(getattr(self.train_dataset, "column_names", None) or ())
         if plan.casts_head:
             cast_head_to_fp32(policy.get_base_model())
             outputs = ("log_probs", "entropy")
@@ -95,7 +98,13 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             self._remember_initialisation(policy.peft_config["default"], plan.given_wrapped, plan.moves)
         if not args.is_trl:
             check_dropout(self.model)
-        if args.skip_zero_rows and (self._is_vlm or has_images):
+            if self._shards_weights:
+                logger.warning(
+                    "Weights are sharded, so that no forward has looked for dropout that has no module of its own."
+                )
+            else:
+                check_randomness(policy, accelerator.autocast())
+        if args.skip_zero_rows and self._has_images:
             raise ValueError(
                 "skip_zero_rows=True leaves out rows of text alone, and the prompts have images: set it false."
             )
@@ -112,15 +121,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             else watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
-        objections = {
-            "the prompts have images.": self._is_vlm or has_images,
-            "tools write into the completions.": bool(self.tools) or self.environments is not None,
-            "the load-balancing loss averages over tokens, prompts included, as padded.": self.aux_loss_enabled,
-        }
-        plugin = args.deepspeed_plugin
-        shards = self.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
-        probed = None if shards else lambda: self._probed(policy)
-        self.packing = choose_packing(args, policy, objections, accelerator.num_processes, probed)
+        self.packing = self._choose_packing()
         if self.packing.startswith("on") and args.pack_max_tokens is not None:
             check_prompts_fit(self.train_dataset, self.eval_dataset, self.tokenize_prompts, args)
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
@@ -164,6 +165,26 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             self._bind(callback)
         if args.resets:
             self.add_callback(ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown))
+
+    @property
+    def _has_images(self) -> bool:
+        columns = getattr(self.train_dataset, "column_names", None) or ()
+        return self._is_vlm or not {"image", "images"}.isdisjoint(columns)
+
+    @property
+    def _shards_weights(self) -> bool:
+        plugin = self.args.deepspeed_plugin
+        return self.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
+
+    def _choose_packing(self) -> str:
+        policy = self.accelerator.unwrap_model(self.model)
+        objections = {
+            "the prompts have images.": self._has_images,
+            "tools write into the completions.": bool(self.tools) or self.environments is not None,
+            "the load-balancing loss averages over tokens, prompts included, as padded.": self.aux_loss_enabled,
+        }
+        probed = None if self._shards_weights else lambda: self._probed(policy)
+        return choose_packing(self.args, policy, objections, self.accelerator.num_processes, probed)
 
     def _probed(self, policy) -> str | None:
         """Why the model's own numbers forbid packing, the same on every process."""
@@ -462,12 +483,16 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             return super().evaluate(*args, **kwargs)
 
     def _evaluate(self, *args, **kwargs):
-        metrics = super()._evaluate(*args, **kwargs)
+        timer = StageTimer(self.accelerator.device)
+        with timer.stage("eval"):
+            metrics = super()._evaluate(*args, **kwargs)
+        self.recorder.charge_evaluation(self.state.global_step, timer.seconds["eval"])
         for name in (name for callback in self._reset_callbacks() for name in callback.metrics()):
             if name not in metrics:
                 known = ", ".join(sorted(metrics))
                 raise EvaluationError(f"ref_reset_metric={name!r} is not a metric of the evaluation; it has: {known}.")
-        self.recorder.evaluation(self.state.global_step, metrics)
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
+        self.recorder.evaluation(self.state.global_step, metrics, sets)
         return metrics
 
     # ------------------------------------------------------------------------------- for users and rollouts

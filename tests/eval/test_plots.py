@@ -65,6 +65,25 @@ def test_one_colour_per_variant_and_dashes_within(runs):
     assert styles[4]["linestyle"] != styles[1]["linestyle"]
 
 
+@pytest.mark.parametrize("variants", [["A"], ["plain", "control", "A", "B", "C"], ["elastic", "optimizer-only"]])
+def test_forty_lines_are_told_apart(make_run, make_rows, variants, tmp_path):
+    """By colour, dashes and marker; the configurations differ in a number each."""
+    folders = [
+        make_run(f"r{i:02}", variants[i % len(variants)], make_rows(12, reward=i / 40), config={"beta": i / 100})
+        for i in range(40)
+    ]
+    runs = [load_run(folder) for folder in folders]
+    looks = [tuple(sorted(curve.style.items())) for curve in plots.curves(runs)]
+    assert len(set(looks)) == len(looks) == 40
+    axes = Figure().subplots()
+    plots.summary_panels(runs)[0].draw(axes)
+    strong = [line for line in axes.lines if line.get_linewidth() > 1]
+    drawn = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in strong}
+    assert len(drawn) == len(strong) == 40
+    for plot in (plots.plot_summary, plots.plot_ref_cost):
+        plot(runs, tmp_path / "picture.png")
+
+
 def test_one_wild_kl_does_not_hide_the_others(make_run, make_rows, tmp_path, monkeypatch):
     # Zero in every first pass, one outlier: the strong line stays at the usual value.
     run = load_run(make_run("A", "A", make_rows(40, kl_ref=lambda step: 5e3 if step == 20 else 0.01 * (step % 2))))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from eval import step_cost
+from trl_prorl.run.meter import JsonLines
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +78,19 @@ def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, mode):
             assert (values["generation"] > 0) == (mode == "arms")
     assert (tmp_path / f"{mode}.png").read_bytes().startswith(b"\x89PNG")
     assert "B packed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["ours, all off", step_cost.BASELINE])
+def test_a_step_ends_when_its_row_is_written(tmp_path, monkeypatch, name):
+    """A clock that moves by a second whenever a row is written."""
+    written = []
+    write = JsonLines.write
+    monkeypatch.setattr(JsonLines, "write", lambda self, row: (write(self, row), written.append(row)))
+    args = step_cost.parse(arguments("--mode", "overhead"))
+    trainer = step_cost.make_trainer(
+        name, step_cost.OVERHEAD_ARMS[name], args, step_cost.Batches(args, 1.0), 2, False, str(tmp_path)
+    )
+    trainer.watch.clock = lambda: float(len(written))
+    trainer.train()
+    rows = [row for row in written if "time_step" in row]
+    assert len(rows) == (0 if name == step_cost.BASELINE else 2) and trainer.watch.seconds["step"] == len(rows)

@@ -1,6 +1,7 @@
 import pytest
 
 from eval import tables
+from eval.matrix import result_matrix
 from eval.runs import load_run
 
 
@@ -116,6 +117,36 @@ def test_what_changes_no_number_makes_no_other_configuration(make_run, make_rows
     assert "model_name_or_path: big" in labels[2] and "dataset_name: other" in labels[3]
 
 
+def test_labels_name_what_differs_and_has_an_effect(make_run, make_rows):
+    configs = [
+        {"optimizer_reset": "hard", "optimizer_reset_alpha": 0.1, "beta": 1.0},
+        {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.1, "beta": 1.0},
+        {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.25, "beta": 1.0},
+        # The same as the first: what does nothing there, and what no number depends on.
+        {"optimizer_reset": "hard", "optimizer_reset_alpha": 0.25, "beta": 1.0, "eval_steps": 7, "run_name": "x"},
+        # An evaluation that a trigger watches does change numbers.
+        {"optimizer_reset": "hard", "beta": 1.0, "ref_reset_stall": 2, "eval_steps": 5},
+        {"optimizer_reset": "hard", "beta": 1.0, "ref_reset_stall": 2, "eval_steps": 7},
+    ]
+    runs = [
+        load_run(make_run(f"c{i}", "C", make_rows(2), config={"ref_reset_stall": 0, **config}, env={"seed": i}))
+        for i, config in enumerate(configs)
+    ]
+    groups = tables.repetitions(runs)
+    assert [[run.name for run in group] for group in groups] == [["c0", "c3"], ["c1"], ["c2"], ["c4"], ["c5"]]
+    assert tables.configuration_labels(groups[:3]) == [
+        "C (optimizer_reset: hard)",
+        "C (optimizer_reset: soft, optimizer_reset_alpha: 0.1)",
+        "C (optimizer_reset: soft, optimizer_reset_alpha: 0.25)",
+    ]
+    assert tables.configuration_labels([groups[0], *groups[3:]]) == [
+        "C (ref_reset_stall: 0)",
+        "C (eval_steps: 5, ref_reset_stall: 2)",
+        "C (eval_steps: 7, ref_reset_stall: 2)",
+    ]
+    assert tables.configuration_labels(groups[:1]) == ["C"]
+
+
 def test_markdown():
     table = tables.Table("title", ["a", "b"], [["1", "–"]], ["a note"])
     assert table.to_markdown() == "| a | b |\n| --- | --- |\n| 1 | – |\n\na note"
@@ -133,3 +164,18 @@ def test_overview_table_by_hand(make_run, make_rows, passk_result):
         ["control", "0.12 → 0.75 [0.70, 0.80]", "0", "40", "25", "2.00", "1.00"],
         ["B", "–", "–", "0", "0", "1.00", "0.50"],
     ]
+
+
+def test_an_arm_is_charged_for_its_validation(make_run, make_rows):
+    """Steps of 2 s; one arm validates for 12 s after two of four steps, and its steps cost 8 s."""
+    control = load_run(make_run("control", "control", make_rows(4, time_step=2.0, time_eval=0.0)))
+    event = load_run(make_run("A", "A", make_rows(4, time_step=2.0, time_eval=lambda step: 12.0 * (step % 2 == 0))))
+    older = load_run(make_run("old", "B", make_rows(4, time_step=2.0)))  # a record from before it was measured
+    runs = [control, event, older]
+    overview, cost = tables.overview_table(runs), tables.cost_table(runs)
+    assert [row[-2:] for row in overview.rows] == [["2.00", "1.00"], ["8.00", "4.00"], ["2.00", "1.00"]]
+    shown = [dict(zip(cost.header, row, strict=True)) for row in cost.rows]
+    names = ["median seconds a step", "validation, mean seconds a step", "mean seconds a step"]
+    assert [[row[name] for name in names] for row in shown] == [["2", "0", "2"], ["2", "6", "8"], ["2", "–", "2"]]
+    (matrix,) = [row for row in result_matrix(runs).rows if row[0] == "A"]
+    assert matrix[-4] == "4.00"

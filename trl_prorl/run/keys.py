@@ -28,7 +28,7 @@ class RecordKey:
 TOKEN, TOKENS, CALLS, SECONDS = "nats per token", "tokens", "calls", "s"
 GPU, REUSED = "a GPU", "samples used after an update"
 
-# One row per optimizer step. TASK stands for the name of a task.
+# One row per optimizer step. TASK stands for the name of a task. Counts are sums over processes, times the main process's.
 METRICS = {
     "step": RecordKey("optimizer steps", "steps done, from 1"),
     "reward": RecordKey(
@@ -80,7 +80,10 @@ METRICS = {
     "tokens_processed_old": RecordKey(TOKENS, "the same of π_old"),
     "tokens_processed_base": RecordKey(TOKENS, "the same of the base"),
     "tokens_generated": RecordKey(TOKENS, "sampled in this step; 0 where the batch is an earlier step's"),
-    "tokens_per_second": RecordKey("tokens / s", "`tokens_processed_policy` by `time_step`"),
+    "tokens_per_second": RecordKey(
+        "tokens / s", "completion tokens in the loss of this step, in every pass and skipped rows too, by `time_step`"
+    ),
+    "positions_per_second": RecordKey("positions / s", "`tokens_processed_policy` by `time_step`"),
     "time_step": RecordKey(SECONDS, "the whole step; a second of it belongs to one stage only"),
     "time_rollout": RecordKey(SECONDS, "generation and rewards"),
     "time_old": RecordKey(SECONDS, "scoring by π_old"),
@@ -88,6 +91,9 @@ METRICS = {
     "time_base": RecordKey(SECONDS, "scoring by the base"),
     "time_reset": RecordKey(SECONDS, "resets"),
     "time_update": RecordKey(SECONDS, "forward and backward, optimizer, data"),
+    "time_eval": RecordKey(
+        SECONDS, "validation after the step, and before the first one; on top of `time_step`, in which it is not"
+    ),
     "time_meter": RecordKey(SECONDS, "what the bookkeeping itself took"),
     "ref_time_fraction": RecordKey("share", "`time_ref` by `time_step`"),
     "peak_memory_gib": RecordKey("GiB", "most memory allocated in the step", GPU),

@@ -108,6 +108,7 @@ class Meter:
     def _clear(self) -> None:
         self.calls: dict[str, int] = defaultdict(int)
         self.tokens: dict[str, int] = defaultdict(int)
+        self._in_loss: torch.Tensor | int = 0
         self._sums: dict[str, list[torch.Tensor]] = {}
         self._totals: dict[str, torch.Tensor] = {}
         self._averages: dict[str, list[float]] = defaultdict(list)
@@ -140,6 +141,10 @@ class Meter:
             return model(**inputs)
 
         return call
+
+    def add_tokens_in_loss(self, mask: torch.Tensor) -> None:
+        """Add the tokens of a micro-batch that count in its loss, whether they were computed or not. `mask`: `(B, T)`."""
+        self._in_loss = self._in_loss + mask.sum()
 
     def add_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
         """Add to the mean over tokens of the step. `values` and `mask` have shape `(B, T)`."""
@@ -182,7 +187,8 @@ class Meter:
                 Number of processes.
 
         Returns:
-            `dict[str, float]`: the row, without the keys that only the trainer knows.
+            `dict[str, float]`: the row, without the keys that only the trainer knows. Counts are sums over processes;
+            times are this process's.
         """
         self.timer.leave()
         seconds = time.perf_counter() - self._began
@@ -197,15 +203,19 @@ class Meter:
             row[name] = (reduce(total) / processes).item()
         for name, count in self._counts.items():
             row[name] = int(reduce(count))
-        for kind in self.KINDS:
-            row[f"{kind}_forward_calls"] = self.calls[kind]
-            row[f"tokens_processed_{kind}"] = self.tokens[kind]
+        here = [self.calls[kind] for kind in self.KINDS] + [self.tokens[kind] for kind in self.KINDS]
+        here = torch.tensor([*here, int(self._in_loss)], device=self.device)
+        *counts, in_loss = reduce(here).tolist()
+        for kind, calls, tokens in zip(self.KINDS, counts, counts[len(self.KINDS) :], strict=False):
+            row[f"{kind}_forward_calls"] = calls
+            row[f"tokens_processed_{kind}"] = tokens
         for stage in ("rollout", "old", "ref", "base", "update", "reset"):
             row[f"time_{stage}"] = self.timer.seconds.get(stage, 0.0)
         row["time_step"] = seconds
         row["time_meter"] = self.timer.overhead + self.timer.seconds.get("meter", 0.0)
         row["ref_time_fraction"] = self.timer.seconds.get("ref", 0.0) / seconds
-        row["tokens_per_second"] = self.tokens["policy"] / seconds
+        row["tokens_per_second"] = in_loss / seconds
+        row["positions_per_second"] = row["tokens_processed_policy"] / seconds
         row.update(gpu_row(self.device))
         return row
 
@@ -280,6 +290,24 @@ class JsonLines:
     def write(self, row: dict[str, Any]) -> None:
         with open(self.path, "a") as file:
             file.write(json.dumps(row) + "\n")
+
+    def change_last(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> bool:
+        """
+        Put what `change` makes of the last row in its place, unless that is `None`; whether it was.
+
+        The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
+        """
+        text = self.path.read_bytes()
+        start = text.rfind(b"\n", 0, -1) + 1
+        row = change(json.loads(text[start:])) if text else None
+        if row is None:
+            return False
+        line = (json.dumps(row) + "\n").encode()
+        with open(self.path, "r+b", buffering=0) as file:
+            file.seek(start)
+            file.write(line)
+            file.truncate()
+        return True
 
 
 def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:

@@ -23,12 +23,7 @@ OF_TRL = {
 }
 # What the trainer's own log shows of a row, under `prorl/`.
 LOGGED = ("kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
-TIMES_OF_AN_EVALUATION = (
-    "eval_runtime",
-    "eval_samples_per_second",
-    "eval_steps_per_second",
-    "eval_model_preparation_time",
-)
+SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
 class Recorder(Part):
@@ -58,6 +53,7 @@ class Recorder(Part):
         self.kl_ref: float | None = None  # of the last finished step
         self._generation_row: dict[str, list[float]] = {}
         self._tokens_generated: int | None = None
+        self._seconds_evaluated = 0.0  # before the first step
         self.meter.abandon_step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,12 +89,34 @@ class Recorder(Part):
         if self.events is not None:
             self.events.write(event)
 
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics of one evaluation, without its own times."""
+    def evaluation(self, step: int, metrics: Mapping[str, float], sets: Iterable[str]) -> None:
+        """
+        The metrics of one evaluation, without its own speed.
+
+        Args:
+            step (`int`):
+                Optimizer steps done.
+            metrics (`Mapping[str, float]`):
+                TRL's.
+            sets (`Iterable[str]`):
+                Names of the sets where there are several, which stand in the metrics' names.
+        """
+        of_speed = {f"eval_{of_set}{speed}" for of_set in ("", *(f"{name}_" for name in sets)) for speed in SPEEDS}
         if self.evaluations is not None:
-            measured = {name: value for name, value in metrics.items() if name.startswith("eval_")}
-            kept = {name: value for name, value in measured.items() if name not in TIMES_OF_AN_EVALUATION}
+            kept = {
+                name: value for name, value in metrics.items() if name.startswith("eval_") and name not in of_speed
+            }
             self.evaluations.write({"step": step, **kept})
+
+    def charge_evaluation(self, step: int, seconds: float) -> None:
+        """Charge an evaluation to the step that was done before it, whose row is written; before the first step, to that."""
+
+        def charged(row):
+            if row["step"] == step:
+                return row | {"time_eval": row.get("time_eval", 0.0) + seconds}
+
+        if self.metrics is None or not self.metrics.change_last(charged):
+            self._seconds_evaluated += seconds
 
     # A step, from its generation to its row.
 
@@ -150,6 +168,7 @@ class Recorder(Part):
                 A scalar: what entered the loss.
         """
         meter, mask = self.meter, completion_mask(batch)
+        meter.add_tokens_in_loss(mask)
         if scored.rows is not None:
             mask = torch.zeros_like(mask).index_copy(0, scored.rows, mask[scored.rows])
         # A dropped row has no penalty, so its KL steers nothing, whether it was computed or not.
@@ -193,6 +212,7 @@ class Recorder(Part):
         active = self.anchors.active
         row |= {"beta": active.coefficient if active else 0.0, "lr": lr}
         row["tokens_generated"], self._tokens_generated = self._tokens_generated or 0, None
+        row["time_eval"], self._seconds_evaluated = self._seconds_evaluated, 0.0
         if grad_norm is not None:
             row["grad_norm"] = float(grad_norm)
         if self.update_norm is not None:

@@ -1,9 +1,14 @@
 """Active dropout is refused: it makes every KL noise, and a reused log-probability that of another network."""
 
+import random
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
+
+RANDOM_PARTS = ("drop", "jitter", "noise")  # of the names that layers give to such rates
 
 WHY = (
     "With active dropout two forwards of the same weights differ, so a KL is not 0 where it should be and a reused "
@@ -25,7 +30,8 @@ def check_dropout_config(peft_config: Any | None) -> None:
 
 def check_dropout(model: torch.nn.Module) -> None:
     """
-    Refuse a model with active dropout: modules, and rates that attention layers apply themselves.
+    Refuse a model with active dropout that shows: modules, and rates that attention layers apply themselves. A forward need
+    not see it, for example that of an adapter which is still zero.
 
     Raises:
         `ValueError`: naming the first place and the cure.
@@ -34,11 +40,66 @@ def check_dropout(model: torch.nn.Module) -> None:
         if isinstance(module, torch.nn.Dropout):
             rate, cure = module.p, "Set disable_dropout: true."
         else:
-            # No module of its own, and those are all that TRL's disable_dropout looks at.
-            rate = getattr(module, "attention_dropout", 0.0)
-            cure = (
-                "disable_dropout does not reach it: load the model with attention_dropout=0.0, in a recipe "
-                "model_init_kwargs: {attention_dropout: 0.0}."
-            )
+            # No module of its own, and those are all that TRL's disable_dropout looks at. Two forwards may leave out the
+            # same layers.
+            rates = {key: getattr(module, key, 0.0) for key in ("attention_dropout", "layerdrop")}
+            key = max(rates, key=lambda key: rates[key] if isinstance(rates[key], (int, float)) else 0.0)
+            rate, cure = rates[key], _cure(key)
         if isinstance(rate, (int, float)) and rate > 0:
             raise ValueError(f"{name} has a dropout rate of {rate}. {WHY} {cure}")
+
+
+@torch.no_grad()
+def check_randomness(model: torch.nn.Module, autocast: AbstractContextManager | None = None) -> None:
+    """
+    Refuse a model whose forward in training is random, whatever makes it so: two seeds must give the same logits, but for
+    what one seed gives twice on hardware that sums in no fixed order. Names of modules and of keys only tell the culprit.
+
+    All random states, and whether modules are in training, are left as they were.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            With its weights in place, not sharded.
+        autocast (`AbstractContextManager`, *optional*):
+            Under which it computes in training.
+
+    Raises:
+        `ValueError`: naming the first rate that could be the reason, and the cure.
+    """
+    device = next(model.parameters()).device
+    length = min(16, getattr(model.config.get_text_config(), "max_position_embeddings", None) or 16)
+    tokens = torch.arange(1, 2 * length + 1, device=device).remainder(model.get_input_embeddings().weight.shape[0])
+    tokens = tokens.view(2, length)
+    modes = [(module, module.training) for module in model.modules()]
+    states = random.getstate(), np.random.get_state()
+
+    def logits(seed: int) -> torch.Tensor:
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+        output = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+        return output.logits.float()
+
+    try:
+        with torch.random.fork_rng(), autocast or nullcontext():
+            model.train()
+            first, other = logits(0), logits(1)
+            differs = (first - other).abs().max() > 4 * (first - logits(0)).abs().max()
+    finally:
+        random.setstate(states[0]), np.random.set_state(states[1])
+        for module, training in modes:
+            module.training = training
+    if differs:
+        raise ValueError(f"two forwards in training give different logits under two seeds{_culprit(model)}")
+
+
+def _culprit(model: torch.nn.Module) -> str:
+    for name, module in model.named_modules():
+        for key, rate in vars(module).items():
+            if any(part in key for part in RANDOM_PARTS) and isinstance(rate, (int, float)) and rate > 0:
+                # Mixtral's `router_jitter_noise` is its layers' `jitter_noise`.
+                keys = (other for other, value in model.config.to_dict().items() if key in other and value == rate)
+                return f": {name} has a rate of {rate} as {key}. {WHY} {_cure(next(keys, key))}"
+    return f". {WHY} Load the model without what is random in training."
+
+
+def _cure(key: str) -> str:
+    return f"disable_dropout does not reach it: load the model with {key}=0.0, in a recipe model_init_kwargs: {{{key}: 0.0}}."

@@ -1,0 +1,90 @@
+"""What is trained: A, B and C by their recipe scripts, a few steps of a tiny model each, in ways that differ in what a checkpoint holds."""
+
+from pathlib import Path
+
+import torch
+
+from trl_prorl.embedded import END, EmbeddedSettings, byte_tokenizer, new_model
+
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+COMMON = {
+    "max_steps": 8,
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "max_completion_length": 8,
+    # Two prompts a batch: an epoch ends after two batches, and a resume falls into a later one too.
+    "train_rows": 4,
+    "task_level": 1,
+    # The task's reward is 0 for a model that has learned nothing; the length's differs from completion to completion.
+    "length_reward": "target",
+    "length_target": 3,
+    "length_cost": 0.1,
+    "learning_rate": 2e-3,
+    "temperature": 2.0,
+    "eval_strategy": "steps",
+    "eval_steps": 3,
+    "eval_rows": 2,
+    "per_device_eval_batch_size": 8,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "save_total_limit": 3,
+    "logging_steps": 2,
+    "disable_tqdm": True,
+    "ddp_find_unused_parameters": False,
+}
+LORA = {"lora_r": 4, "lora_alpha": 8}
+# A generation batch that lasts for several steps, so that most checkpoints lie inside one.
+SPREAD = {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+BEST = {"load_best_model_at_end": True, "metric_for_best_model": "eval_reward", "eval_steps": 2}
+
+CASES = {
+    "A": ("A", {**LORA, "ref_reset_every": 3, "kl_target": 0.01, "kl_horizon": 5, "save_steps": 3}),
+    "A, full": ("A", {"use_peft": False, **SPREAD, "ref_reset_every": 1, "ref_reset_cooldown": 4, **BEST}),
+    "A, base anchor": ("A", {**LORA, "ref_reset_every": 3, "beta_base": 0.2, "base_anchor_every": 2, **BEST}),
+    "B": ("B", {**LORA, "num_iterations": 3, "lr_scheduler_type": "cosine"}),
+    "B, full": ("B", {"use_peft": False, **SPREAD, "num_iterations": 2, "log_completions": True}),
+    "C by a KL spike, hard": (
+        "C",
+        {**LORA, "ref_reset_every": 0, "ref_reset_kl": 1e-3, "ref_reset_kl_window": 2, "lr_scheduler_type": "cosine"}
+        | {"optimizer_reset_rewarmup_steps": 5},
+    ),
+    "C by a stall, soft, full": (
+        "C",
+        {"use_peft": False, "ref_reset_every": 0, "ref_reset_stall": 1, "eval_steps": 2, "optimizer_reset": "soft"}
+        | {"optimizer_reset_rewarmup_steps": 9, "lr_scheduler_type": "linear", "save_steps": 1},
+    ),
+    "C, asymmetric, dynamic sampling": (
+        "C",
+        {**LORA, "ref_reset_every": 3, "optimizer_reset": "asym", "dynamic_sampling_rounds": 1, "task": "sorting"}
+        | {"task_options": '{"reward": "inclusion_ordering"}'},
+    ),
+}
+# Two processes share a case's prompts.
+FOR_TWO = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+
+
+def command(case: str, model: str, processes: int) -> tuple[str, list[str]]:
+    """The script of a case and its arguments, all but `output_dir`."""
+    variant, keys = CASES[case]
+    keys = COMMON | keys
+    if processes > 1:
+        keys = keys | FOR_TWO
+    arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
+    return str(RECIPES / f"grpo_variant{variant}.py"), ["--model_name_or_path", model, *arguments]
+
+
+def make_model(folder: Path) -> str:
+    """A two-layer Qwen2 of random weights that writes digits and ends at lengths of any kind."""
+    tokenizer = byte_tokenizer()
+    model = new_model(EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3), tokenizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(5.0)
+        likely = tokenizer.convert_tokens_to_ids([*"0123456789", "Ġ", END])
+        model.get_input_embeddings().weight[likely] *= 4.0
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)

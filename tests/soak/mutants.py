@@ -1,0 +1,101 @@
+"""Defects made on purpose, one at a time, to see that the soak finds them. Applied in the training processes alone."""
+
+from pathlib import Path
+
+import torch
+
+from trl_prorl import ProRLTrainer
+from trl_prorl.resets.controller import Resets
+from trl_prorl.run import checkpoint, checkpointing, recorder
+from trl_prorl.scoring.references import SnapshotReference
+
+
+def buffer():
+    """What was generated and not yet trained on is not read back."""
+    checkpointing.load_buffer = lambda path, device: None
+
+
+def reference():
+    """A full reference starts from the base again."""
+    SnapshotReference.load = lambda self, folder: None
+
+
+def rewarmup():
+    """The learning rate's warm-up after a reset is forgotten."""
+    load = Resets.load_state_dict
+
+    def forgetful(self, state, changed):
+        load(self, state, changed)
+        if self.rewarmup is not None:
+            self.rewarmup.updates = None
+
+    Resets.load_state_dict = forgetful
+
+
+def schedule():
+    """The learning-rate schedule begins anew."""
+    load = ProRLTrainer._load_optimizer_and_scheduler
+
+    def forgetful(self, folder):
+        begin = self.lr_scheduler.state_dict()
+        load(self, folder)
+        self.lr_scheduler.load_state_dict(begin)
+
+    ProRLTrainer._load_optimizer_and_scheduler = forgetful
+
+
+def optimizer():
+    """Adam's second moments are cleared."""
+    load = ProRLTrainer._load_optimizer_and_scheduler
+
+    def forgetful(self, folder):
+        load(self, folder)
+        for state in self.optimizer.state.values():
+            state["exp_avg_sq"] = torch.zeros_like(state["exp_avg_sq"])
+
+    ProRLTrainer._load_optimizer_and_scheduler = forgetful
+
+
+def epoch():
+    """The order of the first epoch is replayed."""
+    sampler = ProRLTrainer._get_train_sampler
+
+    def forgetful(self, dataset=None):
+        self._epochs_done = 0
+        return sampler(self, dataset)
+
+    ProRLTrainer._get_train_sampler = forgetful
+
+
+def record():
+    """Rows that are computed again stand in the record twice."""
+    log = recorder.JsonLines
+
+    def keeps_all(path, keep=None):
+        return log(path, keep and (lambda row: True))
+
+    recorder.JsonLines = keeps_all
+
+
+def hashes():
+    """Whatever is called a checkpoint is taken for whole."""
+    checkpoint.why_unusable = lambda folder, content=True: None
+
+
+def names():
+    """A checkpoint is given its name before it is written."""
+    checkpoint_name = ProRLTrainer._save_checkpoint
+
+    def in_place(self, model, trial):
+        folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        folder.mkdir(exist_ok=True)
+        checkpoint.publish(folder, folder, self.state.global_step, resumable=True)
+        checkpoint_name(self, model, trial)
+
+    ProRLTrainer._save_checkpoint = in_place
+
+
+MUTANTS = {
+    function.__name__: function
+    for function in (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, names)
+}

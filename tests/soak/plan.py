@@ -1,0 +1,137 @@
+"""What is done to a run, as a pure function of a seed and a number, so that it can be done again."""
+
+from dataclasses import dataclass
+from random import Random
+
+from cases import CASES
+from damage import CHECKPOINT_DAMAGE, RECORD_DAMAGE, RECORDS
+from stages import SIGNALS
+
+
+# A deck, so that every stage has its turn; what lies between two kills is drawn from it.
+DECK = ("generation", "update", "save", "evaluation") * 2 + ("start", "end")
+PLACES = ("scratch", "root", "repository", "run", "deep")  # working directories
+
+
+@dataclass(frozen=True)
+class Life:
+    """
+    One start of a run and its end. Numbers from 0 to 1 choose among what there is when the time has come.
+
+    Args:
+        stage (`str`), at_step (`float`), at_place (`float`), counts (`str`):
+            Where the accident happens, see stages.py.
+        kind (`str`):
+            A signal, `"full disk"`, `"file size"`, or `"any time"`: a SIGKILL from outside, at a time and not at a stage.
+        room (`float`):
+            What a full disk still holds.
+        rank (`float`), all_die (`bool`), torchrun (`bool`):
+            With several processes: which one, whether the others die with it, and how they are started.
+        place (`str`), relative (`bool`):
+            Working directory, and whether `output_dir` is relative to it.
+        resume (`str`):
+            `"newest"`, or `"older"`: by name, the one before.
+        record (`dict[str, tuple[str, float]]`):
+            Damage to the record after the end: its kind and place, by file.
+        checkpoint (`str`, *optional*):
+            Damage to the newest checkpoint after the end.
+    """
+
+    stage: str
+    at_step: float
+    at_place: float
+    counts: str
+    kind: str
+    room: float
+    rank: float
+    all_die: bool
+    torchrun: bool
+    place: str
+    relative: bool
+    resume: str
+    record: dict[str, tuple[str, float]]
+    checkpoint: str | None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """
+    Args:
+        number (`int`), case (`str`), processes (`int`):
+            What is trained.
+        small_disk (`bool`):
+            Whether the run folder lies on a file system that can be filled.
+        lives (`list[Life]`):
+            Starts that end by accident. One more, which is left alone, follows them.
+        last (`Life`):
+            How that one is started.
+        once_more (`bool`):
+            Whether the finished run is told to resume again.
+        seed (`str`):
+            For what is drawn on the way.
+    """
+
+    number: int
+    case: str
+    processes: int
+    small_disk: bool
+    lives: list[Life]
+    last: Life
+    once_more: bool
+    seed: str
+
+
+def life(rng: Random, stage: str, pair: bool, torchrun: bool, small_disk: bool) -> Life:
+    full = [("full disk" if small_disk else "file size", 6)]
+    # A launcher of its own would outlive what is killed from outside.
+    any_time = [] if torchrun else [("any time", 6)]
+    kinds, weights = zip(*zip(SIGNALS, (14, 4, 4), strict=True), *full, *any_time, strict=True)
+    return Life(
+        stage=stage,
+        at_step=rng.random(),
+        at_place=rng.random(),
+        counts=rng.choice(("calls", "files")) if stage in ("save", "start", "end") else "calls",
+        kind=rng.choices(kinds, weights)[0],
+        room=rng.random() ** 3,
+        rank=rng.random(),
+        all_die=rng.random() < 0.5,
+        torchrun=pair and torchrun,
+        place=rng.choice(PLACES),
+        relative=rng.random() < 0.5,
+        resume="older" if rng.random() < 0.12 else "newest",
+        record={name: (rng.choice(RECORD_DAMAGE), rng.random()) for name in RECORDS if rng.random() < 0.3},
+        checkpoint=rng.choice(CHECKPOINT_DAMAGE) if rng.random() < 0.3 else None,
+    )
+
+
+def trial(
+    seed: int, number: int, cases: list[str] | None = None, processes: int | None = None, kills: int = 5
+) -> Trial:
+    """
+    The trial of a number, 0 and up.
+
+    Args:
+        seed (`int`), number (`int`):
+            They fix everything.
+        cases (`list[str]`, *optional*), processes (`int`, *optional*):
+            Only these.
+        kills (`int`, *optional*, defaults to 5):
+            Accidents of one trial.
+    """
+    order = Random(f"{seed} cases").sample(cases or list(CASES), len(cases or CASES))
+    rng = Random(f"{seed} {number}")
+    # Every fourth with two processes; over the rounds every case has its turn.
+    pair = number % 4 == 3 if processes is None else processes == 2
+    small_disk = rng.random() < 0.6
+    deck = rng.sample(DECK, len(DECK))
+    torchrun = rng.randrange(kills)
+    return Trial(
+        number=number,
+        case=order[(number + number // len(order)) % len(order)],
+        processes=2 if pair else 1,
+        small_disk=small_disk,
+        lives=[life(rng, deck[i % len(deck)], pair, pair and i == torchrun, small_disk) for i in range(kills)],
+        last=life(rng, "end", pair, False, small_disk),
+        once_more=rng.random() < 0.3,
+        seed=f"{seed} {number} on the way",
+    )

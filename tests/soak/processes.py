@@ -1,0 +1,255 @@
+"""
+Trainings as real processes: forks of this one, which has paid for the imports, or `torchrun`.
+
+A process runs the recipe script itself, with what `job` holds done to it first: see stages.py and mutants.py.
+"""
+
+import faulthandler
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import bitsandbytes  # noqa: F401  imported by every training
+import torch
+from mutants import MUTANTS
+from stages import Accident, Watch, install
+
+import trl_prorl.train  # noqa: F401  what every recipe script imports
+
+
+WORKER = Path(__file__).with_name("worker.py")
+HANGS = 900  # seconds, for a run of a few; a machine that is busy with other things takes many
+GRACE = 5  # seconds that a process has when another one of its run is dead, as a launcher gives
+
+
+@dataclass
+class Job:
+    """
+    Args:
+        script (`str`), argv (`list[str]`), cwd (`str`):
+            What runs, and where.
+        folder (`str`):
+            Where boards, notes and logs go.
+        processes (`int`), torchrun (`bool`):
+            How many, and by which launcher.
+        accident ([`Accident`], *optional*), rank (`int`):
+            What happens, to which process.
+        kill_after (`float`, *optional*):
+            Seconds after which every process gets a `SIGKILL`, wherever it is.
+        all_die (`bool`):
+            Whether the others die with the process that an accident kills, as in a power loss.
+        mutant (`str`, *optional*):
+            A defect, see mutants.py.
+        count (`bool`):
+            Count calls and file operations by stage.
+    """
+
+    script: str
+    argv: list[str]
+    cwd: str
+    folder: str
+    processes: int = 1
+    torchrun: bool = False
+    accident: Accident | None = None
+    rank: int = 0
+    kill_after: float | None = None
+    all_die: bool = False
+    mutant: str | None = None
+    count: bool = False
+
+
+@dataclass
+class Ended:
+    """
+    Args:
+        statuses (`list[int]`):
+            Exit status of every process; a signal's is negative. With `torchrun`, the launcher's alone.
+        log (`str`):
+            What all of them wrote.
+        seconds (`float`):
+            How long it took.
+        counts (`dict`):
+            Calls and file operations by stage and step, where they were counted.
+        struck (`dict`, *optional*):
+            Stage, step and line of the accident, if it came.
+        hung (`bool`):
+            Whether it had to be ended.
+    """
+
+    statuses: list[int]
+    log: str
+    seconds: float
+    counts: dict = field(default_factory=dict)
+    struck: dict | None = None
+    hung: bool = False
+
+
+def train(job: Job, rank: int) -> int:
+    """The body of every process: exit status."""
+    folder = Path(job.folder)
+    os.chdir(job.cwd)
+    torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    aimed = job.accident if rank == job.rank else None
+    counting = job.count and rank == job.rank
+    watch = Watch(folder / f"board{rank}", folder / f"note{rank}", aimed, counting)
+    if job.mutant:
+        MUTANTS[job.mutant]()
+    install(watch)
+    sys.argv = [job.script, *job.argv]
+    status = 1
+    try:
+        runpy.run_path(job.script, run_name="__main__")
+        watch.over()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        status = -signal.SIGINT
+    except BaseException:
+        traceback.print_exc()
+    sys.setprofile(None)
+    watch.leave()
+    if counting:
+        (folder / f"counts{rank}.json").write_text(json.dumps(watch.counts))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+def fork(job: Job, rank: int, env: dict[str, str], log: int) -> int:
+    """Begin, and return the process id."""
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.update(env)
+        status = train(job, rank)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if status == -signal.SIGINT:  # as a shell sees a program that Ctrl-C has ended
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(status)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Group:
+    """The processes of one run, awaited together."""
+
+    def __init__(self, job: Job, log: int):
+        env = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        self.launcher = None
+        if job.torchrun:
+            order = Path(job.folder, "job.json")
+            order.write_text(json.dumps(asdict(job)))
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            command += [f"--nproc_per_node={job.processes}", str(WORKER), str(order)]
+            self.launcher = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **env}, cwd=job.cwd)
+            self.running = {self.launcher.pid: 0}
+            return
+        if job.processes > 1:
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(job.processes)}
+            env["LOCAL_WORLD_SIZE"] = env["WORLD_SIZE"]
+        self.running = {}
+        for rank in range(job.processes):
+            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if job.processes > 1 else {}
+            self.running[fork(job, rank, env | ranks, log)] = rank
+
+    def ended(self) -> dict[int, int]:
+        """Exit status by rank of those that have ended since the last call."""
+        found = {}
+        for process, rank in list(self.running.items()):
+            if self.launcher is not None:
+                status = self.launcher.poll()
+            else:
+                done, code = os.waitpid(process, os.WNOHANG)
+                status = os.waitstatus_to_exitcode(code) if done else None
+            if status is not None:
+                found[rank] = status
+                del self.running[process]
+        return found
+
+    def send(self, number: int) -> None:
+        for process in self.running:
+            os.kill(process, number)
+
+
+def run(job: Job) -> Ended:
+    """A run, from its start to its end, whatever that is."""
+    folder = Path(job.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("board", "note", "counts"):
+        for old in folder.glob(f"{name}*"):
+            old.unlink()
+    began = time.monotonic()
+    statuses: dict[int, int] = {}
+    hung, first_end, struck_from_outside = False, None, None
+    sys.stdout.flush()
+    with open(folder / "log", "wb") as written:
+        # Through a pipe, as a terminal is none of the files that a full disk or a limit of their size reaches.
+        log = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=written, start_new_session=True)
+    group = Group(job, log.stdin.fileno())
+    log.stdin.close()
+    while group.running:
+        time.sleep(0.01)
+        now = time.monotonic()
+        statuses |= group.ended()
+        if job.kill_after is not None and struck_from_outside is None and now - began > job.kill_after:
+            group.send(signal.SIGKILL)
+            struck_from_outside = board(folder, job.rank)
+        if statuses and group.running:
+            first_end = first_end or now
+            if any(statuses.values()):
+                if job.all_die:
+                    group.send(signal.SIGKILL)
+                elif now - first_end > 2 * GRACE:
+                    group.send(signal.SIGKILL)
+                elif now - first_end > GRACE:
+                    group.send(signal.SIGTERM)
+        if now - began > HANGS and not hung:
+            hung = True
+            group.send(signal.SIGTERM if job.torchrun else signal.SIGUSR1)
+            time.sleep(1)
+            group.send(signal.SIGTERM if job.torchrun else signal.SIGKILL)
+    log.wait()
+    note = folder / f"note{job.rank}"
+    struck = json.loads(note.read_text()) if note.exists() and note.stat().st_size else struck_from_outside
+    counts = folder / f"counts{job.rank}.json"
+    return Ended(
+        statuses=[statuses[rank] for rank in sorted(statuses)],
+        log=(folder / "log").read_text(errors="replace"),
+        seconds=time.monotonic() - began,
+        counts=json.loads(counts.read_text()) if counts.exists() and counts.stat().st_size else {},
+        struck=struck,
+        hung=hung,
+    )
+
+
+def board(folder: Path, rank: int) -> dict:
+    """The stage in which a process is, or was when it died."""
+    path = folder / f"board{rank}"
+    words = path.read_text().split() if path.exists() else []
+    stage, step = words if len(words) == 2 else ("start", 0)
+    return {"stage": stage, "step": int(step), "where": "anywhere"}

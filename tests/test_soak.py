@@ -1,0 +1,125 @@
+"""The soak's own parts, and that it finds what is broken on purpose. The soak itself: `make soak`."""
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+
+SOAK = Path(__file__).parent / "soak"
+sys.path.append(str(SOAK))
+
+from cases import CASES  # noqa: E402
+from damage import CHECKPOINT_DAMAGE, RECORD_DAMAGE, cut_record, damage_checkpoint  # noqa: E402
+from mutants import MUTANTS  # noqa: E402
+from plan import DECK, trial  # noqa: E402
+from same_run import first_difference  # noqa: E402
+from stages import SIGNALS, STAGES  # noqa: E402
+
+from trl_prorl.run.checkpoint import publish, why_unusable  # noqa: E402
+
+
+def test_a_trial_follows_from_its_seed_and_number_alone():
+    assert trial(7, 12) == trial(7, 12) != trial(7, 13)
+    assert trial(7, 12) != trial(8, 12)
+    trials = [trial(7, number) for number in range(4 * len(CASES))]
+    assert {(plan.case, plan.processes) for plan in trials} >= {(case, 1) for case in CASES}
+    assert sum(plan.processes == 2 for plan in trials) == len(CASES)
+    lives = [life for plan in trials for life in plan.lives]
+    assert {life.stage for life in lives} == set(STAGES) == set(DECK)
+    assert {life.kind for life in lives} == {*SIGNALS, "any time", "full disk", "file size"}
+    assert {life.resume for life in lives} == {"newest", "older"} and any(life.torchrun for life in lives)
+    # A process that is killed from outside would leave torchrun's others behind.
+    assert not any(life.torchrun and life.kind == "any time" for life in lives)
+
+
+ROWS = [{"step": step, "reward": step / 7} for step in range(1, 6)]
+EVENTS = [
+    {"event": "reset", "step_applied": 2},
+    {"event": "nonfinite", "step_applied": 3},
+    {"event": "reset", "step_applied": 3},
+    {"event": "resume", "step_applied": 3},
+]
+
+
+@pytest.mark.parametrize("kind", RECORD_DAMAGE)
+@pytest.mark.parametrize("name, rows, safe", [("metrics.jsonl", ROWS, 3), ("events.jsonl", EVENTS, 2)])
+def test_a_record_loses_no_more_than_a_power_loss_takes(tmp_path, kind, name, rows, safe):
+    """A checkpoint at step 3 was synchronised, and with it every line written before it; the reset of that step was not."""
+    lines = [json.dumps(row) + "\n" for row in rows]
+    for place in (0.0, 0.3, 0.9, 1.0):
+        (tmp_path / name).write_text("".join(lines))
+        cut_record(tmp_path / name, 3, kind, place)
+        content = (tmp_path / name).read_text()
+        assert content.startswith("".join(lines[:safe])) and content != "".join(lines)
+        assert not content.endswith("\n") or kind == "cut" and place == 0.0
+
+
+@pytest.mark.parametrize("kind", CHECKPOINT_DAMAGE)
+def test_a_damaged_checkpoint_is_damaged(tmp_path, kind):
+    for number in range(12):
+        aside, final = tmp_path / f"aside{number}", tmp_path / f"checkpoint-{number}"
+        aside.mkdir()
+        (aside / "weights").write_bytes(bytes(range(256)) + b"\0" * 64)
+        (aside / "state").write_bytes(b"state")
+        publish(aside, final, number, resumable=True)
+        before = {path.name: path.read_bytes() for path in final.iterdir()}
+        what = damage_checkpoint(final, kind, Random(number))
+        after = {path.name: path.read_bytes() for path in final.iterdir()}
+        assert before != after and kind in what
+        if "manifest" not in what:  # where a byte of a name or a number may mean nothing
+            assert why_unusable(final)
+
+
+@pytest.mark.parametrize(
+    "mine, theirs, where",
+    [
+        ({"a": [1, {"b": torch.zeros(2)}]}, {"a": [1, {"b": torch.zeros(2)}]}, None),
+        (
+            {"a": [1, {"b": torch.zeros(2)}]},
+            {"a": [1, {"b": torch.tensor([0, 1e-9])}]},
+            ".a[1].b: tensors differ by up",
+        ),
+        ({"w": torch.zeros(2)}, {"w": torch.zeros(2, dtype=torch.float64)}, ".w: tensors differ"),
+        ([1, 2], [1], ": 2 items instead of 1"),
+        ({"a": 1, "b": 2}, {"a": 1}, ": keys ['b']"),
+        ({"a": 1}, {"a": 1.0}, ".a: 1 instead of 1.0"),
+        ({"a": None}, {"a": 0}, ".a: None instead of 0"),
+    ],
+)
+def test_the_first_difference_is_named(mine, theirs, where):
+    found = first_difference(mine, theirs)
+    assert found is None if where is None else found.startswith(where)
+
+
+def soak(forks, *arguments):
+    status, written = forks.run(SOAK / "soak.py", *arguments)
+    assert status in (0, 1), written[-3000:]
+    return status, written
+
+
+@pytest.mark.slow
+def test_a_sound_product_passes_and_every_stage_is_hit(forks, tmp_path):
+    status, written = soak(forks, "--seed", "1", "--minutes", "0", "--kills", "8", "--folder", str(tmp_path))
+    assert status == 0, written[-3000:]
+    for stage in ("generation", "update", "evaluation", "save"):
+        assert int(re.search(rf"^{stage} .* (\d+)$", written, re.MULTILINE)[1]) >= 1
+    accidents, found = re.search(r"^seed 1, .* minutes: (\d+) accidents, (\d+) found$", written, re.MULTILINE).groups()
+    assert int(accidents) >= 8 and found == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_defect_is_found_and_found_again_by_the_command_that_is_printed(forks, tmp_path, mutant):
+    case = {"reference": "A, full", "rewarmup": "C by a KL spike, hard"}.get(mutant, "B")
+    arguments = ["--seed", "3", "--mutant", mutant, "--case", case, "--processes", "1", "--minutes", "0", "--first"]
+    status, written = soak(forks, *arguments, "--kills", "60", "--folder", str(tmp_path / "first"))
+    assert status == 1, written[-3000:]
+    again = re.search(r"Again: python tests/soak/soak.py (.*)", written)[1]
+    status, repeated = soak(forks, *shlex.split(again), "--folder", str(tmp_path / "again"))
+    assert status == 1, repeated[-3000:]
