@@ -1,0 +1,1 @@
+"""LoRA adapters: initialisations that change the model, and how such adapters are saved and loaded."""

@@ -1,0 +1,1 @@
+"""The Hub: model card, choice of files, uploads."""

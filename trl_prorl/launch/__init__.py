@@ -1,0 +1,1 @@
+"""Before the first step: command line, recipe, checks, and what TRL's trainer has to be given."""

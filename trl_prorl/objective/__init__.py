@@ -1,0 +1,1 @@
+"""The objective: KL estimators, anchors and their coefficients, aggregation over tokens, advantages."""

@@ -1,0 +1,1 @@
+"""A generation batch: rewards, dynamic sampling, length, interrupted thinking."""

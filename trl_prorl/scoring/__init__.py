@@ -1,0 +1,1 @@
+"""Log-probabilities: whose, how cheaply, and how often."""
