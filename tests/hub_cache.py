@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from datasets import load_dataset
 
-from trl_prorl.embedded import EmbeddedSettings, byte_tokenizer, new_model
+from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
