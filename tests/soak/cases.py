@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from trl_prorl.embedded import END, EmbeddedSettings, byte_tokenizer, new_model
+from trl_prorl.embedded.making import END, EmbeddedSettings, byte_tokenizer, new_model
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
