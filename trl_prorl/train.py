@@ -25,8 +25,6 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
 
-from tasks import task_of_recipe
-
 from .checkpoint import find_checkpoint, newest_complete
 from .checks import check_pack_limit, check_rows, check_used
 from .command_line import first_look
@@ -37,6 +35,7 @@ from .errors import RunError
 from .identity import IDENTITY_FILE, changing_keys, check_same_run
 from .length import cosine_length_reward, target_length_reward
 from .meter import METRICS_FILE
+from .own_packages import tasks
 from .quiet import quiet_warnings, show_kernel_hint
 from .recipe import RecipeParser
 from .run_lock import check_free
@@ -154,7 +153,7 @@ class TaskArguments(ScriptArguments):
 
     def make_task(self):
         """The task; `dataset_name` is its `path`."""
-        return task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
+        return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
         """The task's reward function, and that of the length."""
