@@ -13,12 +13,12 @@ import torch
 from tqdm import tqdm
 from transformers import set_seed
 
-import tasks
 from eval.local_paths import with_local_paths
 from eval.models import Point, identity, load_point, load_tokenizer, trained_point
 from eval.runs import InputError, load_config, read_json
 from eval.samples import SampleStore, content_ids
 from eval.sampling import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE, sample
+from trl_prorl.own_packages import tasks
 from trl_prorl.run.folder import EVALUATION_KEYS
 
 

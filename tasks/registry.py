@@ -3,6 +3,7 @@
 import inspect
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 
 from .base import Task
 
@@ -47,7 +48,13 @@ def task_class(name: str) -> type[Task]:
             "the families of reasoning-gym"
         )
     module, _, attribute = place.partition(":")
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(_here(module)), attribute)
+
+
+def _here(module: str) -> str:
+    """A module of this package by the name that this package has, which is another one where a user's is called `tasks`."""
+    here = module.replace("tasks.", f"{__package__}.", 1) if module.startswith("tasks.") else module
+    return here if find_spec(here) else module
 
 
 def get_task(name: str, **options) -> Task:

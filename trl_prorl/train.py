@@ -25,14 +25,13 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
 
-from tasks import task_of_recipe
-
 from .config import ProRLConfig
 from .embedded.shipped import EMBEDDED, embedded_model, is_embedded
 from .errors import RunError
 from .launch.checks import check_pack_limit, check_rows, check_used
 from .launch.command_line import first_look
 from .launch.recipe import RecipeParser
+from .own_packages import tasks
 from .quiet import quiet_warnings, show_kernel_hint
 from .rollout.length import cosine_length_reward, target_length_reward
 from .rollout.thinking import interrupted_rollout
@@ -154,7 +153,7 @@ class TaskArguments(ScriptArguments):
 
     def make_task(self):
         """The task; `dataset_name` is its `path`."""
-        return task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
+        return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
         """The task's reward function, and that of the length."""

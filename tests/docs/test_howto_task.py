@@ -83,6 +83,8 @@ def test_a_script_of_ones_own_trains_and_evaluates(forks, tiny_model, tmp_path):
         "true",
     ]
     recipe = ["--config", str(ROOT / "recipes" / "tiny" / "variantA.yaml"), "--model_name_or_path", tiny_model]
+    status, written = forks.run(tmp_path / "own.py")
+    assert status == 1 and "Traceback" not in written  # nothing was said of what to do
     out = str(tmp_path / "run")
     of_the_task = ["--task", "roman", "--task_level", "1", "--train_rows", "256", "--output_dir", out]
     status, written = forks.run(tmp_path / "own.py", "train", *recipe, *of_the_task, *small)

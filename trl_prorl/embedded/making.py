@@ -24,8 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from tasks import get_task
-
+from ..own_packages import tasks
 from ..run.folder import versions
 from .shipped import DEFAULT, MADE_WITH, embedded_model, weights_sha256, write_hashes
 
@@ -109,7 +108,7 @@ def wrong_answer(answer: str, rng: random.Random) -> str:
 def demonstrations(settings: EmbeddedSettings) -> Dataset:
     """Prompt-completion rows of mixed quality, from the task's train split alone."""
     rng = random.Random(settings.seed)
-    rows = get_task(settings.task, level=settings.level).rows("train", settings.rows, seed=settings.seed)
+    rows = tasks.get_task(settings.task, level=settings.level).rows("train", settings.rows, seed=settings.seed)
 
     def demonstrate(row):
         answer = wrong_answer(row["answer"], rng) if rng.random() < settings.wrong_share else row["answer"]

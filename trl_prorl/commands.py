@@ -1,0 +1,64 @@
+"""
+`trl-prorl COMMAND ...`: the commands of this project, from any directory. A folder called `tasks` or `eval` in the working
+directory, which `python -m tasks` and `python -m eval.passk` would take for ours, does not matter to it.
+"""
+
+import sys
+from importlib import import_module
+
+from .launch.recipe_check import nearest
+
+
+# command -> module and what it does; the module's `main` is imported when it is asked for
+COMMANDS = {
+    "train": ("trl_prorl.launch.command_line", "train what a recipe says"),
+    "passk": ("eval.passk", "held-out pass@k of runs, base against trained"),
+    "report": ("eval.report", "one page about a set of runs"),
+    "drift": ("eval.drift", "distance from base"),
+    "compare": ("eval.compare", "do two runs differ?"),
+    "boundary": ("eval.boundary", "which prompts were solved, which were lost?"),
+    "trajectory": ("eval.trajectory", "how did pass@k rise?"),
+    "step-cost": ("eval.step_cost", "what a step costs"),
+    "reset-cost": ("eval.reset_cost", "what a reset costs"),
+    "push": ("eval.push", "push a run to the Hub"),
+    "tasks": ("tasks.__main__", "look at the tasks"),
+}
+
+
+def help_text() -> str:
+    lines = ["usage: trl-prorl COMMAND ...", "", "`trl-prorl COMMAND --help` says what a command takes.", ""]
+    return "\n".join([*lines, *(f"  {name:<12}{what}" for name, (_, what) in COMMANDS.items())])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """
+    Run a command.
+
+    Args:
+        argv (`list[str]`, *optional*):
+            The command and its arguments; defaults to the process's own.
+
+    Returns:
+        `int`: the exit code; 2 if there is no such command.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    name, *arguments = argv
+    if name not in COMMANDS:
+        print(f"error: {name!r} is not a command{nearest(name, COMMANDS)}: {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
+    module = COMMANDS[name][0]
+    package = module.partition(".")[0]
+    if package != __package__:
+        from .own_packages import claim
+
+        claim("tasks")
+        claim(package)
+    sys.argv = [f"trl-prorl {name}", *arguments]
+    return import_module(module).main() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
