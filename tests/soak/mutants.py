@@ -78,20 +78,12 @@ def hashes():
     checkpoint.why_unusable = lambda folder, content=True: None
 
 
-def names():
-    """A checkpoint is given its name before it is written."""
-    checkpoint_name = ProRLTrainer._save_checkpoint
-
-    def in_place(self, model, trial):
-        folder = trainer_checkpoints.Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        folder.mkdir(exist_ok=True)
-        checkpoint.publish(folder, folder, self.state.global_step, resumable=True)
-        checkpoint_name(self, model, trial)
-
-    ProRLTrainer._save_checkpoint = in_place
+def leftovers():
+    """What saves that were cut short have left behind stays."""
+    trainer_checkpoints.leftovers = lambda folder: []
 
 
 MUTANTS = {
     function.__name__: function
-    for function in (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, names)
+    for function in (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, leftovers)
 }
