@@ -14,7 +14,16 @@ from trl.trainer.utils import strip_images_from_messages
 
 from .buffer import buffer_file, load_buffer, save_buffer
 from .callbacks import load_callbacks
-from .checkpoint import CHECKPOINT, INCOMPLETE, find_checkpoint, is_failed_write, leftovers, publish, sync
+from .checkpoint import (
+    CHECKPOINT,
+    INCOMPLETE,
+    abandon_newer,
+    find_checkpoint,
+    is_failed_write,
+    leftovers,
+    publish,
+    sync,
+)
 from .config_change import (
     BATCH_KEYS,
     check_change,
@@ -113,6 +122,8 @@ class CheckpointMixin:
         if self.is_world_process_zero():
             for leftover in (*leftovers(Path(self.args.output_dir)), *staged_leftovers(Path(self.args.output_dir))):
                 shutil.rmtree(leftover)
+            if resume_from_checkpoint is not None:
+                self._go_back_to(Path(resume_from_checkpoint))
             self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, keep_row)
             self._events_log = JsonLines(self.run_dir / EVENTS_FILE, keep_event)
             if self.args.eval_strategy != "no":
@@ -122,6 +133,16 @@ class CheckpointMixin:
             write_config(self.run_dir, self.args, self.recipe)
             write_env(self.run_dir, self.args, self.model, self.packing, self._base_name(), self._run_id)
         return super()._inner_training_loop(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _go_back_to(self, checkpoint: Path) -> None:
+        """Before the record is cut: what is newer than a checkpoint is no longer part of the run."""
+        renamed = abandon_newer(checkpoint, Path(self.args.output_dir), self._resume_event["skipped"])
+        for name, now in renamed.items():
+            logger.warning(
+                "%s is newer than %s, from which the run goes on, and no longer part of it: it is %s now, yours to remove.",
+                *(name, checkpoint.name, now),
+            )
+        self._resume_event["abandoned"] = list(renamed)
 
     def _find_run_id(self, checkpoint: str | None) -> str:
         """The id of the run that a checkpoint of `output_dir` continues, else a new one: a checkpoint of another folder forks a run."""

@@ -78,12 +78,12 @@ def hashes():
     checkpoint.why_unusable = lambda folder, content=True: None
 
 
-def leftovers():
-    """What saves that were cut short have left behind stays."""
-    trainer_checkpoints.leftovers = lambda folder: []
+def future():
+    """A run that goes back to an older checkpoint leaves the newer ones to the next resume."""
+    trainer_checkpoints.abandon_newer = lambda checkpoint, output_dir, unusable: {}
 
 
 MUTANTS = {
     function.__name__: function
-    for function in (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, leftovers)
+    for function in (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future)
 }
