@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import NoReturn
 
+from .interrupt import NOTHING_BEGUN, end_interrupted
 from .recipe_check import check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import AnyObject, Key, recipe_keys
 
@@ -20,9 +21,11 @@ HELP = ("-h", "--help", "--help-all")
 
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """As [`~trl_prorl.train.main`]: a recipe script's, which imports what trains only once that is needed."""
-    argv = first_look(default_recipe, argv)
-    from .train import main as train
-
+    try:
+        argv = first_look(default_recipe, argv)
+        from .train import main as train
+    except KeyboardInterrupt:
+        end_interrupted(NOTHING_BEGUN)
     train(default_recipe, argv)
 
 
