@@ -10,6 +10,7 @@ from eval.runs import InputError
 from trl_prorl.errors import RunError
 from trl_prorl.interrupt import INTERRUPTED
 from trl_prorl.quiet import quiet_warnings
+from trl_prorl.shown import visible
 
 
 # Samples are written as they are drawn, and results as a whole.
@@ -32,7 +33,7 @@ def command(main: Callable, bad_input: type[Exception] = InputError) -> Callable
             with quiet_warnings():
                 main(argv)
         except (bad_input, RunError) as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
             return 1 if isinstance(error, RunError) else 2
         except KeyboardInterrupt:
             print(f"interrupted: {KEPT}", file=sys.stderr)

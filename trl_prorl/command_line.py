@@ -13,6 +13,7 @@ from typing import NoReturn
 from .interrupt import NOTHING_BEGUN, end_interrupted
 from .recipe_check import check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import AnyObject, Key, recipe_keys
+from .shown import visible
 
 
 WIDTH = 80
@@ -67,7 +68,7 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
 
 def refuse(error: Exception) -> NoReturn:
     """One line on stderr, and exit code 2."""
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
     raise SystemExit(2) from None
 
 

@@ -42,6 +42,7 @@ from .quiet import quiet_warnings, show_kernel_hint
 from .recipe import RecipeParser
 from .run_id import recorded_run_id, saved_run_id
 from .run_lock import check_free
+from .shown import visible
 from .thinking import interrupted_rollout
 from .together import by_main_process
 from .trainer import ProRLTrainer
@@ -427,6 +428,6 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
         if begun and isinstance(error, ValueError) and not isinstance(error, RunError):
             raise  # nobody's input is wrong: whoever mends it needs the traceback
         if not getattr(error, "told_elsewhere", False):
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
         raise SystemExit(1 if begun or isinstance(error, RunError) else 2) from None
     trainer.accelerator.end_training()  # several processes part in good order
