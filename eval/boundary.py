@@ -35,6 +35,7 @@ from eval.statistics import (
     pass_at_k_upper_bound,
 )
 from eval.tables import Table, interval_cell, objective_notes
+from trl_prorl.shown import visible
 
 
 ERROR_RATE = 0.05
@@ -352,13 +353,13 @@ def main(argv=None) -> None:
         title = f"{arm_label(run)}: {args.other or 'held-out prompts'}, base against trained"
         console.print(boundary_table(result, title).to_rich())
         for line in boundary_statements(result):
-            console.print(f"- {line}", markup=False, highlight=False)
+            console.print(f"- {visible(line)}", markup=False, highlight=False)
         suffix = f"_{args.other.replace('/', '_')}" if args.other else ""
         picture = run.path / f"boundary{suffix}.png"
         plot_boundary(result, picture, title, VARIANT_COLOURS.get(run.variant, OTHER_COLOUR))
         print(f"Wrote {picture}.")
     for line in objective_notes(runs):
-        console.print(f"- {line}", markup=False, highlight=False)
+        console.print(f"- {visible(line)}", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,18 @@ from transformers.utils import logging
 
 from eval.runs import InputError
 from trl_prorl.errors import RunError
+from trl_prorl.launch.interrupt import INTERRUPTED
 from trl_prorl.quiet import quiet_warnings
+from trl_prorl.shown import visible
+
+
+# Samples are written as they are drawn, and results as a whole.
+KEPT = "samples that were drawn are kept, and no result is half-written. The same command goes on from there."
 
 
 def command(main: Callable, bad_input: type[Exception] = InputError) -> Callable[..., int]:
     """
-    Make an entry point return its exit code: 0, 2 for bad input, 1 for what could not be done.
+    Make an entry point return its exit code: 0, 2 for bad input, 1 for what could not be done, 130 for Ctrl-C.
 
     Args:
         main (`Callable`): Takes the command line, `None` for the process's own.
@@ -27,8 +33,11 @@ def command(main: Callable, bad_input: type[Exception] = InputError) -> Callable
             with quiet_warnings():
                 main(argv)
         except (bad_input, RunError) as error:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
             return 1 if isinstance(error, RunError) else 2
+        except KeyboardInterrupt:
+            print(f"interrupted: {KEPT}", file=sys.stderr)
+            return INTERRUPTED
         return 0
 
     return run

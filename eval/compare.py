@@ -26,6 +26,7 @@ from eval.statistics import (
     paired_bootstrap_difference,
 )
 from eval.tables import DIFFERENT_OBJECTIVE, Table, cell, interval_cell, per_prompt
+from trl_prorl.shown import visible
 
 
 # How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the model.
@@ -243,7 +244,7 @@ def main(argv=None) -> None:
     console = Console()
     console.print(comparison_table(comparisons).to_rich())
     for line in comparison_statements(comparisons):
-        console.print(f"- {line}", markup=False, highlight=False)
+        console.print(f"- {visible(line)}", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from eval.panels import Panel
 from eval.tables import Table
+from trl_prorl.shown import visible, without_html
 
 
 @dataclass(frozen=True)
@@ -122,20 +123,23 @@ def said_once(report: Report, sentence: str) -> Report:
 def _block_markdown(block: Block) -> str:
     match block:
         case Text():
-            return block.markdown
+            return without_html(visible(block.markdown))
         case Bullets():
-            return "\n".join(f"- {item}" for item in block.items)
+            return "\n".join(f"- {without_html(visible(item))}" for item in block.items)
         case Code():
-            return f"```\n{block.text}\n```"
+            lines = "\n".join(map(visible, block.text.splitlines()))
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", lines)), default=0))
+            return f"{fence}\n{lines}\n{fence}"
         case Picture():
-            return f"![{block.alt}]({block.file})" + (f"\n\n{block.caption}" if block.caption else "")
+            caption = without_html(visible(block.caption))
+            return f"![{without_html(visible(block.alt))}]({block.file})" + (f"\n\n{caption}" if caption else "")
         case Table():
             return block.to_markdown()
 
 
 def to_markdown(report: Report) -> str:
     """The report as GitHub markdown; its pictures are files beside it."""
-    parts = [f"# {report.title}", *map(_block_markdown, report.lead)]
+    parts = [f"# {without_html(visible(report.title))}", *map(_block_markdown, report.lead)]
     for section in report.sections:
-        parts += [f"## {section.title}", *map(_block_markdown, section.blocks)]
+        parts += [f"## {without_html(visible(section.title))}", *map(_block_markdown, section.blocks)]
     return "\n\n".join(parts) + "\n"

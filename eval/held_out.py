@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from tqdm import tqdm
 from transformers import set_seed
 
 from eval.local_paths import with_local_paths
 from eval.models import Point, identity, load_point, load_tokenizer, trained_point
+from eval.progress import progress
 from eval.runs import InputError, load_config, read_json
 from eval.samples import SampleStore, content_ids
 from eval.sampling import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE, sample
 from trl_prorl.own_packages import tasks
 from trl_prorl.run.folder import EVALUATION_KEYS
+from trl_prorl.shown import visible
 
 
 SAMPLES_FOLDER = "samples"
@@ -144,8 +145,7 @@ class HeldOut:
         """
         temperature = self.temperature if temperature is None else temperature
         store = self.store(point, temperature)
-        have = store.frame().groupby("prompt_id").size()
-        missing = {place: n - int(have.get(name, 0)) for place, name in enumerate(self.prompt_ids)}
+        missing = self._missing(store, n)
         batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)
         if batches:
             self._draw(point, batches, {p: n - count for p, count in missing.items()}, temperature, store)
@@ -153,6 +153,16 @@ class HeldOut:
         frame = self._regraded(store)
         frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
         return frame.loc[self.prompt_ids].reset_index(drop=True)
+
+    def _missing(self, store: SampleStore, n: int) -> dict[int, int]:
+        """Samples of each prompt, by its place, that are not on disk; where there are more than `n`, a negative number."""
+        have = store.frame().groupby("prompt_id").size()
+        return {place: n - int(have.get(name, 0)) for place, name in enumerate(self.prompt_ids)}
+
+    def count_missing(self, point: Point, n: int, *, temperature: float | None = None) -> int:
+        """How many samples [`HeldOut.samples`] would draw."""
+        store = self.store(point, self.temperature if temperature is None else temperature)
+        return sum(count for count in self._missing(store, n).values() if count > 0)
 
     def _regraded(self, store: SampleStore) -> pd.DataFrame:
         """All samples of a store; those of these prompts that another version of the graders has judged are judged anew."""
@@ -166,13 +176,15 @@ class HeldOut:
             frame.loc[stale, "correct"], frame.loc[stale, "grader"] = verdicts, self.grader
             store.replace(frame)
             if changed:
-                print(f"{store.folder}: the graders have changed, and {changed} of {len(old)} verdicts with them.")
+                print(
+                    f"{visible(str(store.folder))}: the graders have changed, and {changed} of {len(old)} verdicts with them."
+                )
         return frame
 
     def _draw(self, point: Point, batches, have: dict[int, int], temperature: float, store: SampleStore) -> None:
         model = load_point(point, self.config)
         description = f"{self.run_dir.name}: {point.label}" + (", greedy" if temperature == 0 else "")
-        with tqdm(total=sum(len(p) * n for p, n in batches), desc=description, unit="sample", disable=None) as bar:
+        with progress(sum(len(p) * n for p, n in batches), visible(description)) as bar:
             for places, count in batches:
                 names = [self.prompt_ids[place] for place in places]
                 # A batch of its own seed: the same samples, whether or not there was a stop before it.

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from eval.document import Report
 from eval.panels import Panel, panel_png
+from trl_prorl.shown import visible
 
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -23,7 +24,7 @@ _INTERVAL = re.compile(r" (\[[^\]<]*\])(?=$| )")
 
 def inline(text: str) -> Markup:
     """Markdown of one line (emphasis and code) as HTML; everything else is escaped."""
-    return Markup(_MARKDOWN.renderInline(text))
+    return Markup(_MARKDOWN.renderInline(visible(text)))
 
 
 def cell(text: str) -> Markup:

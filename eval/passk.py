@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from eval.command import command
@@ -35,6 +36,7 @@ from eval.statistics import (
 )
 from eval.tables import interval_cell
 from trl_prorl.run.run_id import RUN_ID
+from trl_prorl.shown import visible
 
 
 MOST_SAMPLES = 256
@@ -145,6 +147,27 @@ def earlier_of(held_out: HeldOut, args) -> dict | None:
     return earlier_result(held_out.run_dir, asked, [point.step for point in points], args.others, args.with_greedy)
 
 
+def announcement(held_outs: list[HeldOut], args) -> str:
+    """What an evaluation is about to sample: models, prompts, samples of each, and how many of those are not on disk yet."""
+    held_out, *others = held_outs
+    points = [held_out.base, held_out.trained]
+    if args.checkpoints:
+        points += checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints)
+    draws = [(held_out, point, args.n, None) for point in points]
+    draws += [(other, point, args.n, None) for other in others for point in (other.base, other.trained)]
+    if held_out.temperature > 0 and args.with_greedy:
+        draws += [(each, point, 1, 0.0) for each in held_outs for point in (each.base, each.trained)]
+    total = sum(len(each.rows) * n for each, _, n, _ in draws)
+    missing = sum(each.count_missing(point, n, temperature=t) for each, point, n, t in draws)
+    more = f", and {len(others)} other task{'s' * (len(others) > 1)} on base and trained" if others else ""
+    greedy = ", and greedy" if held_out.temperature > 0 and args.with_greedy else ""
+    kept = f"; {total - missing} are on disk" if missing < total else ""
+    return visible(
+        f"{held_out.run_dir}: {len(points)} models × {len(held_out.rows)} prompts × {args.n} samples{greedy}{more}: {total} samples, "
+        f"at most {held_out.max_new_tokens} tokens each{kept}."
+    )
+
+
 def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) -> dict:
     """
     The content of `passk.json` for one run.
@@ -199,9 +222,11 @@ def held_outs(run_dir: Path, args) -> list[HeldOut]:
 
 def result_table(run_dir: Path, result: dict) -> Table:
     """Base against trained, a row per k, with 95 % bootstrap intervals over prompts."""
-    title = (
-        f"pass@k of {run_dir}: {result['task']}, {result['split']} split, {result['prompts']} prompts, "
-        f"n = {result['n']}, temperature {result['temperature']:g}"
+    title = escape(
+        visible(
+            f"pass@k of {run_dir}: {result['task']}, {result['split']} split, {result['prompts']} prompts, "
+            f"n = {result['n']}, temperature {result['temperature']:g}"
+        )
     )
     table = side_by_side("k", title)
     for k in result["k"]:
@@ -220,9 +245,9 @@ def parts_table(result: dict) -> Table | None:
     k = result["k"][0]
     table = side_by_side("task", f"pass@{k} by task")
     for part in result.get("by", []):
-        add_row(table, f"{part['task']}@{part['level']}", {**part, "n": result["n"]}, k, digits=2)
+        add_row(table, escape(visible(f"{part['task']}@{part['level']}")), {**part, "n": result["n"]}, k, digits=2)
     for name, other in result.get("others", {}).items():
-        add_row(table, f"{name},\nnot trained", other, k, digits=2)
+        add_row(table, f"{escape(visible(name))},\nnot trained", other, k, digits=2)
     return table if table.row_count else None
 
 
@@ -339,6 +364,8 @@ def main(argv=None) -> None:
     for run_dir in args.run:
         check_run_settings(run_dir, args)
     evaluations = [(run_dir, held_outs(run_dir, args)) for run_dir in args.run]
+    for _, of_run in evaluations:
+        print(announcement(of_run, args), flush=True)
     earlier = [earlier_of(its[0], args) for _, its in evaluations]
     for (run_dir, its), before in zip(evaluations, earlier, strict=True):
         result = evaluate_run(its, args, before)

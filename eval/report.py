@@ -24,6 +24,7 @@ from eval.sections import build_report, draw_pictures
 from eval.statements import comparison_statements
 from eval.tables import DIFFERENT_OBJECTIVE, overview_table
 from trl_prorl.files import replaced
+from trl_prorl.shown import visible
 
 
 def find_run_folders(patterns: list[str]) -> list[Path]:
@@ -100,7 +101,7 @@ def main(argv=None) -> None:
     console.print(overview_table(runs).to_rich())
     for line in comparison_statements(runs):
         if said := line.replace(DIFFERENT_OBJECTIVE, "").strip():  # which stands below the table
-            console.print(f"- {said}", markup=False, highlight=False)
+            console.print(f"- {visible(said)}", markup=False, highlight=False)
     print(f"Wrote {out / 'report.html'}; the same as report.md with {', '.join(pictures)}.")
 
 

@@ -4,11 +4,13 @@ import math
 from dataclasses import dataclass, field
 
 import pandas as pd
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from eval.runs import Run
 from eval.statistics import Estimate, paired_bootstrap_difference, pass_at_k_per_prompt, t_interval
 from trl_prorl.run.identity import HARMLESS
+from trl_prorl.shown import visible, without_html
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -84,16 +86,19 @@ class Table:
 
     def to_markdown(self) -> str:
         lines = [self.header, ["---"] * len(self.header), *self.rows]
-        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
-        definitions = ["\n".join(f"- {line}" for line in self.definitions)] if self.definitions else []
-        return "\n\n".join([table, *self.notes, *definitions])
+        cells = ([without_html(visible(cell)).replace("|", "\\|") for cell in line] for line in lines)
+        table = "\n".join("| " + " | ".join(line) + " |" for line in cells)
+        definitions = "\n".join(f"- {without_html(visible(line))}" for line in self.definitions)
+        notes = [without_html(visible(note)) for note in self.notes]
+        return "\n\n".join(filter(None, [table, *notes, definitions]))
 
     def to_rich(self) -> RichTable:
-        table = RichTable(title=self.title, caption=" ".join(self.notes) or None, caption_justify="left")
+        caption = escape(visible(" ".join(self.notes))) or None
+        table = RichTable(title=escape(visible(self.title)), caption=caption, caption_justify="left")
         for name in self.header:
-            table.add_column(name)
+            table.add_column(escape(visible(name)))
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*(escape(visible(text)) for text in row))
         return table
 
 

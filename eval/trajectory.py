@@ -26,6 +26,7 @@ from eval.plots import DPI, OTHER_COLOUR, VARIANT_COLOURS, arm_label, save_figur
 from eval.runs import InputError, Run, load_run, require_passk
 from eval.statistics import Estimate, bootstrap_interval, pass_at_k_per_prompt
 from eval.tables import NOT_MEASURED, Table, cell, interval_cell, objective_notes
+from trl_prorl.shown import visible
 
 
 MIN_CHECKPOINTS = 3
@@ -450,7 +451,7 @@ def main(argv=None) -> None:
                 of_run.append(check_run(run, k, free_start=args.free_start, resamples=args.resamples))
             except InputError as error:  # no curve fits; another k may have one
                 refused = error
-                console.print(f"- {error}", markup=False, highlight=False)
+                console.print(f"- {visible(str(error))}", markup=False, highlight=False)
         if not of_run:
             raise refused
         checks.append(of_run)
@@ -458,7 +459,7 @@ def main(argv=None) -> None:
     for run, of_run in zip(runs, checks, strict=True):
         for check in of_run:
             for line in trajectory_statements(run, check):
-                console.print(f"- {line}", markup=False, highlight=False)
+                console.print(f"- {visible(line)}", markup=False, highlight=False)
         plot_trajectory(run, of_run, run.path / "trajectory.png")
         print(f"Wrote {run.path / 'trajectory.png'}.")
 

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trl_prorl.shown import visible
+
 from .registry import PREFIXES, get_task, task_class, task_names
 
 
@@ -54,7 +56,7 @@ def main() -> None:
         options = {**args.options, **{key: value for key, value in given.items() if value is not None}}
         Console().print(show_task(args.name, options, args.split, args.n))
     except ValueError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(2)
 
 

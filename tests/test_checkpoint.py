@@ -12,11 +12,13 @@ import pandas
 import pytest
 import torch
 from datasets import Dataset
+from transformers import TrainerCallback
 
 from trl_prorl.errors import CheckpointError
 from trl_prorl.run.checkpoint import (
     MANIFEST_FILE,
     WholeCheckpoint,
+    abandon_newer,
     find_checkpoint,
     newest_complete,
     publish,
@@ -153,6 +155,53 @@ def test_the_newest_whole_checkpoint_is_resumed_from_and_the_best_is_kept(run, m
     (event,) = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "resume"]
     assert event["checkpoint"] == "checkpoint-2" and event["step_applied"] == 2 and "checkpoint-4" in event["skipped"]
     assert why_unusable(out / "checkpoint-4") is None  # written again, whole
+
+
+def test_what_is_abandoned_twice_has_two_names(tmp_path):
+    for names in (["abandoned-checkpoint-4"], ["abandoned-checkpoint-4.1"]):
+        for step in (2, 4, 10):
+            if not (tmp_path / f"checkpoint-{step}").exists():
+                write(tmp_path, step)
+        abandoned = abandon_newer(tmp_path / "checkpoint-2", tmp_path, ["checkpoint-10"])
+        assert list(abandoned.values()) == names
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-2"]
+    (tmp_path / "other").mkdir()
+    assert abandon_newer(tmp_path / "checkpoint-2", tmp_path / "other") == {}  # of another folder
+    assert abandon_newer(tmp_path / "abandoned-checkpoint-4", tmp_path) == {}  # of a name of the user's own
+
+
+class Killed(Exception):
+    """What ends a run in the middle."""
+
+
+def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newer_ones(run, make_trainer, caplog):
+    whole = run(**KEYS)
+    out = Path(whole.args.output_dir)
+    keys = KEYS | {"learning_rate": 1e-4, "allow_config_change": True}
+    back = make_trainer(output_dir=str(out), **keys)
+    back.add_callback(killed_at(3))
+    with pytest.raises(Killed):
+        back.train(resume_from_checkpoint=str(out / "checkpoint-2"))
+    assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["abandoned-checkpoint-4", "checkpoint-2"]
+    assert "checkpoint-4 is newer than checkpoint-2" in caplog.text and "abandoned-checkpoint-4" in caplog.text
+    assert why_unusable(out / "abandoned-checkpoint-4") is None  # nothing of it is lost
+    again = make_trainer(output_dir=str(out), **keys)
+    again.train(resume_from_checkpoint=True)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["lr"] for row in rows] == [5e-3, 5e-3, 1e-4, 1e-4]
+    events = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "resume"]
+    assert [event["checkpoint"] for event in events] == ["checkpoint-2", "checkpoint-2"]
+    assert [event["abandoned"] for event in events] == [["checkpoint-4"], []]
+
+
+def killed_at(step):
+    class Kill(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == step:
+                raise Killed
+
+    return Kill()
 
 
 BEST = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "load_best_model_at_end": True}

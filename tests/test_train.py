@@ -182,6 +182,28 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
+def test_a_finished_run_is_not_trained_a_second_time(forks, tmp_path, tiny_model):
+    out, recipe = tmp_path / "run", ROOT / "recipes" / "grpo_variantA.py"
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL]
+    assert forks.run(recipe, *arguments, "--save_strategy", "no")[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    status, written = forks.run(recipe, *arguments, "--save_strategy", "no", "--resume_from_checkpoint", "True")
+    (line,) = [line for line in written.splitlines() if line.startswith("error: ")]
+    assert status == 2 and "holds a finished run" in line and "adapter_model.safetensors" in line
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+    # Killed inside the save at its end: the run's id is written after the weights.
+    (out / "prorl_run.json").unlink()
+    arguments += ["--save_strategy", "steps", "--save_steps", "3", "--resume_from_checkpoint", "True"]
+    status, written = forks.run(recipe, *arguments)
+    assert status == 0 and "the run begins again at step 0" in written
+    weights = (out / "adapter_model.safetensors").read_bytes()
+    status, written = forks.run(recipe, *arguments)
+    assert status == 0 and f"the run in {out} is finished: checkpoint-3 is its last step" in written
+    assert (out / "adapter_model.safetensors").read_bytes() == weights
+    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+
+
 def test_the_tools_of_prolonged_training_in_one_recipe(forks, tmp_path, tiny_model):
     """What the prorl_v2 recipe asks, and interrupted thinking, at the size of a test."""
     out = tmp_path / "run"

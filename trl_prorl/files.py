@@ -19,3 +19,11 @@ def replaced(path: str | os.PathLike) -> Iterator[Path]:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def free_name(path: Path) -> Path:
+    """`metrics.jsonl` → `metrics.1.jsonl`, or the next number that is free."""
+    number = 1
+    while (candidate := path.with_suffix(f".{number}{path.suffix}")).exists():
+        number += 1
+    return candidate

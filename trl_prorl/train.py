@@ -30,17 +30,21 @@ from .embedded.shipped import EMBEDDED, embedded_model, is_embedded
 from .errors import RunError
 from .launch.checks import check_pack_limit, check_rows, check_used
 from .launch.command_line import first_look
+from .launch.interrupt import NOTHING_BEGUN, end_interrupted, what_is_kept
 from .launch.recipe import RecipeParser
 from .own_packages import tasks
 from .quiet import quiet_warnings, show_kernel_hint
 from .rollout.length import cosine_length_reward, target_length_reward
 from .rollout.thinking import interrupted_rollout
+from .run.base_model import WEIGHTS
 from .run.checkpoint import find_checkpoint, newest_complete
 from .run.config_change import check_change
 from .run.identity import IDENTITY_FILE, changing_keys, check_same_run
 from .run.lock import check_free
 from .run.meter import METRICS_FILE
+from .run.run_id import recorded_run_id, saved_run_id
 from .run.together import by_main_process
+from .shown import visible
 from .trainer import ProRLTrainer
 
 
@@ -293,7 +297,8 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
             What else the recipe holds.
 
     Returns:
-        `bool`: whether there is a checkpoint to resume from. A run that ended before its first one begins again.
+        `bool`: whether there is a checkpoint to resume from. A run that was cut short before its first one begins again; one
+            that came to its end is not trained a second time.
 
     Raises:
         `ValueError`: naming the folder or the checkpoint, what is wrong with it, and what to do.
@@ -320,6 +325,12 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     try:
         checkpoint, _ = find_checkpoint(args.resume_from_checkpoint, args.output_dir, content=False)
     except ValueError:
+        model = finished_model(args.output_dir, record.parent)
+        if args.resume_from_checkpoint.lower() == "true" and model is not None:
+            raise ValueError(
+                f"output_dir={args.output_dir!r} holds a finished run without a complete checkpoint ({model} is its model): "
+                "there is nothing to resume. Choose another output_dir, with save_strategy: steps if it is to go on later."
+            ) from None
         if args.resume_from_checkpoint.lower() == "true" and begun and newest_complete(args.output_dir)[0] is None:
             print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
             return False
@@ -327,7 +338,18 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     then = json.loads((checkpoint / IDENTITY_FILE).read_text())
     now = changing_keys(args, *recipe)
     check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    if state["global_step"] >= (args.max_steps if args.max_steps > 0 else state["max_steps"]) > 0:
+        print(f"the run in {args.output_dir} is finished: {checkpoint.name} is its last step", file=sys.stderr)
     return True
+
+
+def finished_model(output_dir: str | Path, run_dir: str | Path) -> Path | None:
+    """A file of the model that a run has left as it came to its end; `None` if it did not."""
+    if recorded_run_id(run_dir) is not None and saved_run_id(output_dir) is None:
+        return None  # the id is written last
+    files = (path for pattern in WEIGHTS for path in sorted(Path(output_dir).glob(pattern)))
+    return next((path for path in files if path.name != "training_args.bin"), None)
 
 
 def find_model(name: str | None) -> str:
@@ -378,8 +400,8 @@ def check_context(rows, tokenizer, model: str, revision: str, args: ProRLConfig)
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """
     Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. What
-    cannot be done is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit code 1. An
-    error that nobody foresaw keeps its traceback.
+    cannot be done is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit code 1;
+    Ctrl-C is one line and exit code 130. An error that nobody foresaw keeps its traceback.
 
     Args:
         default_recipe (`str` or `Path`, *optional*):
@@ -388,17 +410,24 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
             Defaults to the process's own.
     """
     argv = first_look(default_recipe, argv)
-    trainer = None
+    trainer = args = None
     try:
         with quiet_warnings():
             parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
-            trainer, resume = build(*parser.parse_args_and_config(argv))
+            task_args, args, model_args = parser.parse_args_and_config(argv)
+            trainer, resume = build(task_args, args, model_args)
             train(trainer, resume)
+    except KeyboardInterrupt:
+        if args is None:
+            end_interrupted(NOTHING_BEGUN)
+        begun = trainer is not None and trainer.has_begun
+        kept = what_is_kept(args.output_dir, begun, model=begun and finished_model(args.output_dir, trainer.run_dir))
+        end_interrupted(kept, tell=args.process_index == 0, processes=args.world_size)
     except (RunError, ValueError, OSError, pickle.UnpicklingError) as error:
         begun = trainer is not None and trainer.has_begun
         if begun and isinstance(error, ValueError) and not isinstance(error, RunError):
             raise  # nobody's input is wrong: whoever mends it needs the traceback
         if not getattr(error, "told_elsewhere", False):
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
         raise SystemExit(1 if begun or isinstance(error, RunError) else 2) from None
     trainer.accelerator.end_training()  # several processes part in good order

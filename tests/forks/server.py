@@ -45,6 +45,7 @@ def launch(order):
         if (process := os.fork()) == 0:
             child(order)
         ranks[process] = rank
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks' business
     failed = 0
     while ranks:
         process, status = os.wait()

@@ -1,12 +1,10 @@
 """Defects made on purpose, one at a time, to see that the soak finds them. Applied in the training processes alone."""
 
-from pathlib import Path
-
 import torch
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.resets.controller import Resets
-from trl_prorl.run import checkpoint, checkpointing, recorder
+from trl_prorl.run import checkpoint, checkpointing, recorder, resume
 from trl_prorl.scoring.references import SnapshotReference
 
 
@@ -82,20 +80,12 @@ def hashes():
     checkpoint.why_unusable = lambda folder, content=True: None
 
 
-def names():
-    """A checkpoint is given its name before it is written."""
-    checkpoint_name = ProRLTrainer._save_checkpoint
-
-    def in_place(self, model, trial):
-        folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
-        folder.mkdir(exist_ok=True)
-        checkpoint.publish(folder, folder, self.state.global_step, resumable=True)
-        checkpoint_name(self, model, trial)
-
-    ProRLTrainer._save_checkpoint = in_place
+def future():
+    """A run that goes back to an older checkpoint leaves the newer ones to the next resume."""
+    resume.abandon_newer = lambda checkpoint, output_dir, unusable: {}
 
 
 MUTANTS = {
     function.__name__: function
-    for function in (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, names)
+    for function in (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future)
 }

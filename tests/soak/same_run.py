@@ -10,6 +10,7 @@ import yaml
 from damage import RECORDS
 from safetensors.torch import load_file
 
+from trl_prorl.run.checkpoint import ABANDONED
 from trl_prorl.run.run_id import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 
@@ -74,10 +75,11 @@ def content(path: Path) -> Any:
 
 
 def files(run: Path) -> list[str]:
-    """Files of a run, relative to it. Records that a run which began again has set aside are its own affair."""
+    """Files of a run, relative to it, without what it has set aside as it began again or went back to an older checkpoint."""
     set_aside = {path.name for name in RECORDS for path in run.glob(f"{Path(name).stem}.*.jsonl")}
     found = (path for path in run.rglob("*") if path.is_file() and path.name not in OF_THIS_PLACE)
-    return sorted(str(path.relative_to(run)) for path in found if path.name not in set_aside)
+    names = (str(path.relative_to(run)) for path in found if path.name not in set_aside)
+    return sorted(name for name in names if not name.startswith(ABANDONED))
 
 
 def differences(out: Path, control: Path) -> tuple[list[str], int]:
@@ -85,7 +87,10 @@ def differences(out: Path, control: Path) -> tuple[list[str], int]:
     mine, theirs = files(out), files(control)
     lines = [f"{name} is there, and not after an undisturbed run" for name in sorted(set(mine) - set(theirs))]
     lines += [f"{name} is missing" for name in sorted(set(theirs) - set(mine))]
-    ids = {str(path.relative_to(out)): saved_run_id(path.parent) for path in out.rglob(RUN_ID_FILE)}
+    places = [
+        path.parent for path in out.rglob(RUN_ID_FILE) if not path.relative_to(out).parts[0].startswith(ABANDONED)
+    ]
+    ids = {str(place.relative_to(out)): saved_run_id(place) for place in places}
     run_id = recorded_run_id(out)
     lines += [
         f"{name}: run {found} instead of {run_id}, of env.json" for name, found in ids.items() if found != run_id

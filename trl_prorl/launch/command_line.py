@@ -10,6 +10,8 @@ import textwrap
 from pathlib import Path
 from typing import NoReturn
 
+from ..shown import visible
+from .interrupt import NOTHING_BEGUN, end_interrupted
 from .recipe_check import check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import AnyObject, Key, recipe_keys
 
@@ -20,9 +22,11 @@ HELP = ("-h", "--help", "--help-all")
 
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """As [`~trl_prorl.train.main`]: a recipe script's, which imports what trains only once that is needed."""
-    argv = first_look(default_recipe, argv)
-    from ..train import main as train
-
+    try:
+        argv = first_look(default_recipe, argv)
+        from ..train import main as train
+    except KeyboardInterrupt:
+        end_interrupted(NOTHING_BEGUN)
     train(default_recipe, argv)
 
 
@@ -64,7 +68,7 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
 
 def refuse(error: Exception) -> NoReturn:
     """One line on stderr, and exit code 2."""
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
     raise SystemExit(2) from None
 
 

@@ -5,16 +5,18 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from ..errors import CheckpointError
+from ..files import free_name
 
 
 MANIFEST_FILE = "manifest.json"
+ABANDONED = "abandoned-"
 INCOMPLETE = "_incomplete-"  # the Hub's uploads leave out what begins with an underscore
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
@@ -200,6 +202,35 @@ def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tupl
             return path, skipped
         skipped[path.name] = reason
     return None, skipped
+
+
+def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] = ()) -> dict[str, str]:
+    """
+    Rename the checkpoints after the one from which a run goes on. They belong to steps that it has gone back behind, and the
+    next resume would take the newest of them for the run's own.
+
+    Args:
+        checkpoint (`Path`):
+            Where the run goes on.
+        output_dir (`Path`):
+            Where it saves. Checkpoints beside one of another folder stay as they are.
+        unusable (`Collection[str]`, *optional*):
+            Names of checkpoints that no resume takes, which stay too.
+
+    Returns:
+        `dict[str, str]`: new name by old.
+    """
+    from_here, renamed = CHECKPOINT.fullmatch(checkpoint.name), {}
+    if from_here is None or checkpoint.resolve().parent != output_dir.resolve():
+        return renamed
+    for path in sorted(output_dir.iterdir()):
+        match = CHECKPOINT.fullmatch(path.name)
+        if match and int(match[1]) > int(from_here[1]) and path.name not in unusable:
+            target = path.with_name(f"{ABANDONED}{path.name}")
+            target = free_name(target) if target.exists() else target
+            path.rename(target)
+            renamed[path.name] = target.name
+    return renamed
 
 
 def leftovers(folder: Path) -> list[Path]:

@@ -84,6 +84,8 @@ class CheckpointMixin:
         if self.is_world_process_zero():
             clear_leftovers(self.args.output_dir)
             kept = (resume.keeps_row, resume.keeps_event) if resume is not None else (None, None)
+            if resume is not None:
+                resume.abandon_newer(self.args.output_dir)
             self.recorder.open(self.run_dir, *kept)
             if resume is not None:
                 self.recorder.event(resume.event)

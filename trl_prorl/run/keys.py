@@ -130,6 +130,11 @@ EVENTS = {
     "prompts": RecordKey("", "of the batch in which it was found", events=(NONFINITE,)),
     "checkpoint": RecordKey("", "that the run goes on from", events=(RESUME,)),
     "skipped": RecordKey("", "newer checkpoints that were not usable, with the reason", events=(RESUME,)),
+    "abandoned": RecordKey(
+        "",
+        "newer checkpoints that the run went back behind; they are called `abandoned-checkpoint-N` now",
+        events=(RESUME,),
+    ),
     "changed": RecordKey(
         "", "keys that differ from the checkpoint's, which `allow_config_change` allows", events=(RESUME,)
     ),

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..files import replaced
+from ..files import free_name, replaced
 
 
 METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
@@ -317,11 +317,3 @@ def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
         return []
     lines = path.read_text().split("\n")
     return [json.loads(line) for line in lines[:-1]]
-
-
-def free_name(path: Path) -> Path:
-    """`metrics.jsonl` → `metrics.1.jsonl`, or the next number that is free."""
-    number = 1
-    while (candidate := path.with_suffix(f".{number}{path.suffix}")).exists():
-        number += 1
-    return candidate

@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..hub.publish import staged_leftovers
-from .checkpoint import find_checkpoint, leftovers
+from .checkpoint import abandon_newer, find_checkpoint, leftovers
 from .config_change import check_change
 from .identity import IDENTITY_FILE, check_same_run
 
@@ -41,6 +41,8 @@ class Resume:
             Newer checkpoints that were not usable, with the reason.
         changed (`dict[str, list]`):
             Keys that differ from the checkpoint's, `[then, now]`.
+        abandoned (`list[str]`):
+            Newer checkpoints that were renamed.
     """
 
     checkpoint: Path
@@ -48,6 +50,7 @@ class Resume:
     epochs: int
     skipped: dict[str, str]
     changed: dict[str, list[Any]]
+    abandoned: list[str] = field(default_factory=list)
 
     @classmethod
     def find(
@@ -78,6 +81,16 @@ class Resume:
         """Whether an event was."""
         return event["step_applied"] < self.step + (event["event"] not in COME_AGAIN)
 
+    def abandon_newer(self, output_dir: str | os.PathLike) -> None:
+        """Before the record is cut: checkpoints newer than this one are no longer part of the run."""
+        renamed = abandon_newer(self.checkpoint, Path(output_dir), self.skipped)
+        for name, now in renamed.items():
+            logger.warning(
+                "%s is newer than %s, from which the run goes on, and no longer part of it: it is %s now, yours to remove.",
+                *(name, self.checkpoint.name, now),
+            )
+        self.abandoned = list(renamed)
+
     @property
     def event(self) -> dict[str, Any]:
         """For the record."""
@@ -86,6 +99,7 @@ class Resume:
             "checkpoint": self.checkpoint.name,
             "skipped": self.skipped,
             "changed": self.changed,
+            "abandoned": self.abandoned,
             "step_requested": self.step,
             "step_applied": self.step,
         }

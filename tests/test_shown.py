@@ -1,0 +1,98 @@
+"""Names from elsewhere reach a terminal and a report as text: no escape code acts, no tag is one, no markup is taken."""
+
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from eval.document import Bullets, Code, Report, Section, Text, to_markdown
+from eval.html import inline
+from eval.progress import clock, progress
+from eval.tables import Table
+from trl_prorl.shown import visible, without_html
+
+
+EVIL = "\x1b[31mred\x1b]0;title\x07 <img src=x onerror=alert(1)> [bold]b[/bold] a|b \u202egnp"
+
+
+def test_by_hand():
+    assert visible("a\x1b[31mb\nc\td") == r"a\x1b[31mb c d"
+    assert visible("τ × naïve 日本") == "τ × naïve 日本"
+    assert without_html("a < b & c `x < y` <b>") == r"a \< b \& c `x < y` \<b>"
+
+
+@given(st.text(max_size=60))
+def test_nothing_that_acts_is_left(text):
+    assert not re.search("[\x00-\x1f\x7f-\x9f\u202a-\u202e]", visible(text))
+    html = MarkdownIt("gfm-like", {"html": True, "linkify": False}).render(without_html(visible(text)))
+    tags = set(re.findall(r"</?([a-zA-Z]\w*)", html))
+    assert tags <= {
+        "p",
+        "em",
+        "strong",
+        "code",
+        "pre",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "ul",
+        "ol",
+        "li",
+        "hr",
+        "s",
+        "a",
+        "img",
+        "blockquote",
+    }
+    assert "<script" not in html and "onerror" not in html
+
+
+def test_a_table_on_a_terminal_and_in_markdown():
+    table = Table(EVIL, ["run", "x"], [[EVIL, "[red]1[/red]"]], [EVIL])
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, width=300, color_system=None).print(table.to_rich())
+    shown = out.getvalue()
+    # rich's own codes are there (the title is italic); those of the names are not.
+    assert "\x1b[31m" not in shown and "\x1b]0" not in shown and "\x07" not in shown
+    assert "[bold]b[/bold]" in shown and "[red]1[/red]" in shown
+    markdown = table.to_markdown()
+    assert "<img" not in markdown.replace(r"\<img", "") and "\x1b" not in markdown and r"a\|b" in markdown
+
+
+def test_the_whole_report():
+    report = Report(EVIL, [Text(EVIL)], [Section(EVIL, [Bullets([EVIL]), Code("a ``` b\nc\x1b[0m")])])
+    text = to_markdown(report)
+    assert "\x1b" not in text and "<img" not in text.replace(r"\<img", "")
+    assert "````\na ``` b\nc\\x1b[0m\n````" in text
+    assert "\x1b" not in inline(EVIL) and "<img" not in inline(EVIL)
+
+
+def test_an_error_is_told_as_text(tmp_path):
+    command = [sys.executable, "-m", "eval.passk", "--run", str(tmp_path / "\x1b[31mx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "\x1b" not in done.stderr and r"\x1b[31mx" in done.stderr
+
+
+def test_progress_in_a_log_file_is_a_line_at_every_quarter(capsys):
+    with progress(40, "runs/A: trained") as bar:
+        for _ in range(10):
+            bar.update(4)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" samples")[0] for line in lines] == [
+        f"runs/A: trained: {done} of 40" for done in (12, 20, 32, 40)
+    ]
+    assert "\r" not in "".join(lines)
+
+
+@pytest.mark.parametrize("seconds, shown", [(0, "0:00"), (65, "1:05"), (3903, "1:05:03")])
+def test_clock(seconds, shown):
+    assert clock(seconds) == shown

@@ -1,0 +1,24 @@
+"""Text from elsewhere (names of runs and tasks, prompts, messages of libraries) as a terminal or a page may show it."""
+
+import re
+
+
+# C0 and C1 controls, DEL, and the marks that reverse or hide what stands around them.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+_CODE_SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
+
+
+def visible(text: str) -> str:
+    """One line in which nothing acts: a line break or tab is a space, every other control character its escape (`\\x1b`)."""
+    return _CONTROL.sub(
+        lambda match: " " if match[0] in "\n\t\r" else match[0].encode("unicode_escape").decode(), text
+    )
+
+
+def without_html(markdown: str) -> str:
+    """Markdown in which no `<` or `&` outside code begins a tag or an entity."""
+    parts, end = [], 0
+    for span in _CODE_SPAN.finditer(markdown):
+        parts += [re.sub(r"(?<!\\)([<&])", r"\\\1", markdown[end : span.start()]), span[0]]
+        end = span.end()
+    return "".join([*parts, re.sub(r"(?<!\\)([<&])", r"\\\1", markdown[end:])])
