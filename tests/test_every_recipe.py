@@ -1,0 +1,66 @@
+"""Every recipe is run, a few steps of it: small batches and short completions on a CPU, its other keys as they stand."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trl_prorl.recipe_check import read_recipe
+
+
+ROOT = Path(__file__).parent.parent
+RECIPES = ROOT / "recipes"
+FILES = sorted(set(RECIPES.rglob("*.yaml")) - set(RECIPES.rglob("base.yaml")))  # which others extend
+# Of every folder the arm that most others share their code with; `make test-slow` runs all.
+FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml")
+SMALL = {
+    "bf16": "false",
+    "use_cpu": "true",
+    "dtype": "float32",
+    "gradient_checkpointing": "false",
+    "max_steps": 3,
+    "train_rows": 2,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 4,
+    "max_completion_length": 4,
+    "disable_tqdm": "true",
+    "report_to": "none",
+}
+
+
+def small(recipe):
+    """Options that make a recipe small; a reset that comes by the clock comes within its steps."""
+    options = dict(SMALL)
+    if recipe.get("ref_reset_every"):
+        options["ref_reset_every"] = 2
+    if recipe.get("eval_strategy", "no") != "no":
+        options |= {"eval_steps": 1, "eval_rows": 1, "per_device_eval_batch_size": 4}
+    return [word for key, value in options.items() for word in (f"--{key}", str(value))]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, id=str(file.relative_to(RECIPES)), marks=() if file.name in FAST else pytest.mark.slow)
+        for file in FILES
+    ],
+)
+def test_it_runs(cached_forks, tmp_path, file):
+    recipe = read_recipe(file)
+    script = RECIPES / f"grpo_variant{file.stem[7] if file.stem.startswith('variant') else 'A'}.py"
+    status, written = cached_forks.run(script, "--config", str(file), *small(recipe), cwd=tmp_path)
+    assert status == 0, written[-3000:]
+    run = tmp_path / recipe["output_dir"]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3] and all(row["tokens_generated"] > 0 for row in rows[::2])
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert {key: config[key] for key in ("task", "beta") if key in recipe} == {
+        key: recipe[key] for key in ("task", "beta") if key in recipe
+    }
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    resets = [(event["step_applied"], event["optimizer_reset"]) for event in events if event["event"] == "reset"]
+    if recipe.get("ref_reset_every"):
+        assert resets == [(2, recipe.get("optimizer_reset", "keep"))]
+    assert (run / "adapter_model.safetensors").is_file() == recipe.get("use_peft", False)
