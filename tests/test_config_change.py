@@ -192,9 +192,15 @@ def test_a_checkpoint_holds_nothing_else(begun):
         "is_hyper_param_search is_local_process_zero is_world_process_zero trial_name trial_params stateful_callbacks"
     )
     assert set(state) <= keys | {*counts, *best, *rest.split()}
-    ours = "requests callbacks elastic_requested coefficients kl_since_generation kl_ref generations micro_batches "
-    ours += "generation_row logged completions nonfinite_skips extra_rows entropy_watch updates_since_reset"
-    assert set(json.loads((checkpoint / "prorl_state.json").read_text())) <= set(ours.split())
+    ours = json.loads((checkpoint / "prorl_state.json").read_text())
+    assert set(ours) == {"generations", "micro_batches", "parts", "log"} and set(ours["log"]) == {"metrics", "completions"}
+    held = {name: set(state) for name, state in ours["parts"].items()}
+    assert held == {
+        "anchors": {"coefficients", "kl_since_generation"},
+        "recorder": {"kl_ref", "generation_row"},
+        "guard": {"skips"},
+        "resets": {"requests", "callbacks", "updates_since_reset"},
+    }
 
 
 # key: then, now, what the line says, in the middle of a generation batch alone

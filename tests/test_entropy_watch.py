@@ -14,7 +14,7 @@ def test_a_collapse_is_told_once_and_again_only_after_a_recovery():
     again = EntropyWatch(floor=0.5, patience=2)
     again.observe(0.1)
     later = EntropyWatch(floor=0.5, patience=2)
-    later.load_state_dict(again.state_dict())
+    later.load_state_dict(again.state_dict(), {})
     assert later.observe(0.1)
 
 

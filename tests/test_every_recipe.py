@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trl_prorl.recipe_check import read_recipe
+from trl_prorl.launch.recipe_check import read_recipe
 
 
 ROOT = Path(__file__).parent.parent

@@ -469,7 +469,7 @@ def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_train
         asked.append((name, kwargs["revision"]))
         return AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
 
-    monkeypatch.setattr("trl_prorl.trainer.AutoProcessor", SimpleNamespace(from_pretrained=load))
+    monkeypatch.setattr("trl_prorl.launch.plan.AutoProcessor", SimpleNamespace(from_pretrained=load))
     init = {"revision": "main", "dtype": "bfloat16"}
     given = {"processing_class": None}
     with caplog.at_level("WARNING"):

@@ -101,12 +101,12 @@ class WaitInSave:
         self.trainer, self.step, self.signals = trainer, step, Path(signals)
         self.save_beside, trainer._save_beside = trainer._save_beside, self.wait
 
-    def wait(self, folder, final):
+    def wait(self, checkpoint):
         if self.trainer.state.global_step == self.step:
             (self.signals / "waits").touch()
             while not (self.signals / "go").exists():
                 time.sleep(0.01)
-        self.save_beside(folder, final)
+        self.save_beside(checkpoint)
 
 
 class KillAtStep(TrainerCallback):
