@@ -277,6 +277,25 @@ def t_interval(values, level: float = 0.95) -> Estimate:
     return Estimate(mean, mean - float(half_width), mean + float(half_width))
 
 
+def prediction_interval(values, level: float = 0.95) -> Estimate:
+    """
+    Mean of a few independent values (training seeds), with the interval in which one more value lies.
+
+    Args:
+        values (`list[float]`): Shape (S,), S >= 2, taken as independent and roughly normal.
+        level (`float`, *optional*, defaults to `0.95`): Chance that a new value lies within.
+
+    Returns:
+        [`Estimate`]: The mean, and mean ± t s √(1 + 1/S) with S − 1 degrees of freedom.
+
+    Raises:
+        ValueError: If there are fewer than 2 values.
+    """
+    mean, low, high = t_interval(values, level)
+    wider = math.sqrt(len(values) + 1)  # of t s / √S
+    return Estimate(mean, mean - wider * (mean - low), mean + wider * (high - mean))
+
+
 def fieller_ratio(b, a, paired: bool, level: float = 0.95) -> Estimate:
     r"""
     Ratio of means `mean(b) / mean(a)` of a few training runs with the interval of Fieller (1954).

@@ -193,7 +193,10 @@ def test_a_checkpoint_holds_nothing_else(begun):
     )
     assert set(state) <= keys | {*counts, *best, *rest.split()}
     ours = json.loads((checkpoint / "prorl_state.json").read_text())
-    assert set(ours) == {"generations", "micro_batches", "parts", "log"} and set(ours["log"]) == {"metrics", "completions"}
+    assert set(ours) == {"generations", "micro_batches", "parts", "log"} and set(ours["log"]) == {
+        "metrics",
+        "completions",
+    }
     held = {name: set(state) for name, state in ours["parts"].items()}
     assert held == {
         "anchors": {"coefficients", "kl_since_generation"},

@@ -18,6 +18,7 @@ from eval.statistics import (
     pass_at_k,
     pass_at_k_per_prompt,
     pass_at_k_upper_bound,
+    prediction_interval,
     t_interval,
 )
 
@@ -113,6 +114,21 @@ def test_t_interval_by_hand():
     assert t_interval([1, 2, 3]) == pytest.approx((2, 2 - half_width, 2 + half_width), rel=1e-6)
     with pytest.raises(ValueError, match="2 seeds"):
         t_interval([1.0])
+
+
+def test_prediction_interval_by_hand():
+    # mean 2, s = 1, t(0.975, 2) = 4.302653, one more value beside three
+    half_width = 4.302653 * math.sqrt(1 + 1 / 3)
+    assert prediction_interval([1, 2, 3]) == pytest.approx((2, 2 - half_width, 2 + half_width), rel=1e-6)
+    with pytest.raises(ValueError, match="2 seeds"):
+        prediction_interval([1.0])
+
+
+def test_prediction_interval_holds_a_new_value_as_often_as_it_says():
+    values = np.random.default_rng(0).normal(0.6, 0.02, size=(4000, 7))
+    for level in (0.5, 0.95):
+        held = [low <= row[6] <= high for row in values for _, low, high in [prediction_interval(row[:6], level)]]
+        assert np.mean(held) == pytest.approx(level, abs=0.02)
 
 
 def test_mcnemar_by_hand():
