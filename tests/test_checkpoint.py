@@ -15,6 +15,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 
 from trl_prorl.errors import CheckpointError
+from trl_prorl.run import checkpoint as checkpoint_module
 from trl_prorl.run.checkpoint import (
     MANIFEST_FILE,
     WholeCheckpoint,
@@ -155,6 +156,17 @@ def test_the_newest_whole_checkpoint_is_resumed_from_and_the_best_is_kept(run, m
     (event,) = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "resume"]
     assert event["checkpoint"] == "checkpoint-2" and event["step_applied"] == 2 and "checkpoint-4" in event["skipped"]
     assert why_unusable(out / "checkpoint-4") is None  # written again, whole
+
+
+def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
+    """`identity.json` is read before a model is loaded, and the weights are not."""
+    monkeypatch.setattr(checkpoint_module, "SMALL", 20)
+    older, newer = write(tmp_path, 9), write(tmp_path, 10, weights="w" * 30, **{"identity.json": '{"seed": 7}'})
+    (newer / "weights").write_text("w" * 29 + "x")
+    assert find_checkpoint(True, str(tmp_path), content=False) == (newer, {})
+    (newer / "identity.json").write_bytes(b'{"seed"\0\0\0\0')
+    found, skipped = find_checkpoint(True, str(tmp_path), content=False)
+    assert found == older and skipped["checkpoint-10"].startswith("identity.json is damaged")
 
 
 def test_what_is_abandoned_twice_has_two_names(tmp_path):

@@ -22,12 +22,11 @@ LONG = ["--max_steps", "500", "--per_device_train_batch_size", "8", "--num_gener
 LONG += ["--lora_r", "4", "--disable_tqdm", "true", "--save_strategy", "steps"]
 
 
-def wait_for(found):
-    for _ in range(30000):
-        if found():
-            return
+def wait_for(found, process):
+    """Until something is there, or the process that is to bring it has ended."""
+    while not found():
+        os.kill(process, 0)
         time.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 def lines_of(text, beginning="interrupted: "):
@@ -41,7 +40,7 @@ def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_pat
     arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *LONG, "--save_steps", "2"]
     order = {"run": str(RECIPE), "argv": arguments, "log": str(log)} | ({"ranks": ranks} if ranks else {})
     process = forks.start(**order)
-    wait_for(lambda: newest_complete(out, content=False)[0] is not None)
+    wait_for(lambda: newest_complete(out, content=False)[0] is not None, process)
     (os.killpg if ranks else os.kill)(process, signal.SIGINT)
     assert forks.status() == 130, log.read_text()[-3000:]
     (line,) = lines_of(log.read_text())
@@ -58,7 +57,7 @@ def test_before_the_first_checkpoint_and_before_the_first_step(forks, tmp_path, 
     arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *LONG, "--save_steps", "500"]
     process = forks.start(run=str(RECIPE), argv=arguments, log=str(log))
     metrics = out / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.stat().st_size)
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
     os.kill(process, signal.SIGINT)
     assert forks.status() == 130
     (line,) = lines_of(log.read_text())
@@ -106,7 +105,9 @@ def test_under_the_launcher_our_line_is_there_too(tmp_path, tiny_model):
     with open(log, "w") as file:
         process = subprocess.Popen([*launcher, *arguments], stdout=file, stderr=file, start_new_session=True)
         try:
-            wait_for(lambda: newest_complete(out, content=False)[0] is not None)
+            wait_for(
+                lambda: process.poll() is not None or newest_complete(out, content=False)[0] is not None, process.pid
+            )
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait(timeout=120) != 0
         finally:

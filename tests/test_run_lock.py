@@ -111,9 +111,8 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
     spec = {"run": "training", "model": tiny_model, "lora": True, "prompts": 4, "log": str(tmp_path / "log")}
     spec |= {"keys": A | {"max_steps": 3, "run_dir": str(tmp_path / "record")}, "out": str(out)}
     process = forks.start(**spec, wait_in_save=[2, str(tmp_path)])
-    for _ in range(6000):
-        if (tmp_path / "waits").exists():
-            break
+    while not (tmp_path / "waits").exists():
+        os.kill(process, 0)  # it lives
         time.sleep(0.01)
     assert (out / "_incomplete-checkpoint-2").is_dir()
     before = everything(out), everything(tmp_path / "record")

@@ -117,7 +117,9 @@ def test_a_sound_product_passes_and_every_stage_is_hit(forks, tmp_path):
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_defect_is_found(forks, tmp_path, mutant):
     case = {"reference": "A, full", "rewarmup": "C by a KL spike, hard"}.get(mutant, "B")
-    arguments = ["--seed", "3", "--mutant", mutant, "--case", case, "--processes", "1", "--minutes", "0", "--first"]
+    # In most trials of another seed no run that has gone back is killed before it saves again.
+    seed = {"future": "390"}.get(mutant, "3")
+    arguments = ["--seed", seed, "--mutant", mutant, "--case", case, "--processes", "1", "--minutes", "0", "--first"]
     status, written = soak(forks, *arguments, "--kills", "60", "--folder", str(tmp_path / "first"))
     assert status == 1, written[-3000:]
     if mutant != "record":

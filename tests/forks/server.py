@@ -26,7 +26,7 @@ def work(order):
     torch.set_num_threads(1)
     if order["run"] == "training":
         return training.train(order)
-    os.chdir(order["cwd"])
+    os.chdir(order.get("cwd", "."))
     sys.argv = [order["run"], *order["argv"]]
     sys.path.insert(0, str(Path(order["run"]).parent))  # as Python does for a script
     runpy.run_path(order["run"], run_name="__main__")

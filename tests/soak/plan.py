@@ -98,7 +98,7 @@ def life(rng: Random, stage: str, pair: bool, torchrun: bool, small_disk: bool) 
         torchrun=pair and torchrun,
         place=rng.choice(PLACES),
         relative=rng.random() < 0.5,
-        resume="older" if rng.random() < 0.12 else "newest",
+        resume="older" if rng.random() < 0.25 else "newest",
         record={name: (rng.choice(RECORD_DAMAGE), rng.random()) for name in RECORDS if rng.random() < 0.3},
         checkpoint=rng.choice(CHECKPOINT_DAMAGE) if rng.random() < 0.3 else None,
     )
