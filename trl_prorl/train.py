@@ -41,7 +41,8 @@ from .run.checkpoint import find_checkpoint, newest_complete
 from .run.config_change import check_change
 from .run.identity import IDENTITY_FILE, changing_keys, check_same_run
 from .run.lock import check_free
-from .run.meter import METRICS_FILE
+from .run.meter import METRICS_FILE, check_record
+from .run.run_files import read_json
 from .run.run_id import recorded_run_id, saved_run_id
 from .run.together import by_main_process
 from .shown import visible
@@ -335,7 +336,8 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
             print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
             return False
         raise
-    then = json.loads((checkpoint / IDENTITY_FILE).read_text())
+    check_record(record.parent)
+    then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)
     check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
     state = json.loads((checkpoint / "trainer_state.json").read_text())

@@ -16,6 +16,7 @@ from .folder import write_config, write_env
 from .generation_buffer import buffer_file, load_buffer, save_buffer
 from .identity import IDENTITY_FILE, changing_keys
 from .lock import FolderLock
+from .meter import check_record
 from .resume import Resume, best_beside, clear_leftovers, read_state, write_state
 from .run_id import id_of_run
 from .together import by_main_process
@@ -68,6 +69,7 @@ class CheckpointMixin:
             if resume_from_checkpoint:
                 identity = self._identity | changing_keys(*self.recipe)
                 allowed = self.args.allow_config_change
+                check_record(self.run_dir)
                 self._resume = Resume.find(resume_from_checkpoint, self.args.output_dir, identity, allowed)
             return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
 

@@ -12,6 +12,7 @@ from ..objective.anchors import Anchors, completion_mask, logps_key
 from ..parts import Part
 from ..scoring.scorer import PolicyPass
 from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
+from .run_files import EVENTS, METRICS
 
 
 # TRL's names of what the record has of a generation batch.
@@ -74,10 +75,10 @@ class Recorder(Part):
             keep_row (`Callable`, *optional*), keep_event (`Callable`, *optional*):
                 Which rows and events stay; `None` begins new files.
         """
-        self.metrics = JsonLines(folder / METRICS_FILE, keep_row)
-        self.events = JsonLines(folder / EVENTS_FILE, keep_event)
+        self.metrics = JsonLines(folder / METRICS_FILE, keep_row, METRICS)
+        self.events = JsonLines(folder / EVENTS_FILE, keep_event, EVENTS)
         if self.args.eval_strategy != "no":
-            self.evaluations = JsonLines(folder / EVALUATIONS_FILE, keep_row)
+            self.evaluations = JsonLines(folder / EVALUATIONS_FILE, keep_row, METRICS)
 
     @property
     def files(self) -> Iterable[Path]:

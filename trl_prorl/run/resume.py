@@ -16,6 +16,7 @@ from ..hub.publish import staged_leftovers
 from .checkpoint import abandon_newer, find_checkpoint, leftovers
 from .config_change import check_change
 from .identity import IDENTITY_FILE, check_same_run
+from .run_files import read_json
 
 
 STATE_FILE = "prorl_state.json"
@@ -63,7 +64,7 @@ class Resume:
         checkpoint, skipped = find_checkpoint(asked, output_dir)
         for name, reason in skipped.items():
             logger.warning("Checkpoint %s is skipped: %s.", name, reason)
-        changed = check_same_run(json.loads((checkpoint / IDENTITY_FILE).read_text()), identity, allowed)
+        changed = check_same_run(read_json(checkpoint / IDENTITY_FILE), identity, allowed)
         check_change(changed, identity, checkpoint)
         if "parts" not in read_state(checkpoint):
             raise ValueError(
