@@ -15,7 +15,7 @@ from transformers import set_seed
 from eval.local_paths import with_local_paths
 from eval.models import Point, identity, load_point, load_tokenizer, trained_point
 from eval.progress import progress
-from eval.runs import InputError, load_config, read_json
+from eval.runs import InputError, load_config, read_env
 from eval.samples import SampleStore, content_ids
 from eval.sampling import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE, sample
 from trl_prorl.own_packages import tasks
@@ -279,7 +279,7 @@ def check_run(run_dir: Path) -> dict:
     """
     config, wrong = load_config(run_dir), []
     if missing := [key for key in EVALUATION_KEYS if not config.get(key)]:
-        noted = (read_json(run_dir / "env.json") if (run_dir / "env.json").is_file() else {}).get("base_model") or {}
+        noted = read_env(run_dir).get("base_model") or {}
         values = {"model_name_or_path": noted.get("name") or "…", "task": "…"}
         wrong.append(
             f"'{run_dir / 'config.yaml'}' has no {' and no '.join(missing)}; add what the run was trained with: "

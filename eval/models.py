@@ -14,9 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from eval.local_paths import find_output_dir
-from eval.runs import InputError, read_env, read_jsonl
+from eval.runs import InputError, read_env
 from trl_prorl.base_model import WEIGHTS, hub_commit
 from trl_prorl.checkpoint import sha256
+from trl_prorl.meter import METRICS_FILE
+from trl_prorl.run_files import METRICS, read_jsonl
 from trl_prorl.run_id import RUN_ID, saved_run_id
 
 
@@ -91,9 +93,7 @@ def output_dir_apart(run_dir: Path, config: dict, env: dict) -> Path | None:
 
 def last_step(run_dir: Path) -> int | None:
     """The last optimizer step on record, or `None` without a record."""
-    path = run_dir / "metrics.jsonl"
-    steps = read_jsonl(path) if path.is_file() else []
-    return int(steps["step"].max()) if "step" in steps else None
+    return max((row["step"] for row in read_jsonl(run_dir / METRICS_FILE, METRICS)), default=None)
 
 
 def trained_point(run_dir: Path, config: dict) -> Point:

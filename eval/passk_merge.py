@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from eval.runs import InputError, read_env, read_json, with_nan
+from eval.runs import InputError, read_env, with_nan
 from eval.statistics import paired_bootstrap_difference, pass_at_k_per_prompt, summarise_counts
+from trl_prorl.run_files import passk, read_json
 from trl_prorl.run_id import RUN_ID, other_run
 
 
@@ -38,7 +39,7 @@ def earlier_result(run_dir: Path, asked: dict, steps: list[int], others: list[st
     path = run_dir / PASSK_FILE
     if not path.is_file():
         return None
-    earlier = with_nan(read_json(path))
+    earlier = with_nan(read_json(path, passk))
     if other_run(earlier, read_env(run_dir).get(RUN_ID)):
         raise InputError(f"'{path}' is of another run, which had this folder before; give --replace to lose it")
     differing = [key for key in OPTIONS if key not in earlier or earlier[key] != asked[key]]

@@ -1,17 +1,18 @@
 """Read a run folder: its configuration, its record and, where there is one, its held-out evaluation."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
+from trl_prorl import run_files
+from trl_prorl.errors import InputError
 from trl_prorl.record import EVALUATION_KEYS
 from trl_prorl.run_id import RUN_ID, other_run
 
 
+EVALUATIONS = {"passk.json": run_files.passk, "drift.json": run_files.DRIFT}
 VARIANTS = ("plain", "control", "A", "B", "C")
 # The counter of each stage in metrics.jsonl: it tells a stage that did not run from one that was not timed.
 STAGE_COUNTERS = {
@@ -20,10 +21,6 @@ STAGE_COUNTERS = {
     "ref": "ref_forward_calls",
     "update": "policy_forward_calls",
 }
-
-
-class InputError(ValueError):
-    """Bad input: one line that names the key, the value and the cure."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class Run:
         if self.events.empty:
             return []
         # The same file also records growth and resumes.
-        resets = self.events[self.events["event"].str.contains("reset")] if "event" in self.events else self.events
+        resets = self.events[self.events["event"].str.contains("reset")]
         return [int(step) for step in resets["step_applied"]]
 
 
@@ -109,7 +106,7 @@ def load_config(run_dir) -> dict:
     `config.yaml` of a run folder.
 
     Raises:
-        InputError: If the folder or the file is missing, or the file is no mapping.
+        InputError: If the folder or the file is missing, or the file is no recipe.
     """
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
@@ -117,28 +114,7 @@ def load_config(run_dir) -> dict:
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise InputError(f"'{path}' is missing; give a run folder, or copy the recipe the run was started with there")
-    config = yaml.safe_load(path.read_text())
-    if not isinstance(config, dict):
-        raise InputError(f"'{path}' holds a {type(config).__name__}; it must be a flat mapping of recipe keys")
-    return config
-
-
-def read_jsonl(path: Path) -> pd.DataFrame:
-    """
-    One row per JSON object; an object without a key has NaN there. A last line that was cut off, as in a run that is
-    still being written, is left out.
-
-    Raises:
-        InputError: If a whole line is not JSON.
-    """
-    rows = []
-    whole_lines = path.read_text().split("\n")[:-1]
-    for number, line in enumerate(whole_lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise InputError(f"'{path}' line {number} is not JSON ({error}); remove the line") from error
-    return pd.DataFrame(rows)
+    return run_files.read_yaml(path)
 
 
 def read_env(run_dir: Path) -> dict:
@@ -146,23 +122,10 @@ def read_env(run_dir: Path) -> dict:
     `env.json` of a run folder; empty if there is none.
 
     Raises:
-        InputError: If it is not JSON.
+        InputError: If it is not of this shape.
     """
     path = Path(run_dir) / "env.json"
-    return read_json(path) if path.is_file() else {}
-
-
-def read_json(path: Path) -> dict:
-    """
-    A JSON file of a run folder.
-
-    Raises:
-        InputError: If it is not JSON.
-    """
-    try:
-        return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise InputError(f"'{path}' is not JSON ({error}); write it again") from error
+    return run_files.read_json(path, run_files.ENV) if path.is_file() else {}
 
 
 def with_nan(value):
@@ -177,12 +140,12 @@ def read_evaluation(run_dir: Path, file: str, env: dict) -> dict | None:
     `passk.json` or `drift.json` of a run; `None` if there is none.
 
     Raises:
-        InputError: If it is of another run, which had the folder before.
+        InputError: If it is not of this shape, or of another run, which had the folder before.
     """
     path = run_dir / file
     if not path.is_file():
         return None
-    content = with_nan(read_json(path))
+    content = with_nan(run_files.read_json(path, EVALUATIONS[file]))
     if other_run(content, env.get(RUN_ID)):
         raise InputError(
             f"'{path}' is of another run, which had this folder before ({RUN_ID} {content[RUN_ID]}, by env.json {env[RUN_ID]}); "
@@ -212,8 +175,8 @@ def load_run(run_dir, name: str | None = None) -> Run:
             raise InputError(
                 f"'{run_dir / file}' is missing; give a run folder in which at least one step was recorded"
             )
-    metrics = read_jsonl(run_dir / "metrics.jsonl")
-    if "step" not in metrics:
+    metrics = pd.DataFrame(run_files.read_jsonl(run_dir / "metrics.jsonl", run_files.METRICS, unique="step"))
+    if metrics.empty:
         raise InputError(f"'{run_dir / 'metrics.jsonl'}' records no step; train the run first")
     env, events, evaluations = read_env(run_dir), run_dir / "events.jsonl", run_dir / "evaluations.jsonl"
     return Run(
@@ -222,10 +185,12 @@ def load_run(run_dir, name: str | None = None) -> Run:
         config=config,
         env=env,
         metrics=metrics.sort_values("step", ignore_index=True),
-        events=read_jsonl(events) if events.is_file() else None,
+        events=pd.DataFrame(run_files.read_jsonl(events, run_files.EVENTS)) if events.is_file() else None,
         passk=read_evaluation(run_dir, "passk.json", env),
         drift=read_evaluation(run_dir, "drift.json", env),
-        evaluations=read_jsonl(evaluations) if evaluations.is_file() else None,
+        evaluations=pd.DataFrame(run_files.read_jsonl(evaluations, run_files.METRICS))
+        if evaluations.is_file()
+        else None,
     )
 
 

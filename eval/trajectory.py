@@ -128,7 +128,13 @@ def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"'{run.path / 'passk.json'}' holds no checkpoints; run `{command}`")
     if not 1 <= k <= n:
         raise InputError(f"--k {k} must lie between 1 and the {n} samples of '{run.path / 'passk.json'}'")
+    if any("correct" not in each for each in checkpoints):
+        raise InputError(f"'{run.path / 'passk.json'}' has a checkpoint without its counts; run `{command} --replace`")
     points = sorted([(0, passk["base"]["correct"]), *((each["step"], each["correct"]) for each in checkpoints)])
+    if len({step for step, _ in points}) < len(points):
+        raise InputError(
+            f"'{run.path / 'passk.json'}' has a step twice, or a checkpoint of step 0; run `{command} --replace`"
+        )
     if len({len(correct) for _, correct in points}) > 1:
         raise InputError(f"'{run.path / 'passk.json'}': not every checkpoint has the same prompts; run `{command}`")
     steps, counts = zip(*points, strict=True)

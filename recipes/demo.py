@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from trl_prorl.base_model import identify
 from trl_prorl.embedded_base import embedded_model, is_embedded
-from trl_prorl.meter import read_jsonl
 from trl_prorl.recipe_check import read_recipe
+from trl_prorl.run_files import read_jsonl
 
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,7 +74,7 @@ def train(arms: list[Arm], side_by_side: int) -> None:
                     running.append(arm)
                 time.sleep(1.0)
                 for arm in list(running):
-                    rows = read_jsonl(arm.out / "metrics.jsonl")
+                    rows = read_jsonl(arm.out / "metrics.jsonl", growing=True)
                     last = rows[-20:]
                     reward = f"reward {sum(row['reward'] for row in last) / len(last):.2f}" if last else ""
                     progress.update(bars[arm], completed=len(rows), reward=reward)

@@ -34,6 +34,17 @@ def show_task(name: str, options: dict, split: str, n: int) -> Table:
     return table
 
 
+def json_object(text: str) -> dict:
+    """What the command line gives as a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text!r} is no object; write it as in \'{{"reward": "share"}}\'')
+    return value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tasks", description="Look at the tasks.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -43,7 +54,7 @@ def main() -> None:
     show.add_argument("--level", type=int, help="difficulty; the task's own default if left out")
     show.add_argument("--path", help="file or folder, of a task that reads one")
     show.add_argument(
-        "--options", type=json.loads, default={}, help="further options, as JSON: a recipe's task_options"
+        "--options", type=json_object, default={}, help="further options, as JSON: a recipe's task_options"
     )
     show.add_argument("--split", default="train")
     show.add_argument("-n", type=int, default=3, help="number of rows")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import trl_prorl.meter as meter_module
-from trl_prorl.meter import JsonLines, Meter, StageTimer, read_jsonl
+from trl_prorl.meter import JsonLines, Meter, StageTimer
+from trl_prorl.run_files import read_jsonl
 
 
 CPU = torch.device("cpu")

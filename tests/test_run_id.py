@@ -10,6 +10,13 @@ from trl_prorl.publish import files_to_push
 from trl_prorl.run_id import RUN_ID_FILE, other_run, recorded_run_id, saved_run_id
 
 
+SIDE = {"correct": [0, 1], "pass@1": 0.5, "interval@1": [None, None]}
+PASSK = {
+    **{"split": "test", "prompts": 2, "n": 1, "k": [1], "temperature": 1.0, "seed": 0, "task": "parity"},
+    **{"base": SIDE, "trained": SIDE},
+}
+
+
 @pytest.fixture
 def train(make_trainer, tmp_path):
     def train(name, resume=None, steps=2, save=True):
@@ -59,12 +66,16 @@ def test_a_second_call_of_train_is_another_run(make_trainer):
 
 
 def test_an_evaluation_of_the_run_that_had_the_folder_before_goes_nowhere(tmp_path):
-    for file, content in (("env.json", {"run_id": "2"}), ("passk.json", {"run_id": "1"}), ("drift.json", {})):
+    for file, content in (
+        ("env.json", {"run_id": "2"}),
+        ("passk.json", {**PASSK, "run_id": "1"}),
+        ("drift.json", {"points": []}),
+    ):
         (tmp_path / file).write_text(json.dumps(content))
     Path(tmp_path, "config.json").write_text("{}")
     Path(tmp_path, "model.safetensors").touch()
     assert set(files_to_push(tmp_path, tmp_path)) == {"config.json", "model.safetensors", "env.json", "drift.json"}
     assert read_record(tmp_path).passk is None
-    (tmp_path / "passk.json").write_text('{"run_id": "2"}')
-    assert "passk.json" in files_to_push(tmp_path, tmp_path) and read_record(tmp_path).passk == {"run_id": "2"}
+    (tmp_path / "passk.json").write_text(json.dumps({**PASSK, "run_id": "2"}))
+    assert "passk.json" in files_to_push(tmp_path, tmp_path) and read_record(tmp_path).passk["run_id"] == "2"
     assert not other_run({}, "2") and not other_run({"run_id": "1"}, None)

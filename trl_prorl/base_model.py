@@ -1,7 +1,6 @@
 """What a run's base model is called: its name on the Hub, or the local folder and where that says it came from."""
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from . import embedded_base
+from .errors import InputError
+from .run_files import read_json
 
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -113,7 +114,7 @@ def is_hub_name(name: str) -> bool:
 
 def _origin(config: Path) -> str | None:
     try:
-        name = json.loads(config.read_text()).get("_name_or_path")
-    except (OSError, ValueError):
+        name = read_json(config).get("_name_or_path")
+    except InputError:
         return None
     return name if isinstance(name, str) and is_hub_name(name) else None

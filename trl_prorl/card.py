@@ -1,11 +1,10 @@
 """A run folder as a model card: what was trained, how, and what it scored. What the record lacks, the card says it lacks."""
 
-import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,13 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from trl import GRPOTrainer
 
+from . import run_files
 from .base_model import BaseModel, identify, is_hub_name
 from .files import replaced
-from .meter import EVENTS_FILE, METRICS_FILE, read_jsonl
+from .meter import EVENTS_FILE, METRICS_FILE
 from .record import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
 from .run_id import RUN_ID, other_run
+from .shapes import Shape, optional, table, text
 from .variants import DIFFERENT_OBJECTIVE, VARIANT_DESCRIPTIONS
 
 
@@ -47,6 +48,9 @@ TRL_CITATION = """\
     url          = {https://github.com/huggingface/trl},
     year         = {2020},
 }"""
+
+
+ADAPTER = table(known={"base_model_name_or_path": optional(text)})
 
 
 @dataclass(frozen=True)
@@ -99,16 +103,16 @@ def read_record(run_dir: str | os.PathLike) -> Record:
         `ValueError`: a file is there and cannot be read.
     """
     folder = Path(run_dir)
-    events = folder / EVENTS_FILE
-    env, passk = _read(folder / ENV_FILE) or {}, _read(folder / PASSK_FILE)
+    config, events, last = folder / CONFIG_FILE, folder / EVENTS_FILE, run_files.last_line(folder / METRICS_FILE)
+    env, passk = _read(folder / ENV_FILE, run_files.ENV) or {}, _read(folder / PASSK_FILE, run_files.passk)
     if passk is not None and other_run(passk, env.get(RUN_ID)):
         passk = None
     return Record(
-        config=without_secrets(_read(folder / CONFIG_FILE, yaml.safe_load)) or {},
+        config=without_secrets(run_files.read_yaml(config)) if config.is_file() else {},
         env=env,
-        events=_read(events, lambda text: read_jsonl(events)),
+        events=run_files.read_jsonl(events, run_files.EVENTS) if events.is_file() else None,
         passk=passk,
-        steps=_last_step(folder / METRICS_FILE),
+        steps=last["step"] if last else None,
     )
 
 
@@ -157,7 +161,7 @@ def model_card(
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)
-    adapter_config = _read(folder / "adapter_config.json") or {}
+    adapter_config = _read(folder / "adapter_config.json", ADAPTER) or {}
     adapter = bool(adapter_config) if adapter is None else adapter
     base = base_of(record, adapter_config)
     name = (repo or folder.resolve().name).split("/")[-1]
@@ -203,7 +207,8 @@ def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
 def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
     """The base model: as the run noted it, else as its recipe or its adapter name it; `None` if nobody does."""
     if record.env.get("base_model"):
-        return BaseModel(**record.env["base_model"])
+        noted = record.env["base_model"]
+        return BaseModel(**{field.name: noted[field.name] for field in fields(BaseModel) if field.name in noted})
     name = record.config.get("model_name_or_path") or adapter_config.get("base_model_name_or_path")
     return identify(name) if name else None
 
@@ -221,7 +226,7 @@ def eval_results(record: Record) -> list[EvalResult]:
         parts.append((other.get("task", name), other.get("level"), other, None))
     results = []
     for task, level, part, dataset_id in parts:
-        for k in part["k"]:
+        for k in _sizes(part):
             interval = part["trained"][f"interval@{k}"]
             results.append(
                 _eval_result(
@@ -240,7 +245,7 @@ def eval_results(record: Record) -> list[EvalResult]:
                     },
                 )
             )
-    if greedy := passk.get("greedy"):
+    if greedy := _greedy(passk):
         interval = greedy["trained"]["interval"]
         arguments = {"interval_95": interval, "base": greedy["base"]["accuracy"], "prompts": passk["prompts"]}
         results.append(
@@ -293,13 +298,8 @@ def usage(source: str, base: BaseModel | None, adapter: bool) -> str:
     )
 
 
-def _read(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
-    if not path.is_file():
-        return None
-    try:
-        return parse(path.read_text())
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"'{path}' cannot be read ({error}); write it again.") from error
+def _read(path: Path, shape: Shape) -> dict[str, Any] | None:
+    return run_files.read_json(path, shape) if path.is_file() else None
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:
@@ -321,11 +321,6 @@ def _named(metric: str, ends: list[float | None]) -> str:
 
 def _interval(ends: list[float | None], spec: str = ".3f") -> str:
     return "(n/a)" if None in ends else "[{}, {}]".format(*(format(end, spec) for end in ends))
-
-
-def _last_step(path: Path) -> int | None:
-    lines = path.read_text().split("\n")[:-1] if path.is_file() else []
-    return json.loads(lines[-1]).get("step") if lines else None
 
 
 def _datasets(config: dict[str, Any]) -> list[str]:
@@ -379,8 +374,8 @@ def _resets_text(record: Record) -> str:
             optimizer = f"soft, α = {event.get('alpha')}"
         rows.append(
             [
-                str(int(event["step_requested"])),
-                str(int(event["step_applied"])),
+                str(event.get("step_requested") or "–"),
+                str(event["step_applied"]),
                 str(event.get("reason", "–")),
                 "Elastic Reset" if event["event"] == "elastic_reset" else str(optimizer),
                 f"{kl:.4g}" if isinstance(kl, float) and kl == kl else "–",
@@ -416,13 +411,25 @@ def _results_text(record: Record, run_dir: Path) -> str:
     return "\n\n".join(lines)
 
 
+def _greedy(part: dict[str, Any]) -> dict[str, Any] | None:
+    """The greedy decoding of a part of `passk.json`, if both sides are whole there."""
+    found = part.get("greedy") or {}
+    whole = all({"accuracy", "interval"} <= found.get(side, {}).keys() for side in ("base", "trained"))
+    return found if whole else None
+
+
+def _sizes(part: dict[str, Any]) -> list[int]:
+    """The sizes of the draw that a part of `passk.json` has for both sides."""
+    return [k for k in part.get("k", []) if all(f"pass@{k}" in part[side] for side in ("base", "trained"))]
+
+
 def _passk_table(part: dict[str, Any]) -> str:
     rows = []
-    for k in part["k"]:
+    for k in _sizes(part):
         sides = [[part[side][f"pass@{k}"], *part[side][f"interval@{k}"]] for side in ("base", "trained")]
         gain = part.get("gain", {}).get(f"pass@{k}")
         rows.append([f"pass@{k}", *(_with_interval(side, ".3f") for side in sides), _with_interval(gain, "+.3f")])
-    if greedy := part.get("greedy"):
+    if greedy := _greedy(part):
         sides = [[greedy[side]["accuracy"], *greedy[side]["interval"]] for side in ("base", "trained")]
         gain = greedy.get("gain")
         rows.append(["greedy", *(_with_interval(side, ".3f") for side in sides), _with_interval(gain, "+.3f")])

@@ -10,10 +10,14 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from .errors import InputError
 from .files import free_name
+from .run_files import read_json
+from .shapes import flag, integer, table, text
 
 
 MANIFEST_FILE = "manifest.json"
+MANIFEST = table({"resumable": flag, "files": table(rest=table({"bytes": integer(0), "sha256": text}))})
 ABANDONED = "abandoned-"
 INCOMPLETE = "_incomplete-"  # the Hub's uploads leave out what begins with an underscore
 SMALL = 1 << 20  # bytes; what says whose a checkpoint is, and how far it is, is smaller
@@ -91,12 +95,12 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
             Compare the hashes of all files, and not only of those that take no time: of the others the sizes.
     """
     try:
-        manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
-        files = manifest["files"]
-    except FileNotFoundError:
-        return f"it has no {MANIFEST_FILE}: it is not complete, or was not written by trl-prorl"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not (checkpoint / MANIFEST_FILE).exists():
+            return f"it has no {MANIFEST_FILE}: it is not complete, or was not written by trl-prorl"
+        manifest = read_json(checkpoint / MANIFEST_FILE, MANIFEST)
+    except InputError as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
+    files = manifest["files"]
     for name, expected in files.items():
         path = checkpoint / name
         if not path.is_file():

@@ -1,6 +1,10 @@
 """Errors of a run that has begun and cannot go on. What cannot be started at all is a `ValueError`."""
 
 
+class InputError(ValueError):
+    """Bad input: one line that names the key or the file, the value and the cure."""
+
+
 class RunError(RuntimeError):
     """The run stopped; its last complete checkpoint is kept."""
 

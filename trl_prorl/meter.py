@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from .files import free_name, replaced
+from .run_files import EVENTS, METRICS, read_jsonl
+from .shapes import Shape, table
 
 
 METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
@@ -257,9 +259,19 @@ class JsonLines:
         keep (`Callable`, *optional*):
             Continue a file: the lines for which this is true stay, those that a run cut short left behind are dropped.
             `None`: a new file; one that is there is kept under a numbered name.
+        shape (`Shape`, *optional*):
+            What each of these lines must be.
+
+    Raises:
+        InputError: A line of a file that is continued cannot be read.
     """
 
-    def __init__(self, path: str | os.PathLike, keep: Callable[[dict[str, Any]], bool] | None = None):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        keep: Callable[[dict[str, Any]], bool] | None = None,
+        shape: Shape = table(),  # noqa: B008
+    ):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if keep is None:
@@ -267,7 +279,7 @@ class JsonLines:
                 self.path.rename(free_name(self.path))
             self.path.touch()
         else:
-            rows = [json.dumps(row) + "\n" for row in read_jsonl(self.path) if keep(row)]
+            rows = [json.dumps(row) + "\n" for row in read_jsonl(self.path, shape) if keep(row)]
             with replaced(self.path) as aside:
                 aside.write_text("".join(rows))
 
@@ -294,10 +306,12 @@ class JsonLines:
         return True
 
 
-def read_jsonl(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The whole lines of a file; a last line cut off in the middle is left out, a missing file is empty."""
-    path = Path(path)
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+def check_record(run_dir: str | os.PathLike) -> None:
+    """
+    Read what a resume continues.
+
+    Raises:
+        InputError: A line cannot be read; it is named.
+    """
+    for file, shape in ((METRICS_FILE, METRICS), (EVENTS_FILE, EVENTS), (EVALUATIONS_FILE, METRICS)):
+        read_jsonl(Path(run_dir) / file, shape)

@@ -29,10 +29,11 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from .base_model import identify
-from .card import CARD_FILE, PASSK_FILE, without_secrets
+from .card import ADAPTER, CARD_FILE, PASSK_FILE, without_secrets
 from .errors import PushError
 from .meter import EVENTS_FILE, METRICS_FILE
 from .record import CONFIG_FILE, ENV_FILE
+from .run_files import read_json, read_yaml
 from .run_id import RUN_ID, other_run, recorded_run_id, run_id_in
 
 
@@ -133,7 +134,7 @@ def files_to_push(
             if name in files and other_run({RUN_ID: run_id_in(files[name])}, recorded_run_id(run_dir)):
                 del files[name]
         if CONFIG_FILE in files:
-            recipe = without_secrets(yaml.safe_load(files[CONFIG_FILE].read_text()))
+            recipe = without_secrets(read_yaml(files[CONFIG_FILE]))
             files[CONFIG_FILE] = yaml.safe_dump(recipe, sort_keys=True).encode()
     return files
 
@@ -145,7 +146,7 @@ def _matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Content]:
 
 def _adapter_config(path: Path) -> Content:
     """An adapter trained on a download in the Hub's cache names that folder; others need the Hub's name."""
-    config = json.loads(path.read_text())
+    config = read_json(path, ADAPTER)
     name = config.get("base_model_name_or_path")
     hub_id = identify(name).hub_id if name else None
     if hub_id in (None, name):

@@ -36,10 +36,11 @@ from .errors import RunError
 from .identity import IDENTITY_FILE, changing_keys, check_same_run
 from .interrupt import NOTHING_BEGUN, end_interrupted, what_is_kept
 from .length import cosine_length_reward, target_length_reward
-from .meter import METRICS_FILE
+from .meter import METRICS_FILE, check_record
 from .own_packages import tasks
 from .quiet import quiet_warnings, show_kernel_hint
 from .recipe import RecipeParser
+from .run_files import read_json
 from .run_id import recorded_run_id, saved_run_id
 from .run_lock import check_free
 from .shown import visible
@@ -335,7 +336,8 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
             print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
             return False
         raise
-    then = json.loads((checkpoint / IDENTITY_FILE).read_text())
+    check_record(record.parent)
+    then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)
     check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
     state = json.loads((checkpoint / "trainer_state.json").read_text())

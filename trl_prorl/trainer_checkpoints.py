@@ -34,10 +34,11 @@ from .config_change import (
 )
 from .errors import CheckpointError, RunError
 from .identity import IDENTITY_FILE, changing_keys, check_same_run
-from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines
+from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines, check_record
 from .publish import staged_leftovers
 from .quiet import without_warning
 from .record import write_config, write_env
+from .run_files import EVENTS, METRICS, read_json
 from .run_id import new_run_id, recorded_run_id, saved_run_id
 from .run_lock import FolderLock
 from .together import by_main_process
@@ -93,7 +94,8 @@ class CheckpointMixin:
             checkpoint, skipped = find_checkpoint(resume_from_checkpoint, self.args.output_dir)
             for name, reason in skipped.items():
                 logger.warning("Checkpoint %s is skipped: %s.", name, reason)
-            then = json.loads((checkpoint / IDENTITY_FILE).read_text())
+            check_record(self.run_dir)
+            then = read_json(checkpoint / IDENTITY_FILE)
             changed = check_same_run(then, self._identity | changing_keys(*self.recipe), self.args.allow_config_change)
             check_change(changed, self._identity | changing_keys(*self.recipe), checkpoint)
             self._resume_event = {
@@ -124,10 +126,10 @@ class CheckpointMixin:
                 shutil.rmtree(leftover)
             if resume_from_checkpoint is not None:
                 self._go_back_to(Path(resume_from_checkpoint))
-            self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, keep_row)
-            self._events_log = JsonLines(self.run_dir / EVENTS_FILE, keep_event)
+            self._metrics_log = JsonLines(self.run_dir / METRICS_FILE, keep_row, METRICS)
+            self._events_log = JsonLines(self.run_dir / EVENTS_FILE, keep_event, EVENTS)
             if self.args.eval_strategy != "no":
-                self._evaluations_log = JsonLines(self.run_dir / EVALUATIONS_FILE, keep_row)
+                self._evaluations_log = JsonLines(self.run_dir / EVALUATIONS_FILE, keep_row, METRICS)
             if resume_from_checkpoint is not None:
                 self._log_event(self._resume_event | {"step_requested": step, "step_applied": step})
             write_config(self.run_dir, self.args, self.recipe)

@@ -73,7 +73,10 @@ def test_other_prompts_are_said_not_compared(arm):
 def test_constant_rate(arm):
     def checkpoints(shares):
         return [
-            {"step": 10 * place, "pass@1": share, "correct": [round(8 * share)] * 20 + [round(8 * share) - 1] * 20}
+            {
+                **{"step": 10 * place, "pass@1": share, "interval@1": [0.0, 1.0]},
+                "correct": [round(8 * share)] * 20 + [round(8 * share) - 1] * 20,
+            }
             for place, share in enumerate(shares, 1)
         ]
 

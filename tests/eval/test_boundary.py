@@ -150,5 +150,5 @@ def test_command_names_the_cure(make_run, make_rows, passk_result, capsys):
     assert "it has: none" in capsys.readouterr().err
     (folder / "passk.json").write_text(json.dumps({"n": 8}))
     assert module.main(["--run", str(folder)]) == 2
-    assert "passk.json has no 'base'" in capsys.readouterr().err
+    assert "passk.json': it has no 'k'" in capsys.readouterr().err
     assert not list(folder.glob("boundary*"))

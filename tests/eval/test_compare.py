@@ -102,7 +102,11 @@ def test_completions_cut_at_other_lengths_are_refused(evaluated):
 
 def test_sampling_must_agree_with_prompt_ids_too(evaluated):
     with pytest.raises(InputError, match="n = 8"):
-        compare(evaluated("a", [1, 2], prompt_ids=["x", "y"]), evaluated("b", [1, 2], prompt_ids=["x", "y"], n=4), k=1)
+        compare(
+            evaluated("a", [1, 2], prompt_ids=["x", "y"]),
+            evaluated("b", [1, 2], prompt_ids=["x", "y"], n=4, k=[4]),
+            k=1,
+        )
 
 
 def test_b_is_told_apart_from_all_others(evaluated):

@@ -37,12 +37,12 @@ def test_ks(n, ks):
 
 
 def test_k_curve_by_hand(arm):
-    frame = passk_views.k_curve(arm(base=[0, 2, 8, 1]), "base")
+    frame = passk_views.k_curve(arm(base=[0, 2, 8, 1], trained=[8] * 4), "base")
     # 1 - C(n-c, k) / C(n, k), n = 8.
     expected = {k: np.mean([1 - math.comb(8 - c, k) / math.comb(8, k) for c in (0, 2, 8, 1)]) for k in (1, 2, 4, 8)}
     assert dict(frame["mean"]) == pytest.approx(expected)
     assert frame[["low", "high"]].isna().all(axis=None)  # of 4 prompts
-    frame = passk_views.k_curve(arm(seed=1, base=[0, 2, 8, 1] * 5), "base")
+    frame = passk_views.k_curve(arm(seed=1, base=[0, 2, 8, 1] * 5, trained=[8] * 20), "base")
     assert (frame["low"] <= frame["mean"]).all() and (frame["mean"] <= frame["high"]).all()
 
 

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from eval.runs import InputError, load_config, load_run, sort_runs
@@ -64,8 +66,9 @@ def test_broken_folders_say_what_to_do(make_run, make_rows, tmp_path):
 
 
 @pytest.mark.parametrize("file", ["passk.json", "drift.json"])
-def test_an_evaluation_of_the_run_that_had_the_folder_before_is_not_this_runs(make_run, make_rows, file):
+def test_an_evaluation_of_the_run_that_had_the_folder_before_is_not_this_runs(make_run, make_rows, passk_result, file):
     folder = make_run("A", "A", make_rows(2), env={"run_id": "2"})
-    (folder / file).write_text('{"run_id": "1"}')
+    content = passk_result([1, 2], [3, 4]) if file == "passk.json" else {"points": []}
+    (folder / file).write_text(json.dumps({**content, "run_id": "1"}))
     with pytest.raises(InputError, match=f"{file}' is of another run, .* remove it"):
         load_run(folder)

@@ -132,8 +132,8 @@ def test_caveats(arm):
 
 def test_differences_beyond_the_variant_are_named(arm):
     runs = [
-        arm("A", config={"beta": 0.1, "ref_reset_every": 5, "learning_rate": 1e-5}, env={"hardware": "x"}),
-        arm("B", config={"beta_old": 0.1}, env={"hardware": "y"}, steps=7),
+        arm("A", config={"beta": 0.1, "ref_reset_every": 5, "learning_rate": 1e-5}, env={"hardware": {"gpu": "x"}}),
+        arm("B", config={"beta_old": 0.1}, env={"hardware": {"gpu": "y"}}, steps=7),
     ]
     text = " ".join(statements.caveats(runs))
     assert "`learning_rate` (1e-05, default)" in text

@@ -58,7 +58,7 @@ def test_points_need_checkpoints_and_samples(evaluated):
     with pytest.raises(InputError, match="--k 9 must lie between 1 and the 8 samples"):
         trajectory(evaluated(name="again"), k=9)
     with pytest.raises(InputError, match="same prompts"):
-        trajectory(evaluated(checkpoints=((10, (1, 2, 3)),), name="other"), k=1)
+        trajectory(evaluated(checkpoints=((10, (1, 2, 3)), (20, (4, 4))), name="other"), k=1)
 
 
 def test_fit_finds_the_curve_it_is_given():

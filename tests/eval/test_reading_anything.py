@@ -1,0 +1,281 @@
+"""Whatever is in the files of a run folder, the commands that read it end well or say in a line which file is wrong."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from eval import boundary, compare, trajectory
+from eval.held_out import check_run
+from eval.models import find_trained_model
+from eval.runs import InputError, load_run
+from eval.sections import build_report
+from tasks.__main__ import main as show_tasks
+from trl_prorl.card import model_card
+from trl_prorl.checkpoint import MANIFEST_FILE, why_unusable
+from trl_prorl.meter import JsonLines, check_record
+from trl_prorl.run_files import METRICS, last_line, read_jsonl
+
+
+SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}
+PASSK = {
+    **{"split": "test", "prompts": 3, "n": 2, "k": [1], "temperature": 1.0, "seed": 0, "task": "parity", "level": 1},
+    **{"base": SIDE, "trained": SIDE, "gain": {"pass@1": [0.0, None, None]}, "step": 4, "steps_on_record": 4},
+    "prompt_ids": ["a", "b", "c"],
+    "checkpoints": [{"step": step, **SIDE} for step in (1, 2, 4)],
+    "by": [{"task": "parity", "level": 1, "prompts": 3, "base": SIDE, "trained": SIDE}],
+    "others": {
+        "sorting": {"task": "sorting", "level": 2, "prompts": 3, "n": 2, "k": [1], "base": SIDE, "trained": SIDE}
+    },
+    "greedy": {
+        **{side: {"accuracy": 1 / 3, "interval": [0, 1], "correct": [0, 0, 1]} for side in ("base", "trained")},
+        "gain": [0.0, None, None],
+    },
+}
+ENV = {
+    **{"variant": "A", "seed": 0, "execution": {"old_logps": "forward"}, "versions": {"trl": "1"}, "git_commit": "0"},
+    **{"hardware": {"cpus": 2}, "parameters": 4, "trainable_parameters": 2, "run_id": "1"},
+    "base_model": {"name": "tiny", "hub_id": None, "origin": None},
+}
+CONFIG = {
+    "model_name_or_path": "tiny",
+    "task": "parity",
+    "task_level": 1,
+    "seed": 0,
+    "output_dir": "x",
+    "temperature": 1,
+}
+POINT = {
+    "step": 4,
+    "kl_to_base": 0.1,
+    "interval": [0.0, 0.2],
+    "token_agreement": 1.0,
+    "entropy": 1.0,
+    "mean_tokens": 2,
+}
+FILES = {
+    "config.yaml": CONFIG,
+    "env.json": ENV,
+    "metrics.jsonl": [
+        {"step": n, "reward": 0.5, "kl_ref": 0.1, "time_step": 1.0, "grad_norm": 1.0} for n in (1, 2, 3, 4)
+    ],
+    "events.jsonl": [{"event": "reset", "step_requested": 1, "step_applied": n, "reason": "every"} for n in (1, 3)],
+    "evaluations.jsonl": [{"step": 2, "eval_reward": 0.5}, {"step": 4, "eval_reward": 0.6}],
+    "passk.json": PASSK,
+    "drift.json": {"prompts": 3, "points": [{**POINT, "step": 0}, POINT]},
+}
+NUMBERS = st.one_of(
+    st.integers(-5, 5), st.sampled_from([10**400, 2**63, 1e308, -1e308, 5e-324]), st.floats(), st.floats(-10, 10)
+)
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), NUMBERS, st.text(max_size=3), st.sampled_from(["reset", "A", "test", "nonfinite"])
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(value, at=()):
+    """Where something may be changed in a value: itself, and everything in it."""
+    yield at
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*at, key))
+
+
+def changed(value, at, new):
+    """A copy of a value with another one in a place; `...` leaves it out."""
+    if not at:
+        return new
+    copy = value.copy()
+    if new is ... and len(at) == 1:
+        del copy[at[0]]
+    else:
+        copy[at[0]] = changed(value[at[0]], at[1:], new)
+    return copy
+
+
+def written(file, content):
+    if content is ...:
+        return None
+    if file.endswith(".yaml"):
+        return yaml.safe_dump(content).encode()
+    if file.endswith(".jsonl") and isinstance(content, list):
+        return "".join(json.dumps(row) + "\n" for row in content).encode()
+    return json.dumps(content).encode()
+
+
+def write(folder, file, content):
+    if (whole := written(file, content)) is not None:
+        (folder / file).write_bytes(whole)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A run that is damaged, and a sound one beside it."""
+    root = tmp_path_factory.mktemp("runs")
+    for name in ("damaged", "sound"):
+        (root / name).mkdir()
+        for file, content in FILES.items():
+            write(root / name, file, content)
+    write(root / "sound", "env.json", {**ENV, "variant": "control"})
+    return root
+
+
+@pytest.fixture
+def readers(folders, monkeypatch):
+    """Everything that reads the run folder, pictures aside; each ends, or raises an `InputError`."""
+    monkeypatch.setattr(trajectory, "RESAMPLES", 5)
+    monkeypatch.setattr("eval.analysis_views.RESAMPLES", 5)
+    run, other = folders / "damaged", folders / "sound"
+
+    def over(run_dir):
+        return build_report([load_run(run_dir), load_run(other)], "report")
+
+    return {
+        "report": lambda: over(run),
+        "card": lambda: model_card(run, run, repo="a/b"),
+        "compare": lambda: compare.compare(load_run(run), load_run(other), 1),
+        "boundary": lambda: boundary.boundary(load_run(run).passk),
+        "trajectory": lambda: trajectory.check_run(load_run(run), 1, resamples=5),
+        "passk": lambda: check_run(run),
+        "push": lambda: find_trained_model(run, {}),
+        "resume": lambda: check_record(run),
+        "continue": lambda: (
+            [JsonLines(shutil.copy(run / "metrics.jsonl", run / "copy.jsonl"), lambda row: True, METRICS)]
+            if (run / "metrics.jsonl").exists()
+            else None
+        ),
+    }
+
+
+def damage():
+    """A file, and other content for it: a value somewhere in it is another, or is gone, or the bytes are."""
+
+    def of(file):
+        content = FILES[file]
+        value = st.tuples(st.sampled_from(sorted(places(content), key=repr)), VALUES | st.just(...))
+        whole = written(file, content)
+        cut = st.tuples(st.integers(0, len(whole)), st.integers(0, len(whole)), st.binary(max_size=4))
+        return st.tuples(
+            st.just(file),
+            value.map(lambda change: written(file, changed(content, *change)))
+            | cut.map(lambda cut: whole[: min(cut[:2])] + cut[2] + whole[max(cut[:2]) :])
+            | st.binary(max_size=20)
+            | st.sampled_from(
+                [b"[" * 99, b"{}", b"[]", b"[1, 2]", b"5", b"null", b"", b"\xff", b"&a [*a]", b"a: &a {b: *a}"]
+            ),
+        )
+
+    return st.sampled_from(sorted(FILES)).flatmap(of)
+
+
+def read_damaged(folders, readers, file, content):
+    """Whether any of them refused the file."""
+    path, refused = folders / "damaged" / file, []
+    before = path.read_bytes()
+    try:
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        for name, read in readers.items():
+            try:
+                read()
+            except InputError as error:
+                assert "damaged" in str(error), (name, error)
+                refused += [str(error)] if file in str(error) else []
+        return refused
+    finally:
+        path.write_bytes(before)
+
+
+# A failure shows its file and content as they are: to shrink them takes minutes.
+FUZZ = {
+    "phases": [Phase.generate],
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "derandomize": True,
+    "database": None,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(damage())
+@settings(max_examples=15, **FUZZ)
+def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, damage):
+    read_damaged(folders, readers, *damage)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@given(damage())
+@settings(max_examples=1500, **FUZZ)
+def test_no_content_of_a_file_ends_in_a_traceback_at_length(folders, readers, damage):
+    read_damaged(folders, readers, *damage)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("passk.json", b"{}", "passk.json': it has no 'k'"),
+        ("passk.json", b"[1,2]", "passk.json': it holds a list; an object is needed"),
+        ("env.json", b"[]", "env.json': it holds a list"),
+        ("env.json", b"[" * 100_000, "env.json' is not JSON (it is nested too deeply)"),
+        ("env.json", b"\xff", "env.json' is no text"),
+        ("metrics.jsonl", b'{"step": 1}\n5\n', "metrics.jsonl' line 2: it holds 5; an object is needed"),
+        ("metrics.jsonl", b'{"step": 1}\n{"step": 2, "re\n{"step": 3}\n', "metrics.jsonl' line 2 is not JSON"),
+        ("metrics.jsonl", b'{"step": 1}\n{"step": 1}\n', "metrics.jsonl' line 2: step 1 stands in line 1 already"),
+        ("metrics.jsonl", b'{"step": 1, "reward": [1]}\n', "line 1: reward is a list; a number or text is needed"),
+        ("events.jsonl", b'{"event": "reset"}\n', "events.jsonl' line 1: it has no 'step_applied'"),
+        ("config.yaml", b"a: &a {b: *a}", "config.yaml' is not YAML"),
+        ("config.yaml", b"a: [", "config.yaml' is not YAML"),
+        ("config.yaml", b"output_dir: 5", "config.yaml': output_dir is 5; text is needed"),
+        ("drift.json", b'{"points": [{}]}', "drift.json': points[0] has no 'step'"),
+    ],
+)
+def test_what_is_said(folders, readers, file, content, said):
+    assert any(said in line for line in read_damaged(folders, readers, file, content))
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "events.jsonl"])
+def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, caplog, file):
+    """A power loss: at any byte, with the rest of the block in zeros or not, or a line that was begun after it."""
+    whole = written(file, FILES[file])
+    lines = whole.split(b"\n")
+    path = tmp_path / file
+    for cut in range(len(whole) + 1):
+        for end in (b"", b"\0" * 9, b"\n"):
+            path.write_bytes(whole[:cut] + end)
+            caplog.clear()
+            rows, left = read_jsonl(path), whole[:cut].count(b"\n")
+            is_whole = whole[:cut].split(b"\n")[-1] == lines[left] != b"" and end != b"\0" * 9
+            assert rows == FILES[file][: left + is_whole], (cut, end)
+            begun = whole[:cut].split(b"\n")[-1] != b"" and not is_whole
+            assert [f"{file}: line {left + 1}, the last, is cut off" in caplog.text] == [begun], (cut, end)
+            last = last_line(path, lambda row, at: None)
+            assert last == (rows[-1] if rows else None)
+    path.write_bytes(whole[:-9])
+    log = JsonLines(path, lambda row: True)
+    log.write({"step": 9})
+    assert read_jsonl(path) == [*FILES[file][:-1], {"step": 9}]
+
+
+@pytest.mark.parametrize(
+    "manifest", ["5", "{}", '{"files": []}', '{"resumable": 1, "files": {"a": {"bytes": 1}}}', "\0"]
+)
+def test_a_manifest_of_any_shape(tmp_path, manifest):
+    Path(tmp_path, MANIFEST_FILE).write_text(manifest)
+    assert "cannot be read" in why_unusable(tmp_path)
+
+
+@pytest.mark.parametrize("options", ["[]", "5", "{", "[" * 9999])
+def test_options_of_a_task_that_are_no_object(capsys, monkeypatch, options):
+    monkeypatch.setattr("sys.argv", ["tasks", "show", "reverse_digits", "--options", options])
+    with pytest.raises(SystemExit) as ended:
+        show_tasks()
+    assert ended.value.code == 2 and "--options" in capsys.readouterr().err

@@ -1,0 +1,290 @@
+"""
+Reading the files of a run folder, for training and evaluation alike. Whatever is in a file, what cannot be used is one line
+that names the file and, in a file of lines, the line.
+"""
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import shapes
+from .errors import InputError
+from .shapes import Shape, ShapeError, array, finite, flag, integer, optional, scalar, table, text
+
+
+logger = logging.getLogger(__name__)
+
+CONFIG = table(
+    known={
+        **dict.fromkeys(
+            (
+                "model_name_or_path",
+                "model_revision",
+                "dataset_name",
+                "task",
+                "output_dir",
+                "run_dir",
+                "hub_model_id",
+                "hub_revision",
+            ),
+            optional(text),
+        ),
+        **dict.fromkeys(("task_level", "task_seed"), optional(integer())),
+        "max_completion_length": optional(integer(1)),
+        "temperature": optional(finite(0)),
+        **dict.fromkeys(("task_options", "chat_template_kwargs"), optional(table())),
+        **dict.fromkeys(("hub_private_repo", "hub_push_reference"), optional(flag)),
+        "seed": optional(scalar),
+    }
+)
+ENV = table(
+    known={
+        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit"), optional(text)),
+        "variant": text,
+        "seed": optional(scalar),
+        "base_model": optional(
+            table({"name": text}, {"hub_id": optional(text), "origin": optional(text), "sha256": optional(text)})
+        ),
+        "execution": optional(table(rest=optional(text))),
+        "versions": optional(table(rest=optional(text))),
+        "hardware": optional(table()),
+        **dict.fromkeys(("parameters", "trainable_parameters"), optional(integer(0))),
+    }
+)
+BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
+STEP = integer(0)
+METRICS = table({"step": STEP}, rest=scalar)
+EVENTS = table({"event": text, "step_applied": STEP}, {"step_requested": optional(STEP)})
+SHARE = finite(0, 1)
+INTERVAL = array(optional(shapes.number), length=2)
+
+
+def passk(content: Any, at: str = "") -> None:
+    """The shape of `passk.json`. What only some versions wrote may be missing; what is there fits prompts, samples and k."""
+    settings = {"split": text, "temperature": finite(0), "seed": optional(scalar), "task": optional(text)}
+    table({"k": array(integer(1), least=1), **settings})(content, at)
+    _both_sides(content, at, every_k=True)
+    n, ks = content["n"], content["k"]
+    table(
+        known={
+            **dict.fromkeys(("step", "steps_on_record"), optional(STEP)),
+            "max_new_tokens": optional(integer(1)),
+            "run_id": text,
+            "by": optional(array(lambda part, at: _part(part, at, n, ks))),
+            "checkpoints": optional(array(lambda point, at: _checkpoint(point, at, n, ks))),
+            "others": optional(table(rest=lambda other, at: _both_sides(other, at, every_k=False))),
+        }
+    )(content, at)
+
+
+def _both_sides(content: Any, at: str, every_k: bool) -> None:
+    """Counts of base and trained on the same prompts, and what is made of them."""
+    table({"n": integer(1, 10_000), "prompts": integer(2)})(content, at)
+    n, prompts = content["n"], content["prompts"]
+    table(known={"k": array(integer(1, n), least=1), "task": optional(scalar), "level": optional(integer())})(
+        content, at
+    )
+    counts = table({"correct": array(integer(0, n), length=prompts)})
+    greedy = table(known={"accuracy": SHARE, "interval": INTERVAL, "correct": array(integer(0, 1), length=prompts)})
+    three = array(optional(shapes.number), length=3)
+
+    def side(value, at):
+        counts(value, at)
+        _summary(value, at, content.get("k", []), every_k)
+
+    table(
+        {"base": side, "trained": side},
+        {
+            "prompt_ids": optional(array(text, length=prompts)),
+            "gain": table(rest=three),
+            "greedy": optional(table(known={"base": greedy, "trained": greedy, "gain": three})),
+        },
+    )(content, at)
+
+
+def _summary(value: Any, at: str, ks: list[int], every_k: bool) -> None:
+    """pass@k with its interval, for every k or for those that are there; mean length and share of samples that were cut."""
+    pairs = [(f"pass@{k}", f"interval@{k}") for k in ks if every_k or f"pass@{k}" in value]
+    table({**{one: SHARE for one, _ in pairs}, **{other: INTERVAL for _, other in pairs}})(value, at)
+    table(known={"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
+
+
+def _part(value: Any, at: str, n: int, ks: list[int]) -> None:
+    table({"task": optional(scalar), "level": optional(integer()), "prompts": integer(1)})(value, at)
+    table(dict.fromkeys(("base", "trained"), table(known={"correct": array(integer(0, n), length=value["prompts"])})))(
+        value, at
+    )
+    for side in ("base", "trained"):
+        _summary(value[side], f"{at}.{side}", ks, every_k=False)
+
+
+def _checkpoint(value: Any, at: str, n: int, ks: list[int]) -> None:
+    table({"step": STEP}, {"correct": array(integer(0, n), least=2)})(value, at)
+    _summary(value, at, ks, every_k=False)
+
+
+DRIFT_VALUES = dict.fromkeys(("token_agreement", "entropy", "base_entropy", "mean_tokens"), optional(finite()))
+DRIFT = table(
+    {
+        "points": array(
+            table(
+                {"step": optional(STEP), "kl_to_base": finite()},
+                {**DRIFT_VALUES, "interval": optional(INTERVAL)},
+            )
+        )
+    },
+    {"run_id": text},
+)
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """
+    The text of a file, UTF-8.
+
+    Raises:
+        InputError: If it cannot be read, or is no text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"'{path}' is no text ({error.reason} at byte {error.start}); write it again") from error
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be read ({error.strerror or error})") from error
+
+
+def parse_json(content: str) -> Any:
+    """
+    A JSON value.
+
+    Raises:
+        `ValueError`: It is not JSON, or deeper or longer than can be read.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: str | os.PathLike, shape: Shape = table()) -> Any:  # noqa: B008
+    """
+    A JSON file, by default one object.
+
+    Raises:
+        InputError: If it is not JSON, or not of the shape.
+    """
+    content = read_text(path)
+    try:
+        content = parse_json(content)
+    except ValueError as error:
+        raise InputError(f"'{path}' is not JSON ({error}); write it again") from error
+    return _checked(content, shape, f"'{path}'")
+
+
+def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
+    """
+    A YAML file, by default a recipe.
+
+    Raises:
+        InputError: If it is not YAML, or no mapping of the shape.
+    """
+    content = read_text(path)
+    try:
+        content = yaml.safe_load(content)
+        json.dumps(content, default=str, skipkeys=True)  # an anchor may hold itself
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise InputError(f"'{path}' is not YAML ({error or 'it is nested too deeply'}); write it again") from error
+    if not isinstance(content, dict):
+        raise InputError(f"'{path}' holds a {type(content).__name__}; it must be a flat mapping of recipe keys")
+    return _checked(content, shape, f"'{path}'")
+
+
+def _checked(content: Any, shape: Shape, where: str) -> Any:
+    try:
+        shape(content, "")
+    except ShapeError as error:
+        raise InputError(f"{where}: {error}; write it again") from error
+    return content
+
+
+def read_jsonl(
+    path: str | os.PathLike,
+    shape: Shape = table(),  # noqa: B008
+    unique: str | None = None,
+    growing: bool = False,
+) -> list[dict[str, Any]]:
+    """
+    The objects of a file of one a line; a missing file is empty. A last line that is cut off, as a run that is being written
+    or a power loss leaves it, is left out with a warning.
+
+    Args:
+        path (`str` or `os.PathLike`):
+            The file.
+        shape (`Shape`, *optional*):
+            What every line must be.
+        unique (`str`, *optional*):
+            A key of which no two lines may have the same value.
+        growing (`bool`, *optional*, defaults to `False`):
+            The file is being written, so that half a line at its end is no reason for a warning.
+
+    Raises:
+        InputError: Any other line is not JSON or not of the shape.
+    """
+    if not Path(path).exists():
+        return []
+    lines = read_text(path).split("\n")
+    last = max((place for place, line in enumerate(lines, start=1) if line.strip(BLANK)), default=0)
+    rows, seen = [], {}
+    for place, line in enumerate(lines[:last], start=1):
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            if place == last and _is_cut(line, whole=place < len(lines)):
+                if not growing:
+                    logger.warning("%s: line %d, the last, is cut off and left out.", path, place)
+                break
+            raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
+        _checked_line(row, shape, path, place)
+        if unique is not None and seen.setdefault(row[unique], place) != place:
+            raise InputError(
+                f"'{path}' line {place}: {unique} {row[unique]} stands in line {seen[row[unique]]} already; remove one of them"
+            )
+        rows.append(row)
+    return rows
+
+
+def _is_cut(line: str, whole: bool) -> bool:
+    """Whether the last line of a file, which is not JSON, is the beginning of an object, or was not ended."""
+    return not whole or line.strip(BLANK).startswith("{")
+
+
+def _checked_line(row: Any, shape: Shape, path: str | os.PathLike, place: int) -> None:
+    try:
+        shape(row, "")
+    except ShapeError as error:
+        raise InputError(f"'{path}' line {place}: {error}; remove the line") from error
+
+
+def last_line(path: str | os.PathLike, shape: Shape = METRICS) -> dict[str, Any] | None:
+    """
+    The last whole line of such a file, the others unread; `None` if there is none.
+
+    Raises:
+        InputError: As [`read_jsonl`].
+    """
+    if not Path(path).exists():
+        return None
+    lines = [(place, line) for place, line in enumerate(read_text(path).split("\n"), start=1) if line.strip(BLANK)]
+    for place, line in lines[-1:-3:-1]:
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            if place == lines[-1][0]:
+                continue
+            raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
+        _checked_line(row, shape, path, place)
+        return row
+    return None
