@@ -159,8 +159,6 @@ LIVE = {"beta": 3.0, "beta_old": 0.5, "beta_base": 0.5, "kl_estimator": "k2", "e
 LIVE |= {
     "ref_reset_mix": 0.5,
     "optimizer_reset": "hard",
-    "ref_reset_every": 3,
-    "loss_type": "grpo",
     "temperature": 0.5,
 }
 LIVE |= {"scale_rewards": "none", "advantage_estimator": "raw", "loss_mode": "no_ratio", "max_completion_length": 3}

@@ -13,7 +13,7 @@ from datasets import Dataset
 from trl import ModelConfig, TrlParser
 
 from trl_prorl import ProRLConfig, train
-from trl_prorl.train import TaskArguments, task_reward
+from trl_prorl.train import TaskArguments, check_folder, task_reward
 
 
 ROOT = Path(__file__).parent.parent
@@ -202,6 +202,34 @@ def test_a_finished_run_is_not_trained_a_second_time(forks, tmp_path, tiny_model
     assert status == 0 and f"the run in {out} is finished: checkpoint-3 is its last step" in written
     assert (out / "adapter_model.safetensors").read_bytes() == weights
     assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+
+
+def test_a_resume_from_another_working_directory_is_the_same_run(forks, tmp_path, tiny_model):
+    (tmp_path / "here").mkdir(), (tmp_path / "there").mkdir()
+    recipe = ROOT / "recipes" / "grpo_variantA.py"
+    arguments = ["--model_name_or_path", tiny_model, *SMALL, "--save_strategy", "steps", "--save_steps", "2"]
+    out = tmp_path / "here" / "run"
+    status, written = forks.run(recipe, *arguments, "--output_dir", "run", cwd=tmp_path / "here")
+    assert status == 0, written[-2000:]
+    whole = (out / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(out / "checkpoint-3")
+    for name in ("adapter_model.safetensors", "prorl_run.json"):
+        (out / name).unlink()
+    again = [*arguments, "--output_dir", "../here/run", "--resume_from_checkpoint", "True"]
+    status, written = forks.run(recipe, *again, cwd=tmp_path / "there")
+    assert status == 0, written[-2000:]
+    assert (out / "adapter_model.safetensors").read_bytes() == whole and not list((tmp_path / "there").iterdir())
+    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("key", ["output_dir", "run_dir"])
+def test_a_read_only_folder_is_told_before_a_model_is_loaded(tmp_path, monkeypatch, key):
+    (tmp_path / "disk").mkdir()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "disk" and real(path, mode))
+    folders = {"output_dir": str(tmp_path / "out"), key: str(tmp_path / "disk" / "deep" / "run")}
+    with pytest.raises(ValueError, match=f"deep/run' cannot be written: {tmp_path}/disk is read-only"):
+        check_folder(ProRLConfig(use_cpu=True, bf16=False, **folders), ())
 
 
 def test_the_tools_of_prolonged_training_in_one_recipe(forks, tmp_path, tiny_model):

@@ -10,6 +10,7 @@ if __name__ == "__main__":  # first, so that help and complaints come before wha
     raise SystemExit(main())
 
 import json
+import os
 import pickle
 import re
 import sys
@@ -312,6 +313,11 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     for folder in folders:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"output_dir={str(folder)!r} is a file: name a folder, or one that does not exist yet.")
+        there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise ValueError(
+                f"output_dir or run_dir {str(folder)!r} cannot be written: {there} is read-only for this user. Choose another."
+            )
     check_free(*folders)
     record = Path(args.run_dir or args.output_dir) / METRICS_FILE
     begun = record.exists() and record.stat().st_size > 0
