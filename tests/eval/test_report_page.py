@@ -65,7 +65,7 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
                 checkpoints=[point(step, 0.2 + step / 200) for step in (20, 40, 60)],
                 greedy={side: {"accuracy": 0.5} for side in ("base", "trained")},
                 by=[
-                    {"task": "add", "level": level, "prompts": 8, "base": point(0, 0.2), "trained": point(0, 0.5)}
+                    {"task": "add", "level": level, "prompts": 16, "base": point(0, 0.2), "trained": point(0, 0.5)}
                     for level in (1, 2)
                 ],
                 others={
