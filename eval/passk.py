@@ -364,9 +364,11 @@ def main(argv=None) -> None:
     for run_dir in args.run:
         check_run_settings(run_dir, args)
     evaluations = [(run_dir, held_outs(run_dir, args)) for run_dir in args.run]
+    earlier = [
+        earlier_of(its[0], args) for _, its in evaluations
+    ]  # refused before a neighbour's samples are taken over
     for _, of_run in evaluations:
         print(announcement(of_run, args), flush=True)
-    earlier = [earlier_of(its[0], args) for _, its in evaluations]
     for (run_dir, its), before in zip(evaluations, earlier, strict=True):
         result = evaluate_run(its, args, before)
         write_json(run_dir / PASSK_FILE, result)

@@ -30,7 +30,7 @@ def test_report_from_a_quoted_glob(demo, capsys):
     plain = next(line for line in lines if line.startswith("| plain | plain"))
     assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
     assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A | A |"))
-    assert "B reaches 100 % (n/a) of A's, over prompts only." in text
+    assert "B reaches 100 % (n/a) of A's, too few prompts for an interval." in text
     assert f"Run `python -m eval.passk --run {demo / 'plain'}`" in text
     assert text.count("n/a: fewer than 20 prompts give no interval") == 1
     for heading in ("## What each arm is", "## How to reproduce", "## Caveats"):
