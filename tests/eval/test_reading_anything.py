@@ -231,6 +231,7 @@ def test_no_content_of_a_file_ends_in_a_traceback_at_length(folders, readers, da
         ("metrics.jsonl", b'{"step": 1}\n{"step": 2, "re\n{"step": 3}\n', "metrics.jsonl' line 2 is not JSON"),
         ("metrics.jsonl", b'{"step": 1}\n{"step": 1}\n', "metrics.jsonl' line 2: step 1 stands in line 1 already"),
         ("metrics.jsonl", b'{"step": 1, "reward": [1]}\n', "line 1: reward is a list; a number or text is needed"),
+        ("metrics.jsonl", b'{"step": 1, "reward": 1%s}\n' % (b"0" * 400), "line 1: reward is 1000"),
         ("events.jsonl", b'{"event": "reset"}\n', "events.jsonl' line 1: it has no 'step_applied'"),
         ("config.yaml", b"a: &a {b: *a}", "config.yaml' is not YAML"),
         ("config.yaml", b"a: [", "config.yaml' is not YAML"),
