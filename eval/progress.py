@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 
 QUARTERS = 4
+SHORT = 10.0  # seconds; work that is done sooner needs no lines
 
 
 class _Lines:
@@ -24,6 +25,8 @@ class _Lines:
         if quarter > self._told:
             self._told = quarter
             seconds = time.monotonic() - self._began
+            if seconds < SHORT:
+                return
             left = seconds * (self.total - self.done) / self.done
             print(
                 f"{self.description}: {self.done} of {self.total} samples in {clock(seconds)}"

@@ -90,7 +90,8 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     assert os.listdir(tmp_path) == ["checkpoint-4"]
 
 
-def test_sizes_alone_do_not_see_what_hashes_see(tmp_path):
+def test_sizes_alone_do_not_see_what_hashes_see(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_module, "SMALL", 0)
     checkpoint = write(tmp_path, 2)
     (checkpoint / "weights").write_text("v" * 10)
     assert why_unusable(checkpoint, content=False) is None and "damaged" in why_unusable(checkpoint)

@@ -82,7 +82,8 @@ def test_an_error_is_told_as_text(tmp_path):
     assert done.returncode == 2 and "\x1b" not in done.stderr and r"\x1b[31mx" in done.stderr
 
 
-def test_progress_in_a_log_file_is_a_line_at_every_quarter(capsys):
+def test_progress_in_a_log_file_is_a_line_at_every_quarter(capsys, monkeypatch):
+    monkeypatch.setattr("eval.progress.SHORT", 0.0)
     with progress(40, "runs/A: trained") as bar:
         for _ in range(10):
             bar.update(4)

@@ -93,7 +93,8 @@ def test_every_row_is_its_own_tasks(mixture):
     assert [reward == 1.0 for reward in rewards] == verdicts and not all(verdicts)
     sorting = get_task("sorting", reward="distance", level=1)
     row = next(row for row in rows if row["task"] == "sorting")
-    near = " ".join(row["answer"].split()[::-1])
+    first, *rest = row["answer"].split()
+    near = " ".join([first, *reversed(rest)])
     assert mixture.reward(near, row) == sorting.reward(near, row)
     assert 0 < mixture.reward(near, row) < 1
 
