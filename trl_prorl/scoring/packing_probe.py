@@ -46,7 +46,7 @@ def probe(
     """
     device = next(model.parameters()).device
     name = type(model).__name__
-    with torch.no_grad(), torch.random.fork_rng(devices=_gpu(device)), _evaluating(model):
+    with torch.no_grad(), torch.random.fork_rng(devices=on_gpu(device)), evaluating(model):
         try:
             ids, mask, keep = unequal_rows(vocabulary)
             ids, mask = ids.to(device), mask.to(device)
@@ -117,12 +117,12 @@ def _rounding_of_angles(position: int) -> float:
     return position * torch.finfo(torch.float32).eps / 2
 
 
-def _gpu(device: torch.device) -> list[torch.device]:
+def on_gpu(device: torch.device) -> list[torch.device]:
     return [device] if device.type == "cuda" else []
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Every module in evaluation mode, and afterwards each in the mode it had."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -1,0 +1,142 @@
+"""Sampling without waste: a prompt is computed once for all its completions, and a completion that has ended is dropped.
+
+Transformers' `generate` computes a prompt once for every completion, and keeps a completion that has ended in the batch, as
+padding, until the longest one ends. [`compact_sample`] is a decoding loop for its argument `custom_generate`: `generate`
+prepares logits processors, stopping criteria and the cache as it does for its own loop, so that every setting of a generation
+means here what it means there.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from .draw import draw
+from .growing_cache import select_rows
+
+
+# Rows are dropped once this share of the batch has ended, because dropping them copies the rest of the cache.
+DROPPED_SHARE = 0.125
+
+
+class Samples(NamedTuple):
+    """
+    Attributes:
+        ids (`torch.LongTensor` of shape `(R, P + T)`):
+            Prompts and completions, with padding after the end of a completion.
+        logps (`torch.Tensor` of shape `(R, T)`, *optional*):
+            Log-probabilities of the completions' tokens, before top-k and its like; 0 at padding.
+    """
+
+    ids: torch.Tensor
+    logps: torch.Tensor | None
+
+
+def compact_sample(
+    model,
+    input_ids: torch.Tensor,
+    logits_processor,
+    stopping_criteria,
+    generation_config,
+    copies: torch.Tensor,
+    temperature: float | None = None,
+    **model_kwargs,
+) -> Samples:
+    """
+    A decoding loop for `generate(..., custom_generate=compact_sample, copies=copies)`, greedy or sampling.
+
+    Args:
+        model ([`~transformers.GenerationMixin`]):
+            A decoder of text.
+        input_ids (`torch.LongTensor` of shape `(P, W)`):
+            Prompts that differ, padded on the left.
+        logits_processor ([`~transformers.LogitsProcessorList`]), stopping_criteria ([`~transformers.StoppingCriteriaList`]):
+            As `generate` prepares them. They are given the rows that have not ended, with their prompts.
+        generation_config ([`~transformers.GenerationConfig`]):
+            As `generate` prepares it.
+        copies (`torch.LongTensor` of shape `(R,)`):
+            For every completion the index of its prompt.
+        temperature (`float`, *optional*):
+            Also give the log-probabilities at this temperature.
+        model_kwargs:
+            Of the model's forward, as `generate` prepares them.
+
+    Returns:
+        [`Samples`], in the order of `copies`.
+    """
+    inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
+    outputs = model(**inputs, return_dict=True)
+    model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+    logits = outputs.logits[:, -1].float()[copies]
+    ids, model_kwargs = _select(input_ids, model_kwargs, copies)
+
+    pad = generation_config._pad_token_tensor
+    logps = None if temperature is None else logits.new_empty((len(ids), 0))
+    rows = torch.arange(len(ids), device=ids.device)
+    alive = torch.ones_like(rows, dtype=torch.bool)
+    ended: list[tuple[torch.Tensor, Samples]] = []
+    while True:
+        scores = logits_processor(ids, logits.clone() if logps is not None else logits)
+        tokens = draw(scores.softmax(dim=-1)) if generation_config.do_sample else scores.argmax(dim=-1)
+        if logps is not None:
+            of_tokens = (logits / temperature).log_softmax(dim=-1).gather(1, tokens[:, None])
+            logps = torch.cat([logps, of_tokens.where(alive[:, None], 0.0)], dim=1)
+        tokens = tokens if pad is None else torch.where(alive, tokens, pad)
+        ids = torch.cat([ids, tokens[:, None]], dim=1)
+        alive = alive & ~stopping_criteria(ids, None)
+        left = int(alive.sum())
+        if left == 0:
+            ended.append((rows, Samples(ids, logps)))
+            return _together(ended, input_ids.shape[1], 0 if pad is None else pad)
+        if len(rows) - left >= DROPPED_SHARE * len(rows):
+            over, kept = (~alive).nonzero().squeeze(1), alive.nonzero().squeeze(1)
+            ended.append((rows[over], Samples(ids[over], None if logps is None else logps[over])))
+            ids, model_kwargs = _select(ids, model_kwargs, kept)
+            rows, alive, logps = rows[kept], alive[kept], None if logps is None else logps[kept]
+        inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
+        outputs = model(**inputs, return_dict=True)
+        model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+        logits = outputs.logits[:, -1].float()
+
+
+def _select(ids: torch.Tensor, model_kwargs: dict, rows: torch.Tensor) -> tuple[torch.Tensor, dict]:
+    """Some rows of a batch: ids, arguments of the forward and, in place, the cache."""
+    select_rows(model_kwargs["past_key_values"], rows)
+    of_rows = {
+        name: value[rows] if isinstance(value, torch.Tensor) and value.dim() and len(value) == len(ids) else value
+        for name, value in model_kwargs.items()
+    }
+    return ids[rows], of_rows
+
+
+def _together(ended: list[tuple[torch.Tensor, Samples]], width: int, pad) -> Samples:
+    """The rows that ended at several times, in their first order and padded to the longest."""
+    rows, longest = torch.cat([rows for rows, _ in ended]), max(part.ids.shape[1] for _, part in ended)
+    first = ended[0][1]
+    ids = first.ids.new_full((len(rows), longest), int(pad))
+    logps = None if first.logps is None else first.logps.new_zeros((len(rows), longest - width))
+    for of_rows, part in ended:
+        ids[of_rows, : part.ids.shape[1]] = part.ids
+        if logps is not None:
+            logps[of_rows, : part.logps.shape[1]] = part.logps
+    return Samples(ids, logps)
+
+
+def distinct(prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The prompts that differ, in the order of their first occurrence, and for every prompt the index of its like."""
+    places: dict[tuple[int, ...], int] = {}
+    copies = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
+    return [list(prompt) for prompt in places], copies
+
+
+def padded_left(prompts: list[list[int]], pad: int, multiple: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask of shape `(P, W)`."""
+    width = max(map(len, prompts))
+    width += -width % (multiple or 1)
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+def until_end(ids: list[int], ends: set[int]) -> list[int]:
+    """Tokens up to the first that ends a completion, which is one of them."""
+    return next((ids[: place + 1] for place, token in enumerate(ids) if token in ends), ids)

@@ -1,0 +1,181 @@
+"""Which way rollouts are sampled: by transformers' `generate`, or compactly (compact.py), from the policy or a merged copy of it."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation import GenerationMode
+
+from .compact import compact_sample, distinct, padded_left, until_end
+from .merged_copy import MergedCopy, why_not_merged
+
+
+# Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6. In bf16 the
+# weights round by up to 0.4 %; of the mismatch between vLLM and trainers in bf16, 0.01 to 0.02 are reported as harmless.
+MERGED_BOUND = 0.05
+# Settings of a generation that do more than choose among one distribution, token by token, or keep state beside the cache.
+PLAIN = {
+    "cache_implementation": (None, "dynamic"),
+    "guidance_scale": (None, 1, 1.0),
+    "num_return_sequences": (None, 1),
+    "prefill_chunk_size": (None,),
+    "token_healing": (None, False),
+    "use_cache": (None, True),
+    "watermarking_config": (None,),
+}
+
+logger = logging.getLogger(__name__)
+
+
+def choose_generation(
+    asked: str, config: GenerationConfig | None, objections: dict[str, bool], probed: Callable[[], str | None]
+) -> str:
+    """
+    Whether a run samples compactly.
+
+    Args:
+        asked (`str`):
+            `compact_generation`.
+        config ([`~transformers.GenerationConfig`], *optional*):
+            Of the rollouts; another engine has none.
+        objections (`dict[str, bool]`):
+            Reasons against it that lie outside the model, and whether each holds; the first that does is given.
+        probed (`Callable`):
+            Tries it on the model: why it is not possible, or `None`.
+
+    Returns:
+        `str`: `"on"`, or `"off"` with the reason why not.
+
+    Raises:
+        `ValueError`: it is asked for and not possible.
+    """
+    if asked == "off":
+        return "off"
+    reason = next((text for text, holds in objections.items() if holds), None)
+    reason = reason or why_not_compact(config) or probed()
+    if reason is None:
+        return "on"
+    if asked == "on":
+        raise ValueError(
+            f"compact_generation='on' is not possible: {reason} Set compact_generation: \"off\", or auto to fall back."
+        )
+    logger.warning("compact_generation='auto' falls back to generate: %s", reason)
+    return f"off: {reason}"
+
+
+def why_not_compact(config: GenerationConfig) -> str | None:
+    """Why a generation with these settings cannot be compact, in one sentence, or `None`."""
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
+        return f"generation_kwargs ask for {mode.value.replace('_', ' ')}, which keeps rows together."
+    for key, plain in PLAIN.items():
+        if (value := getattr(config, key, None)) not in plain:
+            return f"{key}={value!r} needs transformers' own loop."
+    return None
+
+
+class CompactGeneration:
+    """
+    Samples completions of prompts, from a merged copy of the policy where there can be one.
+
+    Args:
+        policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+            The policy.
+        temperature (`float`):
+            Of sampling.
+
+    Attributes:
+        merged (`str`):
+            `"on"`, or `"off"` with the reason why the policy itself is sampled.
+        bytes (`int`):
+            Memory of the copy.
+    """
+
+    def __init__(self, policy: torch.nn.Module, temperature: float):
+        reason = why_not_merged(policy)
+        self.copy = MergedCopy(policy) if reason is None else None
+        self.merged = "on" if reason is None else f"off: {reason}"
+        # Rounding of a copy in fp32 is that of any other order of additions: nothing to measure.
+        rounds = any(param.dtype != torch.float32 for param in policy.parameters() if param.is_floating_point())
+        self._temperature = temperature if self.copy is not None and rounds else None
+
+    @property
+    def bytes(self) -> int:
+        return self.copy.bytes if self.copy is not None else 0
+
+    @torch.no_grad()
+    def sample(
+        self, model, prompts: list[list[int]], config: GenerationConfig, ends: list[int], multiple: int | None = None
+    ) -> tuple[list[list[int]], list[list[float]] | None]:
+        """
+        One completion of each prompt; equal prompts are computed once.
+
+        Args:
+            model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
+                The policy, unwrapped, ready to generate.
+            prompts (`list[list[int]]`):
+                Token ids.
+            config ([`~transformers.GenerationConfig`]):
+                Of the rollouts.
+            ends (`list[int]`):
+                Tokens that end a completion.
+            multiple (`int`, *optional*):
+                Prompts are padded to a multiple of this.
+
+        Returns:
+            `list[list[int]]`: token ids, the end included where it was reached; and their log-probabilities under the merged
+            copy, if it rounds otherwise than the policy.
+        """
+        different, copies = distinct(prompts)
+        device = next(model.parameters()).device
+        ids, mask = (part.to(device) for part in padded_left(different, config.pad_token_id, multiple))
+        if self.copy is not None:
+            self.copy.refresh()
+            self.copy.model.generation_config = model.generation_config
+            self.copy.model.train(model.training)
+            model = self.copy.model
+        drawn = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=config,
+            custom_generate=compact_sample,
+            copies=torch.tensor(copies, device=device),
+            temperature=self._temperature,
+        )
+        completions = [until_end(row, set(ends)) for row in drawn.ids[:, ids.shape[1] :].tolist()]
+        if drawn.logps is None:
+            return completions, None
+        logps = drawn.logps.tolist()
+        return completions, [row[: len(ids)] for row, ids in zip(logps, completions, strict=True)]
+
+    def observe(self, difference: float | None) -> dict | None:
+        """
+        Go on with the policy itself where the copy is too far from it.
+
+        Args:
+            difference (`float`, *optional*):
+                Mean |Δ log-probability| between the copy and the policy, in nats a token.
+
+        Returns:
+            `dict`: the event, if so.
+        """
+        if self.copy is None or difference is None or difference <= MERGED_BOUND:
+            return None
+        self._unmerge(f"the copy was {difference:.2g} nats a token off the policy")
+        return {"event": "unmerged_generation", "value": difference, "threshold": MERGED_BOUND}
+
+    def _unmerge(self, reason: str) -> None:
+        self.copy, self._temperature, self.merged = None, None, f"off: {reason}"
+
+    # ------------------------------------------------------------------------------- as a part, see parts.py
+
+    def begin(self) -> None:
+        pass
+
+    def state_dict(self) -> dict:
+        return {"merged": self.merged}
+
+    def load_state_dict(self, state: dict, changed=()) -> None:
+        if self.copy is not None and state["merged"] != "on":
+            self._unmerge(state["merged"].partition(": ")[2])
