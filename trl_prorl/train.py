@@ -15,7 +15,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
@@ -29,10 +29,11 @@ from trl.rewards import get_soft_overlong_punishment
 from .config import ProRLConfig
 from .embedded.shipped import EMBEDDED, embedded_model, is_embedded
 from .errors import RunError
-from .launch.checks import check_pack_limit, check_rows, check_used
+from .launch.checks import check_pack_limit, check_rows
 from .launch.command_line import first_look
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, what_is_kept
 from .launch.recipe import RecipeParser
+from .needs import TASK_NEEDS, check_used
 from .own_packages import tasks
 from .quiet import quiet_warnings, show_kernel_hint
 from .rollout.length import cosine_length_reward, target_length_reward
@@ -97,31 +98,24 @@ class TaskArguments(ScriptArguments):
             Tokens that remain for it.
     """
 
-    task: str = field(default="reverse_digits", metadata={"help": "Name of a task, see `python -m tasks list`."})
-    task_level: int | None = field(default=None, metadata={"help": "Difficulty. None: the task's own default."})
-    task_options: dict | str | None = field(
-        default=None, metadata={"help": "Further options of the task, on the command line as JSON."}
-    )
-    task_seed: int = field(default=0, metadata={"help": "Which rows are drawn."})
-    train_rows: int | None = field(default=None, metadata={"help": "Training prompts. None: all of a dataset."})
-    eval_rows: int = field(default=64, metadata={"help": "Validation prompts."})
+    task: str = "reverse_digits"
+    task_level: int | None = None
+    task_options: dict | str | None = None
+    task_seed: int = 0
+    train_rows: int | None = None
+    eval_rows: int = 64
 
-    length_reward: str | None = field(
-        default=None, metadata={"help": "Reward for the length of completions: cosine, target or overlong."}
-    )
-    length_least: float = field(default=-1.0, metadata={"help": "cosine: what the longest completion gets."})
-    length_on: int = field(default=1, metadata={"help": "cosine: optimizer steps that it is on."})
-    length_off: int = field(default=0, metadata={"help": "cosine: optimizer steps that it is off."})
-    length_target: int | None = field(default=None, metadata={"help": "target: the length that is wanted."})
-    length_cost: float = field(default=0.0003, metadata={"help": "target: what each token off it costs."})
-    length_margin: int | None = field(
-        default=None, metadata={"help": "overlong: last tokens of max_completion_length that are punished."}
-    )
-    thinking_budget: int | None = field(
-        default=None, metadata={"help": "Tokens after which a completion is asked for its answer."}
-    )
-    thinking_text: str = field(default="\n\nFinal answer: ", metadata={"help": "What asks for it."})
-    thinking_answer_tokens: int = field(default=32, metadata={"help": "Tokens that remain for the answer."})
+    length_reward: str | None = None
+    length_least: float = -1.0
+    length_on: int = 1
+    length_off: int = 0
+    length_target: int | None = None
+    length_cost: float = 0.0003
+    length_margin: int | None = None
+
+    thinking_budget: int | None = None
+    thinking_text: str = "\n\nFinal answer: "
+    thinking_answer_tokens: int = 32
 
     def __post_init__(self):
         for name in ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"):
@@ -135,17 +129,7 @@ class TaskArguments(ScriptArguments):
         for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
             if self.length_reward == key and getattr(self, needed) is None:
                 raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
-        cosine, target, overlong = ((self.length_reward == kind, f"length_reward: {kind}") for kind in LENGTH_REWARDS)
-        thinking = (self.thinking_budget is not None, "thinking_budget")
-        check_used(
-            self,
-            {
-                **dict.fromkeys(("length_least", "length_on", "length_off"), cosine),
-                **dict.fromkeys(("length_target", "length_cost"), target),
-                "length_margin": overlong,
-                **dict.fromkeys(("thinking_text", "thinking_answer_tokens"), thinking),
-            },
-        )
+        check_used(self, TASK_NEEDS)
         for name in ("length_on", "length_target", "length_margin", "thinking_budget", "thinking_answer_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")

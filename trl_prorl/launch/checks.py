@@ -1,6 +1,6 @@
-"""Is there something to train on, and is every value looked at? Asked before a model is loaded."""
+"""Is there something to train on, and does it fit? Asked before a model is loaded."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -105,22 +105,3 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], li
             for start in range(0, len(prompts), 1000):
                 lengths += map(len, tokenize(prompts[start : start + 1000]))
             check_pack_limit(args.pack_max_tokens, lengths, args.max_completion_length, which)
-
-
-def check_used(configuration: Any, needs: Mapping[str, tuple[bool, str]]) -> None:
-    """
-    Refuse a value that nothing would ever look at.
-
-    Args:
-        configuration (dataclass instance):
-            Whose fields are asked for.
-        needs (`Mapping[str, tuple[bool, str]]`):
-            By field, whether what it needs is there, and what that is.
-
-    Raises:
-        `ValueError`: naming the first field that is not at its default though nothing uses it.
-    """
-    for name, (is_there, what) in needs.items():
-        value = getattr(configuration, name)
-        if value != configuration.__dataclass_fields__[name].default and not is_there:
-            raise ValueError(f"{name}={value!r} has no effect without {what}. Set that, or leave {name} out.")

@@ -38,6 +38,5 @@ class RecipeParser(TrlParser):
             types_by_name = typing.get_type_hints(dataclass_type)
             for field in dataclasses.fields(dataclass_type):
                 if field.init:
-                    hint = types_by_name[field.name]
-                    found[field.name] = recipe_hint(field.name, hint, field.metadata.get("choices", ()))
+                    found[field.name] = recipe_hint(field.name, types_by_name[field.name])
         return found

@@ -32,6 +32,10 @@ RENAMED = {
 }
 
 
+# Keys of text that a recipe may write as a bare on, off or true, which YAML reads as true or false.
+BARE = ("pack_groups", "resume_from_checkpoint")
+
+
 class UniqueKeys(yaml.SafeLoader):
     """YAML in which a key that stands twice is an error: of two values one would be lost in silence."""
 
@@ -156,9 +160,9 @@ def _read(path: Path, said: str) -> dict[str, Any]:
     return recipe
 
 
-def recipe_hint(name: str, hint: Any, choices: Collection = ()) -> Any:
-    """The type of a key as a recipe may spell it: YAML takes a bare on or off for true or false."""
-    return hint | bool if "on" in choices or name == "resume_from_checkpoint" else hint
+def recipe_hint(name: str, hint: Any) -> Any:
+    """The type of a key as a recipe may spell it."""
+    return hint | bool if name in BARE else hint
 
 
 def check_recipe_runs_no_code(path: str | Path, recipe: dict[str, Any]) -> None:
