@@ -117,6 +117,7 @@ def test_the_record_of_a_run_tells_which_keys_have_an_effect(key, keys):
         "ref_reset_stall": 0,
         "beta_base": 0.0,
     }
+    off |= {"beta": 0.1, "ref_reset_every": 9, "eval_strategy": "steps"}  # what none of them needs
     assert not need.is_met(off.get)
 
 
