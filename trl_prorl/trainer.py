@@ -7,6 +7,7 @@ TRL's own methods compute everything, and this class only watches.
 
 import logging
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import add_fused_lm_head, split_tensor_dict
 
 from .adapters.mixin import AdapterMixin
-from .errors import EvaluationError
+from .errors import EvaluationError, RewardError
 from .hub.mixin import HubMixin
 from .launch.checks import check_prompts_fit
 from .launch.plan import Plan
@@ -476,11 +477,14 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     # ---------------------------------------------------------------------------------- beside the steps
 
     def evaluate(self, *args, **kwargs):
-        if self.args.is_trl and not self.resets.possible:
-            return super().evaluate(*args, **kwargs)
         # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
-        with torch.random.fork_rng():
-            return super().evaluate(*args, **kwargs)
+        is_trl = self.args.is_trl and not self.resets.possible
+        with nullcontext() if is_trl else torch.random.fork_rng():
+            try:
+                return super().evaluate(*args, **kwargs)
+            except RewardError as error:
+                # The frames that matter are those of its cause, which it keeps.
+                raise error.with_traceback(None)  # noqa: B904
 
     def _evaluate(self, *args, **kwargs):
         timer = StageTimer(self.accelerator.device)

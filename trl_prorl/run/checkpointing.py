@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers.trainer_utils import rotate_checkpoints
 
-from ..errors import CheckpointError, RunError
+from ..errors import CheckpointError, RewardError, RunError
 from ..quiet import without_warning
 from .checkpoint import WholeCheckpoint, is_failed_write, save_failed
 from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
@@ -71,7 +71,11 @@ class CheckpointMixin:
                 allowed = self.args.allow_config_change
                 check_record(self.run_dir)
                 self._resume = Resume.find(resume_from_checkpoint, self.args.output_dir, identity, allowed)
-            return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
+            try:
+                return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
+            except RewardError as error:
+                # The frames that matter are those of its cause, which it keeps.
+                raise error.with_traceback(None)  # noqa: B904
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
