@@ -54,15 +54,16 @@ class CheckpointMixin:
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
-        As [`~transformers.Trainer.train`]. A resume continues the run exactly, from the middle of a generation batch too.
+        As [`~transformers.Trainer.train`]. A resume continues the run exactly, even from the middle of a generation
+        batch.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 A checkpoint, or `True` for the newest complete one in `output_dir`.
 
         Raises:
-            `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`), or another
-            process trains into `output_dir` or `run_dir`.
+            `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`), or
+            another process trains into `output_dir` or `run_dir`.
         """
         with self.folders_held():
             self._resume = None
@@ -105,9 +106,8 @@ class CheckpointMixin:
             best = best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
         with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
             done = super()._init_training_state(max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial)
-        self.state.compute_steps(
-            self.args, max_steps
-        )  # a checkpoint's logging_steps, eval_steps, save_steps are its own
+        # A checkpoint brings its own logging_steps, eval_steps and save_steps.
+        self.state.compute_steps(self.args, max_steps)
         if best is not None:
             self.state.best_model_checkpoint = str(best)
         return done
@@ -168,7 +168,7 @@ class CheckpointMixin:
             rotate_checkpoints(str(run_dir), limit, best, use_mtime=True)
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
-        """What the run needs beyond TRL's checkpoint."""
+        """Write what the run needs beyond TRL's checkpoint."""
         folder = checkpoint.aside
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
             save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)
