@@ -91,8 +91,8 @@ def entries(docstring: str) -> dict[str, Entry]:
 
     Args:
         docstring (`str`):
-            With a section `Args:` or `Parameters:`, whose entries are indented by four and their descriptions by eight;
-            lines that begin with `>` are headings.
+            With a section `Args:` or `Parameters:`, whose entries are indented by four and their descriptions by
+            eight; lines that begin with `>` are headings.
     """
     lines = iter(docstring.expandtabs().splitlines())
     margin = next(len(line) - len(line.lstrip()) for line in lines if line.strip() in SECTIONS)
@@ -222,9 +222,9 @@ def make_page() -> str:
         "- [metrics.jsonl](#metricsjsonl)",
         "- [events.jsonl](#eventsjsonl)",
         "",
-        "A recipe holds these keys, those of TRL's `ModelConfig` (`model_name_or_path`, `dtype`, `use_peft`, `lora_r`, …), "
-        "and nothing else: an unknown key is an error that names the nearest. On the command line each is `--key value`, "
-        "which wins over the recipe.",
+        "A recipe holds these keys, those of TRL's `ModelConfig` (`model_name_or_path`, `dtype`, `use_peft`, "
+        "`lora_r`, …), and nothing else: an unknown key is an error that names the nearest. On the command line each "
+        "is `--key value`, which wins over the recipe.",
         "",
         "## Keys of ProRLConfig",
         "",
@@ -254,8 +254,8 @@ def make_page() -> str:
         "",
         "## metrics.jsonl",
         "",
-        "One object per optimizer step. A missing key means not measured, never 0. Counts, tokens and times are of that "
-        "step alone.",
+        "One object per optimizer step. A missing key means not measured, never 0. Counts, tokens and times are of "
+        "that step alone.",
         "",
         *record_table(METRICS),
         "",
@@ -267,8 +267,8 @@ def make_page() -> str:
         "",
         "## evaluations.jsonl",
         "",
-        "One object per evaluation during training: `step`, and every metric `eval_…` that TRL measured (`eval_reward`, "
-        "`eval_loss`, ...). The file is there if `eval_strategy` asks for evaluations.",
+        "One object per evaluation during training: `step`, and every metric `eval_…` that TRL measured "
+        "(`eval_reward`, `eval_loss`, …). The file is there if `eval_strategy` asks for evaluations.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Each entry of the tables of refusals is reached by its own example, and says which key, which value and what to do."""
+"""Each refusal is reached by its own example, and names the key, the value and the cure."""
 
 import ast
 import dataclasses

@@ -247,8 +247,8 @@ def test_in_a_script_of_one_s_own_its_frames_come_first_and_our_line_last(own, t
     status, frames, written = own(OWN_SCRIPT, tiny_model, str(tmp_path / "run"), function, method)
     file, raised = str(tmp_path / "own.py"), line_of('return {}["answer"]')
     assert status == 1 and written[-1] == (
-        f"trl_prorl.errors.RewardError: reward function '{function}' raised KeyError: 'answer' ({file}, line {raised}) "
-        "for a batch of 4 that begins with 'say it'."
+        f"trl_prorl.errors.RewardError: reward function '{function}' raised KeyError: 'answer' "
+        f"({file}, line {raised}) for a batch of 4 that begins with 'say it'."
     )
     before = written[: written.index("KeyError: 'answer'")]
     theirs = [frame for frame in frames if f'  File "{frame[0]}", line {frame[1]}' in "\n".join(before)]

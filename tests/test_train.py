@@ -98,7 +98,7 @@ BAD = {
     "temperature": (["--temperature", "0"], ["temperature=0", "positive"]),
     "package": (["--report_to", "mlflow"], ["report_to='mlflow'", "not installed", "report_to: none"]),
     "vLLM": (["--use_vllm", "true"], ["use_vllm=True", "pip install"]),
-    "twice": (["--config=twice.yaml"], ["'beta' stands there twice"]),
+    "twice": (["--config=twice.yaml"], ["'beta' is given twice"]),
     "bare no": (["--config", "no.yaml"], ['save_strategy: "no"']),
     "renamed": (["--config", "renamed.yaml"], ["'torch_dtype': write dtype"]),
     "alpha": (["--optimizer_reset", "soft", "--optimizer_reset_alpha", "0"], ["optimizer_reset_alpha=0", "(0, 1]"]),

@@ -160,8 +160,8 @@ class ProRLConfig(GRPOConfig):
             Record the norm of every update of the trained parameters, which shows what a reset does to the first ones.
             Costs a copy of those parameters.
         hub_push_reference (`bool`, *optional*, defaults to `False`):
-            Whether `push_to_hub` pushes the frozen adapter `ref` too, into the folder `ref`. TRL's `hub_*` keys say the
-            rest; see docs/publishing.md.
+            Whether `push_to_hub` pushes the frozen adapter `ref` too, into the folder `ref`. TRL's `hub_*` keys say
+            the rest; see docs/publishing.md.
     """
 
     beta_old: float = 0.0
@@ -289,15 +289,11 @@ class ProRLConfig(GRPOConfig):
     @property
     def is_trl(self) -> bool:
         """Whether every key of ours that could change a number or a forward is off."""
-        changes = self.adds_penalty or self.resets or self.elastic_reset_every > 0 or self.kl_target is not None
-        changes = (
-            changes
-            or self.loss_mode is not None
-            or self.advantage_estimator is not None
-            or self.dynamic_sampling_rounds > 0
-        )
-        cheaper = self.reuse_old_logps or self.pack_groups != "off" or self.skip_zero_rows
-        return not (changes or cheaper or self.ref_compute != "cached")
+        penalties = self.adds_penalty or self.kl_target is not None or self.loss_mode is not None
+        resets = self.resets or self.elastic_reset_every > 0
+        samples = self.dynamic_sampling_rounds > 0 or self.advantage_estimator is not None
+        cost = self.reuse_old_logps or self.pack_groups != "off" or self.skip_zero_rows or self.ref_compute != "cached"
+        return not (penalties or resets or samples or cost)
 
     @property
     def adds_penalty(self) -> bool:
@@ -307,8 +303,10 @@ class ProRLConfig(GRPOConfig):
 
     @property
     def first_pass_is_old_policy(self) -> bool:
-        """Whether every first-pass micro-batch lies before the first update on its samples, with nobody asking for
-        π_old's log-probabilities earlier."""
+        """
+        Whether every first-pass micro-batch lies before the first update on its samples, and nothing needs π_old's
+        log-probabilities earlier.
+        """
         return self.gradient_accumulation_steps % self.steps_per_generation == 0 and not self.corrects_sampler
 
     @property
@@ -318,16 +316,20 @@ class ProRLConfig(GRPOConfig):
 
     @property
     def old_logps_source(self) -> str:
-        """Where π_old's log-probabilities come from: `"policy"` (they are the policy's own), `"first_pass"` or
-        `"forward"`."""
+        """
+        Where π_old's log-probabilities come from: `"policy"` (they are the policy's own), `"first_pass"` or
+        `"forward"`.
+        """
         if self.on_policy and not self.corrects_sampler:
             return "policy"
         return "first_pass" if self.reuse_old_logps and self.first_pass_is_old_policy else "forward"
 
     @property
     def variant(self) -> str:
-        """`"plain"` (no KL), `"control"` (a reference that never moves), `"A"`, `"B"`, `"C"`, and the arms beside them:
-        `"optimizer-only"` (the reference stays), `"base-anchored"` (the base anchor alone), `"elastic"`."""
+        """
+        `"plain"` (no KL), `"control"` (a reference that never moves), `"A"`, `"B"`, `"C"`, and the arms beside them:
+        `"optimizer-only"` (the reference stays), `"base-anchored"` (the base anchor alone), `"elastic"`.
+        """
         if self.elastic_reset_every:
             return "elastic"
         if self.beta != 0.0:

@@ -1,6 +1,6 @@
 """
-Keys that have no effect unless another key switches on what they adjust. Nothing is imported that takes long, because a
-report that compares configurations needs this table and no torch.
+Keys that have no effect unless another key switches on what they adjust. Nothing is imported that takes long, because
+a report that compares configurations needs this table and no torch.
 """
 
 from collections.abc import Callable, Mapping

@@ -349,8 +349,8 @@ REFUSALS = (
         {"ref_reset_every": 100},
         lambda args: args.resets and args.beta == 0.0 and args.ref_reset_mix != 0.0,
         lambda args: (
-            f"{_trigger(args)}={getattr(args, _trigger(args))} moves a reference, but beta=0 means that there is none. "
-            "Set beta > 0 (variants A and C), or ref_reset_mix: 0 to reset the optimizer alone."
+            f"{_trigger(args)}={getattr(args, _trigger(args))} moves a reference, but beta=0 means that there is "
+            "none. Set beta > 0 (variants A and C), or ref_reset_mix: 0 to reset the optimizer alone."
         ),
     ),
     Refusal(

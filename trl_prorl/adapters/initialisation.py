@@ -52,7 +52,7 @@ def is_convertible(config: Any) -> bool:
 
 
 def reloads_by_itself(config: Any) -> bool:
-    """Whether PEFT changes the model in the same way again when it loads the adapter, without random numbers or data."""
+    """Whether PEFT changes the model in the same way when it loads the adapter: not by random numbers or data."""
     return not _asked(config).startswith(("pissa_niter", "corda", "lora_ga"))
 
 

@@ -1,4 +1,4 @@
-"""How [`ProRLTrainer`] pushes to the Hub: its own card, its own choice of files, and no run lost to a failed upload."""
+"""How [`ProRLTrainer`] pushes to the Hub: its own card and choice of files, and no run lost to a failed upload."""
 
 import logging
 import shutil

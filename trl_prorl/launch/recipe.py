@@ -13,7 +13,7 @@ __all__ = ["RecipeParser", "fits", "nearest", "spelt"]
 
 
 class RecipeParser(TrlParser):
-    """[`~trl.TrlParser`] whose every complaint is a `ValueError` of one line, misspelt keys and wrong types included."""
+    """A [`~trl.TrlParser`] whose complaints, of misspelt keys and wrong types too, are a `ValueError` of one line."""
 
     def error(self, message):
         raise ValueError(message)

@@ -117,8 +117,9 @@ def watched(
 
 def own_part(error: BaseException) -> BaseException | None:
     """
-    An error with the part of its traceback that is a reward function's own; `None` if there is none, because the function was
-    never entered or went on elsewhere. Its author looks for these lines, and in a script of theirs Python prints them.
+    An error with the part of its traceback that is a reward function's own; `None` if there is none, because the
+    function was never entered or went on elsewhere. Its author looks for these lines, and in a script of theirs Python
+    prints them.
     """
     own = error.__traceback__
     while own is not None and own.tb_frame.f_code.co_filename.startswith(CALLERS):
