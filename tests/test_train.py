@@ -102,7 +102,7 @@ BAD = {
     "bare no": (["--config", "no.yaml"], ['save_strategy: "no"']),
     "renamed": (["--config", "renamed.yaml"], ["'torch_dtype': write dtype"]),
     "alpha": (["--optimizer_reset", "soft", "--optimizer_reset_alpha", "0"], ["optimizer_reset_alpha=0", "(0, 1]"]),
-    "nonfinite": (["--nonfinite", "ignore"], ["--nonfinite", "'ignore'", "stop"]),
+    "nonfinite": (["--nonfinite", "ignore"], ["nonfinite='ignore'", "stop, skip"]),
     "output_dir is a file": (["--output_dir", "misspelt.yaml"], ["output_dir=", "is a file"]),
     "remote code": (["--config", "remote.yaml"], ["trust_remote_code=True", "command line"]),
     "remote kernel": (["--config", "kernel.yaml"], ["attn_implementation='someone/kernel'"]),
