@@ -104,6 +104,12 @@ class ProRLConfig(GRPOConfig):
         pack_max_tokens (`int`, *optional*):
             Most tokens of one packed forward, with a single process: no less than the longest prompt and
             `max_completion_length`. `None`: a micro-batch is one forward.
+        compact_generation (`str`, *optional*, defaults to `"off"`):
+            `"on"`: rollouts compute each prompt once for all its completions, drop a completion when it ends, and sample
+            from a copy of the policy with LoRA merged (see [`~trl_prorl.rollout.compact`] and
+            [`~trl_prorl.rollout.merged_copy`]). Settings of the generation mean what they mean in TRL. A model or a
+            setting for which that is not possible is refused; with `"auto"` transformers' `generate` samples, and
+            `env.json` says why. The copy takes memory of its own for the weights that LoRA changes.
         skip_zero_rows (`bool`, *optional*, defaults to `False`):
             Do not compute rows that carry no gradient: those of groups whose rewards are all equal, where no penalty
             acts on them. Gradient and normaliser are the same; `rows_skipped` counts them, and the means over tokens
@@ -192,6 +198,7 @@ class ProRLConfig(GRPOConfig):
     reuse_old_logps: bool = False
     pack_groups: str = "off"
     pack_max_tokens: int | None = None
+    compact_generation: str = "off"
     skip_zero_rows: bool = False
     drop_zero_rows: bool = False
 
@@ -212,8 +219,9 @@ class ProRLConfig(GRPOConfig):
     hub_push_reference: bool = False
 
     def __post_init__(self):
-        if isinstance(self.pack_groups, bool):  # YAML takes a bare on or off for true or false
-            self.pack_groups = "on" if self.pack_groups else "off"
+        for key in ("pack_groups", "compact_generation"):
+            if isinstance(getattr(self, key), bool):  # YAML takes a bare on or off for true or false
+                setattr(self, key, "on" if getattr(self, key) else "off")
         if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # whichever way it was written
             self.resume_from_checkpoint = "True" if str(self.resume_from_checkpoint).lower() == "true" else None
         check_bf16(self)
@@ -292,7 +300,8 @@ class ProRLConfig(GRPOConfig):
         penalties = self.adds_penalty or self.kl_target is not None or self.loss_mode is not None
         resets = self.resets or self.elastic_reset_every > 0
         samples = self.dynamic_sampling_rounds > 0 or self.advantage_estimator is not None
-        cost = self.reuse_old_logps or self.pack_groups != "off" or self.skip_zero_rows or self.ref_compute != "cached"
+        compact = self.pack_groups != "off" or self.compact_generation != "off"
+        cost = self.reuse_old_logps or compact or self.skip_zero_rows or self.ref_compute != "cached"
         return not (penalties or resets or samples or cost)
 
     @property

@@ -33,6 +33,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "optimizer_reset_schedule": (None, "keep", "restart"),
     "nonfinite": NONFINITE,
     "pack_groups": ("off", "on", "auto"),
+    "compact_generation": ("off", "on", "auto"),
     "advantage_estimator": (None, *ADVANTAGES),
     "loss_mode": (None, "no_ratio", "unclipped", "clipped"),
 }
@@ -271,6 +272,22 @@ REFUSALS = (
         lambda args: (
             "dynamic_sampling_rounds scores once its groups are found, and vllm_importance_sampling_correction=True "
             "needs scores before. Set vllm_importance_sampling_correction: false."
+        ),
+    ),
+    Refusal(
+        {"compact_generation": "on", "use_vllm": True},
+        lambda args: args.compact_generation == "on" and args.use_vllm,
+        lambda args: (
+            "compact_generation='on' samples with the policy itself, and use_vllm=True with vLLM. Set one of them to "
+            "off or false, or compact_generation: auto."
+        ),
+    ),
+    Refusal(
+        {"compact_generation": "on", "use_transformers_continuous_batching": True},
+        lambda args: args.compact_generation == "on" and args.use_transformers_continuous_batching,
+        lambda args: (
+            "compact_generation='on' and use_transformers_continuous_batching=True are two ways to sample. Set one of "
+            "them to off or false, or compact_generation: auto."
         ),
     ),
     Refusal(

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
+from trl.extras.profiling import profiling_context
+from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
 from trl.trainer.utils import add_fused_lm_head, split_tensor_dict
 
 from .adapters.mixin import AdapterMixin
@@ -31,7 +32,9 @@ from .resets.callbacks import ReferenceResetCallback
 from .resets.controller import Resets, configured_triggers
 from .resets.elastic import ElasticAverage, ElasticResets
 from .resets.triggers import Reason
+from .rollout.compact_probe import probe as probe_generation
 from .rollout.dynamic_sampling import DynamicSampling, named_functions, undecided
+from .rollout.generation import CompactGeneration, choose_generation
 from .rollout.outcome import Outcome, own_part, weighted_sum
 from .rollout.rewards import watched
 from .run.checkpointing import CheckpointMixin
@@ -152,6 +155,9 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             self.parts["dynamic_sampling"] = DynamicSampling(
                 args, accelerator, self.train_dataset, self.num_generations, self._tokenizer.pad_token_id, functions
             )
+        self.generation = self._choose_generation(policy)
+        if self.generation == "on":
+            self.parts["generation"] = CompactGeneration(policy, self.temperature)
         if args.entropy_floor is not None:
             self.parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
 
@@ -202,6 +208,27 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
         reason = probe(policy, policy.get_input_embeddings().weight.shape[0], padded, packed, dtype)
         return next(filter(None, gather_object([reason])), None)
+
+    def _choose_generation(self, policy) -> str:
+        objections = {
+            "use_vllm=True samples with vLLM.": self.use_vllm,
+            "use_transformers_continuous_batching=True samples another way.": self.use_transformers_continuous_batching,
+            "the prompts have images.": self._has_images,
+            "the weights are sharded.": self._shards_weights,
+        }
+        config, vocabulary = getattr(self, "generation_config", None), policy.get_input_embeddings().weight.shape[0]
+
+        def probed() -> str | None:
+            return next(filter(None, gather_object([probe_generation(policy, vocabulary)])), None)
+
+        return choose_generation(self.args.compact_generation, config, objections, probed)
+
+    def _generation_facts(self) -> dict[str, str | int]:
+        """For `env.json`: how rollouts are sampled."""
+        compact = self.parts.get("generation")
+        if compact is None:
+            return {"compact_generation": self.generation}
+        return {"compact_generation": "on", "merged_copy": compact.merged, "merged_copy_bytes": compact.bytes}
 
     def _total(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over processes."""
@@ -296,6 +323,25 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         self.recorder.generation(self._metrics["train"], advantages, measured, tokens)
         return batch
 
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
+        compact = self.parts.get("generation")
+        if compact is None:
+            return super()._generate_single_turn(
+                prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
+            )
+        with (
+            profiling_context(self, "transformers.generate"),
+            unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                generation_kwargs=self.generation_kwargs,
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+            ) as policy,
+        ):
+            return compact.sample(
+                policy, prompt_ids, self.generation_config, self.eos_token_ids, self.pad_to_multiple_of
+            )
+
     def _sample(self, inputs) -> tuple[dict[str, torch.Tensor], Outcome]:
         """The batch of TRL's method, and the outcome of its sampling."""
         with self.guard.sampling(inputs, self.state.global_step + 1), self.scorer.sampling(self.beta):
@@ -361,6 +407,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         args, training = self.args, self.model.training
         if training and args.ref_compute == "naive_epoch":
             inputs[logps_key("ref")] = self._anchor_logps("ref", inputs)
+        sampler_logps = inputs.pop("sampling_per_token_logps", None) if "generation" in self.parts else None
         trl_inputs = inputs
         if args.loss_mode == "no_ratio":
             # Without π_old TRL takes the policy itself: a ratio of 1 whose gradient is that of the log-probability.
@@ -388,7 +435,9 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
                 inputs.setdefault(logps_key("old"), logps)  # the buffer hands out the same dict in the next inner pass
             with self.meter.timer.stage("meter"), torch.no_grad():
                 clipped = self._metrics["train"].get("clip_ratio/region_mean")
-                self.recorder.micro_batch(inputs, logps, scored, clipped[-1] if clipped else None, penalty)
+                self.recorder.micro_batch(
+                    inputs, logps, scored, clipped[-1] if clipped else None, penalty, sampler_logps
+                )
                 self.guard.look_at_loss(loss, inputs, logps, self.meter.named_sums("kl_"))
         return loss
 
@@ -469,6 +518,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             self._log_event(event)
             self.control.should_training_stop |= event is not None and watch.stop
             self.control.should_save |= event is not None and watch.stop
+        if (compact := self.parts.get("generation")) is not None:
+            self._log_event(compact.observe_step(step, row.get("mean_abs_dlogp_sampler")))
         for name in LOGGED:
             if name in row:
                 self._metrics["train"][f"prorl/{name}"].append(row[name])

@@ -6,9 +6,11 @@ prepares logits processors, stopping criteria and the cache as it does for its o
 means here what it means there.
 """
 
+import copy
 from typing import NamedTuple
 
 import torch
+from transformers import LogitsProcessorList
 
 from .draw import draw
 from .growing_cache import select_rows
@@ -68,6 +70,7 @@ def compact_sample(
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     logits = outputs.logits[:, -1].float()[copies]
     ids, model_kwargs = _select(input_ids, model_kwargs, copies)
+    processors = _of_rows(logits_processor, copies)
 
     pad = generation_config._pad_token_tensor
     logps = None if temperature is None else logits.new_empty((len(ids), 0))
@@ -75,7 +78,7 @@ def compact_sample(
     alive = torch.ones_like(rows, dtype=torch.bool)
     ended: list[tuple[torch.Tensor, Samples]] = []
     while True:
-        scores = logits_processor(ids, logits.clone() if logps is not None else logits)
+        scores = processors(ids, logits.clone() if logps is not None else logits)
         tokens = draw(scores.softmax(dim=-1)) if generation_config.do_sample else scores.argmax(dim=-1)
         if logps is not None:
             of_tokens = (logits / temperature).log_softmax(dim=-1).gather(1, tokens[:, None])
@@ -91,6 +94,7 @@ def compact_sample(
             over, kept = (~alive).nonzero().squeeze(1), alive.nonzero().squeeze(1)
             ended.append((rows[over], Samples(ids[over], None if logps is None else logps[over])))
             ids, model_kwargs = _select(ids, model_kwargs, kept)
+            processors = _of_rows(processors, kept)
             rows, alive, logps = rows[kept], alive[kept], None if logps is None else logps[kept]
         inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         outputs = model(**inputs, return_dict=True)
@@ -106,6 +110,17 @@ def _select(ids: torch.Tensor, model_kwargs: dict, rows: torch.Tensor) -> tuple[
         for name, value in model_kwargs.items()
     }
     return ids[rows], of_rows
+
+
+def _of_rows(processors: LogitsProcessorList, rows: torch.Tensor) -> LogitsProcessorList:
+    """The processors for some rows of the batch: a repetition penalty knows how much padding each row begins with."""
+    chosen = LogitsProcessorList()
+    for processor in processors:
+        if isinstance(padding := getattr(processor, "prompt_ignore_length", None), torch.Tensor):
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = padding[rows]
+        chosen.append(processor)
+    return chosen
 
 
 def _together(ended: list[tuple[torch.Tensor, Samples]], width: int, pad) -> Samples:

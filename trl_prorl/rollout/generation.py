@@ -1,12 +1,15 @@
 """Which way rollouts are sampled: by transformers' `generate`, or compactly (compact.py), from the policy or a merged copy of it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
+from ..parts import Part
+from ..run.keys import UNMERGED
 from .compact import compact_sample, distinct, padded_left, until_end
 from .merged_copy import MergedCopy, why_not_merged
 
@@ -14,9 +17,11 @@ from .merged_copy import MergedCopy, why_not_merged
 # Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6. In bf16 the
 # weights round by up to 0.4 %; of the mismatch between vLLM and trainers in bf16, 0.01 to 0.02 are reported as harmless.
 MERGED_BOUND = 0.05
-# Settings of a generation that do more than choose among one distribution, token by token, or keep state beside the cache.
+# Settings of a generation whose loop is another one, or which keep something of every row beside the cache.
 PLAIN = {
     "cache_implementation": (None, "dynamic"),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1, 1.0),
     "guidance_scale": (None, 1, 1.0),
     "num_return_sequences": (None, 1),
     "prefill_chunk_size": (None,),
@@ -75,7 +80,7 @@ def why_not_compact(config: GenerationConfig) -> str | None:
     return None
 
 
-class CompactGeneration:
+class CompactGeneration(Part):
     """
     Samples completions of prompts, from a merged copy of the policy where there can be one.
 
@@ -149,11 +154,13 @@ class CompactGeneration:
         logps = drawn.logps.tolist()
         return completions, [row[: len(ids)] for row, ids in zip(logps, completions, strict=True)]
 
-    def observe(self, difference: float | None) -> dict | None:
+    def observe_step(self, step: int, difference: float | None) -> dict[str, Any] | None:
         """
         Go on with the policy itself where the copy is too far from it.
 
         Args:
+            step (`int`):
+                Optimizer steps done.
             difference (`float`, *optional*):
                 Mean |Δ log-probability| between the copy and the policy, in nats a token.
 
@@ -163,19 +170,23 @@ class CompactGeneration:
         if self.copy is None or difference is None or difference <= MERGED_BOUND:
             return None
         self._unmerge(f"the copy was {difference:.2g} nats a token off the policy")
-        return {"event": "unmerged_generation", "value": difference, "threshold": MERGED_BOUND}
+        return {
+            "event": UNMERGED,
+            "step_requested": step,
+            "step_applied": step,
+            "reason": "copy_off_policy",
+            "value": difference,
+            "threshold": MERGED_BOUND,
+        }
 
     def _unmerge(self, reason: str) -> None:
         self.copy, self._temperature, self.merged = None, None, f"off: {reason}"
 
     # ------------------------------------------------------------------------------- as a part, see parts.py
 
-    def begin(self) -> None:
-        pass
-
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         return {"merged": self.merged}
 
-    def load_state_dict(self, state: dict, changed=()) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         if self.copy is not None and state["merged"] != "on":
             self._unmerge(state["merged"].partition(": ")[2])

@@ -36,7 +36,7 @@ class MergedCopy:
         self.bytes = 0
         for name, layer in adapted_layers(self.model, adapter):
             weights = layer.get_base_layer()
-            originals = {key: param for key, param in weights.named_parameters(recurse=False)}
+            originals = dict(weights.named_parameters(recurse=False))  # the policy's own
             for key, param in originals.items():
                 setattr(weights, key, torch.nn.Parameter(param.detach().clone(), requires_grad=False))
                 self.bytes += param.numel() * param.element_size()

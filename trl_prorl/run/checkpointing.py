@@ -96,7 +96,15 @@ class CheckpointMixin:
             if resume is not None:
                 self.recorder.event(resume.event)
             write_config(self.run_dir, self.args, self.recipe)
-            write_env(self.run_dir, self.args, self.model, self.packing, self._base_name(), self._run_id)
+            write_env(
+                self.run_dir,
+                self.args,
+                self.model,
+                self.packing,
+                self._generation_facts(),
+                self._base_name(),
+                self._run_id,
+            )
         return super()._inner_training_loop(*args, **kwargs)
 
     def _init_training_state(self, max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial):

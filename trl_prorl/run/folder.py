@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ def write_env(
     args: Any,
     model: torch.nn.Module,
     packing: str = "off",
+    generation: Mapping[str, Any] | None = None,
     base: str | None = None,
     run_id: str | None = None,
 ) -> None:
@@ -109,6 +111,8 @@ def write_env(
             The policy.
         packing (`str`, *optional*, defaults to `"off"`):
             Whether groups are packed, and if not as asked, why.
+        generation (`Mapping[str, Any]`, *optional*):
+            How rollouts are sampled.
         base (`str`, *optional*):
             Hub name or folder of the model that the run began from.
         run_id (`str`, *optional*):
@@ -127,6 +131,7 @@ def write_env(
             "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
             "loss": "trl + added penalty" if args.adds_penalty else "trl",
             "packing": packing,
+            **(generation or {}),
         },
         "seed": args.seed,
         "data_seed": args.data_seed,

@@ -55,6 +55,11 @@ METRICS = {
     "advantage_mean": RecordKey("advantage", "mean over the generation batch"),
     "advantage_std": RecordKey("advantage", "its standard deviation"),
     "interrupted_fraction": RecordKey("share", "of completions that were asked for their answer", "`thinking_budget`"),
+    "mean_abs_dlogp_sampler": RecordKey(
+        TOKEN,
+        "mean of abs(log π_sampler − log π_old): how far the merged copy that was sampled is from the policy",
+        "`compact_generation`, LoRA merged, weights or adapters not in fp32",
+    ),
     "groups_replaced": RecordKey(
         "groups", "that took the place of groups whose task rewards are all equal", "`dynamic_sampling_rounds`"
     ),
@@ -104,8 +109,9 @@ METRICS = {
 }
 
 RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE = "reset", "elastic_reset", "resume", "nonfinite", "entropy_collapse"
-ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE)
-FIRED = (RESET, ELASTIC, COLLAPSE)
+UNMERGED = "unmerged_generation"
+ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED)
+FIRED = (RESET, ELASTIC, COLLAPSE, UNMERGED)
 
 # One row per event.
 EVENTS = {

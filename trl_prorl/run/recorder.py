@@ -158,6 +158,7 @@ class Recorder(Part):
         scored: PolicyPass,
         clipped: float | None,
         penalty: torch.Tensor | None,
+        sampler_logps: torch.Tensor | None = None,
     ) -> None:
         """
         Add one micro-batch to the means over tokens.
@@ -173,6 +174,8 @@ class Recorder(Part):
                 Share of tokens in the region that the ratio's clip flattens.
             penalty (`torch.Tensor`, *optional*):
                 A scalar: what entered the loss.
+            sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*):
+                Of the model that was sampled, where it is not the policy to the last bit and this is the first pass.
         """
         meter, mask = self.meter, completion_mask(batch)
         meter.add_tokens_in_loss(mask)
@@ -191,6 +194,8 @@ class Recorder(Part):
             meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
             if ref is not None:
                 meter.add_mean("k2_ref_over_old", kl.kl_values(ref, old, "k2"), mask)
+        if sampler_logps is not None:  # before any update, so that the policy is π_old
+            meter.add_mean("mean_abs_dlogp_sampler", (sampler_logps - (logps if old is None else old)).abs(), mask)
         if penalty is not None:
             meter.add_total("kl_penalty", penalty)
 

@@ -1,0 +1,390 @@
+"""Compact sampling against transformers' `generate`, against enumeration, and inside a training."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import IA3Config, LoraConfig, get_peft_model
+from scipy.stats import chisquare
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.cache_utils import DynamicLayer
+
+from trl_prorl.rollout.compact import compact_sample, distinct, padded_left, until_end
+from trl_prorl.rollout.compact_probe import probe
+from trl_prorl.rollout.generation import MERGED_BOUND
+from trl_prorl.rollout.growing_cache import GrowingLayer
+from trl_prorl.rollout.merged_copy import MergedCopy, why_not_merged
+from trl_prorl.rollout.thinking import interrupted_rollout
+
+
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11]]
+COPIES = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return AutoModelForCausalLM.from_pretrained(tiny_model).eval()
+
+
+def config(**keys):
+    return GenerationConfig(
+        **{"max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None, "disable_compile": True, **keys}
+    )
+
+
+def both(model, prompts=PROMPTS, copies=COPIES, seed=0, **keys):
+    """Token ids of `generate` with every prompt copied, and of compact sampling."""
+    ids, mask = padded_left(prompts, 0)
+    settings = config(**keys)
+    torch.manual_seed(seed)
+    theirs = model.generate(input_ids=ids[copies], attention_mask=mask[copies], generation_config=settings)
+    torch.manual_seed(seed)
+    mine = model.generate(
+        input_ids=ids, attention_mask=mask, generation_config=settings, custom_generate=compact_sample, copies=copies
+    )
+    return theirs, mine.ids
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"eos_token_id": list(range(0, 256, 3))},
+        {"eos_token_id": list(range(0, 300))},
+        {"repetition_penalty": 1.7},
+        {"no_repeat_ngram_size": 2, "eos_token_id": [7]},
+        {"min_new_tokens": 5, "eos_token_id": list(range(0, 256, 2))},
+        {"suppress_tokens": list(range(20, 200))},
+        {"max_new_tokens": 1},
+        {"max_new_tokens": 150},
+    ],
+    ids=str,
+)
+def test_greedy_tokens_are_those_of_generate(model, keys):
+    theirs, mine = both(model, do_sample=False, **keys)
+    assert torch.equal(theirs, mine)
+
+
+def test_rows_that_end_are_no_longer_computed(model, monkeypatch):
+    """16 rows end one token after another; what is computed is counted at the model."""
+    rows, forward = [], model.forward
+
+    def counted(input_ids=None, **kwargs):
+        rows.append(tuple(input_ids.shape))
+        return forward(input_ids=input_ids, **kwargs)
+
+    ends = list(range(0, 256, 16))
+    ids, mask = padded_left(PROMPTS, 0)
+    settings = config(do_sample=True, eos_token_id=ends, max_new_tokens=40)
+    monkeypatch.setattr(model, "forward", counted)
+    torch.manual_seed(3)
+    drawn = model.generate(
+        input_ids=ids, attention_mask=mask, generation_config=settings, custom_generate=compact_sample, copies=COPIES
+    ).ids[:, ids.shape[1] :]
+    lengths = sorted(len(until_end(row, set(ends))) for row in drawn.tolist())
+    assert rows[0] == tuple(ids.shape) and all(shape[1] == 1 for shape in rows[1:])  # a prompt once, then a token each
+    still = [sum(length > step for length in lengths) for step in range(1, len(rows))]
+    assert [shape[0] for shape in rows[1:]] == still and len(set(still)) > 3  # of 8 rows one is an eighth
+    assert (drawn[:, -1] == 0).any() or len(set(lengths)) == 1
+
+
+LEFT = [10, 20, 30, 40]
+
+
+def exact(model, prompt, temperature, top_p, length):
+    """Probabilities of all sequences of `LEFT`, token by token, by a plain forward."""
+    found = {}
+    for sequence in itertools.product(LEFT, repeat=length):
+        logits = model(torch.tensor([[*prompt, *sequence]])).logits[0, len(prompt) - 1 : -1, LEFT].double()
+        probability = 1.0
+        for step, token in enumerate(sequence):
+            shares = (logits[step] / temperature).softmax(-1)
+            order = shares.argsort(descending=True)
+            before = shares[order].cumsum(0) - shares[order]
+            kept = order[before < top_p]
+            place = LEFT.index(token)
+            probability *= (shares[place] / shares[kept].sum()).item() if place in kept else 0.0
+        found[sequence] = probability
+    assert sum(found.values()) == pytest.approx(1.0)
+    return found
+
+
+@torch.no_grad()
+def test_samples_have_the_right_distribution_and_are_independent(model):
+    """64 sequences of four tokens, by enumeration, for two prompts of different lengths in one batch; every third row ends early."""
+    temperature, top_p, number, length = 6.0, 0.9, 4000, 3
+    ids, mask = padded_left(PROMPTS[:2], 0)
+    copies = torch.arange(2).repeat_interleave(number)
+    settings = config(
+        do_sample=True,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=0,
+        max_new_tokens=length,
+        suppress_tokens=[token for token in range(model.config.vocab_size) if token not in LEFT],
+    )
+    torch.manual_seed(5)
+    drawn = model.generate(
+        input_ids=ids, attention_mask=mask, generation_config=settings, custom_generate=compact_sample, copies=copies
+    ).ids[:, ids.shape[1] :]
+    for place, prompt in enumerate(PROMPTS[:2]):
+        mine = drawn[copies == place]
+        expected = exact(model, prompt, temperature, top_p, length)
+        counts = dict.fromkeys(expected, 0)
+        for row in mine.tolist():
+            counts[tuple(row)] += 1
+        impossible = [sequence for sequence, share in expected.items() if share == 0.0]
+        assert impossible and sum(counts[sequence] for sequence in impossible) == 0
+        possible = [sequence for sequence, share in expected.items() if share > 0.0]
+        wanted = [number * expected[sequence] for sequence in possible]
+        assert chisquare([counts[sequence] for sequence in possible], wanted).pvalue > 1e-3
+        # Neighbours of one prompt: their first tokens are as a product of two draws.
+        pairs = mine[:, 0].view(-1, 2)
+        first = {token: sum(share for row, share in expected.items() if row[0] == token) for token in LEFT}
+        both = [(a, b) for a, b in itertools.product(LEFT, repeat=2) if first[a] * first[b] > 0]
+        seen = [int(((pairs[:, 0] == a) & (pairs[:, 1] == b)).sum()) for a, b in both]
+        assert chisquare(seen, [first[a] * first[b] * len(pairs) for a, b in both]).pvalue > 1e-3
+
+
+@torch.no_grad()
+def test_log_probabilities_are_those_of_a_plain_forward(model):
+    ids, mask = padded_left(PROMPTS, 0)
+    ends, temperature = list(range(0, 256, 5)), 1.3
+    settings = config(do_sample=True, temperature=temperature, top_k=5, eos_token_id=ends, max_new_tokens=20)
+    torch.manual_seed(2)
+    drawn = model.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        generation_config=settings,
+        custom_generate=compact_sample,
+        copies=COPIES,
+        temperature=temperature,
+    )
+    for row, place in enumerate(COPIES.tolist()):
+        completion = until_end(drawn.ids[row, ids.shape[1] :].tolist(), set(ends))
+        prompt = PROMPTS[place]
+        logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1] / temperature
+        right = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+        torch.testing.assert_close(drawn.logps[row, : len(completion)], right, atol=1e-4, rtol=0)
+        assert (drawn.logps[row, len(completion) :] == 0).all()
+
+
+def test_equal_prompts_are_found():
+    assert distinct([[1, 2], [3], [1, 2], [3, 4], [3]]) == ([[1, 2], [3], [3, 4]], [0, 1, 0, 2, 1])
+    ids, mask = padded_left([[1, 2], [3]], 9, 4)
+    assert ids.tolist() == [[9, 9, 1, 2], [9, 9, 9, 3]] and mask.tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
+
+
+# ------------------------------------------------------------------------------------------------- the merged copy
+
+ADAPTERS = {
+    "plain": LORA,
+    "rslora": {**LORA, "use_rslora": True},
+    "dora": {**LORA, "use_dora": True},
+    "pissa": {**LORA, "init_lora_weights": "pissa"},
+    "bias": {**LORA, "lora_bias": True, "target_modules": ["q_proj", "k_proj"]},
+    "head and embeddings": {**LORA, "target_modules": ["q_proj", "embed_tokens"]},
+    "saved modules": {**LORA, "modules_to_save": ["norm"]},
+    "ranks by layer": {**LORA, "rank_pattern": {"layers.0.*": 2}},
+}
+
+
+def adapted(tiny_model, **keys):
+    torch.manual_seed(1)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**keys))
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if "lora_" in name:
+                param.add_(torch.randn_like(param) * 0.05)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keys", ADAPTERS.values(), ids=ADAPTERS)
+def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_model, keys):
+    policy = adapted(tiny_model, **keys)
+    before = {name: param.clone() for name, param in policy.named_parameters()}
+    assert why_not_merged(policy) is None
+    merged, tokens = MergedCopy(policy), torch.arange(24).view(2, 12)
+    for _ in range(3):
+        merged.refresh()
+        theirs, mine = policy(tokens).logits.log_softmax(-1), merged.model(tokens).logits.log_softmax(-1)
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
+        for name, param in policy.named_parameters():
+            assert torch.equal(param, before[name]), name
+            if "lora_" in name or "modules_to_save" in name:  # an update
+                param.add_(torch.randn_like(param) * 0.05)
+                before[name] = param.clone()
+    assert (policy(tokens).logits.log_softmax(-1) - theirs).abs().max() > 1e-2  # the updates were worth something
+
+
+def test_the_copy_shares_what_lora_does_not_touch(tiny_model):
+    policy = adapted(tiny_model, **LORA)
+    merged = MergedCopy(policy)
+    own = {param.data_ptr() for param in merged.model.parameters()} - {p.data_ptr() for p in policy.parameters()}
+    targets = [m for name, m in policy.named_modules() if name.endswith((".q_proj", ".v_proj", ".down_proj"))]
+    weights = [param for module in targets for param in module.base_layer.parameters()]
+    assert len(own) == len(weights)
+    assert merged.bytes == sum(param.numel() * 4 for param in weights)
+    assert not any("lora" in name for name, _ in merged.model.named_parameters())
+
+
+def test_what_cannot_be_merged_is_said(tiny_model):
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model)
+    assert why_not_merged(plain) == "the model has no adapter"
+    quantised = adapted(tiny_model, **LORA)
+    layer = quantised.get_base_model().model.layers[1].self_attn.q_proj.base_layer
+    layer.weight = torch.nn.Parameter(layer.weight.to(torch.uint8), requires_grad=False)
+    assert why_not_merged(quantised) == "model.layers.1.self_attn.q_proj is quantised"
+    other = get_peft_model(plain, IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]))
+    assert why_not_merged(other) == "the adapter is not a plain LoRA (IA3)"
+
+
+# ------------------------------------------------------------------------------------------------------- the probe
+
+
+def test_the_probe_accepts_what_is_right_and_refuses_what_is_not(tiny_model, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    size, with_adapter = model.config.vocab_size, adapted(tiny_model, **LORA)
+    state = torch.get_rng_state()
+    assert probe(model, size) is None and probe(with_adapter, size) is None
+    assert torch.equal(state, torch.get_rng_state()) and model.training is False
+    select = DynamicLayer.batch_select_indices
+    with monkeypatch.context() as patch:  # rows mixed up when some are dropped
+        patch.setattr(GrowingLayer, "batch_select_indices", lambda self, rows: select(self, rows.flip(0)))
+        assert probe(model, size).startswith("greedy tokens of Qwen2ForCausalLM differ from those of generate")
+    with monkeypatch.context() as patch:
+        patch.delattr(DynamicLayer, "batch_select_indices")
+        assert "whose rows cannot be selected" in probe(model, size)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "prepare_inputs_for_generation", lambda *args, **kwargs: 1 / 0)
+        assert "fails with it (ZeroDivisionError" in probe(model, size)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mistral", "gpt2", "mamba"])
+def test_other_architectures_are_asked_for_numbers(kind):
+    keys = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    keys |= {"num_key_value_heads": 1, "intermediate_size": 48, "sliding_window": 4, "head_dim": 16}
+    keys = {"gpt2": {"vocab_size": 200, "n_embd": 32, "n_layer": 2, "n_head": 2}}.get(kind, keys)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, pad_token_id=0, **keys))
+    with torch.no_grad():
+        for param in model.parameters():
+            param.mul_(4.0)
+    reason = probe(model, 200)
+    assert (reason is None) == (kind in ("mistral", "gpt2", "gemma2")), reason
+
+
+@pytest.mark.parametrize(
+    "keys, line",
+    [
+        ({"num_beams": 2, "do_sample": False}, "generation_kwargs ask for beam search"),
+        ({"cache_implementation": "static"}, "cache_implementation='static' needs transformers' own loop"),
+        ({"use_cache": False}, "use_cache=False needs"),
+        ({"guidance_scale": 1.5}, "guidance_scale=1.5 needs"),
+        ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size=2 needs"),
+    ],
+    ids=str,
+)
+def test_settings_that_need_the_other_loop(make_trainer, keys, line, caplog):
+    asked = {"generation_kwargs": keys} if "cache_implementation" not in keys else keys
+    with pytest.raises(ValueError, match=line.replace("(", r"\(")):
+        make_trainer(compact_generation="on", **asked)
+    trainer = make_trainer(compact_generation="auto", **asked)
+    assert trainer.generation.startswith(f"off: {line}") and "falls back to generate" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------------------- in a training
+
+A = {"beta": 0.1, "ref_reset_every": 2, "compact_generation": "on"}
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_training_with_it(make_trainer, lora, monkeypatch):
+    trainer = make_trainer(lora=lora, **A)
+    prefilled = []
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    sampled = trainer.parts["generation"].copy.model if lora else policy
+    forward = sampled.forward
+
+    def watched(input_ids=None, **kwargs):
+        if input_ids.shape[1] > 1 and not torch.is_grad_enabled() and kwargs.get("past_key_values") is not None:
+            prefilled.append(len(input_ids))
+        return forward(input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(sampled, "forward", watched)
+    trainer.train()
+    assert prefilled == [2, 2]  # eight completions of two prompts, twice
+    env = json.loads((Path(trainer.args.output_dir) / "env.json").read_text())["execution"]
+    assert env["compact_generation"] == "on" and (env["merged_copy_bytes"] > 0) == lora
+    assert env["merged_copy"] == ("on" if lora else "off: the model has no adapter")
+    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    assert len(rows) == 4 and "mean_abs_dlogp_sampler" not in rows[0]  # fp32
+
+
+def test_first_ratios_are_one(make_trainer):
+    """The samples are the policy's: with reused log-probabilities or with a forward, nothing is off policy at first."""
+    trainer = make_trainer(**A, num_iterations=1)
+    trainer.train()
+    ratios = [line.get("sampling/importance_sampling_ratio/mean", 1.0) for line in trainer.state.log_history]
+    assert all(ratio == 1.0 for ratio in ratios)
+
+
+def test_a_killed_run_goes_on_bit_for_bit(run, make_trainer, largest_difference):
+    keys = {**A, "save_strategy": "steps", "save_steps": 1, "max_steps": 6}
+    whole = run(**keys)
+    out = Path(whole.args.output_dir)
+    for step in (3, 2):  # inside a generation batch, and at its end
+        again = make_trainer(output_dir=str(out.with_name(f"again{step}")), **keys)
+        again.train(str(out / f"checkpoint-{step}"))
+        assert largest_difference(whole, again) == 0.0
+
+
+def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, monkeypatch):
+    def bf16():
+        trainer = make_trainer(
+            **A, max_steps=6, save_strategy="steps", save_steps=1, model_init_kwargs={"dtype": "bfloat16"}
+        )
+        with torch.no_grad():  # an adapter that matters
+            for name, param in trainer.model.named_parameters():
+                if "lora_B" in name and ".default." in name:
+                    param.normal_(std=0.1)
+        return trainer
+
+    trainer = bf16()
+    trainer.train()
+    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    measured = [row["mean_abs_dlogp_sampler"] for row in rows if "mean_abs_dlogp_sampler" in row]
+    assert len(measured) == 3 and all(0 < value < MERGED_BOUND for value in measured)  # once a generation batch
+    assert trainer.parts["generation"].merged == "on"
+
+    monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", measured[0] / 2)
+    trainer = bf16()
+    trainer.train()
+    out = Path(trainer.args.output_dir)
+    (event,) = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "unmerged_generation"]
+    assert event["step_applied"] == 1 and event["value"] == measured[0] and event["threshold"] == measured[0] / 2
+    assert trainer.parts["generation"].merged.startswith("off: the copy was")
+    again = make_trainer(**A, max_steps=6, model_init_kwargs={"dtype": "bfloat16"})
+    again.train(str(out / "checkpoint-4"))
+    assert again.parts["generation"].copy is None
+
+
+def test_with_dynamic_sampling_and_a_thinking_budget(make_trainer):
+    trainer = make_trainer(
+        **A, dynamic_sampling_rounds=2, reward=lambda completions, **columns: [0.0] * len(completions)
+    )
+    trainer.train()
+    assert trainer.state.global_step == 4
+    thinking = make_trainer(
+        **A, trainer_kwargs={"rollout_func": interrupted_rollout(3, 2, "so: ")}, max_completion_length=20
+    )
+    thinking.train()
+    assert thinking.state.global_step == 4
+
+
+def test_a_key_that_changes_samples_is_part_of_the_run(make_trainer, run):
+    assert not make_trainer(compact_generation="auto").args.is_trl and make_trainer().args.is_trl
