@@ -8,8 +8,8 @@ from .compact import compact_sample, padded_left
 from .growing_cache import why_not_select
 
 
-PROMPTS = (3, 9, 5)  # tokens of each
-COPIES = (0, 0, 1, 2, 2)
+PROMPTS = (3, 9, 5, 7)  # tokens of each; after the first completions have ended, two prompts are left
+COPIES = (0, 0, 1, 2, 2, 3)
 LONGEST = 8  # tokens of a completion
 # Two tokens whose logits differ by less than so many units in the last place of the larger may change places.
 TIE = 64
