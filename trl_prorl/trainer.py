@@ -35,6 +35,7 @@ from .resets.triggers import Reason
 from .rollout.compact_probe import probe as probe_generation
 from .rollout.dynamic_sampling import DynamicSampling, named_functions, undecided
 from .rollout.generation import CompactGeneration, choose_generation
+from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome, own_part, weighted_sum
 from .rollout.rewards import watched
 from .run.checkpointing import CheckpointMixin
@@ -326,9 +327,12 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs):
         compact = self.parts.get("generation")
         if compact is None:
-            return super()._generate_single_turn(
-                prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
-            )
+            # TRL casts the weights for continuous batching, and leaves them so.
+            casts = self.use_transformers_continuous_batching and not self._shards_weights
+            with kept_weights(self.model) if casts else nullcontext():
+                return super()._generate_single_turn(
+                    prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
+                )
         with (
             profiling_context(self, "transformers.generate"),
             unwrap_model_for_generation(
