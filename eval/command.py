@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from transformers.utils import logging
 
-from eval.runs import InputError
-from trl_prorl.errors import RunError
+from trl_prorl.errors import InputError, RunError
 from trl_prorl.launch.interrupt import INTERRUPTED
 from trl_prorl.quiet import quiet_warnings
 from trl_prorl.shown import visible

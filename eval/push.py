@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.command import command
-from eval.models import find_trained_model
-from eval.runs import load_config
+from eval.run_folder.reading import load_config
+from eval.samples.points import find_trained_model
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
 from trl_prorl.hub.publish import Content, files_to_push, make_api, open_repo, push, push_command, repo_name
 
