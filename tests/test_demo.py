@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.statistics import prediction_interval
+from eval.analysis.statistics import prediction_interval
 from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
 
 

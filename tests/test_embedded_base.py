@@ -11,11 +11,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eval.local_paths import with_local_paths
-from eval.runs import InputError
+from eval.samples.local_paths import with_local_paths
 from trl_prorl.embedded import shipped as embedded_base
 from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
 from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, shipped, weights_sha256
+from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
 from trl_prorl.run.base_model import identify
 from trl_prorl.train import find_model

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from eval.document import Bullets, Code, Report, Section, Text, to_markdown
-from eval.html import inline
-from eval.progress import clock, progress
-from eval.tables import Table
+from eval.pages.document import Bullets, Code, Report, Section, Text, to_markdown
+from eval.pages.html import inline
+from eval.pages.table import Table
+from eval.samples.progress import clock, progress
 from trl_prorl.shown import visible, without_html
 
 
@@ -83,7 +83,7 @@ def test_an_error_is_told_as_text(tmp_path):
 
 
 def test_progress_in_a_log_file_is_a_line_at_every_quarter(capsys, monkeypatch):
-    monkeypatch.setattr("eval.progress.SHORT", 0.0)
+    monkeypatch.setattr("eval.samples.progress.SHORT", 0.0)
     with progress(40, "runs/A: trained") as bar:
         for _ in range(10):
             bar.update(4)

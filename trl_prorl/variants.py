@@ -50,6 +50,7 @@ class Variant:
     launcher: str = "grpo_variantA.py"
     note: str | None = None
 
+
 VARIANTS = {
     variant.name: variant
     for variant in (

@@ -34,7 +34,9 @@ RECIPES = {
     "variantC": VARIANTS["C"].recipe,
 }
 # The keys by which a run is known as a recipe's.
-RECIPE_KEYS = "beta beta_old ref_reset_every ref_reset_kl ref_reset_stall optimizer_reset max_steps learning_rate".split()
+RECIPE_KEYS = (
+    "beta beta_old ref_reset_every ref_reset_kl ref_reset_stall optimizer_reset max_steps learning_rate".split()
+)
 OFF = {"beta": 0.0, "beta_old": 0.0, "ref_reset_every": 0, "ref_reset_stall": 0, "optimizer_reset": "keep"}
 SCORES = ("base_pass@1", "pass@1", "pass@8", "greedy")
 COLUMNS = ("recipe", "seed", "base_hash", "prompts", "samples", *SCORES, "ref_forward_calls", "commit")

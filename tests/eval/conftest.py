@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
-from eval.models import load_tokenizer
+from eval.samples.models import load_tokenizer
 from tasks.base import Task
 
 

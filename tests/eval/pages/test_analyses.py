@@ -1,9 +1,11 @@
 import pytest
 
-from eval import analysis_views
-from eval.document import Bullets
-from eval.runs import load_run
-from eval.tables import DIFFERENT_OBJECTIVE, Table
+from eval.analysis.compare import arm_pairs
+from eval.pages import boundary, compare, trajectory
+from eval.pages.document import Bullets
+from eval.pages.table import Table
+from eval.run_folder.reading import load_run
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 @pytest.fixture
@@ -20,16 +22,16 @@ def test_solved_and_lost_by_hand(arm, make_run, make_rows):
     base = [0] * 5 + [8] + [4] * 30 + [0] * 4
     trained = [8] * 3 + [1] * 2 + [0] + [4] * 30 + [0] * 4
     bare = load_run(make_run("bare", "plain", make_rows(2)))
-    table = analysis_views.boundary_table_of([arm("A", base=base, trained=trained), bare])
+    table = boundary.runs_table([arm("A", base=base, trained=trained), bare])
     # 1.6e-4 is Fisher's p of 0 against 8 of 8, times at most 40 by Holm; of 0 against 1 it is 1.
     # McNemar: 5 against 1, 2·(1 + 6)/2⁶ = 0.22. 1 - 0.05^(1/8) = 0.312.
     assert table.rows == [["A0", "40 × 8", "5 (3)", "1 (1)", "30", "4", "0.22", "0.312"]]
-    assert analysis_views.boundary_table_of([bare]) is None
+    assert boundary.runs_table([bare]) is None
 
 
 def test_pairs_are_of_one_seed_against_control_and_a(arm):
     runs = [arm(variant, seed) for seed in (0, 1) for variant in ("plain", "control", "A", "B")]
-    names = [(first.name, second.name) for first, second in analysis_views.arm_pairs(runs)]
+    names = [(first.name, second.name) for first, second in arm_pairs(runs)]
     assert sorted(names) == sorted(
         (f"{first}{seed}", f"{second}{seed}")
         for seed in (0, 1)
@@ -45,7 +47,7 @@ def test_pairs_are_of_one_seed_against_control_and_a(arm):
 
 def test_paired_table_by_hand(arm):
     runs = [arm("A", trained=[0] * 20 + [8] * 20), arm("B", trained=[8] * 40)]
-    (table,) = analysis_views.pairs_blocks(runs)
+    (table,) = compare.pairs_blocks(runs)
     (row,) = table.rows
     assert row[:2] == ["B0 − A0", "1"]
     assert row[2].startswith("+0.500 [+0.3")
@@ -56,7 +58,7 @@ def test_paired_table_by_hand(arm):
 
 def test_equal_arms_say_what_would_be_found(arm):
     noisy = [2, 6] * 20
-    (table,) = analysis_views.pairs_blocks([arm("control", trained=noisy), arm("A", trained=noisy[::-1])])
+    (table,) = compare.pairs_blocks([arm("control", trained=noisy), arm("A", trained=noisy[::-1])])
     difference, found = table.rows[0][2:4]
     assert difference.startswith(("+0.000", "-0.000"))
     # ±0.5 per prompt, 40 prompts: (1.96 + 0.84) · 0.5 / √40 = 0.221.
@@ -64,10 +66,10 @@ def test_equal_arms_say_what_would_be_found(arm):
 
 
 def test_other_prompts_are_said_not_compared(arm):
-    blocks = analysis_views.pairs_blocks([arm("control"), arm("A", split="train")])
+    blocks = compare.pairs_blocks([arm("control"), arm("A", split="train")])
     assert [type(block) for block in blocks] == [Bullets]
     assert "not evaluated on the same prompts" in blocks[0].items[0]
-    assert analysis_views.pairs_blocks([arm("B", 5)]) == []
+    assert compare.pairs_blocks([arm("B", 5)]) == []
 
 
 def test_constant_rate(arm):
@@ -81,9 +83,9 @@ def test_constant_rate(arm):
         ]
 
     two = arm("A", 0, checkpoints=checkpoints([0.3, 0.4]))
-    assert analysis_views.saturation_blocks([two]) == []
+    assert trajectory.saturation_blocks([two]) == []
     falling = arm("B", 0, checkpoints=checkpoints([0.9, 0.25, 0.9, 0.25]))
-    table, said = analysis_views.saturation_blocks([two, falling])
+    table, said = trajectory.saturation_blocks([two, falling])
     assert isinstance(table, Table)
     assert {row[0].split()[0] for row in table.rows} == {"B0"}
     not_fitted, seen, _ = said.items

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
-from eval.matrix import prompts_and_seeds, result_matrix
-from eval.runs import load_run
-from eval.tables import DIFFERENT_OBJECTIVE
+from eval.analysis.matrix import prompts_and_seeds
+from eval.pages.matrix import result_matrix
+from eval.run_folder.reading import load_run
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 import pytest
 
-from eval import stability
-from eval.runs import load_run
+from eval.analysis import stability
+from eval.run_folder.reading import load_run
 
 
 @pytest.fixture

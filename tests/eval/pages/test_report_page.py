@@ -11,8 +11,9 @@ from urllib.parse import unquote, urlparse
 import pytest
 from PIL import Image
 
-from eval import html, report
-from eval.tables import DIFFERENT_OBJECTIVE
+from eval import report
+from eval.pages import html
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

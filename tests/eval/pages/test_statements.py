@@ -2,9 +2,10 @@ import re
 
 import pytest
 
-from eval import sections, statements
-from eval.runs import load_run
-from eval.tables import DIFFERENT_OBJECTIVE
+from eval.analysis.pairing import pairs, same_prompts
+from eval.pages import caveats, reproduce, statements
+from eval.run_folder.reading import load_run
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 @pytest.fixture
@@ -88,13 +89,13 @@ def test_only_the_same_prompts_are_paired(arm, change):
 
 
 def test_other_task_seed_is_other_prompts(arm):
-    assert not statements.same_prompts(arm("A", [4] * 40), arm("B", [4] * 40, config={"task_seed": 1}))
+    assert not same_prompts(arm("A", [4] * 40), arm("B", [4] * 40, config={"task_seed": 1}))
 
 
 def test_pairs_share_the_seed_where_they_can(arm):
     runs = [arm("A", name="A0"), arm("A", name="A1", seed=1), arm("B", name="B1", seed=1)]
-    assert [(b.name, a.name) for b, a in statements.pairs(runs, "B", "A")] == [("B1", "A1")]
-    assert [(b.name, a.name) for b, a in statements.pairs([runs[0], runs[2]], "B", "A")] == [("B1", "A0")]
+    assert [(b.name, a.name) for b, a in pairs(runs, "B", "A")] == [("B1", "A1")]
+    assert [(b.name, a.name) for b, a in pairs([runs[0], runs[2]], "B", "A")] == [("B1", "A0")]
 
 
 def test_missing_evaluation_says_how_to_make_it(arm):
@@ -112,7 +113,7 @@ def test_no_command_for_runs_it_would_refuse(arm):
     other = arm("B")
     (line,) = statements.missing_statements([plain, other])
     assert "`plain`, `B`" in line and f"Run `python -m eval.passk --run {other.path}`, then" in line
-    assert sections.evaluation_commands([plain, other]) == f"python -m eval.passk --run {other.path}"
+    assert reproduce.evaluation_commands([plain, other]) == f"python -m eval.passk --run {other.path}"
 
 
 def test_unevaluated_a_and_b_are_still_told_apart(arm):
@@ -120,14 +121,14 @@ def test_unevaluated_a_and_b_are_still_told_apart(arm):
 
 
 def test_caveats(arm):
-    one = statements.caveats([arm("A", [4] * 40), arm("B", [4] * 40, temperature=0.5)])
+    one = caveats.caveats([arm("A", [4] * 40), arm("B", [4] * 40, temperature=0.5)])
     assert any("One training seed per arm" in line for line in one)
     assert any("test split, 40 prompts, 8 samples each, temperature 1" in line for line in one)
     assert any("not all evaluated in the same way" in line for line in one)
     assert any("overlaps with what the clipping" in line for line in one)
 
     two = [arm("C", name="C0"), arm("C", name="C1", seed=1)]
-    assert any("Training seeds per arm: 2 (C)." in line for line in statements.caveats(two))
+    assert any("Training seeds per arm: 2 (C)." in line for line in caveats.caveats(two))
 
 
 def test_differences_beyond_the_variant_are_named(arm):
@@ -135,7 +136,7 @@ def test_differences_beyond_the_variant_are_named(arm):
         arm("A", config={"beta": 0.1, "ref_reset_every": 5, "learning_rate": 1e-5}, env={"hardware": {"gpu": "x"}}),
         arm("B", config={"beta_old": 0.1}, env={"hardware": {"gpu": "y"}}, steps=7),
     ]
-    text = " ".join(statements.caveats(runs))
+    text = " ".join(caveats.caveats(runs))
     assert "`learning_rate` (1e-05, default)" in text
     assert "beta" not in text
     assert "ref_reset_every" not in text
@@ -149,7 +150,7 @@ def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
 
     def said(*executions):
         runs = [arm("A", name=f"{len(executions)}{i}", env={"execution": one}) for i, one in enumerate(executions)]
-        return [line for line in statements.caveats(runs) if "computing" in line]
+        return [line for line in caveats.caveats(runs) if "computing" in line]
 
     assert said(a, b) == []  # what sets B apart from A
     assert said(a, b, {**b, "packing": "off"}, {**b, "old_logps": "forward"}) == [
@@ -167,6 +168,6 @@ def test_prompt_ids_decide_whether_prompts_are_the_same(arm):
     b = arm("B", trained=[4] * 40, prompt_ids=["x"] * 40, config={"task_seed": 5})
     other = arm("B", trained=[4] * 40, prompt_ids=["y"] * 40, name="other")
     older = arm("B", trained=[4] * 40, name="older")
-    assert statements.same_prompts(a, b)  # the same contents, wherever they came from
-    assert not statements.same_prompts(a, other)
-    assert statements.same_prompts(a, older)  # nothing says they differ
+    assert same_prompts(a, b)  # the same contents, wherever they came from
+    assert not same_prompts(a, other)
+    assert same_prompts(a, older)  # nothing says they differ

@@ -4,8 +4,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from eval import plots, report
-from eval.runs import load_run
+from eval import report
+from eval.pages import cost, course, curves
+from eval.pages.objective import FOOTNOTE
+from eval.run_folder.reading import load_run
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def runs(make_run, make_rows):
     ]
 
 
-@pytest.mark.parametrize("plot", [plots.plot_summary, plots.plot_ref_cost])
+@pytest.mark.parametrize("plot", [course.plot_summary, cost.plot_ref_cost])
 def test_pictures_open(plot, runs, make_run, make_rows, tmp_path):
     bare = load_run(make_run("bare", "own", make_rows(1), events=None))
     for name, group in (("all", runs), ("one", runs[:1]), ("bare", [bare])):
@@ -37,19 +39,19 @@ def test_pictures_open(plot, runs, make_run, make_rows, tmp_path):
 def test_b_shows_kl_to_the_sampling_policy(runs, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.touch()))
-    plots.plot_summary(runs, tmp_path / "unused.png")
+    course.plot_summary(runs, tmp_path / "unused.png")
     kl = figures[0].axes[1]
     assert kl.get_legend_handles_labels()[1] == ["A: kl_ref", "B: kl_old", "C: kl_ref"]
     assert kl.get_yscale() == "symlog"
     title = figures[0].get_suptitle()
     assert "running mean over 10 steps" in title and "KL: running median" in title
-    assert any(plots.OBJECTIVE_FOOTNOTE == text.get_text() for text in figures[0].texts)
+    assert any(FOOTNOTE == text.get_text() for text in figures[0].texts)
 
 
 def test_only_what_was_measured_is_drawn(runs, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.touch()))
-    plots.plot_ref_cost(runs, tmp_path / "unused.png")
+    cost.plot_ref_cost(runs, tmp_path / "unused.png")
     calls, stages, share = figures[0].axes
     assert calls.get_legend_handles_labels()[1] == ["A: 80", "B: 0", "C: 80"]
     assert [text.get_text().strip() for text in share.texts] == ["– not measured", "20.0 %", "0.0 %", "20.0 %"]
@@ -59,7 +61,7 @@ def test_only_what_was_measured_is_drawn(runs, tmp_path, monkeypatch):
 
 
 def test_one_colour_per_variant_and_dashes_within(runs):
-    styles = plots.line_styles([*runs, runs[1]])
+    styles = curves.line_styles([*runs, runs[1]])
     assert len({style["color"] for style in styles}) == 4
     assert styles[4]["color"] == styles[1]["color"]
     assert styles[4]["linestyle"] != styles[1]["linestyle"]
@@ -73,14 +75,14 @@ def test_forty_lines_are_told_apart(make_run, make_rows, variants, tmp_path):
         for i in range(40)
     ]
     runs = [load_run(folder) for folder in folders]
-    looks = [tuple(sorted(curve.style.items())) for curve in plots.curves(runs)]
+    looks = [tuple(sorted(curve.style.items())) for curve in curves.curves(runs)]
     assert len(set(looks)) == len(looks) == 40
     axes = Figure().subplots()
-    plots.summary_panels(runs)[0].draw(axes)
+    course.summary_panels(runs)[0].draw(axes)
     strong = [line for line in axes.lines if line.get_linewidth() > 1]
     drawn = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in strong}
     assert len(drawn) == len(strong) == 40
-    for plot in (plots.plot_summary, plots.plot_ref_cost):
+    for plot in (course.plot_summary, cost.plot_ref_cost):
         plot(runs, tmp_path / "picture.png")
 
 
@@ -89,7 +91,7 @@ def test_one_wild_kl_does_not_hide_the_others(make_run, make_rows, tmp_path, mon
     run = load_run(make_run("A", "A", make_rows(40, kl_ref=lambda step: 5e3 if step == 20 else 0.01 * (step % 2))))
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.touch()))
-    plots.plot_summary([run], tmp_path / "unused.png")
+    course.plot_summary([run], tmp_path / "unused.png")
     strong = max(figures[0].axes[1].lines, key=lambda line: line.get_linewidth() * (len(line.get_xdata()) > 2))
     assert list(strong.get_ydata()) == pytest.approx([0.01] * 21)
 
@@ -101,10 +103,10 @@ def test_seeds_become_a_mean_and_a_band(make_run, make_rows, monkeypatch):
         for seed, steps, value in ((0, 20, 0.2), (1, 12, 0.6))
     ]
     alone = load_run(make_run("B", "B", make_rows(20, reward=0.5)))
-    first, second = plots.curves([*runs, alone])
+    first, second = curves.curves([*runs, alone])
     assert (first.label, second.label) == ("A, 2 seeds", "B")
     axes = Figure().subplots()
-    plots.summary_panels([*runs, alone])[0].draw(axes)
+    course.summary_panels([*runs, alone])[0].draw(axes)
     mean = next(line for line in axes.lines if line.get_label() == "A, 2 seeds")
     assert list(mean.get_xdata()) == list(range(1, 13))
     assert list(mean.get_ydata()) == pytest.approx([0.4] * 12)
@@ -127,16 +129,16 @@ def test_resets_of_all_seeds_are_marked(make_run, make_rows):
         for seed, steps in ((0, [5, 10]), (1, [5, 15]))
     ]
     axes = Figure().subplots()
-    plots.summary_panels(runs)[0].draw(axes)
+    course.summary_panels(runs)[0].draw(axes)
     assert sorted(line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2) == [5, 10, 15]
 
 
 def test_evaluations_during_training_are_drawn_with_the_resets(make_run, make_rows):
     folder = make_run("A", "A", make_rows(20), events=[{"event": "reset", "step_applied": 10}])
-    assert plots.validation_panels([load_run(folder)]) == []
+    assert course.validation_panels([load_run(folder)]) == []
     rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
     (folder / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (panel,) = plots.validation_panels([load_run(folder)])
+    (panel,) = course.validation_panels([load_run(folder)])
     axes = Figure().subplots()
     panel.draw(axes)
     curve = next(line for line in axes.lines if line.get_label() == "A")

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval import drift_view, passk_views
-from eval.runs import load_run
-from eval.tables import DIFFERENT_OBJECTIVE
+from eval.analysis import passk
+from eval.pages import by_task, checkpoints, drift, k_curve
+from eval.run_folder.reading import load_run
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 def drawn(panel):
@@ -31,24 +32,19 @@ def arm(make_run, make_rows, passk_result):
     return make
 
 
-@pytest.mark.parametrize(("n", "ks"), [(1, [1]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
-def test_ks(n, ks):
-    assert passk_views.ks_up_to(n) == ks
-
-
 def test_k_curve_by_hand(arm):
-    frame = passk_views.k_curve(arm(base=[0, 2, 8, 1], trained=[8] * 4), "base")
+    frame = passk.k_curve(arm(base=[0, 2, 8, 1], trained=[8] * 4), "base")
     # 1 - C(n-c, k) / C(n, k), n = 8.
     expected = {k: np.mean([1 - math.comb(8 - c, k) / math.comb(8, k) for c in (0, 2, 8, 1)]) for k in (1, 2, 4, 8)}
     assert dict(frame["mean"]) == pytest.approx(expected)
     assert frame[["low", "high"]].isna().all(axis=None)  # of 4 prompts
-    frame = passk_views.k_curve(arm(seed=1, base=[0, 2, 8, 1] * 5, trained=[8] * 20), "base")
+    frame = passk.k_curve(arm(seed=1, base=[0, 2, 8, 1] * 5, trained=[8] * 20), "base")
     assert (frame["low"] <= frame["mean"]).all() and (frame["mean"] <= frame["high"]).all()
 
 
 def test_one_panel_per_arm_base_and_trained_on_a_base_2_axis(arm, make_run, make_rows):
     runs = [arm("A", 0), arm("A", 1, trained=[6] * 10), arm("B", 0), load_run(make_run("bare", "C", make_rows(2)))]
-    a, b = map(drawn, passk_views.k_panels(runs))
+    a, b = map(drawn, k_curve.k_panels(runs))
     assert (a.get_title(), b.get_title()) == ("A, 2 seeds", "B0")
     assert a.get_xscale() == "log"
     base, trained = a.lines
@@ -59,19 +55,19 @@ def test_one_panel_per_arm_base_and_trained_on_a_base_2_axis(arm, make_run, make
 
 def test_checkpoints_with_base_at_0(arm):
     run = arm(checkpoints=[point(10, 0.4), point(20, 0.7), point(30, 0.6)])
-    frame = passk_views.checkpoint_curve(run, 1)
+    frame = passk.checkpoint_curve(run, 1)
     assert dict(frame["mean"]) == pytest.approx({0: 0.25, 10: 0.4, 20: 0.7, 30: 0.6})
     assert frame["low"][0] == pytest.approx(0.2)
-    panels = passk_views.checkpoint_panels([run])
+    panels = checkpoints.checkpoint_panels([run])
     assert [drawn(panel).get_title() for panel in panels] == ["Held-out pass@1", "Held-out pass@8"]
-    table = passk_views.checkpoint_table([run])
+    table = checkpoints.checkpoint_table([run])
     assert table.rows[0] == ["A0", "1", "0.250", "at 20: 0.700 [0.600, 0.800]", "at 30: 0.600 [0.500, 0.700]"]
     assert [row[1] for row in table.rows] == ["1", "8"]
 
 
 def test_checkpoints_over_seeds(arm):
     runs = [arm("A", seed, checkpoints=[point(10, value)]) for seed, value in ((0, 0.4), (1, 0.8))]
-    axes = drawn(passk_views.checkpoint_panels(runs)[0])
+    axes = drawn(checkpoints.checkpoint_panels(runs)[0])
     (line,) = axes.lines
     assert list(line.get_ydata()) == pytest.approx([0.25, 0.6])
     corners = axes.collections[0].get_paths()[0].vertices[:, 1]
@@ -81,14 +77,14 @@ def test_checkpoints_over_seeds(arm):
 def test_older_files_have_none_of_it(arm):
     runs = [arm("A"), arm("B")]
     for view in (
-        passk_views.checkpoint_table,
-        passk_views.tasks_table,
-        passk_views.forgetting_table,
-        passk_views.decoding_table,
-        drift_view.drift_table,
+        checkpoints.checkpoint_table,
+        by_task.tasks_table,
+        by_task.forgetting_table,
+        k_curve.decoding_table,
+        drift.runs_table,
     ):
         assert view(runs) is None
-    assert passk_views.checkpoint_panels(runs) == drift_view.drift_panels(runs) == []
+    assert checkpoints.checkpoint_panels(runs) == drift.drift_panels(runs) == []
 
 
 def other(base, trained):
@@ -108,7 +104,7 @@ def test_forgetting_is_paired(arm, trained, interval, found):
     # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
     # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from -1 to 1.
     base = [2, 6] * 10
-    table = passk_views.forgetting_table([arm(others=other(base, [count + trained - 4 for count in base]))])
+    table = by_task.forgetting_table([arm(others=other(base, [count + trained - 4 for count in base]))])
     change = (trained - 4) / 8
     assert table.rows == [
         [
@@ -125,14 +121,14 @@ def test_forgetting_is_paired(arm, trained, interval, found):
 
 def test_tasks_table(arm):
     part = {"task": "add", "level": 1, "prompts": 5, "base": point(0, 0.2), "trained": point(0, 0.6)}
-    table = passk_views.tasks_table([arm(by=[part, {**part, "level": 2}])])
+    table = by_task.tasks_table([arm(by=[part, {**part, "level": 2}])])
     assert table.rows[0] == ["A0", "add", "1", "5", *["0.200 → 0.600 [0.500, 0.700]"] * 2]
     assert table.rows[1][2] == "2"
 
 
 def test_decoding_table(arm):
     greedy = {side: {"accuracy": value} for side, value in (("base", 0.25), ("trained", 0.5))}
-    assert passk_views.decoding_table([arm(greedy=greedy), arm("B")]).rows == [["A0", "0.250 → 0.500", "–", "–"]]
+    assert k_curve.decoding_table([arm(greedy=greedy), arm("B")]).rows == [["A0", "0.250 → 0.500", "–", "–"]]
 
 
 def test_drift(arm):
@@ -141,9 +137,9 @@ def test_drift(arm):
         for step in (10, 20)
     ]
     runs = [arm("A", drift={"points": points}), arm("B")]
-    assert drift_view.drift_table(runs).rows == [["A0", "20", "0.2000 [0.1000, 0.4000]", "0.900", "–", "–"]]
-    assert DIFFERENT_OBJECTIVE in drift_view.drift_table(runs).notes
-    kl, agreement = map(drawn, drift_view.drift_panels(runs))
+    assert drift.runs_table(runs).rows == [["A0", "20", "0.2000 [0.1000, 0.4000]", "0.900", "–", "–"]]
+    assert DIFFERENT_OBJECTIVE in drift.runs_table(runs).notes
+    kl, agreement = map(drawn, drift.drift_panels(runs))
     assert list(kl.lines[0].get_ydata()) == [0.1, 0.2]
     corners = kl.collections[0].get_paths()[0].vertices[:, 1]
     assert (corners.min(), corners.max()) == (0.05, 0.4)

@@ -5,9 +5,19 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from eval import trajectory as module
-from eval.runs import InputError, load_run
-from eval.trajectory import check_run, check_saturation, fit_saturation, longest_run, trajectory
+from eval import trajectory as command
+from eval.analysis.trajectory import (
+    check_run,
+    check_saturation,
+    default_sizes,
+    fit_saturation,
+    longest_run,
+    standard_errors,
+    trajectory,
+)
+from eval.pages.trajectory import plot_trajectory
+from eval.run_folder.reading import load_run
+from trl_prorl.errors import InputError
 
 
 STEPS = np.array([0.0, 50, 100, 150, 200, 300, 400, 500])
@@ -147,9 +157,9 @@ def test_a_plateau_below_one_is_seen():
 def test_where_all_prompts_agree_the_error_is_half_a_prompt():
     half = 0.5 / 50
     expected = math.sqrt(half * (1 - half) / 50)
-    assert module.standard_errors(np.ones((2, 50))) == pytest.approx([expected, expected])
+    assert standard_errors(np.ones((2, 50))) == pytest.approx([expected, expected])
     # 0 and 1 in equal parts: sqrt(1/4 * 4/3) / sqrt(4)
-    assert module.standard_errors(np.array([[0, 1, 0, 1]])) == pytest.approx([math.sqrt(1 / 3) / 2])
+    assert standard_errors(np.array([[0, 1, 0, 1]])) == pytest.approx([math.sqrt(1 / 3) / 2])
 
 
 def test_too_few_checkpoints_names_the_cure(evaluated):
@@ -173,7 +183,7 @@ def test_picture_has_points_curve_residuals_and_resets(evaluated, tmp_path, monk
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.write_bytes(b"")))
     run = evaluated(*along_the_curve())
     checks = [check_run(run, k, resamples=20) for k in (1, 4)]
-    module.plot_trajectory(run, checks, tmp_path / "unused.png")
+    plot_trajectory(run, checks, tmp_path / "unused.png")
     assert [axes.get_ylabel() for axes in figures[0].axes] == ["pass@1", "pass@4", "residual", "residual"]
     above, _, below, _ = figures[0].axes
     fit = checks[0].fit
@@ -187,19 +197,19 @@ def test_picture_has_points_curve_residuals_and_resets(evaluated, tmp_path, monk
 def test_command(evaluated, capsys):
     few = ["--resamples", "50"]
     runs = [evaluated(*along_the_curve(), name=name, variant=name) for name in ("A", "B")]
-    assert module.main(["--run", str(runs[0].path), "--run", str(runs[1].path), "--k", "1", *few]) == 0
+    assert command.main(["--run", str(runs[0].path), "--run", str(runs[1].path), "--k", "1", *few]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "`A`, pass@1: no departure from a constant rate seen" in printed
     assert "B optimises a different objective from A" in printed
     for run in runs:
         with Image.open(run.path / "trajectory.png") as picture:
             picture.load()
-    assert module.default_sizes(runs[0]) == [1, 8]
+    assert default_sizes(runs[0]) == [1, 8]
     for option, value, message in (("--k", "9", "--k 9 must lie"), ("--resamples", "38", "--resamples 38")):
-        assert module.main(["--run", str(runs[0].path), option, value]) == 2
+        assert command.main(["--run", str(runs[0].path), option, value]) == 2
         assert message in capsys.readouterr().err
     # With all 8 samples drawn nearly every prompt starts out solved.
-    assert module.main(["--run", str(runs[0].path), "--k", "8", *few]) == 2
+    assert command.main(["--run", str(runs[0].path), "--k", "8", *few]) == 2
     assert "--k 8: Too few prompts are unsolved" in capsys.readouterr().err
 
 
@@ -209,8 +219,8 @@ def test_one_k_without_a_curve_does_not_take_the_others_with_it(make_run, make_r
     result = passk_result(base=counts[0], trained=counts[-1], checkpoints=points)
     folder = make_run("A", "A", make_rows(30), passk=result)
     assert (
-        module.main(["--run", str(folder), "--k", "1", "8", "--resamples", "200"]) == 0
+        command.main(["--run", str(folder), "--k", "1", "8", "--resamples", "200"]) == 0
     )  # of 8 draws all are right at once
     out = " ".join(capsys.readouterr().out.split())
     assert "--k 8" in out and "pass@1" in out
-    assert module.main(["--run", str(folder), "--k", "1", "9", "--resamples", "200"]) == 2
+    assert command.main(["--run", str(folder), "--k", "1", "9", "--resamples", "200"]) == 2

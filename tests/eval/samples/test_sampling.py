@@ -1,8 +1,8 @@
 import pytest
 from transformers import set_seed
 
-from eval.models import load_model, load_tokenizer
-from eval.sampling import sample, stop_token_ids, until_stop
+from eval.samples.models import load_model, load_tokenizer
+from eval.samples.sampling import sample, stop_token_ids, until_stop
 
 
 NEW_TOKENS = 6

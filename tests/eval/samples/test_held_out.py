@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import tasks
-from eval import held_out
-from eval.held_out import HeldOut, TaskName, plan
-from eval.runs import InputError
+from eval.samples import held_out
+from eval.samples.held_out import HeldOut, plan
+from eval.samples.task_name import TaskName
+from trl_prorl.errors import InputError
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def test_verdicts_of_other_graders_are_given_anew_and_nothing_is_sampled(run_dir
     drawn = len(calls)
     monkeypatch.setattr(type(task), "verify_many", lambda self, texts, rows: [True] * len(texts))
     assert HeldOut(run_dir, "test", 4).samples(point, 3)["correct"].tolist() == before["correct"].tolist()
-    monkeypatch.setattr("eval.held_out.grader_version", lambda: "another")
+    monkeypatch.setattr("eval.samples.held_out.grader_version", lambda: "another")
     after = HeldOut(run_dir, "test", 4).samples(point, 3)
     assert after["correct"].all() and not before["correct"].all() and len(calls) == drawn
     assert after["completion"].tolist() == before["completion"].tolist()

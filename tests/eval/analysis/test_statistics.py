@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.metrics.pass_at_k import pass_at_k as metric_module
-from eval.statistics import (
+from eval.analysis.statistics import (
     Estimate,
     bootstrap_interval,
     fieller_ratio,
@@ -19,8 +18,10 @@ from eval.statistics import (
     pass_at_k_per_prompt,
     pass_at_k_upper_bound,
     prediction_interval,
+    ratio_interval,
     t_interval,
 )
+from eval.metrics.pass_at_k import pass_at_k as metric_module
 
 
 def test_one_estimator():
@@ -234,3 +235,13 @@ def test_fieller_covers_as_often_as_it_says(paired):
     # Exact where paired; more than asked for where not, for the fewest degrees of freedom are taken. 4 standard errors.
     error = 4 * math.sqrt(0.05 * 0.95 / trials)
     assert 0.95 - error < hits / trials < (0.95 + error if paired else 1.0)
+
+
+def test_bootstrap_of_a_ratio():
+    """Tokens are what is averaged over: prompts in lockstep leave no spread, whatever their lengths."""
+    sums, tokens = np.tile([1.0, 30.0], 10), np.tile([10.0, 300.0], 10)
+    assert ratio_interval(sums, tokens) == pytest.approx((0.1, 0.1))
+    # 20 coins of 0 and 3: mean 1.5, standard error 1.5 / sqrt(20).
+    low, high = ratio_interval(np.tile([0.0, 30.0], 10), np.full(20, 10.0))
+    assert (low, high) == pytest.approx((1.5 - 1.96 * 0.335, 1.5 + 1.96 * 0.335), abs=0.1)
+    assert np.isnan(ratio_interval(sums[:19], tokens[:19])).all()

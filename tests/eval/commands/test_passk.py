@@ -11,8 +11,9 @@ from peft import PeftModel
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from eval import held_out, passk
-from eval.models import load_tokenizer
+from eval import passk
+from eval.samples import held_out
+from eval.samples.models import load_tokenizer
 
 
 @pytest.fixture

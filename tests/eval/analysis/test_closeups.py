@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from eval import closeups
-from eval.runs import load_run
+from eval.analysis import closeups
+from eval.pages import closeups as page
+from eval.run_folder.reading import load_run
 
 
 @pytest.fixture
@@ -45,13 +46,13 @@ def test_seeds_of_an_arm_are_laid_over_one_another(arm):
     cut = closeups.closeup(runs, "reward", 3)
     assert cut.values.shape == (4, 6)
     assert cut.before() == 1.5
-    (curve,) = closeups.arms_with_resets(runs)
+    (curve,) = page.arms_with_resets(runs)
     assert len(curve.runs) == 2
 
 
 def test_table_by_hand(arm):
     run = arm([10, 20], reward=lambda step: 0.2 if step <= 10 else 0.6, kl_ref=0.01)
-    table = closeups.closeup_table([run])
+    table = page.closeup_table([run])
     # Before: five steps at 0.2, five at 0.6; after: all at 0.6. No gradient norm was recorded.
     assert table.rows == [["A", "2", "±5", "0.400 → 0.600", "1.00e-02 → 1.00e-02", "– → –"]]
 
@@ -62,7 +63,7 @@ def test_a_panel_per_metric_and_arm_with_resets(arm):
         arm([15, 30, 45], "C", "C", reward=0.5, kl_ref=0.02, grad_norm=2.0),
         arm([], "B", "B", reward=0.5),
     ]
-    panels = closeups.closeup_panels(runs)
+    panels = page.closeup_panels(runs)
     titles, limits = [], []
     for panel in panels:
         axes = Figure().subplots()
@@ -79,12 +80,12 @@ def test_a_panel_per_metric_and_arm_with_resets(arm):
     np.testing.assert_allclose(
         strong.get_ydata()[:3], np.array([21, 22, 23]) / 60
     )  # medians of steps 11, 31; 12, 32 …
-    assert closeups.arms_with_resets(runs[2:]) == []
+    assert page.arms_with_resets(runs[2:]) == []
 
 
 def test_many_resets_and_nothing_measured(arm):
     run = arm(range(2, 2000, 2), steps=2000)
-    for panel in closeups.closeup_panels([run]):
+    for panel in page.closeup_panels([run]):
         axes = Figure().subplots()
         panel.draw(axes)
         assert [text.get_text() for text in axes.texts] == ["not measured"]
@@ -92,8 +93,8 @@ def test_many_resets_and_nothing_measured(arm):
 
 def test_many_arms_stand_in_rows(arm):
     def titles(runs):
-        panels = closeups.closeup_panels(runs)
-        return [panel.alt.split()[-1] for panel in panels], closeups.closeup_columns(runs)
+        panels = page.closeup_panels(runs)
+        return [panel.alt.split()[-1] for panel in panels], page.closeup_columns(runs)
 
     runs = [arm([20], f"A{place}", steps=40, reward=0.5) for place in range(5)]
     assert titles(runs[:2]) == (["A0", "A1"] * 3, 2)

@@ -1,9 +1,11 @@
 import pytest
 
-from eval import compare as module
-from eval.compare import compare, comparison_statements
-from eval.runs import InputError, load_run
-from eval.tables import DIFFERENT_OBJECTIVE
+from eval import compare as command
+from eval.analysis.compare import compare
+from eval.pages.compare import comparison_statements
+from eval.run_folder.reading import load_run
+from trl_prorl.errors import InputError
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 @pytest.fixture
@@ -146,14 +148,14 @@ def test_statements(evaluated):
 
 def test_command(evaluated, make_run, make_rows, capsys):
     a, b = evaluated("a", [1, 2, 3] * 10), evaluated("b", [3, 4, 5] * 10, variant="B", k=[1, 8])
-    assert module.main(["--runs", str(a.path), str(b.path)]) == 0
+    assert command.main(["--runs", str(a.path), str(b.path)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "pass@1: `a` less `b` -0.250 [-0.321, -0.131]: `b` is higher." in printed
     assert "pass@8" in printed
     assert "pass@4" not in printed
     assert DIFFERENT_OBJECTIVE in printed
-    assert module.main(["--runs", str(a.path), str(b.path), "--k", "9"]) == 2
+    assert command.main(["--runs", str(a.path), str(b.path), "--k", "9"]) == 2
     assert "--k 9 must lie between 1 and the 8" in capsys.readouterr().err
     bare = make_run("bare", "A", make_rows(2))
-    assert module.main(["--runs", str(a.path), str(bare)]) == 2
+    assert command.main(["--runs", str(a.path), str(bare)]) == 2
     assert f"run `python -m eval.passk --run {bare}`" in capsys.readouterr().err

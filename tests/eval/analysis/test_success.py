@@ -3,11 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from eval import success
-from eval.runs import load_run
-from eval.statistics import Estimate, fieller_ratio
-from eval.success import MET, NOT_MET, UNDECIDED
-from eval.tables import DIFFERENT_OBJECTIVE
+from eval.analysis import success
+from eval.analysis.statistics import Estimate, fieller_ratio
+from eval.analysis.success import MET, NOT_MET, UNDECIDED
+from eval.pages import success as page
+from eval.run_folder.reading import load_run
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 @pytest.fixture
@@ -58,10 +59,10 @@ def test_one_pair_decides_nothing(arm):
     assert found.share == (0.875, 0.0, math.inf)
     assert found.step_time == (0.5, 0.0, math.inf)
     assert success.verdict(found, 0.8) == success.verdict(found, 0.9) == (UNDECIDED, UNDECIDED, UNDECIDED)
-    line, objective = success.success_statements([found])
+    line, objective = page.success_statements([found])
     assert objective == DIFFERENT_OBJECTIVE
     assert "At least 80 % at a lower step cost: **undecided** (score undecided, step cost undecided)." in line
-    over_prompts = success._share_text(found.pairs[0].share)
+    over_prompts = page._share_text(found.pairs[0].share)
     assert f"88 % of A's held-out pass@1 (too few runs for an interval; over prompts alone {over_prompts})" in line
     assert "0.50 times A's (too few runs for an interval)" in line
 
@@ -84,8 +85,7 @@ def test_too_few_prompts_have_no_interval_and_none_is_named(make_run, make_rows,
     (found,) = success.comparisons(runs)
     assert success.verdict(found, 0.8)[0] == UNDECIDED
     assert (
-        "100 % (n/a) of A's held-out pass@1 (too few prompts for an interval)"
-        in success.success_statements([found])[0]
+        "100 % (n/a) of A's held-out pass@1 (too few prompts for an interval)" in page.success_statements([found])[0]
     )
 
 
@@ -155,7 +155,7 @@ def test_no_shared_seed_compares_the_sides(arm):
     (found,) = success.comparisons(runs)
     assert len(found.pairs) == 4
     assert success.verdict(found, 0.9) == (MET, MET, MET)
-    assert {row[2] for row in success.success_table([found]).rows} == {"–", "all"}
+    assert {row[2] for row in page.success_table([found]).rows} == {"–", "all"}
 
 
 def test_every_configuration_is_compared(arm):
@@ -169,9 +169,9 @@ def test_what_was_not_measured_stays_open(arm):
     (found,) = success.comparisons(runs)
     assert found.share is None and found.step_time is None
     assert success.verdict(found, 0.8) == (UNDECIDED, UNDECIDED, UNDECIDED)
-    table = success.success_table([found])
+    table = page.success_table([found])
     assert table.rows == [["B0", "A0", "0", "–", "–"], ["**B**", "**A**", "all", "–", "–"]]
-    assert "None" not in " ".join(success.success_statements([found]))
+    assert "None" not in " ".join(page.success_statements([found]))
 
 
 def test_other_hardware_is_a_warning_and_bs_own_execution_is_not(arm):
@@ -182,9 +182,9 @@ def test_other_hardware_is_a_warning_and_bs_own_execution_is_not(arm):
     other = {**b, "hardware": {"gpu": "another"}, "execution": {**b["execution"], "old_logps": "extra_forward"}}
     (found,) = success.comparisons([arm("A", 1, 8, 1.0, env=a), arm("B", 1, 8, 1.0, env=other)])
     assert [warning.split("`")[1] for warning in found.warnings] == ["hardware", "execution"]
-    assert all("may not compare" in line for line in success.success_statements([found])[1:-1])
+    assert all("may not compare" in line for line in page.success_statements([found])[1:-1])
 
 
 def test_b_is_told_from_a(arm):
     found = success.comparisons([arm("A", 0, 8, 2.0), arm("B", 0, 7, 1.0)])
-    assert DIFFERENT_OBJECTIVE in success.success_table(found).notes
+    assert DIFFERENT_OBJECTIVE in page.success_table(found).notes

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
-from eval.runs import InputError, load_config, load_run, sort_runs
+from eval.run_folder.reading import load_config, load_run
+from eval.run_folder.run import sort_runs
+from trl_prorl.errors import InputError
 
 
 def test_absent_is_not_zero(make_run):

@@ -1,8 +1,7 @@
 import pytest
 
 from eval.command import command
-from eval.runs import InputError
-from trl_prorl.errors import PushError
+from trl_prorl.errors import InputError, PushError
 
 
 @pytest.mark.parametrize(

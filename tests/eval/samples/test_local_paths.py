@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from eval import drift, passk
-from eval.local_paths import with_local_paths
-from eval.models import hub_errors
-from eval.runs import InputError
+from eval.samples.local_paths import with_local_paths
+from eval.samples.models import hub_errors
+from trl_prorl.errors import InputError
 from trl_prorl.run.base_model import fingerprint
 
 

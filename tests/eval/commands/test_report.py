@@ -1,9 +1,12 @@
 import pytest
 from PIL import Image
 
-from eval import report, sections
-from eval.document import Bullets, Code, Picture, Report, Section, Text, said_once
-from eval.tables import DIFFERENT_OBJECTIVE, Table
+from eval import report
+from eval.pages import arms
+from eval.pages.document import Bullets, Code, Picture, Report, Section, Text, said_once
+from eval.pages.table import Table
+from eval.run_folder.finding import find_run_folders, load_runs
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 @pytest.fixture
@@ -107,7 +110,7 @@ def test_out_folder(demo, tmp_path):
 def test_arms_of_several_folders_keep_distinct_names(make_run, make_rows):
     first = make_run("seed0/A", "A", make_rows(3))
     second = make_run("seed1/A", "A", make_rows(3))
-    runs = report.load_runs(report.find_run_folders([str(first), str(second), str(first)]))
+    runs = load_runs(find_run_folders([str(first), str(second), str(first)]))
     assert [run.name for run in runs] == ["seed0/A", "seed1/A"]
 
 
@@ -139,7 +142,7 @@ def test_arms_are_told_apart_by_their_settings(make_run, make_rows):
         make_run(name, name, make_rows(2), config={**settings, "beta": 0.04, "ref_reset_every": every})
         for name, every in (("control", 0), ("A", 50))
     ]
-    control, a, common = sections.arm_list(report.load_runs(folders))
+    control, a, common = arms.arm_list(load_runs(folders))
     assert control.startswith("**control** (control, seed 0): KL to the initial policy")
     assert "ref_reset_every" not in control
     assert a.endswith("`ref_reset_every: 50`")
