@@ -1,4 +1,7 @@
-"""The entry points of `eval`: what goes wrong is one line on stderr, and the exit code says whether the input was at fault."""
+"""
+The entry points of `eval`: what goes wrong is one line on stderr, and the exit code says whether the input was at
+fault.
+"""
 
 import functools
 import sys

@@ -1,9 +1,9 @@
 """
 How far a run has moved from base: `python -m eval.drift --run runs/demo/A --checkpoints all`.
 
-On held-out prompts, at every token of the policy's own samples: the KL divergence from the policy to base, exact over the
-whole vocabulary; the share of places where both would say the same greedily; both entropies; and the length of the samples.
-Writes `drift.json` and `drift.png` into the run folder. Samples are kept and shared with `eval.passk`.
+On held-out prompts, at every token of the policy's own samples: the KL divergence from the policy to base, exact over
+the whole vocabulary; the share of places where both would say the same greedily; both entropies; and the length of the
+samples. Writes `drift.json` and `drift.png` into the run folder. Samples are kept and shared with `eval.passk`.
 """
 
 import argparse
@@ -33,12 +33,12 @@ from trl_prorl.run.run_id import RUN_ID
 @torch.no_grad()
 def drift_of(held_out: HeldOut, point: Point, base_model, samples: int) -> dict:
     """
-    The drift of one model, as an entry of `drift.json`: token means over all samples, with a 95 % bootstrap interval of the KL
-    over prompts.
+    The drift of one model, as an entry of `drift.json`: token means over all samples, with a 95 % bootstrap interval
+    of the KL over prompts.
 
     Args:
-        held_out ([`~eval.held_out.HeldOut`]): Prompts and samples.
-        point ([`~eval.models.Point`]): The model.
+        held_out ([`~eval.samples.held_out.HeldOut`]): Prompts and samples.
+        point ([`~eval.samples.points.Point`]): The model.
         base_model (`PreTrainedModel`): Base.
         samples (`int`): Samples per prompt.
     """

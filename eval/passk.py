@@ -4,9 +4,9 @@ pass@k of a run, base against trained, on the same held-out prompts of its task.
     python -m eval.passk --run runs/demo/A --run runs/demo/B --prompts 128 --n 16 --k 1 4 8
     python -m eval.passk --run runs/demo/A --checkpoints all --others parity@2 sorting
 
-Writes `passk.json` into each run folder, and the samples beside it (`samples/`, parquet): an evaluation that was stopped
-goes on, and none is drawn twice. With the settings of a `passk.json` that is there, it is completed. Base is the policy as
-the run began; runs that lie side by side share its samples.
+Writes `passk.json` into each run folder, and the samples beside it (`samples/`, parquet): an evaluation that was
+stopped goes on, and none is drawn twice. With the settings of a `passk.json` that is there, it is completed. Base is
+the policy as the run began; runs that lie side by side share its samples.
 """
 
 import argparse
@@ -89,7 +89,9 @@ def earlier_of(held_out: HeldOut, args) -> dict | None:
 
 
 def announcement(held_outs: list[HeldOut], args) -> str:
-    """One line on an evaluation that begins: models, prompts, samples of each, and how many of them are on disk already."""
+    """
+    One line on an evaluation that begins: models, prompts, samples of each, and how many of them are on disk already.
+    """
     held_out, *others = held_outs
     points = [held_out.base, held_out.trained]
     if args.checkpoints:
@@ -143,8 +145,8 @@ def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) ->
         whole = completed(earlier, result)
         if whole is None:
             print(
-                f"{held_out.run_dir / PASSK_FILE} was of other weights or other verdicts: it is written anew, with what is "
-                "asked now."
+                f"{held_out.run_dir / PASSK_FILE} was of other weights or other verdicts: it is written anew, with "
+                "what is asked now."
             )
         return whole or result
     return result

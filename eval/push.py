@@ -3,8 +3,8 @@ Push a run to the Hugging Face Hub, or push it again: after a failed upload, or 
 
     python -m eval.push --run runs/demo/A --repo someone/reverse-digits-A
 
-Writes the model card from the run's record and pushes model or adapter, tokenizer, card and record in one commit. The token
-is that of `hf auth login`, or `HF_TOKEN`.
+Writes the model card from the run's record and pushes model or adapter, tokenizer, card and record in one commit. The
+token is that of `hf auth login`, or `HF_TOKEN`.
 """
 
 import argparse

@@ -3,8 +3,8 @@ A report on run folders: tables, figures and what the numbers say.
 
     python -m eval.report --runs runs/demo/* --out runs/demo
 
-Writes `report.html`, one page with everything in it, and `report.md` with its pictures beside it. Held-out numbers come
-from each run's `passk.json`, which `python -m eval.passk` makes; without it those cells stay open.
+Writes `report.html`, one page with everything in it, and `report.md` with its pictures beside it. Held-out numbers
+come from each run's `passk.json`, which `python -m eval.passk` makes; without it those cells stay open.
 """
 
 import argparse

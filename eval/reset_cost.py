@@ -1,8 +1,8 @@
 """
 What a reset costs, against a plain copy of the same bytes: `python -m eval.reset_cost`.
 
-For LoRA and for full fine-tuning, and for each optimizer mode: the median time of moving the reference, of treating the
-optimizer, and of `copy_` over tensors of the same sizes, alternating in one process. Ratios are what to quote.
+For LoRA and for full fine-tuning, and for each optimizer mode: the median time of moving the reference, of treating
+the optimizer, and of `copy_` over tensors of the same sizes, alternating in one process. Ratios are what to quote.
 """
 
 import argparse

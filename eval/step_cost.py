@@ -1,10 +1,11 @@
 """
 What a step costs, side by side with TRL: `python -m eval.step_cost`.
 
-Every arm trains the same model on the same batches in one process, in turns: TRL with and without a reference, and A, B and
-C, padded and packed. The completions have lengths of GSM8K's distribution (`eval/gsm8k_lengths.json`, counted in the pieces of
-Qwen2's pre-tokenizer) times `--scale`, for models write more than the gold answers; their tokens are random. Generation is
-the same work for every arm: it is done once a round, by the first arm's model. Ratios to TRL are what to quote.
+Every arm trains the same model on the same batches in one process, in turns: TRL with and without a reference, and A,
+B and C, padded and packed. The completions have lengths of GSM8K's distribution (`eval/gsm8k_lengths.json`, counted in
+the pieces of Qwen2's pre-tokenizer) times `--scale`, for models write more than the gold answers; their tokens are
+random. Generation is the same work for every arm: it is done once a round, by the first arm's model. Ratios to TRL are
+what to quote.
 """
 
 import argparse
@@ -92,7 +93,9 @@ class Batches:
 
 
 class Stopwatch(TrainerCallback):
-    """Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip."""
+    """
+    Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip.
+    """
 
     def __init__(self, device: torch.device, clock: str):
         self.device, self.seconds, self.began = device, defaultdict(float), None
@@ -232,8 +235,8 @@ def measure(
     Run the arms in turns.
 
     Returns:
-        `dict[str, dict]`: by arm the median seconds of an optimizer step's `generation`, `scoring` and `update`, every round's
-        `phase` (all but generation), and on a GPU the `peak` memory in GiB.
+        `dict[str, dict]`: by arm the median seconds of an optimizer step's `generation`, `scoring` and `update`, every
+        round's `phase` (all but generation), and on a GPU the `peak` memory in GiB.
     """
     rounds = {name: defaultdict(list) for name in arms}
     generation = []
@@ -297,7 +300,9 @@ def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def ratio(result: dict[str, dict], name: str, baseline: str = BASELINE) -> tuple[float, float, float]:
-    """How many times as fast as the baseline an arm's update phase is: median, least and greatest over paired rounds."""
+    """
+    How many times as fast as the baseline an arm's update phase is: median, least and greatest over paired rounds.
+    """
     pairs = [theirs / mine for mine, theirs in zip(result[name]["phase"], result[baseline]["phase"], strict=True)]
     return statistics.median(pairs), min(pairs), max(pairs)
 
@@ -346,7 +351,9 @@ def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
 
 
 def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
-    """The update phase's seconds over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes."""
+    """
+    The update phase's seconds over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes.
+    """
     sizes = {
         tuple(map(int, re.findall(r"(\d+) tokens.*G=(\d+)", title)[0])): result for title, result in results.items()
     }
@@ -421,7 +428,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def settings(args: argparse.Namespace):
-    """Title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting asked for."""
+    """
+    Title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting asked for.
+    """
     checkpointing = {"off": [False], "on": [True], "both": [False, True]}[args.checkpointing]
     arms = {name: arm for name, arm in ARMS.items() if name == BASELINE or args.arms is None or name in args.arms}
     if args.mode == "growth":

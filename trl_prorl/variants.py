@@ -30,8 +30,8 @@ class Variant:
         recipe (`str`):
             What a recipe of it does, in a table of recipes.
         colour (`str`):
-            Of its lines and bars: from Okabe & Ito's palette, which colour-blind readers can tell apart, without the yellow
-            that white paper swallows.
+            Of its lines and bars: from Okabe & Ito's palette, which colour-blind readers can tell apart, without the
+            yellow that white paper swallows.
         kl (`str`, *optional*, defaults to `"kl_ref"`):
             The key of the record that holds the KL to its own anchor.
         launcher (`str`, *optional*, defaults to `"grpo_variantA.py"`):
@@ -81,8 +81,8 @@ VARIANTS = {
         Variant(
             name="B",
             short="no reference, KL to the sampling policy",
-            description="KL to pi_old, the policy that sampled the batch: no reference model and no reference forward; a "
-            "different objective from A's",
+            description="KL to pi_old, the policy that sampled the batch: no reference model and no reference "
+            "forward; a different objective from A's",
             anchor="KL to pi_old (a different objective)",
             recipe="KL to π_old: a different objective, no reference",
             colour="#D55E00",

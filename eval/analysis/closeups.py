@@ -46,7 +46,9 @@ def _median_or_none(values: np.ndarray) -> float | None:
 
 
 def window(runs: list[Run]) -> int:
-    """Half of the smallest gap between two resets of a run, so that close-ups do not overlap; at most 20, at least 1."""
+    """
+    Half of the smallest gap between two resets of a run, so that close-ups do not overlap; at most 20, at least 1.
+    """
     gaps = [gap for run in runs for gap in np.diff(run.reset_steps() or []) if gap > 0]
     return max(1, min([LARGEST_WINDOW, *(int(gap) // 2 for gap in gaps)]))
 

@@ -20,7 +20,8 @@ from trl_prorl.errors import InputError
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
-# How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the model.
+# How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
+# model.
 SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max-new-tokens"}
 
 

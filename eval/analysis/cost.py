@@ -17,8 +17,8 @@ def evaluation_seconds(run: Run) -> float:
 
 def mean_step_seconds(run: Run) -> float | None:
     """
-    Mean seconds of an optimizer step, validation included: the one to compare where only some steps generate, and where
-    a reset waits for a validation that other runs do without.
+    Mean seconds of an optimizer step, validation included: the one to compare where only some steps generate, and
+    where a reset waits for a validation that other runs do without.
     """
     seconds = run.measured("time_step")
     return None if seconds is None else float(seconds.mean()) + evaluation_seconds(run)

@@ -1,4 +1,6 @@
-"""How far a policy has moved from base: per token from logits, per model from sums over prompts, over a run's steps."""
+"""
+How far a policy has moved from base: per token from logits, per model from sums over prompts, over a run's steps.
+"""
 
 from typing import NamedTuple
 
@@ -23,7 +25,8 @@ def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: fl
     r"""
     What sets a policy apart from base at every token.
 
-    \\( \mathrm{KL}(\pi\|\pi_0) = \sum_a \pi(a) (\log\pi(a) - \log\pi_0(a)) \\), exact, no estimate from the sampled token.
+    \\( \mathrm{KL}(\pi\|\pi_0) = \sum_a \pi(a) (\log\pi(a) - \log\pi_0(a)) \\), exact, no estimate from the sampled
+    token.
 
     Args:
         logits, base_logits (`torch.Tensor`): Shape (..., V).
@@ -54,8 +57,8 @@ def model_drift(sums: np.ndarray) -> dict[str, float]:
     Means over the tokens of all samples, with a 95 % bootstrap interval of the KL over prompts.
 
     Args:
-        sums (`np.ndarray`): A row per prompt, shape (P, 5): sums over its tokens of the four measures of [`TokenDrift`] in
-            their order, and the number of tokens.
+        sums (`np.ndarray`): A row per prompt, shape (P, 5): sums over its tokens of the four measures of
+            [`TokenDrift`] in their order, and the number of tokens.
     """
     kl, agreement, entropy, base_entropy = sums[:, :4].sum(0) / sums[:, 4].sum()
     return {

@@ -19,7 +19,7 @@ SIDES = ("base", "trained")
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
     """
-    [`~eval.statistics.summarise_counts`] of verdicts.
+    [`~eval.analysis.statistics.summarise_counts`] of verdicts.
 
     Args:
         correct (`list[list[bool]]`): Shape (P, n).
@@ -44,7 +44,9 @@ def summarise_samples(samples: pd.DataFrame, ks: list[int]) -> dict:
 
 
 def by_task_and_level(sides: dict[str, pd.DataFrame], ks: list[int]) -> list[dict]:
-    """pass@k of every task and level among the prompts, where there is more than one and each has at least two prompts."""
+    """
+    pass@k of every task and level among the prompts, where there is more than one and each has at least two prompts.
+    """
     groups = list(dict.fromkeys(zip(sides["base"]["task"], sides["base"]["level"], strict=True)))
     result = []
     for task, level in groups if len(groups) > 1 else []:
@@ -83,7 +85,9 @@ def score(run: Run, side: str, k: int) -> Estimate | None:
 
 
 def per_prompt(result: dict, side: str, k: int = 1) -> np.ndarray:
-    """pass@k of each held-out prompt, shape (P,), from the counts of a `passk.json` or of a part of it that has `n`."""
+    """
+    pass@k of each held-out prompt, shape (P,), from the counts of a `passk.json` or of a part of it that has `n`.
+    """
     return pass_at_k_per_prompt(result[side]["correct"], result["n"], k)
 
 

@@ -1,4 +1,6 @@
-"""What becomes of a `passk.json` that is there already: the same evaluation is completed, and no fuller one is lost."""
+"""
+What becomes of a `passk.json` that is there already: the same evaluation is completed, and no fuller one is lost.
+"""
 
 from pathlib import Path
 
@@ -25,8 +27,8 @@ def to_complete(
     earlier: dict, asked: dict, *, steps: list[int], others: list[str], greedy: bool, path: Path
 ) -> dict | None:
     """
-    The earlier result if it is of the same evaluation, which [`completed`] goes on with; `None` if the new evaluation holds it
-    as a part.
+    The earlier result if it is of the same evaluation, which [`completed`] goes on with; `None` if the new evaluation
+    holds it as a part.
 
     Args:
         earlier (`dict`): Content of `passk.json`.
@@ -56,8 +58,8 @@ def to_complete(
         lost.append("greedy decoding (no --no-greedy)")
     if lost:
         raise InputError(
-            f"'{path}' has results that this larger evaluation leaves out; add {' and '.join(lost)} to what is asked, or give "
-            "--replace to lose them"
+            f"'{path}' has results that this larger evaluation leaves out; add {' and '.join(lost)} to what is asked, "
+            "or give --replace to lose them"
         )
     return None
 

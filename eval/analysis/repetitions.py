@@ -10,8 +10,8 @@ REPETITION_KEYS = ({"seed", "data_seed", "task_seed", "logging_dir"} | HARMLESS)
     "model_name_or_path",
     "dataset_name",
 }
-# Settings of evaluations during training, which sample from a random state of their own: only a trigger that watches one of
-# their metrics lets them change a number.
+# Settings of evaluations during training, which sample from a random state of their own: only a trigger that watches
+# one of their metrics lets them change a number.
 VALIDATION_KEYS = frozenset(
     "eval_strategy eval_steps eval_delay eval_on_start eval_rows eval_accumulation_steps per_device_eval_batch_size "
     "num_generations_eval".split()
@@ -61,8 +61,8 @@ def seed_count(group: list[Run]) -> int:
 
 def configuration_labels(groups: list[list[Run]]) -> list[str]:
     """
-    A short name per configuration: its variant, with the settings that set it apart from others of the variant. A setting
-    that does nothing in a configuration is not named there, as α where the reset is hard.
+    A short name per configuration: its variant, with the settings that set it apart from others of the variant. A
+    setting that does nothing in a configuration is not named there, as α where the reset is hard.
 
     Args:
         groups (`list[list[Run]]`): As [`repetitions`] gives them.

@@ -26,8 +26,8 @@ def nonfinite_events(run: Run) -> int | None:
 
 def collapsed(run: Run) -> bool | None:
     """
-    Whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best smoothed reward, or
-    a value was not finite.
+    Whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best smoothed
+    reward, or a value was not finite.
 
     Returns:
         `bool` or `None`: `None` if neither can be told. Half of a best that is not positive is no bar, so there only

@@ -61,8 +61,9 @@ def pass_at_k_upper_bound(per_prompt_pass1, k: int, n: int | None = None) -> flo
     Args:
         per_prompt_pass1 (`list[float]`): Rate of correct samples of each prompt, shape (P,), each in [0, 1].
         k (`int`): Size of the draw. For 1 the result is the mean itself.
-        n (`int`, *optional*): Samples each rate was measured with. Their noise adds to the spread and lowers the bound;
-            with `n` it is taken out, which makes the mean square unbiased (and the bound at k = 2 pass@2 itself).
+        n (`int`, *optional*): Samples each rate was measured with. Their noise adds to the spread and lowers the
+            bound; with `n` it is taken out, which makes the mean square unbiased (and the bound at k = 2 pass@2
+            itself).
 
     Returns:
         `float`: In [0, 1]. A bound for the rates given; an unbiased estimate of pass@k may exceed it by its noise.
@@ -129,8 +130,8 @@ def bootstrap_interval(
     """
     Percentile-bootstrap interval of the mean over prompts.
 
-    It covers the choice of prompts and the sampling of completions, not the variation between training seeds. Where all
-    values agree, resampling shows no spread, and the rule of three is taken instead.
+    It covers the choice of prompts and the sampling of completions, not the variation between training seeds. Where
+    all values agree, resampling shows no spread, and the rule of three is taken instead.
 
     Args:
         per_prompt_values (`list[float]`): One value per prompt, shape (P,).
@@ -190,7 +191,8 @@ def paired_bootstrap_difference(a, b, level: float = 0.95, resamples: int = 2000
 
 def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:
     """
-    Ratio of means `mean(a) / mean(b)`, both sides measured on the same prompts, with its percentile-bootstrap interval.
+    Ratio of means `mean(a) / mean(b)`, both sides measured on the same prompts, with its percentile-bootstrap
+    interval.
 
     Args:
         a, b (`list[float]`): One value per prompt, shape (P,) each, in the same order of prompts.
@@ -216,16 +218,16 @@ def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, see
 
 def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
     """
-    Percentile-bootstrap interval of `mean(a) / mean(b)` over prompts: whole prompts are drawn, each with both its values. With
-    sums and numbers of tokens that is a mean over tokens, in which long prompts count more.
+    Percentile-bootstrap interval of `mean(a) / mean(b)` over prompts: whole prompts are drawn, each with both its
+    values. With sums and numbers of tokens that is a mean over tokens, in which long prompts count more.
 
     Args:
         a, b (`list[float]`): One value per prompt, shape (P,) each, in the same order of prompts.
         level, resamples, seed: As in [`bootstrap_interval`].
 
     Returns:
-        `tuple[float, float]`: Lower and upper end; an end is `inf` where resamples have a zero denominator, both are NaN with
-        fewer than 20 prompts.
+        `tuple[float, float]`: Lower and upper end; an end is `inf` where resamples have a zero denominator, both are
+        NaN with fewer than 20 prompts.
 
     Raises:
         ValueError: If the shapes differ.
@@ -243,8 +245,8 @@ def found_four_times_in_five(estimate: Estimate) -> float:
     r"""
     The true difference that a 95 % interval of this width tells from 0 in four studies of five.
 
-    It is \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width, for an interval over many prompts, which is
-    nearly normal; half the width itself is found in one study of two only.
+    It is \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width, for an interval over many prompts,
+    which is nearly normal; half the width itself is found in one study of two only.
 
     Args:
         estimate ([`Estimate`]): A difference and its 95 % interval.
@@ -301,18 +303,19 @@ def fieller_ratio(b, a, paired: bool, level: float = 0.95) -> Estimate:
     r"""
     Ratio of means `mean(b) / mean(a)` of a few training runs with the interval of Fieller (1954).
 
-    It holds every \\( \rho \\) that a t-test of \\( \mathrm{mean}(b) - \rho\,\mathrm{mean}(a) = 0 \\) does not reject, so a
-    run of value 0 is a value like any other, which logarithms would have to leave out.
+    It holds every \\( \rho \\) that a t-test of \\( \mathrm{mean}(b) - \rho\,\mathrm{mean}(a) = 0 \\) does not reject,
+    so a run of value 0 is a value like any other, which logarithms would have to leave out.
 
     Args:
         b, a (`list[float]`): One value per run, none negative.
         paired (`bool`): Whether the values belong together, seed by seed: n - 1 degrees of freedom of
-            \\( b_s - \rho a_s \\). Otherwise the two sides vary on their own, with one less than the runs of the smaller.
+            \\( b_s - \rho a_s \\). Otherwise the two sides vary on their own, with one less than the runs of the
+            smaller.
         level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
 
     Returns:
-        [`Estimate`]: The ratio and its interval, at least 0; 0 to infinity with one run on a side, and without an upper end
-        where `a` is not told from 0.
+        [`Estimate`]: The ratio and its interval, at least 0; 0 to infinity with one run on a side, and without an
+        upper end where `a` is not told from 0.
 
     Raises:
         ValueError: If the mean of `a` is 0, or paired values differ in number.

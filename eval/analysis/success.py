@@ -16,14 +16,16 @@ from eval.run_folder.run import Run
 
 
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
-# What makes B B, and no other way of computing: it has no reference to score with, and its penalty is added to TRL's loss.
+# What makes B B, and no other way of computing: it has no reference to score with, and its penalty is added to TRL's
+# loss.
 INHERENT_EXECUTION = ("ref_compute", "loss")
 
 
 @dataclass(frozen=True)
 class Pair:
     """
-    One run of B and one of A: held-out pass@1 and mean step time, B's over A's; `None` where not measured or where A is 0.
+    One run of B and one of A: held-out pass@1 and mean step time, B's over A's; `None` where not measured or where A
+    is 0.
 
     The interval of the share is over prompts: of these two models, not of training with another seed.
     """
@@ -42,9 +44,9 @@ class Comparison:
     Attributes:
         b, a (`str`): Names of the configurations.
         pairs (`list[Pair]`): Runs that share a seed, or all combinations where none is shared.
-        share (`Estimate` or `None`): B's mean held-out pass@1 over A's, all comparable pairs together. The interval is the
-            hull of Fieller's over training runs and a bootstrap over prompts; 0 to infinity with one pair, whose prompts
-            say nothing of other seeds.
+        share (`Estimate` or `None`): B's mean held-out pass@1 over A's, all comparable pairs together. The interval is
+            the hull of Fieller's over training runs and a bootstrap over prompts; 0 to infinity with one pair, whose
+            prompts say nothing of other seeds.
         step_time (`Estimate` or `None`): Ratio of mean step times; the interval is over runs, 0 to infinity with one.
         warnings (`list[str]`): Why the step times may not compare.
     """
@@ -92,8 +94,8 @@ def ratio_over_runs(b: list[float], a: list[float], paired: bool) -> tuple[float
 
     Args:
         b, a (`list[float]`): One positive value per run.
-        paired (`bool`): Whether the values belong together, seed by seed (t-test of the log ratios); Welch's test of the
-            two sides otherwise.
+        paired (`bool`): Whether the values belong together, seed by seed (t-test of the log ratios); Welch's test of
+            the two sides otherwise.
 
     Returns:
         `tuple[float, float]` or `None`: `None` with fewer than 2 runs on a side.

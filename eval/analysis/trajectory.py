@@ -23,7 +23,8 @@ MIN_RESAMPLES = 39
 @dataclass(frozen=True)
 class SaturationFit:
     """
-    The curve 1 - (1 - p0) e^(-alpha t) through pass@k over steps: what is unsolved shrinks by the same share each step.
+    The curve 1 - (1 - p0) e^(-alpha t) through pass@k over steps: what is unsolved shrinks by the same share each
+    step.
 
     Attributes:
         p0 (`float`): Value at step 0: as measured, or fitted if it was left free.
@@ -317,8 +318,9 @@ def check_run(run: Run, k: int, *, free_start: bool = False, resamples: int = RE
     steps, per_prompt = per_prompt_by_step(run, k)
     if len(steps) - 1 < MIN_CHECKPOINTS:
         raise InputError(
-            f"'{run.path / 'passk.json'}' holds {len(steps) - 1} checkpoint(s), a fit needs at least {MIN_CHECKPOINTS}; "
-            f"run `python -m eval.passk --run {run.path} --checkpoints all` (save_steps decides how many there are)"
+            f"'{run.path / 'passk.json'}' holds {len(steps) - 1} checkpoint(s), a fit needs at least "
+            f"{MIN_CHECKPOINTS}; run `python -m eval.passk --run {run.path} --checkpoints all` (save_steps decides "
+            "how many there are)"
         )
     try:
         return check_saturation(steps, per_prompt, k, free_start=free_start, resamples=resamples)

@@ -19,7 +19,9 @@ DESCRIBED_KEYS = (
 
 
 def arm_list(runs: list[Run]) -> list[str]:
-    """What each arm is: its variant in words, its seed and the settings that set it apart, then what all arms share."""
+    """
+    What each arm is: its variant in words, its seed and the settings that set it apart, then what all arms share.
+    """
 
     def described(run, keys):
         return ", ".join(f"`{key}: {run.config[key]}`" for key in keys if run.config.get(key))

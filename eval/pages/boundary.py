@@ -33,8 +33,8 @@ K_COLUMNS = [
 def boundary_table(result: Boundary, title: str = "pass@k") -> Table:
     """pass@k of both sides, a row per k, with the bounds beside what was measured."""
     notes = [
-        "[95 % bootstrap over prompts]. The bound is what mean and spread of pass@1 over prompts allow pass@k to be at "
-        "most (Jensen), both estimated without bias; at k = 1 and 2 it is pass@k itself.",
+        "[95 % bootstrap over prompts]. The bound is what mean and spread of pass@1 over prompts allow pass@k to be "
+        "at most (Jensen), both estimated without bias; at k = 1 and 2 it is pass@k itself.",
         *([NO_INTERVAL_NOTE] if result.prompts < MIN_PROMPTS else []),
     ]
     return table_of(title, K_COLUMNS, result.rows, notes)
@@ -52,8 +52,8 @@ def boundary_statements(result: Boundary) -> list[str]:
         if changes:
             separated = sum(change.separated for change in changes)
             lines.append(
-                f"Of the {len(changes)} {name}, sampling noise is excluded for {separated} (Fisher's exact test against base, "
-                f"Holm over all {result.prompts} prompts, 5 %): {_listed(changes, result.n)}."
+                f"Of the {len(changes)} {name}, sampling noise is excluded for {separated} (Fisher's exact test "
+                f"against base, Holm over all {result.prompts} prompts, 5 %): {_listed(changes, result.n)}."
             )
     reach = (
         f"a prompt that had none needs up to {result.separable_from} of {result.n} correct to be told apart"
@@ -161,10 +161,10 @@ def runs_table(runs: list[Run]) -> Table | None:
     if not rows:
         return None
     notes = [
-        "Newly solved: no correct base sample, some of the trained model; lost: the reverse; in brackets those for which "
-        "sampling noise is excluded (Fisher's exact test, Holm over all prompts of the run, 5 %). p: exact McNemar of newly "
-        "solved against lost. No correct sample does not mean impossible: the last column is the highest rate that leaves a "
-        "chance of 5 % of it. `python -m eval.boundary --run …` shows the prompts."
+        "Newly solved: no correct base sample, some of the trained model; lost: the reverse; in brackets those for "
+        "which sampling noise is excluded (Fisher's exact test, Holm over all prompts of the run, 5 %). p: exact "
+        "McNemar of newly solved against lost. No correct sample does not mean impossible: the last column is the "
+        "highest rate that leaves a chance of 5 % of it. `python -m eval.boundary --run …` shows the prompts."
     ]
     return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes + objective_notes(runs))
 

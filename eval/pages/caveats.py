@@ -27,18 +27,21 @@ def caveats(runs: list[Run]) -> list[str]:
             f"Training seeds per arm: {counts}. Intervals of single runs are over prompts only; those in the table "
             "over seeds are over seeds only, and wide, for the seeds are few."
         )
+    def decoding(passk: dict) -> str:
+        return "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"
+
     settings = {
         f"{run.passk['split']} split, {run.passk['prompts']} prompts, {run.passk['n']} samples each, "
         f"{f'cut after {tokens} tokens, ' if (tokens := max_new_tokens(run)) else ''}"
-        f"{'greedy decoding' if run.passk['temperature'] == 0 else 'temperature {:g}'.format(run.passk['temperature'])}"
+        f"{decoding(run.passk)}"
         for run in runs
         if run.passk
     }
     if settings:
         lines.append(
-            f"Held-out numbers: {'; '.join(sorted(settings))}. pass@k is the unbiased estimator of Chen et al. (2021), "
-            "its intervals are 95 % percentile bootstraps over prompts. Training reward is on training prompts and is "
-            "no held-out number."
+            f"Held-out numbers: {'; '.join(sorted(settings))}. pass@k is the unbiased estimator of Chen et al. "
+            "(2021), its intervals are 95 % percentile bootstraps over prompts. Training reward is on training "
+            "prompts and is no held-out number."
         )
     if any(part["prompts"] < MIN_PROMPTS for run in runs if run.passk for part in _evaluations(run.passk)):
         lines.append(NO_INTERVAL_NOTE)
@@ -64,15 +67,17 @@ def _evaluations(passk: dict) -> list[dict]:
 
 
 def _execution_differences(runs: list[Run]) -> list[str]:
-    """Ways of computing that differ though the arms could share them: the loss, and having a reference, define an arm."""
+    """
+    Ways of computing that differ though the arms could share them: the loss, and having a reference, define an arm.
+    """
     lines = []
     for key in ("packing", "old_logps", "ref_compute"):
         recorded = [(run.env.get("execution") or {}).get(key) for run in runs]
         values = {value: None for value in recorded if value not in (None, "none")}
         if len(values) > 1:
             lines.append(
-                f"The runs differ in `{key}` ({' and '.join(map(str, values))}; `execution` in `env.json`): step times "
-                "compare these ways of computing too."
+                f"The runs differ in `{key}` ({' and '.join(map(str, values))}; `execution` in `env.json`): step "
+                "times compare these ways of computing too."
             )
     return lines
 

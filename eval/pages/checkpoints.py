@@ -55,8 +55,8 @@ def checkpoint_table(runs: list[Run]) -> Table | None:
     if not rows:
         return None
     notes = [
-        "Intervals are 95 % over prompts. The best of many checkpoints is chosen on the same prompts it is reported on, and so "
-        "too high by chance."
+        "Intervals are 95 % over prompts. The best of many checkpoints is chosen on the same prompts it is reported "
+        "on, and so too high by chance."
     ]
     return table_of("Held-out pass@k over checkpoints", columns, rows, notes + objective_notes(runs))
 

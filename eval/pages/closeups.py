@@ -64,7 +64,8 @@ def closeup_panels(runs: list[Run]) -> list[Panel]:
         rows.append(
             [
                 Panel(
-                    f"{title} from {window(arm.runs)} steps before to {window(arm.runs)} steps after each reset of {arm.label}",
+                    f"{title} from {window(arm.runs)} steps before to {window(arm.runs)} steps after each reset of "
+                    f"{arm.label}",
                     lambda axes, arm=arm, cut=cut, draw=draw: draw(axes, arm, cut),
                 )
                 for arm, cut in zip(arms, cuts, strict=True)
@@ -100,9 +101,9 @@ COLUMNS = [
 def closeup_table(runs: list[Run]) -> Table:
     """Medians before and after the resets of each arm."""
     notes = [
-        "Medians over all resets of an arm and all steps of the window on that side. The window is half of the smallest gap "
-        f"between resets, at most {LARGEST_WINDOW} steps. After a reset the KL to the reference starts again at 0: its fall "
-        "is the reset itself."
+        "Medians over all resets of an arm and all steps of the window on that side. The window is half of the "
+        f"smallest gap between resets, at most {LARGEST_WINDOW} steps. After a reset the KL to the reference starts "
+        "again at 0: its fall is the reset itself."
     ]
     return table_of("Reset close-ups", COLUMNS, arms_with_resets(runs), notes + objective_notes(runs))
 
@@ -112,8 +113,8 @@ def sections(runs: list[Run]) -> list[Section]:
         return []
     table = closeup_table(runs)
     text = (
-        "Every reset faint, their median strong, all seeds of an arm together. The dotted line is the reset: 0 is the last "
-        "step before it, 1 the first after. The scale of a metric is the same for all arms."
+        "Every reset faint, their median strong, all seeds of an arm together. The dotted line is the reset: 0 is the "
+        "last step before it, 1 the first after. The scale of a metric is the same for all arms."
     )
     picture = Picture(
         "resets.png",

@@ -41,7 +41,10 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
         elif math.isnan(each.difference.low):
             body = NO_INTERVAL_NOTE
         else:
-            body = f"no difference found; one of {each.visible:.3f} would be found four times in five, a smaller one less often."
+            body = (
+                f"no difference found; one of {each.visible:.3f} would be found four times in five, a smaller one less "
+                "often."
+            )
         difference = interval_cell(each.difference, "+.3f")
         lines.append(f"pass@{each.k}: `{each.first}` less `{each.second}` {difference}: {body}")
     each = comparisons[0]
@@ -99,10 +102,10 @@ def pairs_blocks(runs: list[Run]) -> list[Block]:
     rows = list(zip(found, adjusted, strict=True))
     on = " or ".join(sorted({by_k[0].paired_on for by_k in found}))
     notes = [
-        "Trained models of one training seed on the same prompts, every arm against the control and against A. Where the "
-        "interval covers 0, a true difference of the next column would be found four times in five, a smaller one less "
-        f"often. Right in one alone: prompts, by {on}; p: exact McNemar, Holm over the table. One run on each side: nothing "
-        "here covers the variation between training seeds."
+        "Trained models of one training seed on the same prompts, every arm against the control and against A. Where "
+        "the interval covers 0, a true difference of the next column would be found four times in five, a smaller one "
+        f"less often. Right in one alone: prompts, by {on}; p: exact McNemar, Holm over the table. One run on each "
+        "side: nothing here covers the variation between training seeds."
     ]
     table = table_of("Arms of the same seed, paired by prompt", PAIR_COLUMNS, rows, notes + objective_notes(runs))
     return [table, *([Bullets(lines)] if lines else [])]

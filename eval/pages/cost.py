@@ -49,8 +49,8 @@ def cost_table(runs: list[Run]) -> Table:
         Column("mean step time / control's", lambda run: cell(step_time_over_control(run, runs), ".2f")),
     ]
     notes = [
-        "A forward call is one scoring call of the model, generation and evaluation not counted; calls are totals over "
-        f"the run. {NOT_MEASURED} means not measured."
+        "A forward call is one scoring call of the model, generation and evaluation not counted; calls are totals "
+        f"over the run. {NOT_MEASURED} means not measured."
     ]
     if _has_validated(runs):
         notes.append("Mean seconds and their ratio include the validation during training, the median does not.")

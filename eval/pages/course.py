@@ -135,8 +135,8 @@ def plot_summary(runs: list[Run], path: Path) -> None:
 def sections(runs: list[Run]) -> list[Section]:
     caption = with_band_note(
         runs,
-        f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL: median of the steps where it is positive), as recorded behind it in "
-        "faint. Vertical lines are resets, in the arm's colour.",
+        f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL: median of the steps where it is positive), as recorded "
+        "behind it in faint. Vertical lines are resets, in the arm's colour.",
     )
     pictures = [
         Picture(

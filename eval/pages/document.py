@@ -97,7 +97,10 @@ class Report:
 
 
 def said_once(report: Report, sentence: str) -> Report:
-    """The report with a sentence where it first stands, and nowhere else: a table or a picture of its own brings it along."""
+    """
+    The report with a sentence where it first stands, and nowhere else: a table or a picture of its own brings it
+    along.
+    """
     seen = False
 
     def first(text: str) -> str:

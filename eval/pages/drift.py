@@ -71,9 +71,9 @@ def runs_table(runs: list[Run]) -> Table | None:
     if not rows:
         return None
     notes = [
-        "The last checkpoint of each run. KL in nats per token, exact over the vocabulary, at the policy's own samples; "
-        f"agreement is the share of positions where both have the same likeliest token. {NOT_MEASURED} means not "
-        "measured."
+        "The last checkpoint of each run. KL in nats per token, exact over the vocabulary, at the policy's own "
+        f"samples; agreement is the share of positions where both have the same likeliest token. {NOT_MEASURED} means "
+        "not measured."
     ]
     return table_of("Distance from base", RUN_COLUMNS, rows, notes + objective_notes(runs))
 

@@ -68,8 +68,8 @@ def sections(runs: list[Run]) -> list[Section]:
     if not panels:
         return []
     text = (
-        "Dotted: base; strong: trained. From the counts of correct samples, k on a base-2 axis. Bands: 95 % over prompts for a "
-        "single run, lowest to highest seed where there are several."
+        "Dotted: base; strong: trained. From the counts of correct samples, k on a base-2 axis. Bands: 95 % over "
+        "prompts for a single run, lowest to highest seed where there are several."
     )
     picture = Picture("passk.png", "Held-out pass@k against k", with_objective(runs, text), panels, 3)
     found = [Section("pass@k against k", [picture])]

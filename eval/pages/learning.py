@@ -59,8 +59,8 @@ def learning_table(runs: list[Run]) -> Table:
     """What each run learned, a row each."""
     clipping = ", the clip ratio the share of tokens clipped" if _is_clipping_measured(runs) else ""
     notes = [
-        f"pass@k is of the trained model where only one number stands. KL is the k3 mean over tokens in nats{clipping}; final "
-        f"means the mean of the last 10 % of the steps. {NOT_MEASURED} means not measured."
+        "pass@k is of the trained model where only one number stands. KL is the k3 mean over tokens in "
+        f"nats{clipping}; final means the mean of the last 10 % of the steps. {NOT_MEASURED} means not measured."
     ]
     return table_of("What was learned", RUN_COLUMNS, runs, notes + objective_notes(runs))
 

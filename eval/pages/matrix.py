@@ -100,16 +100,17 @@ COLUMNS = [
     Column(
         "gain",
         lambda row: row.score_cell(_gain_per_prompt, "+.3f", least=-1.0),
-        "**gain**: pass@1 of the trained model less that of base. In brackets 95 %: over prompts (bootstrap); where there are "
-        "several seeds, the hull of that, the seeds averaged, and of Student's t over the seeds, wide while they are few.",
+        "**gain**: pass@1 of the trained model less that of base. In brackets 95 %: over prompts (bootstrap); where "
+        "there are several seeds, the hull of that, the seeds averaged, and of Student's t over the seeds, wide while "
+        "they are few.",
         PERFORMANCE,
     ),
     Column(
         "collapsed",
         _collapsed_cell,
-        f"**collapsed**: runs whose mean training reward over the last 10 % of the steps (at least {SMOOTHING_STEPS}) is below "
-        f"{COLLAPSE_SHARE:g} of the best mean over {SMOOTHING_STEPS} steps, or in which a loss or gradient was not finite, of "
-        "the runs where that can be told.",
+        f"**collapsed**: runs whose mean training reward over the last 10 % of the steps (at least {SMOOTHING_STEPS}) "
+        f"is below {COLLAPSE_SHARE:g} of the best mean over {SMOOTHING_STEPS} steps, or in which a loss or gradient "
+        "was not finite, of the runs where that can be told.",
         STABILITY,
     ),
     Column(
@@ -121,8 +122,8 @@ COLUMNS = [
     Column(
         "largest drop",
         lambda row: cell(row.worst(largest_drop), ".3f"),
-        f"**largest drop**: the furthest the training reward (mean over {SMOOTHING_STEPS} steps) fell below its best so far; "
-        "the worst seed.",
+        f"**largest drop**: the furthest the training reward (mean over {SMOOTHING_STEPS} steps) fell below its best "
+        "so far; the worst seed.",
         STABILITY,
     ),
     Column(
@@ -134,8 +135,8 @@ COLUMNS = [
     Column(
         "step time / control",
         lambda row: cell(row.mean(lambda run: step_time_over_control(run, row.all_runs)), ".2f"),
-        "**step time / control**: mean seconds of an optimizer step, validation during training included, over those of the "
-        "control of the same seed, or of the first control; mean over seeds.",
+        "**step time / control**: mean seconds of an optimizer step, validation during training included, over those "
+        "of the control of the same seed, or of the first control; mean over seeds.",
         COST,
     ),
     Column(

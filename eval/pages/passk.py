@@ -28,8 +28,8 @@ def _side_by_side(what: str, title: str, rows: Sequence[list[str]]) -> Table:
 def result_table(run_dir: Path, result: dict) -> Table:
     """Base against trained, a row per k, with 95 % bootstrap intervals over prompts."""
     title = (
-        f"pass@k of {run_dir}: {result['task']}, {result['split']} split, {result['prompts']} prompts, n = {result['n']}, "
-        f"temperature {result['temperature']:g}"
+        f"pass@k of {run_dir}: {result['task']}, {result['split']} split, {result['prompts']} prompts, n = "
+        f"{result['n']}, temperature {result['temperature']:g}"
     )
     rows = [_row(str(k), result, k) for k in result["k"]]
     return _side_by_side("k", title, [*rows, _greedy_row(result["greedy"])] if "greedy" in result else rows)
@@ -37,7 +37,8 @@ def result_table(run_dir: Path, result: dict) -> Table:
 
 def parts_table(result: dict) -> Table | None:
     """
-    The smallest k of every task and level among the prompts, and of the tasks that were not trained; `None` if neither.
+    The smallest k of every task and level among the prompts, and of the tasks that were not trained; `None` if
+    neither.
     """
     k = result["k"][0]
     rows = [

@@ -39,7 +39,8 @@ def sections(runs: list[Run], command: str) -> list[Section]:
         command (`str`): The command that makes the report again.
     """
     how = Text(
-        "`python recipes/grpo_variantA.py --config <run folder>/config.yaml --output_dir <new folder>` trains a run from a "
-        "recipe again, whatever its variant: its `config.yaml` decides. `env.json` holds versions, hardware and seed. Then:"
+        "`python recipes/grpo_variantA.py --config <run folder>/config.yaml --output_dir <new folder>` trains a run "
+        "from a recipe again, whatever its variant: its `config.yaml` decides. `env.json` holds versions, hardware "
+        "and seed. Then:"
     )
     return [Section("How to reproduce", [how, Code(f"{evaluation_commands(runs)}\n{command}".strip())])]

@@ -37,7 +37,9 @@ def gain_statements(runs: list[Run]) -> list[str]:
 
 
 def share_statements(runs: list[Run]) -> list[str]:
-    """B's held-out pass@1 as a share of A's, pair by pair; the first says that the two optimise different objectives."""
+    """
+    B's held-out pass@1 as a share of A's, pair by pair; the first says that the two optimise different objectives.
+    """
     lines = []
     for b, a in pairs(runs, "B", "A"):
         heading = f"`{b.name}` (B) against `{a.name}` (A), held-out pass@1: "

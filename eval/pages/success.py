@@ -86,10 +86,10 @@ def success_table(found: list[Comparison]) -> Table:
             )
         rows.append([f"**{comparison.b}**", f"**{comparison.a}**", "all", comparison.share, comparison.step_time])
     notes = [
-        "Met or not met only where the whole interval is on one side. Intervals are 95 %: of a single pair over prompts "
-        "(paired bootstrap), which says nothing of other seeds and decides nothing; over all pairs of training runs, "
-        "paired where every seed stands once on each side: for the score the hull of Fieller's and of a bootstrap over "
-        "prompts, for the ratio of mean step times Student's t of log ratios.",
+        "Met or not met only where the whole interval is on one side. Intervals are 95 %: of a single pair over "
+        "prompts (paired bootstrap), which says nothing of other seeds and decides nothing; over all pairs of "
+        "training runs, paired where every seed stands once on each side: for the score the hull of Fieller's and of "
+        "a bootstrap over prompts, for the ratio of mean step times Student's t of log ratios.",
         DIFFERENT_OBJECTIVE,
     ]
     return table_of("Success rule: B against A", columns, rows, notes)

@@ -19,7 +19,8 @@ class Table:
     Attributes:
         notes (`list[str]`): Paragraphs below the table.
         definitions (`list[str]`): What the columns mean, one each; a list below the table, folded in HTML.
-        groups (`list[tuple[str, int]]`): Headings over the header, each with the number of columns below it; HTML only.
+        groups (`list[tuple[str, int]]`): Headings over the header, each with the number of columns below it; HTML
+            only.
     """
 
     title: str
@@ -40,8 +41,8 @@ class Table:
     def to_rich(self, narrow: bool = False) -> RichTable:
         """
         Args:
-            narrow (`bool`, *optional*, defaults to `False`): For 80 columns: no frame, everything to the right, and only the
-                first column folds.
+            narrow (`bool`, *optional*, defaults to `False`): For 80 columns: no frame, everything to the right, and
+                only the first column folds.
         """
         caption = escape(visible(" ".join(self.notes))) or None
         table = RichTable(title=escape(visible(self.title)), caption=caption, caption_justify="left")

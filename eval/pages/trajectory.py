@@ -48,9 +48,9 @@ def trajectory_table(checks: list[tuple[Run, SaturationCheck]]) -> Table:
     """A row per run and k: where it began and ended, the rate, and whether the curve holds."""
     runs = [run for run, _ in checks]
     notes = [
-        "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base unless fitted; 'halves in' is the "
-        "steps in which the unsolved part halves; [95 %] and p from resampled prompts, p at least 1/(resamples + 1). "
-        "'holds' means that no departure was seen, at 5 %."
+        "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base unless fitted; 'halves in' is "
+        "the steps in which the unsolved part halves; [95 %] and p from resampled prompts, p at least 1/(resamples + "
+        "1). 'holds' means that no departure was seen, at 5 %."
     ]
     return table_of("pass@k over training", COLUMNS, checks, notes + objective_notes(runs))
 

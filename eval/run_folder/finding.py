@@ -13,7 +13,9 @@ from trl_prorl.errors import InputError
 def add_run_option(
     parser: argparse.ArgumentParser, help: str = "run folders; may be repeated", type: type = Path
 ) -> None:
-    """`--run RUN`, which may be repeated, or `--runs RUN RUN`: either spelling takes one or several, in `args.runs`."""
+    """
+    `--run RUN`, which may be repeated, or `--runs RUN RUN`: either spelling takes one or several, in `args.runs`.
+    """
     parser.add_argument(
         "--run", "--runs", dest="runs", metavar="RUN", action="extend", nargs="+", required=True, type=type, help=help
     )

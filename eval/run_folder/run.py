@@ -32,8 +32,8 @@ class Run:
         name (`str`): Name of the arm in tables and figures.
         config (`dict`): `config.yaml`; a missing key means the default.
         env (`dict`): `env.json`: variant, execution, seed, versions.
-        metrics (`pd.DataFrame`): `metrics.jsonl`, one row per optimizer step, sorted by `step`. NaN or a missing column
-            means not measured.
+        metrics (`pd.DataFrame`): `metrics.jsonl`, one row per optimizer step, sorted by `step`. NaN or a missing
+            column means not measured.
         events (`pd.DataFrame` or `None`): `events.jsonl`, one row per event; `None` if there is no such file.
         passk (`dict` or `None`): `passk.json`; `None` if the run was not evaluated.
         drift (`dict` or `None`): `drift.json`, the distance from base over checkpoints; `None` if it was not measured.

@@ -79,7 +79,9 @@ class HeldOut:
         self.base = Point("base", 0, None)
 
     def store(self, point: Point, temperature: float) -> SampleStore:
-        """Where the samples of a model are; those of a neighbouring run are taken over if they are the same model's."""
+        """
+        Where the samples of a model are; those of a neighbouring run are taken over if they are the same model's.
+        """
         settings = {
             "model": identity(point.folder, self.config),
             "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
@@ -96,11 +98,11 @@ class HeldOut:
 
     def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
         """
-        `n` samples of every prompt by one model, with the columns of [`~eval.samples.COLUMNS`]; what is not on disk is drawn
-        and kept.
+        `n` samples of every prompt by one model, with the columns of [`~eval.samples.store.COLUMNS`]; what is not on disk is
+        drawn and kept.
 
         Args:
-            point ([`~eval.models.Point`]): The model.
+            point ([`~eval.samples.points.Point`]): The model.
             n (`int`): Samples per prompt.
             temperature (`float`, *optional*): Another temperature than this evaluation's.
 
@@ -119,7 +121,9 @@ class HeldOut:
         return frame.loc[self.prompt_ids].reset_index(drop=True)
 
     def _missing(self, store: SampleStore, n: int) -> dict[int, int]:
-        """Samples of each prompt, by its place, that are not on disk; where there are more than `n`, a negative number."""
+        """
+        Samples of each prompt, by its place, that are not on disk; where there are more than `n`, a negative number.
+        """
         have = store.frame().groupby("prompt_id").size()
         return {place: n - int(have.get(name, 0)) for place, name in enumerate(self.prompt_ids)}
 
@@ -129,7 +133,9 @@ class HeldOut:
         return sum(count for count in self._missing(store, n).values() if count > 0)
 
     def _regraded(self, store: SampleStore) -> pd.DataFrame:
-        """All samples of a store; those of these prompts that another version of the graders has judged are judged anew."""
+        """
+        All samples of a store; those of these prompts that another version of the graders has judged are judged anew.
+        """
         frame, places = store.frame(), dict(zip(self.prompt_ids, range(len(self.rows)), strict=True))
         stale = frame["prompt_id"].isin(places) & (frame["grader"] != self.grader)
         if stale.any():
@@ -224,7 +230,9 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def grader_version() -> str:
-    """A name for the code that judges completions: it changes with any file of `tasks` and with the libraries it asks."""
+    """
+    A name for the code that judges completions: it changes with any file of `tasks` and with the libraries it asks.
+    """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
     return digest(_version("math-verify"), _version("reasoning-gym"), *(path.read_text() for path in files))[:12]
 

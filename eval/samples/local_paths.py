@@ -15,9 +15,10 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
     """
     A run's configuration, its relative paths as they lead to their target from here, the base model as it was then.
 
-    A path is tried as written, then from the run's folder and its parents, the nearest first: the run was started in one of
-    them, as a rule. What may be a name on the Hub stays as it is. What the run noted of base model and output folder decides:
-    another model of that name is passed over, and `model_revision` is the Hub's commit that the run began from.
+    A path is tried as written, then from the run's folder and its parents, the nearest first: the run was started in
+    one of them, as a rule. What may be a name on the Hub stays as it is. What the run noted of base model and output
+    folder decides: another model of that name is passed over, and `model_revision` is the Hub's commit that the run
+    began from.
 
     Args:
         run_dir (`Path`): The run folder.
@@ -41,7 +42,10 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
 
 
 def find_output_dir(run_dir: Path, config: dict, env: dict) -> str | None:
-    """The run's `output_dir` from here: the folder of that name whose weights are this run's, else any folder of that name."""
+    """
+    The run's `output_dir` from here: the folder of that name whose weights are this run's, else any folder of that
+    name.
+    """
 
     def this_runs(path, name):
         return path.is_dir() and saved_run_id(path) == env[RUN_ID]
@@ -72,13 +76,14 @@ def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
         found = _find(run_dir, name, is_model)
     if found is None and others:
         raise InputError(
-            f"'{run_dir / 'config.yaml'}' names model_name_or_path: {name}, and '{others[0]}' has other weights than the model "
-            "that the run began from; write there where that one is now"
+            f"'{run_dir / 'config.yaml'}' names model_name_or_path: {name}, and '{others[0]}' has other weights than "
+            "the model that the run began from; write there where that one is now"
         )
     if found is None:
         raise InputError(
-            f"'{run_dir / 'config.yaml'}' names model_name_or_path: {name}, and no such folder with a config.json is here, "
-            "beside the run or above it; start where the run was trained, or write there where its base model is now"
+            f"'{run_dir / 'config.yaml'}' names model_name_or_path: {name}, and no such folder with a config.json is "
+            "here, beside the run or above it; start where the run was trained, or write there where its base model "
+            "is now"
         )
     return found
 
@@ -92,8 +97,8 @@ def _embedded(run_dir: Path, name: str, env: dict) -> str:
     then, now = (env.get("base_model") or {}).get("sha256"), weights_sha256(found)
     if then not in (None, now):
         raise InputError(
-            f"'{run_dir}' began from another {name}: its weights had SHA-256 {then[:12]}…, those that come with this version "
-            f"of trl-prorl have {now[:12]}…; install the version that '{run_dir / 'env.json'}' names"
+            f"'{run_dir}' began from another {name}: its weights had SHA-256 {then[:12]}…, those that come with this "
+            f"version of trl-prorl have {now[:12]}…; install the version that '{run_dir / 'env.json'}' names"
         )
     return found
 

@@ -22,8 +22,8 @@ def hub_errors(base: str):
         if Path(base).is_dir():
             raise
         raise InputError(
-            f"model_name_or_path: {base} of config.yaml is no folder here, and the Hub did not give it ({error}); start where "
-            "the run was trained, or write there where its base model is now"
+            f"model_name_or_path: {base} of config.yaml is no folder here, and the Hub did not give it ({error}); "
+            "start where the run was trained, or write there where its base model is now"
         ) from error
 
 

@@ -44,7 +44,8 @@ def kind_of_model(folder: Path) -> str | None:
 def find_trained_model(run_dir: Path, config: dict) -> Path:
     """
     The folder of the model that a run left behind: the run folder or, if the record lies elsewhere by `run_dir`, its
-    `output_dir`. There a model counts only if its run's id is that of the record, for another run may have that name now.
+    `output_dir`. There a model counts only if its run's id is that of the record, for another run may have that name
+    now.
 
     Raises:
         InputError: If there is none, or the one that is there is another run's.
@@ -55,8 +56,8 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
         saved = saved_run_id(run_dir)
         if None not in (run, saved) and saved != run:
             raise InputError(
-                f"run folder '{run_dir}' holds the model of another run ({RUN_ID} {saved}, by env.json {run}); let the run "
-                "finish, or copy the files of one of its checkpoints there"
+                f"run folder '{run_dir}' holds the model of another run ({RUN_ID} {saved}, by env.json {run}); let "
+                "the run finish, or copy the files of one of its checkpoints there"
             )
         return run_dir
     elsewhere = output_dir_apart(run_dir, config, env)
@@ -69,8 +70,8 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
             else f"its {RUN_ID} is {saved_run_id(elsewhere)}, by env.json {run}"
         )
         raise InputError(
-            f"run folder '{run_dir}' has no trained model, and nothing says that the one in output_dir '{elsewhere}' is this "
-            f"run's ({why}); if it is, copy its files into the run folder"
+            f"run folder '{run_dir}' has no trained model, and nothing says that the one in output_dir '{elsewhere}' "
+            f"is this run's ({why}); if it is, copy its files into the run folder"
         )
     raise InputError(
         f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); "
@@ -94,8 +95,8 @@ def last_step(run_dir: Path) -> int | None:
 
 def trained_point(run_dir: Path, config: dict) -> Point:
     """
-    The model that the run left behind. It is of the last step on record, unless its weights are those of a checkpoint: the
-    best one, or one whose files were copied there after a run was killed.
+    The model that the run left behind. It is of the last step on record, unless its weights are those of a checkpoint:
+    the best one, or one whose files were copied there after a run was killed.
     """
     folder = find_trained_model(run_dir, config)
     found, _ = checkpoints(folder, run_dir)
@@ -109,7 +110,8 @@ def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int,
 
     Args:
         folder (`Path`): The folder.
-        run_dir (`Path`): The run folder. A checkpoint that says of no run counts as this one's there, and nowhere else.
+        run_dir (`Path`): The run folder. A checkpoint that says of no run counts as this one's there, and nowhere
+            else.
     """
     run, here = read_env(run_dir).get(RUN_ID), folder.resolve() == run_dir.resolve()
     found, others = {}, {}
@@ -150,7 +152,8 @@ def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Poi
     steps = sorted(found)
     if others:
         print(
-            f"{trained.folder}: {', '.join(path.name for _, path in sorted(others.items()))} of another run, left out.",
+            f"{trained.folder}: {', '.join(path.name for _, path in sorted(others.items()))} of another run, left "
+            "out.",
             file=sys.stderr,
         )
     if asked != ["all"]:
@@ -163,7 +166,7 @@ def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Poi
         steps = sorted(set(map(int, asked)))
     elif not steps:
         raise InputError(
-            f"--checkpoints all: '{trained.folder}' has no checkpoint; train with save_strategy: steps, save_steps: N and "
-            "a save_total_limit that keeps them (save_only_model: true keeps them small)"
+            f"--checkpoints all: '{trained.folder}' has no checkpoint; train with save_strategy: steps, save_steps: N "
+            "and a save_total_limit that keeps them (save_only_model: true keeps them small)"
         )
     return [Point(f"step-{step}", step, found[step]) for step in steps if step != trained.step]

@@ -1,4 +1,6 @@
-"""Samples of a model: batched generation from the full softmax, each sample with its text, its tokens and its verdict."""
+"""
+Samples of a model: batched generation from the full softmax, each sample with its text, its tokens and its verdict.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,8 +52,8 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
 @contextmanager
 def nothing_but_the_softmax(model) -> Iterator[None]:
     """
-    Without what a model's own generation config may ask for (min_p, suppressed tokens, beams, ...), which `generate` fills
-    in wherever a call leaves something open.
+    Without what a model's own generation config may ask for (min_p, suppressed tokens, beams, ...), which `generate`
+    fills in wherever a call leaves something open.
     """
     owners = [model, *([model.get_base_model()] if isinstance(model, PeftModel) else [])]
     before = [owner.generation_config for owner in owners]
@@ -79,8 +81,8 @@ def sample(
     """
     Sample `n` completions for each prompt in one call of `generate`, and verify them.
 
-    The full softmax at `temperature` is sampled, whatever a model's own generation config asks for. Samples depend on torch's
-    global seed and on what is batched together.
+    The full softmax at `temperature` is sampled, whatever a model's own generation config asks for. Samples depend on
+    torch's global seed and on what is batched together.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): A causal language model.

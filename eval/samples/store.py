@@ -1,7 +1,8 @@
-"""Samples on disk, so that nothing is sampled twice: `RUN/samples/<model>-<settings>/`, parquet beside `_settings.json`.
+"""
+Samples on disk, so that nothing is sampled twice: `RUN/samples/<model>-<settings>/`, parquet beside `_settings.json`.
 
-A sample is written with the batch it was drawn in: an evaluation that is stopped goes on where it was, and one that asks
-for more samples or more prompts draws what is missing.
+A sample is written with the batch it was drawn in: an evaluation that is stopped goes on where it was, and one that
+asks for more samples or more prompts draws what is missing.
 """
 
 import hashlib

@@ -1,4 +1,6 @@
-"""Whatever is in the files of a run folder, the commands that read it end well or say in a line which file is wrong."""
+"""
+Whatever is in the files of a run folder, the commands that read it end well or say in a line which file is wrong.
+"""
 
 import json
 import shutil

@@ -232,7 +232,8 @@ def test_fieller_covers_as_often_as_it_says(paired):
         b = true * (0.6 + shared) + rng.normal(0, 0.05, 4)
         _, low, high = fieller_ratio(b, a, paired)
         hits += low <= true <= high
-    # Exact where paired; more than asked for where not, for the fewest degrees of freedom are taken. 4 standard errors.
+    # Exact where paired; more than asked for where not, for the fewest degrees of freedom are taken. 4 standard
+    # errors.
     error = 4 * math.sqrt(0.05 * 0.95 / trials)
     assert 0.95 - error < hits / trials < (0.95 + error if paired else 1.0)
 

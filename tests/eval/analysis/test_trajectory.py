@@ -128,7 +128,8 @@ def test_longest_run(residuals, expected):
 
 
 def test_prompts_stay_together_over_steps():
-    # Each prompt follows the curve from its own start, so any choice of prompts does: no residual, no doubt about alpha.
+    # Each prompt follows the curve from its own start, so any choice of prompts does: no residual, no doubt about
+    # alpha.
     starts = np.random.default_rng(0).uniform(0, 0.9, size=40)
     per_prompt = 1 - np.outer(np.exp(-STEPS / 250), 1 - starts)
     check = check_saturation(STEPS, per_prompt, resamples=50)
