@@ -3,7 +3,7 @@ What a step costs, side by side with TRL: `python -m eval.step_cost`.
 
 Every arm trains the same model on the same batches in one process, in turns: TRL with and without a reference, and A,
 B and C, padded and packed. The completions have lengths of GSM8K's distribution (`eval/gsm8k_lengths.json`, counted in
-the pieces of Qwen2's pre-tokenizer) times `--scale`, for models write more than the gold answers; their tokens are
+the pieces of Qwen2's pre-tokenizer) times `--scale`, because models write more than the gold answers; their tokens are
 random. Generation is the same work for every arm: it is done once a round, by the first arm's model. Ratios to TRL are
 what to quote.
 """
@@ -404,7 +404,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--template", type=int, default=30, help="tokens of the chat template in every prompt")
     parser.add_argument("--longest", type=int, default=2048, help="completions are cut here")
     parser.add_argument("--rounds", type=int, default=5, help="rounds after the one that warms up")
-    parser.add_argument("--no_generation", action="store_true", help="do not time generation")
+    parser.add_argument("--no_generation", "--no-generation", action="store_true", help="do not time generation")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[64, 256, 1024, 2048], help="completion lengths of growth"
     )
@@ -479,13 +479,15 @@ def main(argv: list[str] | None = None) -> None:
         results[title] = measure(arms, args, batches, iterations, checkpoint, generate)
         show(console, title, results[title])
     args.out.mkdir(parents=True, exist_ok=True)
-    told = {
+    settings_used = {
         name: str(value) if not isinstance(value, (int, list, str)) else value for name, value in vars(args).items()
     }
-    told["hardware"] = (
+    settings_used["hardware"] = (
         torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     )
-    (args.out / f"{args.mode}.json").write_text(json.dumps({"settings": told, "results": results}, indent=1) + "\n")
+    (args.out / f"{args.mode}.json").write_text(
+        json.dumps({"settings": settings_used, "results": results}, indent=1) + "\n"
+    )
     (draw_growth if args.mode == "growth" else draw)(results, args.out / f"{args.mode}.png")
     console.print(f"{args.out / f'{args.mode}.json'} and {args.mode}.png; a ratio above 1 is faster than {BASELINE}.")
 

@@ -27,6 +27,7 @@ def caveats(runs: list[Run]) -> list[str]:
             f"Training seeds per arm: {counts}. Intervals of single runs are over prompts only; those in the table "
             "over seeds are over seeds only, and wide, for the seeds are few."
         )
+
     def decoding(passk: dict) -> str:
         return "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"
 

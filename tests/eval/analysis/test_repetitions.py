@@ -1,5 +1,11 @@
+import dataclasses
+
+from trl import GRPOConfig, ScriptArguments
+
 from eval.analysis import repetitions
 from eval.run_folder.reading import load_run
+from trl_prorl import ProRLConfig
+from trl_prorl.train import TaskArguments
 
 
 def test_what_changes_no_number_makes_no_other_configuration(make_run, make_rows):
@@ -43,3 +49,60 @@ def test_labels_name_what_differs_and_has_an_effect(make_run, make_rows):
         "C (eval_steps: 7, ref_reset_stall: 2)",
     ]
     assert repetitions.configuration_labels(groups[:1]) == ["C"]
+
+
+# A configuration in which a key has its effect.
+ENABLING = {
+    "optimizer_reset_alpha": {"optimizer_reset": "soft"},
+    "kl_horizon": {"kl_target": 0.1},
+    "base_anchor_every": {"beta_base": 0.1},
+    "pack_max_tokens": {"pack_groups": "auto"},
+    "elastic_ema": {"elastic_reset_every": 5},
+    "entropy_patience": {"entropy_floor": 0.1},
+    "ref_reset_kl_window": {"ref_reset_kl": 0.1},
+    "dynamic_sampling_rewards": {"dynamic_sampling_rounds": 1},
+    **dict.fromkeys(("length_least", "length_on", "length_off"), {"length_reward": "cosine"}),
+    **dict.fromkeys(("length_target", "length_cost"), {"length_reward": "target"}),
+    "length_margin": {"length_reward": "overlong"},
+    **dict.fromkeys(("thinking_text", "thinking_answer_tokens"), {"thinking_budget": 8}),
+    **dict.fromkeys(("ref_reset_metric", "ref_reset_metric_mode", "ref_reset_min_delta"), {"ref_reset_drop": 0.1}),
+}
+# Other values than the defaults, each of which a check of the value alone accepts.
+OTHER_VALUES = {
+    "ref_reset_metric": "eval_rewards/x/mean",
+    "ref_reset_metric_mode": "min",
+    "dynamic_sampling_rewards": ["x"],
+    "optimizer_reset_alpha": 0.5,
+    "elastic_ema": 0.5,
+}
+
+
+def refused_as_without_effect():
+    """Our own keys of which the configuration says, when nothing else is set, that they need another one."""
+    quiet = {"bf16": False, "use_cpu": True, "report_to": "none"}
+    for cls, host, common in ((ProRLConfig, GRPOConfig, quiet), (TaskArguments, ScriptArguments, {})):
+        inherited = {field.name for field in dataclasses.fields(host)}
+        for field in dataclasses.fields(cls):
+            if field.name in inherited:
+                continue
+            value = OTHER_VALUES.get(field.name, other_value(field.default))
+            try:
+                cls(**common, **{field.name: value})
+            except ValueError as error:
+                if f"{field.name}={value!r} has no effect without" in str(error):
+                    yield field.name
+
+
+def other_value(default):
+    if isinstance(default, bool) or default is None or isinstance(default, str):
+        return "x" if isinstance(default, str) else 7 if default is None else not default
+    return default + 1
+
+
+def test_the_configuration_and_the_report_agree_on_what_has_no_effect():
+    """The report restates rules of the configuration; a rule of one alone would split or join runs wrongly."""
+    refused = set(refused_as_without_effect())
+    assert refused == set(ENABLING) == set(repetitions.EFFECTIVE_WITH) - repetitions.VALIDATION_KEYS
+    for key, enabling in ENABLING.items():
+        assert not repetitions.matters(key, {}), key
+        assert repetitions.matters(key, enabling), key
