@@ -54,7 +54,7 @@ def drift_of(held_out: HeldOut, point: Point, base_model, samples: int) -> dict:
             {"input_ids": [questions[place] + ids for ids in answers]}, padding_side="right", return_tensors="pt"
         ).to(device)
         answer_width = padded["input_ids"].shape[1] - len(questions[place])
-        # The logits of the last question token and of every answer token but the last: those that chose the answers.
+        # The logits of the last question token and of every answer token but the last: they chose the answers.
         both = [
             one(
                 input_ids=padded["input_ids"],

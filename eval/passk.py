@@ -36,7 +36,7 @@ MOST_SAMPLES = 256
 
 
 def settings_of(held_out: HeldOut, n: int) -> dict:
-    """What an evaluation with `n` samples a prompt is of, as `passk.json` says it."""
+    """The settings of an evaluation with `n` samples a prompt, as `passk.json` records them."""
     return {
         "split": held_out.split,
         "prompts": len(held_out.rows),

@@ -23,7 +23,7 @@ from trl_prorl.hub.publish import Content, files_to_push, make_api, open_repo, p
 
 
 def file_table(repo: str, files: dict[str, Content]) -> Table:
-    """What would be pushed, with sizes."""
+    """The files of a push, with sizes."""
     table = Table(title=f"{repo}: {len(files)} files")
     table.add_column("file")
     table.add_column("bytes", justify="right")

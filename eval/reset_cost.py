@@ -62,7 +62,8 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
     moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
     rows = []
     for mode in MODES:
-        # The same bytes: the reference, and what the mode writes of the optimizer (asym clears one moment of two).
+        # The same bytes: the reference, and the optimizer's tensors that the mode writes (asym clears one moment of
+        # two).
         touched = {"keep": [], "asym": moments[::2]}.get(mode, moments)
         tensors = references + touched
         sources = [torch.zeros_like(tensor) for tensor in tensors]

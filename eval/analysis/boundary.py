@@ -45,7 +45,7 @@ class PromptChange(NamedTuple):
 
 
 class BoundaryRow(NamedTuple):
-    """pass@k at one k: measured with intervals over prompts, and what mean and spread of pass@1 allow at most."""
+    """pass@k at one k: measured with intervals over prompts, and its bound by mean and spread of pass@1."""
 
     k: int
     base: Estimate
@@ -134,7 +134,7 @@ def draw_sizes(n: int, evaluated=()) -> list[int]:
 
 def boundary(run_passk: dict) -> Boundary:
     """
-    What changed between base and trained, from the content of `passk.json` (or one of its `others`).
+    The changes from base to trained, by the content of `passk.json` (or one of its `others`).
 
     Args:
         run_passk (`dict`): With `n`, and `correct` (counts per prompt, shape (P,), P >= 2) under `base` and `trained`.

@@ -38,8 +38,8 @@ class Comparison:
         difference ([`Estimate`]): First less second, paired bootstrap over prompts.
         better, worse, equal (`int`): Prompts with more, fewer, equally many correct samples in the first run.
         paired (`McNemar`): Exact test of right or wrong, first against second.
-        paired_on (`str`): What right means there: greedy decoding, or any of n samples.
-        notes (`list[str]`): What keeps the two from being alike beyond what they are compared for.
+        paired_on (`str`): The meaning of right there: greedy decoding, or any of n samples.
+        notes (`list[str]`): Other differences between the two than the one they are compared for.
     """
 
     first: str
@@ -72,7 +72,7 @@ def check_comparable(a: Run, b: Run) -> None:
     """
     Refuse two runs whose prompts cannot be paired.
 
-    Where both were evaluated with `prompt_ids` those decide, where neither was the settings of the evaluation do.
+    The `prompt_ids` decide where both evaluations have them, the settings of the evaluations where neither has.
 
     Raises:
         InputError: With the reason and the cure.
@@ -82,7 +82,7 @@ def check_comparable(a: Run, b: Run) -> None:
     for key, option in SAMPLING.items():
         values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
         if values[0] != values[1]:
-            # Said outright, for the default is each run's own.
+            # Said outright, because the default is each run's own.
             asked = f" {option} {max(values)}" if None not in values else ""
             raise InputError(
                 f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{asked}`"

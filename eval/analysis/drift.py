@@ -23,7 +23,7 @@ class TokenDrift(NamedTuple):
 
 def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: float = 1.0) -> TokenDrift:
     r"""
-    What sets a policy apart from base at every token.
+    The differences between a policy and base at every token.
 
     \\( \mathrm{KL}(\pi\|\pi_0) = \sum_a \pi(a) (\log\pi(a) - \log\pi_0(a)) \\), exact, no estimate from the sampled
     token.

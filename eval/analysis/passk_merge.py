@@ -9,7 +9,7 @@ from eval.analysis.statistics import summarise_counts
 from trl_prorl.errors import InputError
 
 
-# What decides an evaluation, and the option that asks for it; task and level are the run's.
+# The settings that decide an evaluation, and their options; task and level are the run's.
 OPTIONS = {
     "prompts": "--prompts",
     "n": "--n",
@@ -33,7 +33,7 @@ def to_complete(
     Args:
         earlier (`dict`): Content of `passk.json`.
         asked (`dict`): The new evaluation's settings, with the keys of `OPTIONS`.
-        steps (`list[int]`), others (`list[str]`), greedy (`bool`): What is asked for beside it.
+        steps (`list[int]`), others (`list[str]`), greedy (`bool`): What else is asked for.
         path (`Path`): Where the earlier result is, for messages.
 
     Raises:
@@ -81,7 +81,7 @@ def _difference(earlier: dict, asked: dict, differing: list[str]) -> str:
 
 def completed(earlier: dict, result: dict) -> dict | None:
     """
-    A new result and what only the earlier one of the same evaluation has; `None` if that was of other weights.
+    The new result, with the parts that only the earlier one has; `None` if the earlier one is of other weights.
 
     Args:
         earlier (`dict`), result (`dict`): Contents of `passk.json`; the new one's `k` holds the earlier one's.

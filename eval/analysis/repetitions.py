@@ -16,7 +16,8 @@ VALIDATION_KEYS = frozenset(
     "eval_strategy eval_steps eval_delay eval_on_start eval_rows eval_accumulation_steps per_device_eval_batch_size "
     "num_generations_eval".split()
 )
-# What gives a setting its effect; where it is absent no number depends on the setting.
+# The settings that need another one: without it no number depends on them. The configuration refuses such values of
+# ours (a test holds the two together); a record may have them all the same, and TRL's keys of evaluation always do.
 EFFECTIVE_WITH = {
     "optimizer_reset_alpha": lambda config: config.get("optimizer_reset") == "soft",
     "kl_horizon": lambda config: config.get("kl_target") is not None,
@@ -47,7 +48,7 @@ def matters(key: str, config: dict) -> bool:
 
 
 def repetitions(runs: list[Run]) -> list[list[Run]]:
-    """Groups of runs with one variant and one configuration, but for what no number depends on, in given order."""
+    """Groups of runs of one variant and one configuration, keys aside on which no number depends; in given order."""
     groups = {}
     for run in runs:
         settings = {key: value for key, value in run.config.items() if matters(key, run.config)}

@@ -16,8 +16,8 @@ from eval.run_folder.run import Run
 
 
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
-# What makes B B, and no other way of computing: it has no reference to score with, and its penalty is added to TRL's
-# loss.
+# These define B and are no other way of computing: it has no reference to score with, and its penalty is added to
+# TRL's loss.
 INHERENT_EXECUTION = ("ref_compute", "loss")
 
 
@@ -90,7 +90,7 @@ def _pair(b: Run, a: Run) -> Pair:
 
 def ratio_over_runs(b: list[float], a: list[float], paired: bool) -> tuple[float, float] | None:
     """
-    95 % t-interval of a ratio of step times over training runs, in logarithms, for times vary by factors.
+    95 % t-interval of a ratio of step times over training runs, in logarithms, because times vary by factors.
 
     Args:
         b, a (`list[float]`): One positive value per run.
@@ -126,7 +126,7 @@ def _overall_share(found: list[Pair]) -> Estimate | None:
     b, a = ([per_prompt(run.passk, "trained") for run in runs] for runs in (b_runs, a_runs))
     over_runs = fieller_ratio([v.mean() for v in b], [v.mean() for v in a], paired)
     if not all(same_prompts(measured[0].b, pair.b) for pair in measured):
-        return over_runs  # over prompts too, for these differ from run to run
+        return over_runs  # over prompts too, because these differ from run to run
     # Runs share their prompts, so that agreement between seeds says nothing of other prompts.
     over_prompts = paired_bootstrap_ratio(np.mean(b, axis=0), np.mean(a, axis=0))
     low, high = np.minimum(over_runs.low, over_prompts.low), np.maximum(over_runs.high, over_prompts.high)
@@ -143,7 +143,7 @@ def _overall_step_time(found: list[Pair]) -> Estimate | None:
 
 
 def _warnings(found: list[Pair]) -> list[str]:
-    """What of `env.json` differs within pairs and touches the step time."""
+    """Differences within pairs, by `env.json`, that touch the step time."""
 
     def execution(run):
         recorded = run.env.get("execution") or {}

@@ -254,9 +254,9 @@ def check_saturation(
     """
     Fit the curve and test whether it holds, with whole prompts as the unit of resampling.
 
-    What chance does if the curve holds is found by adding to the fitted curve the errors of resampled prompts (their
-    means less the measured ones) and fitting again; a shift that all steps share goes into p0 there as it does here.
-    Only the noise of measuring is tested: a run that wanders about the curve departs from it.
+    The work of chance on a curve that holds is found by adding to the fitted curve the errors of resampled prompts
+    (their means less the measured ones) and fitting again; a shift that all steps share goes into p0 there as it does
+    here. Only the noise of measuring is tested: a run that wanders about the curve departs from it.
 
     Args:
         steps (`np.ndarray`): Shape (T,), from 0.

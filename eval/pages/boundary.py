@@ -83,7 +83,7 @@ def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour:
     Write two panels as a PNG: pass@k against k with bands over prompts, and trained against base rate of each prompt.
 
     Args:
-        result ([`Boundary`]): What to draw.
+        result ([`Boundary`]): The numbers.
         path (`Path`): The file.
         title (`str`, *optional*): Heading of the picture.
         trained_colour (`str`, *optional*): Colour of the trained model, the arm's.

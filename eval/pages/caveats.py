@@ -7,7 +7,7 @@ from eval.pages.document import Bullets, Section
 from eval.run_folder.run import Run
 
 
-# What defines an arm; in every other key the arms of a comparison should agree.
+# The keys that define an arm; in every other key the arms of a comparison should agree.
 ARM_KEYS = {"beta", "beta_old", "beta_base", "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
 ARM_PREFIXES = ("ref_", "optimizer_reset")
 

@@ -42,8 +42,8 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
             body = NO_INTERVAL_NOTE
         else:
             body = (
-                f"no difference found; one of {each.visible:.3f} would be found four times in five, a smaller one less "
-                "often."
+                f"no difference found; one of {each.visible:.3f} would be found four times in five, a smaller one "
+                "less often."
             )
         difference = interval_cell(each.difference, "+.3f")
         lines.append(f"pass@{each.k}: `{each.first}` less `{each.second}` {difference}: {body}")

@@ -28,7 +28,7 @@ OTHER_KL = "kl_ref"
 
 
 def symlog_threshold(series: list[pd.Series]) -> float:
-    """Where a KL axis turns linear: the smallest positive values, for after a reset the KL is exactly 0."""
+    """Where a KL axis turns linear: the smallest positive values, because the KL is exactly 0 after a reset."""
     positive = [values[values > 0] for values in series]
     return max(min((values.quantile(0.05) for values in positive if len(values)), default=1e-6), 1e-12)
 

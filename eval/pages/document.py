@@ -39,7 +39,7 @@ class Picture:
 
     Attributes:
         file (`str`): Name of the file that the markdown shows.
-        alt (`str`): What it shows, for readers who do not see it.
+        alt (`str`): What it shows, in words for readers who do not see it.
         caption (`str`): Markdown below it.
         panels (`list[Panel]`): The panels, row by row.
         columns (`int`): Panels in a row where there is room.

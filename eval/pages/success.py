@@ -26,7 +26,7 @@ def _share_text(share: Estimate | None) -> str:
 
 
 def _share_interval(comparison: Comparison) -> str:
-    """What the interval of a share is of, in brackets; with one pair what there is in its stead."""
+    """What the interval of a share covers, in brackets; for one pair, why there is none."""
     if comparison.share is None:
         return ""
     if math.isnan(comparison.share.low):

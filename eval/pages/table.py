@@ -88,7 +88,7 @@ def table_of(
         columns (`Sequence[Column]`): From left to right.
         rows (`Sequence`): Whatever the columns' cells are made from, from top to bottom.
         notes (`Sequence[str]`): Paragraphs below the table.
-        definitions (`Sequence[str]`): What is to be said after the columns' own definitions.
+        definitions (`Sequence[str]`): Further definitions, after the columns' own.
     """
     columns = [column for column in columns if column.shown(rows)]
     groups = [(name, len(list(members))) for name, members in groupby(columns, key=lambda column: column.group)]

@@ -98,8 +98,8 @@ class HeldOut:
 
     def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
         """
-        `n` samples of every prompt by one model, with the columns of [`~eval.samples.store.COLUMNS`]; what is not on disk is
-        drawn and kept.
+        `n` samples of every prompt by one model, with the columns of [`~eval.samples.store.COLUMNS`]; what is not on
+        disk is drawn and kept.
 
         Args:
             point ([`~eval.samples.points.Point`]): The model.
@@ -134,7 +134,7 @@ class HeldOut:
 
     def _regraded(self, store: SampleStore) -> pd.DataFrame:
         """
-        All samples of a store; those of these prompts that another version of the graders has judged are judged anew.
+        All samples of a store; samples of these prompts that an older version of the graders judged are judged anew.
         """
         frame, places = store.frame(), dict(zip(self.prompt_ids, range(len(self.rows)), strict=True))
         stale = frame["prompt_id"].isin(places) & (frame["grader"] != self.grader)

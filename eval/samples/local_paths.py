@@ -114,7 +114,7 @@ def _find(run_dir: Path, name: str | None, accepts: Callable[[Path, str], bool])
         return None
     if accepts(Path(name), name):
         return name
-    # A link's parents, and those of what it leads to.
+    # The parents of a link, and the parents of its target.
     starts = (Path(os.path.abspath(run_dir)), run_dir.resolve())
     paths = (folder / name for start in starts for folder in (start, *start.parents))
     return next((str(path) for path in paths if accepts(path, name)), None)

@@ -15,7 +15,7 @@ from trl_prorl.run.checkpoint import sha256
 
 @contextmanager
 def hub_errors(base: str):
-    """What the Hub says of a base model it does not give, as an [`InputError`]."""
+    """The Hub's refusal of a base model, as an [`InputError`]."""
     try:
         yield
     except OSError as error:
@@ -29,7 +29,7 @@ def hub_errors(base: str):
 
 def identity(folder: Path | None, config: dict) -> dict:
     """
-    What tells a model's weights from any other's: hashes of its files, or the Hub's commit. JSON values.
+    The identity of a model's weights: hashes of its files, or the Hub's commit. JSON values.
 
     Args:
         folder (`Path` or `None`): As in [`Point`].

@@ -44,8 +44,8 @@ def kind_of_model(folder: Path) -> str | None:
 def find_trained_model(run_dir: Path, config: dict) -> Path:
     """
     The folder of the model that a run left behind: the run folder or, if the record lies elsewhere by `run_dir`, its
-    `output_dir`. There a model counts only if its run's id is that of the record, for another run may have that name
-    now.
+    `output_dir`. There a model counts only if its run's id is that of the record, because another run may have that
+    name now.
 
     Raises:
         InputError: If there is none, or the one that is there is another run's.
@@ -137,7 +137,8 @@ def same_weights(checkpoint: Path, folder: Path) -> bool:
 
 def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Point]:
     """
-    The checkpoints of a run that were asked for, by step; the last step's is left out, for it is the trained model.
+    The checkpoints of a run that were asked for, by step; the last step's is left out, because it is the trained
+    model.
 
     Args:
         run_dir (`Path`): The run folder.

@@ -17,13 +17,13 @@ class _Lines:
 
     def __init__(self, total: int, description: str):
         self.total, self.description, self.done = total, description, 0
-        self._began, self._told = time.monotonic(), 0
+        self._began, self._quarters_shown = time.monotonic(), 0
 
     def update(self, count: int) -> None:
         self.done += count
         quarter = QUARTERS * self.done // self.total
-        if quarter > self._told:
-            self._told = quarter
+        if quarter > self._quarters_shown:
+            self._quarters_shown = quarter
             seconds = time.monotonic() - self._began
             if seconds < SHORT:
                 return
@@ -41,10 +41,10 @@ def progress(total: int, description: str) -> Iterator[tqdm | _Lines]:
     """
     Args:
         total (`int`): Samples.
-        description (`str`): Of what.
+        description (`str`): What is sampled.
 
     Yields:
-        An object whose `update(count)` is told of samples that are done.
+        An object whose `update(count)` takes the number of samples just done.
     """
     if sys.stderr.isatty():
         with tqdm(total=total, desc=description, unit="sample") as bar:

@@ -52,7 +52,7 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
 @contextmanager
 def nothing_but_the_softmax(model) -> Iterator[None]:
     """
-    Without what a model's own generation config may ask for (min_p, suppressed tokens, beams, ...), which `generate`
+    Without the wishes of a model's own generation config (min_p, suppressed tokens, beams, ...), which `generate`
     fills in wherever a call leaves something open.
     """
     owners = [model, *([model.get_base_model()] if isinstance(model, PeftModel) else [])]

@@ -44,7 +44,7 @@ class SampleStore:
     Args:
         folder (`Path`): Where samples of a run are kept; the store is a folder in it.
         label (`str`): What the model is called, for people.
-        settings (`dict`): Everything that decides what is sampled, but for the prompts: JSON values.
+        settings (`dict`): Everything that decides the samples, but for the prompts: JSON values.
     """
 
     def __init__(self, folder: Path, label: str, settings: dict):

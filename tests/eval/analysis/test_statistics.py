@@ -232,14 +232,14 @@ def test_fieller_covers_as_often_as_it_says(paired):
         b = true * (0.6 + shared) + rng.normal(0, 0.05, 4)
         _, low, high = fieller_ratio(b, a, paired)
         hits += low <= true <= high
-    # Exact where paired; more than asked for where not, for the fewest degrees of freedom are taken. 4 standard
+    # Exact where paired; more than asked for where not, because the fewest degrees of freedom are used. 4 standard
     # errors.
     error = 4 * math.sqrt(0.05 * 0.95 / trials)
     assert 0.95 - error < hits / trials < (0.95 + error if paired else 1.0)
 
 
 def test_bootstrap_of_a_ratio():
-    """Tokens are what is averaged over: prompts in lockstep leave no spread, whatever their lengths."""
+    """The mean is over tokens: prompts in lockstep leave no spread, whatever their lengths."""
     sums, tokens = np.tile([1.0, 30.0], 10), np.tile([10.0, 300.0], 10)
     assert ratio_interval(sums, tokens) == pytest.approx((0.1, 0.1))
     # 20 coins of 0 and 3: mean 1.5, standard error 1.5 / sqrt(20).

@@ -98,7 +98,7 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
 
 
 class Page(HTMLParser):
-    """What a page refers to, and what it says."""
+    """The links and the text of a page."""
 
     VOID = {"meta", "link", "img", "br", "wbr", "hr"}
 
@@ -132,7 +132,7 @@ class Page(HTMLParser):
 
 
 def problems_in_source(source: str) -> list[str]:
-    """What is wrong with a page that should need nothing beside it."""
+    """Faults of a page that should need nothing beside it."""
     page = Page(source)
     problems = list(page.problems)
     for link in page.links:

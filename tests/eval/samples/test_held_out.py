@@ -104,7 +104,9 @@ def test_greedy_and_sampled_lie_apart(run_dir, task, calls):
 
 
 def test_a_killed_evaluation_goes_on(run_dir, base):
-    """Killed from outside in the middle of sampling; what it left and the rest are what an undisturbed one draws."""
+    """
+    Killed from outside in the middle of sampling; its samples and the rest are those of an undisturbed evaluation.
+    """
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     (run_dir / "config.yaml").write_text(yaml.safe_dump({**config, "task": "parity", "task_level": 2}))
     settings = {"batch_size": 4}

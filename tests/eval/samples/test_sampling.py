@@ -30,7 +30,7 @@ def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand):
 
 def test_tokens_and_truncation(base, task):
     """
-    What is kept are the sampled tokens, up to the one that ends: decoded they are the text, and only the cut ones are
+    The sampled tokens are kept, up to the one that ends: decoded they are the text, and only the cut ones are
     full.
     """
     model, tokenizer = load_model(base), load_tokenizer(base)
