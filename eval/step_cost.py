@@ -37,6 +37,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.variants import VARIANTS
 
 
 LENGTHS = Path(__file__).with_name("gsm8k_lengths.json")
@@ -61,8 +62,8 @@ ARMS = {
 OVERHEAD_ARMS = {BASELINE: ARMS[BASELINE], "ours, all off": (ProRLTrainer, {"beta": 0.02})}
 GROWTH_STYLES = {
     BASELINE: {"color": "#000000", "marker": "o"},
-    "A packed": {"color": "#0072B2", "marker": "s"},
-    "B packed": {"color": "#D55E00", "marker": "^"},
+    "A packed": {"color": VARIANTS["A"].colour, "marker": "s"},
+    "B packed": {"color": VARIANTS["B"].colour, "marker": "^"},
 }
 COLOURS = {"generation": "#BBBBBB", "scoring": "#CC79A7", "update": "#56B4E9"}
 

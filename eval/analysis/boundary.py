@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import fisher_exact
 
+from eval.analysis.passk import draw_sizes
 from eval.analysis.statistics import (
     Estimate,
     McNemar,
@@ -125,11 +126,6 @@ def separable_from(n: int, prompts: int) -> int | None:
         if fisher_exact([[0, n], [correct, n - correct]]).pvalue * prompts <= ERROR_RATE:
             return correct
     return None
-
-
-def draw_sizes(n: int, evaluated=()) -> list[int]:
-    """Powers of two up to `n`, `n` itself and the evaluated sizes, ascending."""
-    return sorted({1 << power for power in range(n.bit_length())} | {n} | {k for k in evaluated if 1 <= k <= n})
 
 
 def boundary(run_passk: dict) -> Boundary:

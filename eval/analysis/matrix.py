@@ -34,9 +34,11 @@ def largest_k(run: Run) -> int | None:
 
 
 def worst(values: list[float | None]) -> float | None:
+    """The largest of the values that were measured; `None` if none was."""
     return max((value for value in values if value is not None), default=None)
 
 
 def spread(estimates: list[Estimate | None]) -> float | None:
+    """Highest less lowest value; `None` with fewer than 2."""
     values = [estimate.value for estimate in estimates if estimate is not None]
     return max(values) - min(values) if len(values) > 1 else None

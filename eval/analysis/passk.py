@@ -96,10 +96,9 @@ def gain(result: dict, k: int) -> Estimate:
     return paired_bootstrap_difference(per_prompt(result, "trained", k), per_prompt(result, "base", k))
 
 
-def ks_up_to(n: int) -> list[int]:
-    """1, 2, 4 … and `n` itself."""
-    powers = [2**power for power in range(n.bit_length()) if 2**power <= n]
-    return powers if powers[-1] == n else [*powers, n]
+def draw_sizes(n: int, evaluated=()) -> list[int]:
+    """Powers of two up to `n`, `n` itself and the evaluated sizes, ascending."""
+    return sorted({1 << power for power in range(n.bit_length())} | {n} | {k for k in evaluated if 1 <= k <= n})
 
 
 def k_curve(run: Run, side: str, interval: bool = True) -> pd.DataFrame:
@@ -115,7 +114,7 @@ def k_curve(run: Run, side: str, interval: bool = True) -> pd.DataFrame:
         `pd.DataFrame`: `mean`, `low` and `high`, indexed by k; the ends are NaN without an interval.
     """
     rows = {}
-    for k in ks_up_to(run.passk["n"]):
+    for k in draw_sizes(run.passk["n"]):
         values = per_prompt(run.passk, side, k)
         low, high = bootstrap_interval(values) if interval else NO_INTERVAL
         rows[k] = {"mean": values.mean(), "low": low, "high": high}

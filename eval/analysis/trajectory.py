@@ -127,24 +127,16 @@ def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array(steps, dtype=float), np.array([pass_at_k_per_prompt(correct, n, k) for correct in counts])
 
 
-def trajectory(run: Run, k: int) -> pd.DataFrame:
+def trajectory(steps, per_prompt) -> pd.DataFrame:
     """
-    pass@k over training, base first.
+    pass@k over training.
 
     Args:
-        run ([`Run`]): A run whose checkpoints were evaluated.
-        k (`int`): Size of the draw.
+        steps (`np.ndarray`), per_prompt (`np.ndarray`): As [`per_prompt_by_step`] gives them.
 
     Returns:
-        `pd.DataFrame`: Columns `step` (0 is base), `value`, and `low`, `high`: 95 % bootstrap over prompts.
-
-    Raises:
-        InputError: As [`per_prompt_by_step`].
+        `pd.DataFrame`: Columns `step`, `value`, and `low`, `high`: 95 % bootstrap over prompts.
     """
-    return _points(*per_prompt_by_step(run, k))
-
-
-def _points(steps, per_prompt) -> pd.DataFrame:
     rows = [
         (int(step), float(values.mean()), *bootstrap_interval(values))
         for step, values in zip(steps, per_prompt, strict=True)
@@ -293,7 +285,7 @@ def check_saturation(
     low, high = np.percentile(alphas, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
     return SaturationCheck(
         k=k,
-        points=_points(steps, per_prompt),
+        points=trajectory(steps, per_prompt),
         fit=fit,
         alpha=Estimate(fit.alpha.value, float(low), float(high)),
         p_value=_share_at_least(chi2s, fit.reduced_chi2),

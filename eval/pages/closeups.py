@@ -5,8 +5,7 @@ import pandas as pd
 
 from eval.analysis.closeups import LARGEST_WINDOW, closeup, window
 from eval.pages.cells import cell
-from eval.pages.course import symlog_threshold
-from eval.pages.curves import Curve, curves, note_not_measured
+from eval.pages.curves import Curve, curves, note_not_measured, symlog_threshold
 from eval.pages.document import Picture, Section
 from eval.pages.objective import objective_notes, with_objective
 from eval.pages.panels import Panel

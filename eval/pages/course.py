@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -15,6 +14,7 @@ from eval.pages.curves import (
     draw_curves,
     mark_resets,
     note_objectives,
+    symlog_threshold,
     with_band_note,
 )
 from eval.pages.document import Picture, Section
@@ -25,12 +25,6 @@ from trl_prorl.variants import VARIANTS
 
 
 OTHER_KL = "kl_ref"
-
-
-def symlog_threshold(series: list[pd.Series]) -> float:
-    """Where a KL axis turns linear: the smallest positive values, because the KL is exactly 0 after a reset."""
-    positive = [values[values > 0] for values in series]
-    return max(min((values.quantile(0.05) for values in positive if len(values)), default=1e-6), 1e-12)
 
 
 def kl_key(variant: str | None) -> str | None:

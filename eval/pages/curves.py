@@ -133,6 +133,12 @@ def mark_resets(axes, shown: list[Curve]) -> None:
             axes.axvline(step, color=curve.style["color"], linewidth=0.8, alpha=0.6, linestyle=dashes, zorder=0)
 
 
+def symlog_threshold(series: list[pd.Series]) -> float:
+    """Where a KL axis turns linear: the smallest positive values, because the KL is exactly 0 after a reset."""
+    positive = [values[values > 0] for values in series]
+    return max(min((values.quantile(0.05) for values in positive if len(values)), default=1e-6), 1e-12)
+
+
 def note_objectives(figure: Figure, runs: list[Run]) -> None:
     if both_a_and_b(runs):
         figure.text(0.995, 0.008, FOOTNOTE, ha="right", fontsize=9, style="italic")

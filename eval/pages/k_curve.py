@@ -1,6 +1,6 @@
 """pass@k against k, base and trained, and what decoding was like."""
 
-from eval.analysis.passk import k_curve, ks_up_to
+from eval.analysis.passk import draw_sizes, k_curve
 from eval.pages.cells import NOT_MEASURED, arrow_cell
 from eval.pages.curves import Curve, curves, draw_band, over_runs
 from eval.pages.document import Picture, Section
@@ -26,7 +26,7 @@ def k_panels(runs: list[Run]) -> list[Panel]:
             for side, style in (("base", BASE_STYLE), ("trained", curve.style)):
                 frames = [k_curve(run, side, interval=len(curve.runs) == 1) for run in curve.runs]
                 draw_band(axes, over_runs(frames), side, style)
-            ks = ks_up_to(max(run.passk["n"] for run in curve.runs))
+            ks = draw_sizes(max(run.passk["n"] for run in curve.runs))
             axes.set_xscale("log", base=2)
             axes.set_xticks(ks, list(map(str, ks)))
             axes.set(title=curve.label, xlabel="k (samples drawn)", ylabel="held-out pass@k", ylim=(0, 1.02))

@@ -3,7 +3,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from eval.analysis.boundary import boundary, changed_prompts, draw_sizes, rate_limit, separable_from
+from eval.analysis.boundary import boundary, changed_prompts, rate_limit, separable_from
 from trl_prorl.errors import InputError
 
 
@@ -61,12 +61,6 @@ def test_separable_from():
     assert separable_from(4, prompts=2) is None
     # n = 8: 5 of 8 has p = 2 C(8,5) / C(16,5) = 0.0256; 4 of 8: 2 C(8,4) / C(16,4) = 0.077
     assert separable_from(8, prompts=1) == 5
-
-
-def test_sizes():
-    assert draw_sizes(16) == [1, 2, 4, 8, 16]
-    assert draw_sizes(12, evaluated=(1, 3, 32)) == [1, 2, 3, 4, 8, 12]
-    assert draw_sizes(1) == [1]
 
 
 def test_pass_at_k_and_its_bound(passk_result):

@@ -12,6 +12,7 @@ from eval.analysis.trajectory import (
     default_sizes,
     fit_saturation,
     longest_run,
+    per_prompt_by_step,
     standard_errors,
     trajectory,
 )
@@ -48,8 +49,12 @@ def evaluated(make_run, make_rows, passk_result):
     return make
 
 
+def points_of(run, k):
+    return trajectory(*per_prompt_by_step(run, k))
+
+
 def test_points_over_steps(evaluated):
-    points = trajectory(evaluated((0, 4) * 10, ((20, (8, 8) * 10), (10, (4, 4) * 10))), k=1)
+    points = points_of(evaluated((0, 4) * 10, ((20, (8, 8) * 10), (10, (4, 4) * 10))), k=1)
     assert points["step"].tolist() == [0, 10, 20]
     assert points["value"].tolist() == pytest.approx([0.25, 0.5, 1.0])
     # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from 0 to 1.
@@ -58,17 +63,17 @@ def test_points_over_steps(evaluated):
     # 20 coins of 0 and 1/2: a standard error of 0.056.
     assert tuple(points.iloc[0, 2:]) == pytest.approx((0.25 - 1.96 * 0.056, 0.25 + 1.96 * 0.056), abs=0.03)
     # 4 of 8 correct: pass@2 = 1 - C(4,2)/C(8,2) = 1 - 6/28
-    assert trajectory(evaluated(name="again"), k=2)["value"].tolist() == pytest.approx([11 / 28, 22 / 28, 1.0])
+    assert points_of(evaluated(name="again"), k=2)["value"].tolist() == pytest.approx([11 / 28, 22 / 28, 1.0])
 
 
 def test_points_need_checkpoints_and_samples(evaluated):
     run = evaluated(checkpoints=())
     with pytest.raises(InputError, match=f"python -m eval.passk --run {run.path} --checkpoints all"):
-        trajectory(run, k=1)
+        points_of(run, k=1)
     with pytest.raises(InputError, match="--k 9 must lie between 1 and the 8 samples"):
-        trajectory(evaluated(name="again"), k=9)
+        points_of(evaluated(name="again"), k=9)
     with pytest.raises(InputError, match="same prompts"):
-        trajectory(evaluated(checkpoints=((10, (1, 2, 3)), (20, (4, 4))), name="other"), k=1)
+        points_of(evaluated(checkpoints=((10, (1, 2, 3)), (20, (4, 4))), name="other"), k=1)
 
 
 def test_fit_finds_the_curve_it_is_given():
