@@ -13,7 +13,7 @@ from eval.run_folder.reading import load_run
 from eval.run_folder.run import sort_runs
 from trl_prorl import ProRLConfig
 from trl_prorl.hub.card import model_card
-from trl_prorl.variants import VARIANTS
+from trl_prorl.variants import DIFFERENT_OBJECTIVE, VARIANTS
 
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +67,7 @@ def test_report_and_card_know_it(name, tmp_path):
     card = model_card(tmp_path).text
     assert f"**{name}**: {entry.description}." in card
     assert f"recipes/{entry.launcher} --config" in card
-    assert entry.note is None or entry.note in card
+    assert (DIFFERENT_OBJECTIVE in card) is entry.different_objective is (name == "B")
 
 
 def _first_row(table):

@@ -36,8 +36,8 @@ class Variant:
             The key of the record that holds the KL to its own anchor.
         launcher (`str`, *optional*, defaults to `"grpo_variantA.py"`):
             The script in `recipes/` that its model card names.
-        note (`str`, *optional*):
-            A sentence that its model card must not leave out.
+        different_objective (`bool`, *optional*, defaults to `False`):
+            Whether it optimises another objective than A, which report and model card then say.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Variant:
     colour: str
     kl: str = "kl_ref"
     launcher: str = "grpo_variantA.py"
-    note: str | None = None
+    different_objective: bool = False
 
 
 VARIANTS = {
@@ -88,7 +88,7 @@ VARIANTS = {
             colour="#D55E00",
             kl="kl_old",
             launcher="grpo_variantB.py",
-            note=DIFFERENT_OBJECTIVE,
+            different_objective=True,
         ),
         Variant(
             name="C",
@@ -126,3 +126,8 @@ VARIANTS = {
         ),
     )
 }
+
+
+def optimises_another_objective(variant: str) -> bool:
+    """Whether a variant, by its name, is known to optimise another objective than A."""
+    return variant in VARIANTS and VARIANTS[variant].different_objective

@@ -17,7 +17,7 @@ from eval.analysis.statistics import (
 )
 from eval.run_folder.run import Run, require_passk
 from trl_prorl.errors import InputError
-from trl_prorl.variants import DIFFERENT_OBJECTIVE
+from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
 # How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
@@ -115,7 +115,7 @@ def _right_or_wrong(a: Run, b: Run) -> tuple[list, list, str]:
 
 def _notes(a: Run, b: Run) -> list[str]:
     notes = []
-    if (a.variant == "B") != (b.variant == "B"):
+    if optimises_another_objective(a.variant) != optimises_another_objective(b.variant):
         notes.append(DIFFERENT_OBJECTIVE)
     started = [(run.config.get("model_name_or_path"), run.config.get("model_revision") or "main") for run in (a, b)]
     if started[0] != started[1]:

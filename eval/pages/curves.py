@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from eval.analysis.repetitions import configuration_labels, repetitions, seed_count
 from eval.analysis.smoothing import band
-from eval.pages.objective import FOOTNOTE, both_a_and_b
+from eval.pages.objective import FOOTNOTE, objectives_differ
 from eval.run_folder.run import Run
 from trl_prorl.variants import VARIANTS
 
@@ -140,5 +140,5 @@ def symlog_threshold(series: list[pd.Series]) -> float:
 
 
 def note_objectives(figure: Figure, runs: list[Run]) -> None:
-    if both_a_and_b(runs):
+    if objectives_differ(runs):
         figure.text(0.995, 0.008, FOOTNOTE, ha="right", fontsize=9, style="italic")

@@ -12,7 +12,7 @@ from eval.analysis.statistics import (
 )
 from eval.pages.cells import interval_cell, share_cell
 from eval.pages.document import Bullets, Section
-from eval.pages.objective import both_a_and_b
+from eval.pages.objective import objectives_differ
 from eval.pages.reproduce import passk_command
 from eval.run_folder.run import Run
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
@@ -91,7 +91,7 @@ def missing_statements(runs: list[Run]) -> list[str]:
 def comparison_statements(runs: list[Run]) -> list[str]:
     """Everything that is said of the runs, in the order of the report."""
     lines = gain_statements(runs) + share_statements(runs) + control_statements(runs) + missing_statements(runs)
-    if both_a_and_b(runs) and not any(DIFFERENT_OBJECTIVE in line for line in lines):
+    if objectives_differ(runs) and not any(DIFFERENT_OBJECTIVE in line for line in lines):
         lines.append(DIFFERENT_OBJECTIVE)
     return lines
 

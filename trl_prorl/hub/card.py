@@ -19,7 +19,7 @@ from ..run.folder import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
 from ..run.meter import EVENTS_FILE, METRICS_FILE
 from ..run.run_id import RUN_ID, other_run
 from ..run.shapes import Shape, optional, table, text
-from ..variants import VARIANTS, Variant
+from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant
 
 
 PASSK_FILE, CARD_FILE = "passk.json", "README.md"
@@ -188,7 +188,7 @@ def model_card(
         base=_base_text(base),
         variant=record.variant,
         variant_meaning=variant.description if variant else "the record does not say which",
-        variant_note=variant.note if variant else None,
+        different_objective=DIFFERENT_OBJECTIVE if variant and variant.different_objective else None,
         resets=_resets_text(record),
         results=_results_text(record, Path(run_dir)),
         usage=usage(repo or str(weights_dir or folder), base, adapter),
