@@ -16,11 +16,11 @@ from eval.command import command
 from eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
 from eval.pages.curves import arm_label, colour_of
 from eval.pages.objective import objective_notes
+from eval.pages.terminal import print_bullets
 from eval.run_folder.finding import add_run_option
 from eval.run_folder.reading import load_run
 from eval.run_folder.run import Run, require_passk
 from trl_prorl.errors import InputError
-from trl_prorl.shown import visible
 
 
 def select_measured(run: Run, other: str | None = None) -> dict:
@@ -55,14 +55,12 @@ def main(argv=None) -> None:
     for run, result in zip(runs, results, strict=True):
         title = f"{arm_label(run)}: {args.other or 'held-out prompts'}, base against trained"
         console.print(boundary_table(result, title).to_rich())
-        for line in boundary_statements(result):
-            console.print(f"- {visible(line)}", markup=False, highlight=False)
+        print_bullets(console, boundary_statements(result))
         suffix = f"_{args.other.replace('/', '_')}" if args.other else ""
         picture = run.path / f"boundary{suffix}.png"
         plot_boundary(result, picture, title, colour_of(run))
         print(f"Wrote {picture}.")
-    for line in objective_notes(runs):
-        console.print(f"- {visible(line)}", markup=False, highlight=False)
+    print_bullets(console, objective_notes(runs))
 
 
 if __name__ == "__main__":

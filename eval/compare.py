@@ -12,9 +12,9 @@ from rich.console import Console
 from eval.analysis.compare import common_sizes, compare
 from eval.command import command
 from eval.pages.compare import comparison_statements, comparison_table
+from eval.pages.terminal import print_bullets
 from eval.run_folder.finding import add_run_option
 from eval.run_folder.reading import load_run
-from trl_prorl.shown import visible
 
 
 @command
@@ -34,8 +34,7 @@ def main(argv=None) -> None:
     comparisons = [compare(a, b, k) for k in args.k or common_sizes(a, b)]
     console = Console()
     console.print(comparison_table(comparisons).to_rich())
-    for line in comparison_statements(comparisons):
-        console.print(f"- {visible(line)}", markup=False, highlight=False)
+    print_bullets(console, comparison_statements(comparisons))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from eval.pages.document import to_markdown
 from eval.pages.html import to_html
 from eval.pages.overview import overview_table
 from eval.pages.statements import comparison_statements
+from eval.pages.terminal import print_bullets
 from eval.run_folder.finding import add_run_option, find_run_folders, load_runs, only_parent
 from trl_prorl.files import replaced
-from trl_prorl.shown import visible
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -46,9 +46,9 @@ def main(argv=None) -> None:
             aside.write_text(text, encoding="utf-8")
     console = Console()
     console.print(overview_table(runs).to_rich())
-    for line in comparison_statements(runs):
-        if said := line.replace(DIFFERENT_OBJECTIVE, "").strip():  # which stands below the table
-            console.print(f"- {visible(said)}", markup=False, highlight=False)
+    # The sentence on objectives stands below the table.
+    statements = (line.replace(DIFFERENT_OBJECTIVE, "").strip() for line in comparison_statements(runs))
+    print_bullets(console, filter(None, statements))
     print(f"Wrote {out / 'report.html'}; the same as report.md with {', '.join(pictures)}.")
 
 

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from eval.analysis.trajectory import MIN_RESAMPLES, RESAMPLES, check_run, default_sizes, per_prompt_by_step
 from eval.command import command
+from eval.pages.terminal import print_bullets
 from eval.pages.trajectory import plot_trajectory, trajectory_statements, trajectory_table
 from eval.run_folder.finding import add_run_option
 from eval.run_folder.reading import load_run
 from trl_prorl.errors import InputError
-from trl_prorl.shown import visible
 
 
 @command
@@ -45,7 +45,7 @@ def main(argv=None) -> None:
                 fitted.append(check_run(run, k, free_start=args.free_start, resamples=args.resamples))
             except InputError as error:  # no curve fits; another k may have one
                 refused = error
-                console.print(f"- {visible(str(error))}", markup=False, highlight=False)
+                print_bullets(console, [str(error)])
         if not fitted:
             raise refused
         checks.append(fitted)
@@ -53,8 +53,7 @@ def main(argv=None) -> None:
     console.print(trajectory_table(pairs).to_rich())
     for run, fitted in zip(runs, checks, strict=True):
         for check in fitted:
-            for line in trajectory_statements(run, check):
-                console.print(f"- {visible(line)}", markup=False, highlight=False)
+            print_bullets(console, trajectory_statements(run, check))
         plot_trajectory(run, fitted, run.path / "trajectory.png")
         print(f"Wrote {run.path / 'trajectory.png'}.")
 

@@ -30,8 +30,8 @@ class Variant:
         recipe (`str`):
             What a recipe of it does, in a table of recipes.
         colour (`str`):
-            Of its lines and bars: from Okabe & Ito's palette, which colour-blind readers can tell apart, without the
-            yellow that white paper swallows.
+            Of its lines and bars: from Okabe & Ito's palette, which colour-blind readers can tell apart, and from Paul
+            Tol's in the place of its yellow, which is lost on white.
         kl (`str`, *optional*, defaults to `"kl_ref"`):
             The key of the record that holds the KL to its own anchor.
         launcher (`str`, *optional*, defaults to `"grpo_variantA.py"`):

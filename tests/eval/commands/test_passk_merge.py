@@ -52,7 +52,7 @@ def test_new_numbers_win(evaluate, run_dir):
 
 
 @pytest.mark.parametrize(
-    ("options", "told", "cure"),
+    ("options", "named", "cure"),
     [
         ({"prompts": 5}, "prompts 6 (asked: 5)", "--prompts 6"),
         ({"n": 3}, "n 4 (asked: 3)", "--n 4"),
@@ -64,13 +64,13 @@ def test_new_numbers_win(evaluate, run_dir):
     ],
     ids=str,
 )
-def test_another_evaluation_is_refused_before_sampling(evaluate, run_dir, task, capsys, options, told, cure):
+def test_another_evaluation_is_refused_before_sampling(evaluate, run_dir, task, capsys, options, named, cure):
     _, before = evaluate("--checkpoints", "all")
     seen = len(task.seen)
     options, sizes = ((), options) if isinstance(options, dict) else (options, {})
     assert evaluate(*options, **sizes) == (2, before)
     message = capsys.readouterr().err.splitlines()[-1]
-    assert f"passk.json' holds another evaluation: {told}; give {cure} to complete it, or --replace" in message
+    assert f"passk.json' holds another evaluation: {named}; give {cure} to complete it, or --replace" in message
     assert len(task.seen) == seen
     code, after = evaluate(*options, "--replace", **sizes)
     assert code == 0 and "checkpoints" not in after

@@ -4,7 +4,6 @@ from eval.pages.cost import cost_table
 from eval.pages.learning import learning_table, seeds_table
 from eval.pages.matrix import result_matrix
 from eval.pages.overview import overview_table
-from eval.pages.table import Table
 from eval.run_folder.reading import load_run
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
@@ -96,11 +95,6 @@ def test_seeds_table(make_run, make_rows):
         ["C", "soft", "1", "0.900"],
     ]
     assert seeds_table(runs[1:]) is None
-
-
-def test_markdown():
-    table = Table("title", ["a", "b"], [["1", "–"]], ["a note"])
-    assert table.to_markdown() == "| a | b |\n| --- | --- |\n| 1 | – |\n\na note"
 
 
 def test_overview_table_by_hand(make_run, make_rows, passk_result):
