@@ -1,6 +1,7 @@
 """Which runs are repetitions of one configuration, and what sets configurations of a variant apart."""
 
 from eval.run_folder.run import Run
+from trl_prorl.needs import NEEDS, TASK_NEEDS
 from trl_prorl.run.identity import HARMLESS
 
 
@@ -16,35 +17,13 @@ VALIDATION_KEYS = frozenset(
     "eval_strategy eval_steps eval_delay eval_on_start eval_rows eval_accumulation_steps per_device_eval_batch_size "
     "num_generations_eval".split()
 )
-# The settings that need another one: without it no number depends on them. The configuration refuses such values of
-# ours (a test holds the two together); a record may have them all the same, and TRL's keys of evaluation always do.
-EFFECTIVE_WITH = {
-    "optimizer_reset_alpha": lambda config: config.get("optimizer_reset") == "soft",
-    "kl_horizon": lambda config: config.get("kl_target") is not None,
-    "base_anchor_every": lambda config: bool(config.get("beta_base")),
-    "pack_max_tokens": lambda config: config.get("pack_groups", "off") != "off",
-    "elastic_ema": lambda config: bool(config.get("elastic_reset_every")),
-    "entropy_patience": lambda config: config.get("entropy_floor") is not None,
-    "ref_reset_kl_window": lambda config: config.get("ref_reset_kl") is not None,
-    "dynamic_sampling_rewards": lambda config: bool(config.get("dynamic_sampling_rounds")),
-    **dict.fromkeys(
-        ("length_least", "length_on", "length_off"), lambda config: config.get("length_reward") == "cosine"
-    ),
-    **dict.fromkeys(("length_target", "length_cost"), lambda config: config.get("length_reward") == "target"),
-    "length_margin": lambda config: config.get("length_reward") == "overlong",
-    **dict.fromkeys(
-        ("thinking_text", "thinking_answer_tokens"), lambda config: config.get("thinking_budget") is not None
-    ),
-    **dict.fromkeys(
-        (*VALIDATION_KEYS, "ref_reset_metric", "ref_reset_metric_mode", "ref_reset_min_delta"),
-        lambda config: bool(config.get("ref_reset_stall")) or config.get("ref_reset_drop") is not None,
-    ),
-}
+# The settings that have no effect without another one: by the rules of the configuration, and those of evaluations.
+EFFECTIVE_WITH = {**NEEDS, **TASK_NEEDS, **dict.fromkeys(VALIDATION_KEYS, NEEDS["ref_reset_metric"])}
 
 
 def matters(key: str, config: dict) -> bool:
     """Whether a number of a run with this configuration depends on a key of it."""
-    return key not in REPETITION_KEYS and EFFECTIVE_WITH.get(key, lambda config: True)(config)
+    return key not in REPETITION_KEYS and (key not in EFFECTIVE_WITH or EFFECTIVE_WITH[key].is_met(config.get))
 
 
 def repetitions(runs: list[Run]) -> list[list[Run]]:

@@ -100,7 +100,7 @@ def other_value(default):
 
 
 def test_the_configuration_and_the_report_agree_on_what_has_no_effect():
-    """The report restates rules of the configuration; a rule of one alone would split or join runs wrongly."""
+    """A rule of one alone would split or join runs wrongly."""
     refused = set(refused_as_without_effect())
     assert refused == set(ENABLING) == set(repetitions.EFFECTIVE_WITH) - repetitions.VALIDATION_KEYS
     for key, enabling in ENABLING.items():
