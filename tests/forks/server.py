@@ -6,6 +6,7 @@ Prints the fork's process id when it begins, and its exit status when it has end
 group, whose leader is the fork.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -75,6 +76,7 @@ def child(order):
         os._exit(status)
 
 
+gc.freeze()  # a fork that collects garbage need not walk, and thereby copy, all that was imported
 for line in sys.stdin:
     order = json.loads(line)
     process = os.fork()
