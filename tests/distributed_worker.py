@@ -1,4 +1,4 @@
-"""One of several real processes, started by `torchrun` from test_distributed.py."""
+"""One of several real processes, started by test_distributed.py as `torchrun` would."""
 
 import hashlib
 import json
