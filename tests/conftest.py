@@ -7,6 +7,11 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ["OMP_NUM_THREADS"] = "1"  # here and in every process of a test: there is one worker for each core
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # pytest-xdist puts the working directory there, which would help the processes of a test to find our packages.
+    others = os.environ.pop("PYTHONPATH", "").removeprefix(f"{os.getcwd()}{os.pathsep}")
+    os.environ |= {"PYTHONPATH": others} if others else {}
 
 import json
 import subprocess
@@ -80,7 +85,7 @@ class Forks:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+            env={**os.environ, **env},
         )
 
     def start(self, **order):
@@ -94,7 +99,7 @@ class Forks:
         return int(self.server.stdout.readline())
 
     def run(self, script, *argv, cwd=None):
-        """Run a script to its end: exit status, and what it wrote to stdout and stderr."""
+        """Run a script, or `"-m"` and a module, to its end: exit status, and what it wrote to stdout and stderr."""
         with tempfile.NamedTemporaryFile("r") as log:
             self.start(run=str(script), argv=list(argv), log=log.name, cwd=str(cwd or Path.cwd()))
             return self.status(), log.read()
@@ -105,15 +110,8 @@ class Forks:
 
 
 @pytest.fixture(scope="session")
-def forks():
-    forks = Forks()
-    yield forks
-    forks.close()
-
-
-@pytest.fixture(scope="session")
-def cached_forks(tmp_path_factory):
-    """As `forks`, for processes in whose Hub cache are a small model and GSM8K of 2 and 4 rows, see hub_cache.py."""
+def forks(tmp_path_factory):
+    """Processes in whose Hub cache are a small model and GSM8K of 2 and 4 rows, see hub_cache.py."""
     home = tmp_path_factory.mktemp("hf_home")
     fill_hf_home(home, train=2, test=4)
     forks = Forks(HF_HOME=str(home), HF_HUB_OFFLINE="1")

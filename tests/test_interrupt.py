@@ -29,6 +29,11 @@ def wait_for(found, process):
         time.sleep(0.01)
 
 
+def interruptible():
+    """Before an exec: a shell's background jobs, and so the tests that run in one, begin with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def lines_of(text, beginning="interrupted: "):
     assert "Traceback" not in text and "KeyboardInterrupt" not in text, text[-3000:]
     return [line for line in text.splitlines() if line.startswith(beginning)]
@@ -103,7 +108,9 @@ def test_under_the_launcher_our_line_is_there_too(tmp_path, tiny_model):
     ]
     arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *LONG, "--save_steps", "2"]
     with open(log, "w") as file:
-        process = subprocess.Popen([*launcher, *arguments], stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            [*launcher, *arguments], stdout=file, stderr=file, start_new_session=True, preexec_fn=interruptible
+        )
         try:
             wait_for(
                 lambda: process.poll() is not None or newest_complete(out, content=False)[0] is not None, process.pid
