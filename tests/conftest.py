@@ -46,8 +46,8 @@ LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_pr
 
 def pytest_collection_finish(session):
     """
-    Every training begins with `gc.collect()`, which takes a third of a second to walk the modules of torch and
-    transformers: half the time of a training of this size. They are here to stay, so the collector need not look at them.
+    Freeze the modules of torch and transformers. Every training begins with `gc.collect()`, which needs a third of a
+    second to walk them: half the time of a training of this size. They stay, so the collector need not look at them.
     """
     gc.collect()
     gc.freeze()
@@ -282,8 +282,8 @@ def weights():
 @pytest.fixture
 def largest_difference(weights):
     """
-    The largest absolute difference between the trained weights of two trainers, key biases left out: attention does not
-    depend on them, so their gradient is rounding noise, which Adam blows up to the size of an update.
+    The largest absolute difference between the trained weights of two trainers, without the key biases: attention
+    does not depend on them, so their gradient is rounding noise, which Adam blows up to the size of an update.
     """
 
     def compare(first, second):

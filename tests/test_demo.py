@@ -1,4 +1,4 @@
-"""The demo, in full, as `make demo` runs it, but with a training seed that is not among those of the expected figures."""
+"""The demo, in full, as `make demo` runs it, but with a training seed that the expected figures do not have."""
 
 import csv
 import hashlib
@@ -92,8 +92,8 @@ def test_the_control_clamps_and_the_resets_free_it(demo):
 @pytest.mark.slow
 def test_every_arm_scores_what_is_expected(demo):
     """
-    Of one arm's 95 % intervals one run in twenty is outside; of five arms' some is, more often. So each has an interval of
-    99 % here, all together 95 %.
+    One run in twenty is outside its arm's 95 % interval; that one of five arms is outside happens more often. So each
+    has an interval of 99 % here, which makes 95 % for all together.
     """
     out, _ = demo
     with open(ROOT / "recipes" / "tiny" / "expected.csv", newline="") as file:

@@ -1,4 +1,4 @@
-"""Every recipe is run, a few steps of it: small batches and short completions on a CPU, its other keys as they stand."""
+"""A few steps of every recipe: small batches and short completions on a CPU, its other keys as they stand."""
 
 import json
 from pathlib import Path

@@ -92,7 +92,8 @@ CASES = {
     "base anchor of B, full": B | {"beta_base": 0.2, "lora": False},
     "plain": {"lora": True, "num_iterations": 2},
 }
-# How many rows are written when a kill comes, mostly just before that step's checkpoint: the resume is from the step before.
+# How many rows are written when a kill comes, mostly just before that step's checkpoint: the resume is from the one
+# before.
 # A generation serves 2 to 4 steps, an epoch as many.
 KILLS = {"A": (3, 7), "C by a KL spike, hard": (3, 6), "C by a stall, soft, full": (4, 8), "plain": (3, 8)}
 IN_THE_MIDDLE = (4, 6)

@@ -1,4 +1,4 @@
-"""Names from elsewhere reach a terminal and a report as text: no escape code acts, no tag is one, no markup is taken."""
+"""Names from elsewhere reach a terminal and a report as text: no escape code, tag or markup in them acts."""
 
 import io
 import re

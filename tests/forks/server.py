@@ -1,9 +1,10 @@
 """
-A process that has paid for the imports, and forks for every order: one line of JSON on stdin, `{"run": ..., "log": ...}`.
+A process that has paid for the imports, and forks for every order: one line of JSON on stdin,
+`{"run": ..., "log": ...}`.
 
-Prints the fork's process id when it begins, and its exit status when it has ended. `run` is the path of a script, with its
-`argv` and `cwd`, or `"-m"`, with a module as the first of `argv`, or `"training"`, see training.py. `ranks` makes so many
-processes of it, as a launcher would; they are one process group, whose leader is the fork.
+It prints the fork's process id at the beginning and the exit status at the end. `run` is the path of a script, with
+its `argv` and `cwd`, or `"-m"`, with a module as the first of `argv`, or `"training"`, see training.py. `ranks` is a
+number of processes, started as a launcher would; they are one process group, whose leader is the fork.
 """
 
 import gc
