@@ -61,6 +61,11 @@ def content(path: Path) -> Any:
         # Trainer's own log has the mean loss since its last line; a resume knows only the steps since the checkpoint.
         log = [{name: value for name, value in line.items() if name != "loss"} for line in state["log_history"]]
         return state | {"best_model_checkpoint": best and Path(best).name, "log_history": log}
+    if path.name == "adapter_config.json":  # PEFT writes a set, in the order of the process's hashes
+        return {
+            key: sorted(value) if isinstance(value, list) else value
+            for key, value in json.loads(path.read_text()).items()
+        }
     if path.suffix == ".json":
         return untimed(json.loads(path.read_text()))
     if path.name == "config.yaml":

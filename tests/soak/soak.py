@@ -32,7 +32,7 @@ from mutants import MUTANTS  # noqa: E402
 from plan import Life, Trial, trial  # noqa: E402
 from processes import Ended, Job, run  # noqa: E402
 from same_run import differences  # noqa: E402
-from stages import BALLAST, SIGNALS, STAGES, Accident  # noqa: E402
+from stages import SIGNALS, STAGES, Accident, empty  # noqa: E402
 from transformers.utils.logging import disable_progress_bar  # noqa: E402
 
 
@@ -136,7 +136,7 @@ class Soak:
             self.tally.done["runs compared"] += 1
         finally:
             if disk is not None:
-                (disk / BALLAST).unlink(missing_ok=True)
+                empty(disk)
         if not found:
             shutil.rmtree(place)
             shutil.rmtree(self._logs(plan))
@@ -164,7 +164,7 @@ class Soak:
                 self.tally.kills[ended.struck["stage"], what] += 1
                 self.tally.done["accidents of two processes"] += plan.processes == 2
             if disk is not None:
-                (disk / BALLAST).unlink(missing_ok=True)
+                empty(disk)
             self._damage(life, out, rng, story)
         checkpoint = self._resumed_from(plan.last, out)
         ended = self._start(plan, plan.last, control, out, "last", checkpoint, None)

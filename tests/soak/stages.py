@@ -5,6 +5,7 @@ Nothing of this is in the product: the methods of its trainer are wrapped here. 
 or of file operations, since the stage of one step began. The runs are deterministic, so a moment can be met again.
 """
 
+import contextlib
 import json
 import mmap
 import os
@@ -164,8 +165,15 @@ def fill(disk: Path, room: int) -> None:
     """Leave no more than `room` bytes of a file system."""
     state = os.statvfs(disk)
     size = max(0, state.f_bavail * state.f_frsize - room)
-    with open(disk / BALLAST, "wb") as file:
+    # Several processes fill it together, each a file of its own; one of them comes too late for its share.
+    with open(disk / f"{BALLAST}{os.getpid()}", "wb") as file, contextlib.suppress(OSError):
         os.posix_fallocate(file.fileno(), 0, max(1, size))
+
+
+def empty(disk: Path) -> None:
+    """Take back what [`fill`] took."""
+    for ballast in disk.glob(f"{BALLAST}*"):
+        ballast.unlink()
 
 
 def install(watch: Watch) -> None:

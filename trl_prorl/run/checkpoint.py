@@ -236,8 +236,34 @@ def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] 
     return renamed
 
 
+def rotate(output_dir: Path, step: int, limit: int | None, best: str | os.PathLike | None) -> None:
+    """
+    Remove the oldest checkpoints beyond a limit, but neither the newest nor the best. The order is that of their steps: the time
+    at which a folder was changed is that of its removal too, where a run was killed in the middle of one.
+
+    Args:
+        output_dir (`Path`):
+            Where they lie.
+        step (`int`):
+            Of the newest. Later ones are not of this run: no resume could take them, or they would have been abandoned.
+        limit (`int`, *optional*):
+            How many may stay; `None` or 0: all.
+        best (`str` or `os.PathLike`, *optional*):
+            The best one.
+    """
+    steps = {path: int(match[1]) for path in output_dir.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
+    checkpoints = sorted((path for path in steps if steps[path] <= step), key=steps.get)
+    kept = {path.resolve() for path in (output_dir / f"checkpoint-{step}", best and Path(best)) if path}
+    surplus = len(checkpoints) - max(limit, len(kept)) if limit else 0
+    for path in [path for path in checkpoints if path.resolve() not in kept][: max(0, surplus)]:
+        # Half a checkpoint would be counted as one, and what a kill leaves under this name is removed later.
+        old = path.with_name(f"{INCOMPLETE}old-{path.name}")
+        path.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def leftovers(folder: Path) -> list[Path]:
-    """What saves that were cut short have left behind."""
+    """What saves and removals that were cut short have left behind."""
     return sorted(path for path in folder.glob(f"{INCOMPLETE}*") if path.is_dir())
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import broadcast_object_list
-from transformers.trainer_utils import rotate_checkpoints
 
 from ..errors import CheckpointError, RunError
 from ..quiet import without_warning
-from .checkpoint import WholeCheckpoint, is_failed_write, save_failed
+from .checkpoint import WholeCheckpoint, is_failed_write, rotate, save_failed
 from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
 from .folder import write_config, write_env
 from .generation_buffer import buffer_file, load_buffer, save_buffer
@@ -106,6 +105,12 @@ class CheckpointMixin:
         )  # a checkpoint's logging_steps, eval_steps, save_steps are its own
         if best is not None:
             self.state.best_model_checkpoint = str(best)
+        folder = Path(self.args.output_dir)
+        if resume_from_checkpoint is not None and self.args.should_save:
+            if Path(resume_from_checkpoint).resolve().parent == folder.resolve():
+                # The run may have ended between its last save and the removal that follows a save.
+                limit = self.args.save_total_limit
+                rotate(folder, self.state.global_step, limit, self.state.best_model_checkpoint)
         return done
 
     def _load_optimizer_and_scheduler(self, checkpoint):
@@ -160,8 +165,7 @@ class CheckpointMixin:
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint.final))
         if self.args.should_save:
-            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-            rotate_checkpoints(str(run_dir), limit, best, use_mtime=True)
+            rotate(run_dir, self.state.global_step, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
         """What the run needs beyond TRL's checkpoint."""
