@@ -117,7 +117,7 @@ def test_a_killed_run_ends_as_one_that_was_never_touched(forks, tiny_model, tmp_
 
     resume = None
     for kill in KILLS.get(case, IN_THE_MIDDLE):
-        process = forks.start(**spec, out=out, resume=resume)
+        process = forks.start(**spec, out=out, resume=resume, hold_at_step=min(kill + 2, 9))
         while steps_done(out) < kill:
             time.sleep(0.002)
         os.kill(process, signal.SIGKILL)
