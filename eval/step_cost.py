@@ -9,6 +9,7 @@ the same work for every arm: it is done once a round, by the first arm's model. 
 
 import argparse
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -17,6 +18,7 @@ import random
 import re
 import resource
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -34,8 +36,10 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from eval.command import command
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.launch.interrupt import NOTHING_CHANGED
 
 
 LENGTHS = Path(__file__).with_name("gsm8k_lengths.json")
@@ -452,7 +456,9 @@ def settings(args: argparse.Namespace):
         )
 
 
+@functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv: list[str] | None = None) -> None:
+    """Entry point."""
     args = parse(argv)
     console = Console()
     if args.mode == "memory":
@@ -482,4 +488,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
