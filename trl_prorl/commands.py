@@ -1,6 +1,6 @@
 """
-`trl-prorl COMMAND ...`: the commands of this project, from any directory. A folder called `tasks` or `eval` in the working
-directory, which `python -m tasks` and `python -m eval.passk` would take for ours, does not matter to it.
+`trl-prorl COMMAND ...`: the commands of this project, from any directory. Folders called `tasks` or `eval` in the
+working directory, which `python -m tasks` and `python -m eval.passk` would take for ours, do not hide them.
 """
 
 import sys
@@ -10,7 +10,7 @@ from .launch.interrupt import NOTHING_CHANGED, end_at_once
 from .launch.recipe_check import nearest
 
 
-# command -> module and what it does; the module's `main` is imported when it is asked for
+# command -> module, and a summary; the module is imported when the command is asked for
 COMMANDS = {
     "train": ("trl_prorl.launch.command_line", "train what a recipe says"),
     "passk": ("eval.passk", "held-out pass@k of runs, base against trained"),

@@ -1,4 +1,4 @@
-"""What Ctrl-C leaves behind, in one line."""
+"""Ctrl-C, and one line about what it leaves behind."""
 
 import itertools
 import os
@@ -72,13 +72,13 @@ def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoRetur
 
     Args:
         what (`str`):
-            What was kept, and how to go on.
+            The line: what was kept, and how to go on.
         tell (`bool`, *optional*, defaults to `True`):
-            Whether this is the process that says so.
+            Whether this process prints it.
         processes (`int`, *optional*, defaults to `1`):
-            Of the run. Several leave each other as they are: to part in good order, all would have to be there.
+            Processes of the run. Several do not wait for one another, because not all may still be there.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the line is written, however often the key is pressed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the line is written even if the key is pressed again
     if tell:
         print(f"interrupted: {what}", file=sys.stderr)
     if processes > 1:
@@ -90,15 +90,15 @@ def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoRetur
 
 def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None = None) -> str:
     """
-    What a run that was interrupted has left.
+    The line about what an interrupted run has left behind.
 
     Args:
         output_dir (`str` or `os.PathLike`):
-            Of the run.
+            The run's.
         begun (`bool`):
             Whether a step was begun, in this process.
         model (`Path`, *optional*):
-            A file of the model that the run has left at its end.
+            A file of the model, if the run had come to its end.
     """
     checkpoint, _ = newest_complete(output_dir, content=False)
     go_on = "Go on with the same command and --resume_from_checkpoint True"
@@ -107,5 +107,8 @@ def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None 
     if model:
         return f"the run had come to its end; its model and its record are in {Path(output_dir)}."
     if begun:
-        return f"the record in {Path(output_dir)} is kept, and there is no checkpoint yet. {go_on}, which begins again at step 0."
+        return (
+            f"the record in {Path(output_dir)} is kept, and there is no checkpoint yet. {go_on}, which begins again "
+            "at step 0."
+        )
     return NOTHING_BEGUN
