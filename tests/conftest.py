@@ -3,6 +3,8 @@
 import gc
 import os
 
+import trl_prorl  # noqa: F401  before PEFT, see trl_prorl/quiet.py
+
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
