@@ -50,7 +50,11 @@ def parse_args(argv=None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-@functools.partial(command, bad_input=ValueError)
+# All files are one commit.
+KEPT = "the Hub has all of the push or nothing of it, and the run folder is whole. The same command pushes again."
+
+
+@functools.partial(command, bad_input=ValueError, kept=KEPT)
 def main(argv=None) -> None:
     """Entry point."""
     args = parse_args(argv)

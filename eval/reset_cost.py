@@ -6,7 +6,9 @@ the optimizer, and of `copy_` over tensors of the same sizes, alternating in one
 """
 
 import argparse
+import functools
 import statistics
+import sys
 import time
 
 import torch
@@ -15,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from eval.command import command
+from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.resets.optimizer_state import MODES, reset_optimizer
 from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter, move_reference
 
@@ -84,7 +88,9 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
     return rows
 
 
+@functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv: list[str] | None = None) -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     parser.add_argument(
         "--hidden", type=int, default=896, help="of the model; the defaults are Qwen2.5-0.5B's, fewer layers"
@@ -106,4 +112,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

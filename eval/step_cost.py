@@ -10,6 +10,7 @@ what to quote.
 
 import argparse
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -18,6 +19,7 @@ import random
 import re
 import resource
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -35,8 +37,10 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from eval.command import command
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.variants import VARIANTS
 
 
@@ -462,7 +466,9 @@ def settings(args: argparse.Namespace):
         )
 
 
+@functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv: list[str] | None = None) -> None:
+    """Entry point."""
     args = parse(argv)
     console = Console()
     if args.mode == "memory":
@@ -494,4 +500,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

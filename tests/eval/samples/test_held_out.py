@@ -1,8 +1,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -103,24 +101,20 @@ def test_greedy_and_sampled_lie_apart(run_dir, task, calls):
     assert len(calls) == 2
 
 
-def test_a_killed_evaluation_goes_on(run_dir, base):
+def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     """
     Killed from outside in the middle of sampling; its samples and the rest are those of an undisturbed evaluation.
     """
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     (run_dir / "config.yaml").write_text(yaml.safe_dump({**config, "task": "parity", "task_level": 2}))
     settings = {"batch_size": 4}
-    command = [sys.executable, "-m", "eval.passk", "--run", str(run_dir), "--prompts", "20", "--n", "6", "--k", "1"]
-    process = subprocess.Popen(
-        [*command, "--batch-size", "4"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ
-    )
-    try:
-        while len(list(run_dir.glob("samples/base-*/part-*.parquet"))) < 5:
-            assert process.poll() is None, "it ended before it was killed"
-            time.sleep(0.02)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    arguments = ["--run", str(run_dir), "--prompts", "20", "--n", "6", "--k", "1", "--batch-size", "4"]
+    process = forks.start(run="-m", argv=["eval.passk", *arguments], log=str(tmp_path / "log"))
+    while len(list(run_dir.glob("samples/base-*/part-*.parquet"))) < 5:
+        os.kill(process, 0)  # it has not ended
+        time.sleep(0.02)
+    os.kill(process, signal.SIGKILL)
+    assert forks.status() == -signal.SIGKILL
     left = len(list(run_dir.glob("samples/base-*/part-*.parquet")))
     assert left >= 5
     torch.set_num_threads(1)
