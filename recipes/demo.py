@@ -1,6 +1,6 @@
 """The demo: embedded model, five arms of `recipes/tiny`, held-out pass@k, report. `make demo` runs it.
 
-Arms run side by side, one thread each. What is finished is kept: run it again to go on where it stopped.
+Arms run side by side, one thread each. Finished arms are kept: a second call continues where the first one stopped.
 """
 
 from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once, ending_in_one_line
@@ -30,7 +30,7 @@ from trl_prorl.run.run_files import read_jsonl
 ROOT = Path(__file__).resolve().parent.parent
 ARMS = ("control", "variantA", "variantB", "variantC", "plain")
 KEPT = "arms that came to their end and samples that were drawn are kept. The same command goes on from there."
-CHECKPOINTS = 4  # of an arm, its end among them: held-out pass@k over training
+CHECKPOINTS = 4  # of an arm, including its end, for held-out pass@k over training
 console = Console()
 
 
@@ -53,7 +53,7 @@ class Arm:
         return (self.out / "adapter_model.safetensors").exists() or (self.out / "model.safetensors").exists()
 
     def start(self) -> None:
-        if self.out.exists():  # left by a run that was stopped
+        if self.out.exists():  # from a run that was stopped
             shutil.rmtree(self.out)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "OMP_NUM_THREADS": "1"}

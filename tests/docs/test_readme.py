@@ -30,7 +30,8 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(forks, tmp_path):
     scripts = [block.text for block in blocks(README) if block.language == "python"]
     for number, text in enumerate(scripts):
         written = run(forks, tmp_path, f"block{number}.py", text)
-    assert len(scripts) == 2
+    assert len(scripts) == 3
+    assert (tmp_path / "runs" / "first" / "events.jsonl").read_text().count('"event": "reset"') == 1
     made = tmp_path / "runs" / "my-run"
     assert {"adapter_config.json", "README.md", "config.yaml", "metrics.jsonl", "env.json"} <= {
         p.name for p in made.iterdir()
