@@ -13,6 +13,7 @@ from trl_prorl.objective.advantages import estimate
 from trl_prorl.rollout.dynamic_sampling import ExtraRows, deciding, put_groups, undecided
 from trl_prorl.rollout.length import cosine_length_reward, target_length_reward
 from trl_prorl.rollout.outcome import weighted_sum
+from trl_prorl.rollout.own_advantages import set_advantages
 from trl_prorl.rollout.thinking import interrupted_rollout
 
 
@@ -242,16 +243,16 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
 
 
 @pytest.mark.parametrize("estimator", ["centered", "batch_normalized"])
-def test_every_row_of_the_table_of_completions_has_its_own_advantage(run, estimator):
+def test_every_row_of_the_table_of_completions_has_its_own_advantage(run, estimator, monkeypatch):
     keys = {"dynamic_sampling_rounds": 2, "advantage_estimator": estimator, "log_completions": True}
     kept = []
 
-    class Kept(ProRLTrainer):
-        def _set_advantages(self, advantages, outcome):
-            kept.append(weighted_sum(outcome.rewards, self.reward_weights))
-            super()._set_advantages(advantages, outcome)
+    def watched(advantages, outcome, weights, *others):
+        kept.append(weighted_sum(outcome.rewards, weights))
+        set_advantages(advantages, outcome, weights, *others)
 
-    trainer = run(cls=Kept, reward=solved, max_steps=1, per_device_train_batch_size=16, **keys)
+    monkeypatch.setattr("trl_prorl.trainer.set_advantages", watched)
+    trainer = run(reward=solved, max_steps=1, per_device_train_batch_size=16, **keys)
     assert rows(trainer)[0]["groups_replaced"] > 0
     (path,) = Path(trainer.args.output_dir, "completions").glob("*.parquet")
     table = pandas.read_parquet(path)

@@ -60,7 +60,7 @@ EVENTS = [
 @pytest.mark.parametrize("kind", RECORD_DAMAGE)
 @pytest.mark.parametrize("name, rows, safe", [("metrics.jsonl", ROWS, 3), ("events.jsonl", EVENTS, 2)])
 def test_a_record_loses_no_more_than_a_power_loss_takes(tmp_path, kind, name, rows, safe):
-    """A checkpoint at step 3 was synchronised, and with it every line written before it; the reset of that step was not."""
+    """A checkpoint at step 3 was synchronised, with every line written before it; the reset of that step was not."""
     lines = [json.dumps(row) + "\n" for row in rows]
     for place in (0.0, 0.3, 0.9, 1.0):
         (tmp_path / name).write_text("".join(lines))

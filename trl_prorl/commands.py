@@ -6,6 +6,7 @@ working directory, which `python -m tasks` and `python -m eval.passk` would take
 import sys
 from importlib import import_module
 
+from .launch.interrupt import NOTHING_CHANGED, end_at_once
 from .launch.recipe_check import nearest
 
 
@@ -41,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         `int`: the exit code; 2 if there is no such command.
     """
+    end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text())

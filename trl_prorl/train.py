@@ -31,7 +31,7 @@ from .embedded.shipped import EMBEDDED, embedded_model, is_embedded
 from .errors import RunError
 from .launch.checks import check_pack_limit, check_rows
 from .launch.command_line import first_look
-from .launch.interrupt import NOTHING_BEGUN, end_interrupted, what_is_kept
+from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual, what_is_kept
 from .launch.recipe import RecipeParser
 from .needs import TASK_NEEDS, check_used
 from .own_packages import tasks
@@ -408,6 +408,7 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
     argv = first_look(default_recipe, argv)
     trainer = args = None
     try:
+        interrupt_as_usual()
         with quiet_warnings():
             parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
             task_args, args, model_args = parser.parse_args_and_config(argv)

@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
@@ -22,9 +21,8 @@ from trl.trainer.utils import add_fused_lm_head, split_tensor_dict
 from .adapters.mixin import AdapterMixin
 from .errors import EvaluationError, RewardError
 from .hub.mixin import HubMixin
-from .launch.checks import check_prompts_fit
 from .launch.plan import Plan
-from .objective.advantages import estimate
+from .launch.ways import Ways, shards_weights
 from .objective.aggregation import WINDOW_LOSSES, token_weights
 from .objective.anchors import Anchors, completion_mask, logps_key
 from .parts import Parts
@@ -32,11 +30,11 @@ from .resets.callbacks import ReferenceResetCallback
 from .resets.controller import Resets, configured_triggers
 from .resets.elastic import ElasticAverage, ElasticResets
 from .resets.triggers import Reason
-from .rollout.compact_probe import probe as probe_generation
-from .rollout.dynamic_sampling import DynamicSampling, named_functions, undecided
-from .rollout.generation import CompactGeneration, choose_generation
+from .rollout.dynamic_sampling import DynamicSampling, named_functions
+from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
-from .rollout.outcome import Outcome, own_part, weighted_sum
+from .rollout.outcome import Outcome
+from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
 from .run.checkpointing import CheckpointMixin
 from .run.entropy_watch import EntropyWatch
@@ -47,8 +45,6 @@ from .run.recorder import LOGGED, Recorder
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32
 from .scoring.grouping import whole_groups
-from .scoring.packing import choose_packing, packed_logps
-from .scoring.packing_probe import probe
 from .scoring.references import PolicyItself, base_of, reference_of
 from .scoring.scorer import Scorer, scored_rows
 
@@ -105,16 +101,12 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             self._remember_initialisation(policy.peft_config["default"], plan.given_wrapped, plan.moves)
         if not args.is_trl:
             check_dropout(self.model)
-            if self._shards_weights:
+            if shards_weights(self):
                 logger.warning(
                     "Weights are sharded, so that no forward has looked for dropout that has no module of its own."
                 )
             else:
                 check_randomness(policy, accelerator.autocast())
-        if args.skip_zero_rows and self._has_images:
-            raise ValueError(
-                "skip_zero_rows=True leaves out rows of text alone, and the prompts have images: set it false."
-            )
         self._identity = {
             **plan.keys,
             "processes": accelerator.num_processes,
@@ -128,9 +120,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             else watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
-        self.packing = self._choose_packing()
-        if self.packing.startswith("on") and args.pack_max_tokens is not None:
-            check_prompts_fit(self.train_dataset, self.eval_dataset, self.tokenize_prompts, args)
+        self.ways = Ways.of(self, policy, self._padded_logps)
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
         if args.loss_mode == "unclipped":
             self.epsilon_low = self.epsilon_high = math.inf
@@ -140,7 +130,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
 
         self.meter = Meter(accelerator.device)
         self.anchors = Anchors(args)
-        self.scorer = Scorer(args, self.meter, self.packing.startswith("on"), not self._is_vlm, accelerator.autocast)
+        self.scorer = Scorer(args, self.meter, self.ways.packs, not self._is_vlm, accelerator.autocast)
         self.recorder = Recorder(args, self.meter, self.anchors, self._total, accelerator.num_processes)
         self.guard = FiniteGuard(args.nonfinite, accelerator, self.recorder.event, self._decode)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets)
@@ -156,8 +146,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             self.parts["dynamic_sampling"] = DynamicSampling(
                 args, accelerator, self.train_dataset, self.num_generations, self._tokenizer.pad_token_id, functions
             )
-        self.generation = self._choose_generation(policy)
-        if self.generation == "on":
+        if self.ways.generation == "on":
             self.parts["generation"] = CompactGeneration(policy, self.temperature)
         if args.entropy_floor is not None:
             self.parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
@@ -176,60 +165,14 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         if args.resets:
             self.add_callback(ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown))
 
-    @property
-    def _has_images(self) -> bool:
-        columns = getattr(self.train_dataset, "column_names", None) or ()
-        return self._is_vlm or not {"image", "images"}.isdisjoint(columns)
-
-    @property
-    def _shards_weights(self) -> bool:
-        plugin = self.args.deepspeed_plugin
-        return self.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
-
-    def _choose_packing(self) -> str:
-        policy = self.accelerator.unwrap_model(self.model)
-        objections = {
-            "the prompts have images.": self._has_images,
-            "tools write into the completions.": bool(self.tools) or self.environments is not None,
-            "the load-balancing loss averages over tokens, prompts included, as padded.": self.aux_loss_enabled,
-        }
-        probed = None if self._shards_weights else lambda: self._probed(policy)
-        return choose_packing(self.args, policy, objections, self.accelerator.num_processes, probed)
-
-    def _probed(self, policy) -> str | None:
-        """Why the model's own numbers forbid packing, the same on every process."""
-        plain, autocast = super()._get_per_token_logps_and_entropies, self.accelerator.autocast
-
-        def padded(input_ids, attention_mask, logits_to_keep):
-            return plain(policy, input_ids, attention_mask, logits_to_keep)[0]
-
-        def packed(input_ids, attention_mask, logits_to_keep):
-            return packed_logps(policy, input_ids, attention_mask, logits_to_keep, autocast=autocast)[0]
-
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
-        reason = probe(policy, policy.get_input_embeddings().weight.shape[0], padded, packed, dtype)
-        return next(filter(None, gather_object([reason])), None)
-
-    def _choose_generation(self, policy) -> str:
-        objections = {
-            "use_vllm=True samples with vLLM.": self.use_vllm,
-            "use_transformers_continuous_batching=True samples another way.": self.use_transformers_continuous_batching,
-            "the prompts have images.": self._has_images,
-            "the weights are sharded.": self._shards_weights,
-        }
-        config, vocabulary = getattr(self, "generation_config", None), policy.get_input_embeddings().weight.shape[0]
-
-        def probed() -> str | None:
-            return next(filter(None, gather_object([probe_generation(policy, vocabulary)])), None)
-
-        return choose_generation(self.args.compact_generation, config, objections, probed)
+    def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
+        """Log-probabilities as TRL computes them."""
+        return super()._get_per_token_logps_and_entropies(policy, input_ids, attention_mask, logits_to_keep)[0]
 
     def _generation_facts(self) -> dict[str, str | int]:
         """For `env.json`: how rollouts are sampled."""
         compact = self.parts.get("generation")
-        if compact is None:
-            return {"compact_generation": self.generation}
-        return {"compact_generation": "on", "merged_copy": compact.merged, "merged_copy_bytes": compact.bytes}
+        return {"compact_generation": self.ways.generation} | (compact.facts() if compact is not None else {})
 
     def _total(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over processes."""
@@ -317,7 +260,15 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             base_acts = self.base is not None and self._generations % self.args.base_anchor_every == 0
             for kind in self.scorer.kinds_of(batch, base_acts):
                 batch[logps_key(kind)] = self._anchor_logps(kind, batch, self.args.per_device_train_batch_size)
-        self._set_advantages(batch["advantages"], outcome)
+        set_advantages(
+            batch["advantages"],
+            outcome,
+            self.reward_weights,
+            self.num_generations,
+            self.accelerator.process_index,
+            self.args,
+            self._logs["advantages"],
+        )
         self._generations += 1
         advantages = self.accelerator.gather(batch["advantages"].float())
         tokens = int(self.accelerator.gather(outcome.tokens).sum())
@@ -328,7 +279,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         compact = self.parts.get("generation")
         if compact is None:
             # TRL casts the weights for continuous batching, and leaves them so.
-            casts = self.use_transformers_continuous_batching and not self._shards_weights
+            casts = self.use_transformers_continuous_batching and not shards_weights(self)
             with kept_weights(self.model) if casts else nullcontext():
                 return super()._generate_single_turn(
                     prompt_ids, images, multimodal_fields, num_generations, *args, **kwargs
@@ -365,28 +316,6 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._outcome = Outcome.of(rewards, inputs, completion_ids_list)
         return rewards
-
-    def _set_advantages(self, advantages: torch.Tensor, outcome: Outcome) -> None:
-        """Replace TRL's advantages by our estimator's, here and in its table of completions; mark unbounded groups."""
-        size, estimator, process = self.num_generations, self.args.advantage_estimator, self.accelerator.process_index
-        if estimator is not None:
-            batch = weighted_sum(outcome.rewards, self.reward_weights)
-            advantages.copy_(own_part(estimate(batch, size, estimator), process, len(advantages)))
-            # The table has the newest rows of all rounds of dynamic sampling, which need not be those of the batch.
-            logged = self._logs["advantages"]
-            newest = weighted_sum(torch.cat(outcome.rounds), self.reward_weights)[-logged.maxlen :]
-            for _ in range(min(len(logged), len(newest))):
-                logged.pop()
-            logged.extend(estimate(newest, size, estimator, batch).tolist())
-        if self.args.drop_zero_rows:  # it looks for zeros, and TRL's advantages of equal rewards are only nearly 0
-            together = self.args.multi_objective_aggregation == "sum_then_normalize"  # else each is centred by itself
-            columns = (
-                [weighted_sum(outcome.rewards, self.reward_weights)] if together else outcome.rewards.unbind(dim=1)
-            )
-            groups = torch.stack([undecided(column, size) for column in columns]).all(dim=0)
-            advantages[own_part(groups.repeat_interleave(size), process, len(advantages))] = 0.0
-        # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
-        advantages[own_part(outcome.unbounded(size), process, len(advantages))] = math.nan
 
     # ------------------------------------------------------------------------------------ a step: its scoring
 

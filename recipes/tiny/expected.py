@@ -1,5 +1,6 @@
 """
-What these recipes score on the base that comes with the package: from runs to `expected.csv`, and from there into the pages.
+The scores of these recipes on the base that comes with the package: from runs to `expected.csv`, and from there into
+the pages.
 
     python recipes/demo.py --seeds 1 2 3 4 5 6 --out runs/seeds
     python recipes/tiny/expected.py runs/seeds/*          # writes expected.csv and the pages
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import yaml
 
-from eval.statistics import Estimate, fieller_ratio, prediction_interval, t_interval
+from eval.analysis.statistics import Estimate, fieller_ratio, prediction_interval, t_interval
 from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.files import replaced
 from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.variants import VARIANTS
 
 
 HERE = Path(__file__).resolve().parent
@@ -26,21 +28,23 @@ PAGES = (ROOT / "README.md", HERE / "README.md")
 BEGIN, END = "<!-- Written by recipes/tiny/expected.py. -->\n", "<!-- Until here. -->\n"
 
 RECIPES = {
-    "plain": "no KL",
-    "control": "KL to the initial policy, which never moves",
-    "variantA": "KL to a moving reference, K = 40",
-    "variantB": "KL to π_old: a different objective, no reference",
-    "variantC": "as A, and Adam's state is cleared at each reset",
+    "plain": VARIANTS["plain"].recipe,
+    "control": VARIANTS["control"].recipe,
+    "variantA": f"{VARIANTS['A'].recipe}, K = 40",
+    "variantB": VARIANTS["B"].recipe,
+    "variantC": VARIANTS["C"].recipe,
 }
-# The keys by which a run is known as a recipe's.
-ITS_KEYS = "beta beta_old ref_reset_every ref_reset_kl ref_reset_stall optimizer_reset max_steps learning_rate".split()
+# The keys that identify the recipe of a run.
+RECIPE_KEYS = (
+    "beta beta_old ref_reset_every ref_reset_kl ref_reset_stall optimizer_reset max_steps learning_rate".split()
+)
 OFF = {"beta": 0.0, "beta_old": 0.0, "ref_reset_every": 0, "ref_reset_stall": 0, "optimizer_reset": "keep"}
 SCORES = ("base_pass@1", "pass@1", "pass@8", "greedy")
 COLUMNS = ("recipe", "seed", "base_hash", "prompts", "samples", *SCORES, "ref_forward_calls", "commit")
 
 
 def keys_of(config: dict) -> dict:
-    return {key: config.get(key, OFF.get(key)) for key in ITS_KEYS}
+    return {key: config.get(key, OFF.get(key)) for key in RECIPE_KEYS}
 
 
 def row_of(run: Path) -> dict:
@@ -48,7 +52,8 @@ def row_of(run: Path) -> dict:
     The row of a run.
 
     Raises:
-        `ValueError`: it is not a whole run of one of the recipes on the shipped base, or it was not evaluated at its end.
+        `ValueError`: the folder is not a complete run of one of the recipes on the shipped base, or the run was not
+            evaluated at its end.
     """
     try:
         config = yaml.safe_load((run / "config.yaml").read_text())
@@ -105,7 +110,7 @@ def values(rows: list[dict], recipe: str, score: str = "pass@1") -> list[float]:
 
 
 def text(rows: list[dict]) -> str:
-    """The table of the pages, with words on what its intervals cover."""
+    """The table of the pages, with an explanation of its intervals."""
     seeds, base = len(values(rows, "plain")), {row["base_pass@1"] for row in rows}
     table = "".join(
         f"| [`{recipe}.yaml`](%s{recipe}.yaml) | {what} | {_mean(rows, recipe)} | **{_interval(rows, recipe)}** "
@@ -116,17 +121,19 @@ def text(rows: list[dict]) -> str:
     b, a, c, control, plain = pairs
     ratio = fieller_ratio(b, a, paired=True)
     return (
-        f"Held-out pass@1 after 240 steps, {rows[0]['prompts']} prompts × {rows[0]['samples']} samples, on the base that comes "
-        f"with the package (pass@1 {min(base):.3f}; SHA-256 of its weights `{rows[0]['base_hash'][:12]}…`); {seeds} training "
-        "seeds of each arm:\n\n"
+        f"Held-out pass@1 after 240 steps, {rows[0]['prompts']} prompts × {rows[0]['samples']} samples, on the base "
+        f"that comes with the package (pass@1 {min(base):.3f}; SHA-256 of its weights "
+        f"`{rows[0]['base_hash'][:12]}…`); {seeds} training seeds of each arm:\n\n"
         "| recipe | | mean | **one new run, 95 %** | pass@8, and one new run, 95 % |\n|---|---|---|---|---|\n"
         f"{table}\n"
-        "In brackets: 95 % *prediction* intervals, mean ± t · s · √(1 + 1/n). Of twenty new runs of an arm on this base, with a "
-        "training seed of their own, nineteen are inside on average. They cover the training seed and the sampling of answers, "
-        "and neither other prompts nor another base. A new run of all five arms has one outside up to one time in four.\n\n"
+        "The brackets are 95 % *prediction* intervals, mean ± t · s · √(1 + 1/n): of twenty new runs of an arm on "
+        "this base, each with a training seed of its own, nineteen lie inside on average. The intervals cover the "
+        "training seed and the sampling of answers, but neither other prompts nor another base. If all five arms are "
+        "run anew, up to one time in four one of them lies outside.\n\n"
         "Differences of the means, with 95 % t-intervals over the training seeds, paired by seed: "
-        f"A − control {_difference(a, control)}; B − A {_difference(b, a)} (B, another objective, has {ratio.value:.0%} "
-        f"[{ratio.low:.0%}, {ratio.high:.0%}] of A's score); plain − B {_difference(plain, b)}; C − A {_difference(c, a)}.\n"
+        f"A − control {_difference(a, control)}; B − A {_difference(b, a)} (B, another objective, has "
+        f"{ratio.value:.0%} [{ratio.low:.0%}, {ratio.high:.0%}] of A's score); plain − B {_difference(plain, b)}; "
+        f"C − A {_difference(c, a)}.\n"
     )
 
 
@@ -145,7 +152,7 @@ def _difference(first: list[float], second: list[float]) -> str:
 
 
 def with_table(page: Path, rows: list[dict]) -> str:
-    """The text of a page, its table written anew."""
+    """The text of a page with its table written anew."""
     before, rest = page.read_text().split(BEGIN)
     after = rest.split(END)[1]
     folder = "" if page.parent == HERE else f"{HERE.relative_to(page.parent)}/"

@@ -1,4 +1,7 @@
-"""What is trained: A, B and C by their recipe scripts, a few steps of a tiny model each, in ways that differ in what a checkpoint holds."""
+"""
+The trainings of the soak: A, B and C by their recipe scripts, a few steps of a tiny model each. They differ in the
+content of their checkpoints.
+"""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
 """
 Kill, fill, cut and resume trainings for minutes or hours, and compare each with one that was left alone.
 
-`make soak`, or `python tests/soak/soak.py --minutes 60 --seed 7`. Exit code 1 if anything was found; a finding is printed
-with the command that repeats it. What is trained: cases.py; what is done to it: plan.py.
+`make soak`, or `python tests/soak/soak.py --minutes 60 --seed 7`. Exit code 1 if anything was found; a finding is
+printed with the command that repeats it. The trainings are in cases.py, the accidents in plan.py.
 """
 
 import argparse
@@ -69,8 +69,8 @@ class Tally:
 
 def small_disk(folder: Path) -> Path | None:
     """
-    Mount a file system of 64 MiB that only this process and its children see and that goes with them; `None` where that is
-    not allowed, as it is for most users but root.
+    Mount a file system of 64 MiB that only this process and its children see and that goes with them; `None` where a
+    mount is not allowed, as for most users but root.
     """
     folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)

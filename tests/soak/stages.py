@@ -1,8 +1,8 @@
 """
 In a training process: the stage that it is in, seen from outside, and an accident at one moment of one stage.
 
-Nothing of this is in the product: the methods of its trainer are wrapped here. A moment is a number of Python calls, or of
-file operations, since the stage of one step began. The runs are deterministic, so a moment can be met again.
+Nothing of this is in the product: the methods of its trainer are wrapped here. A moment is a number of Python calls,
+or of file operations, since the stage of one step began. The runs are deterministic, so a moment can be met again.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from pathlib import Path
 from trl_prorl import ProRLTrainer
 
 
-# `update` is everything between the others once the first step has begun; `start` and `end` are before and after all steps.
+# `update` is everything between the others once the first step has begun; `start` and `end` are before and after all.
 STAGES = ("start", "generation", "update", "evaluation", "save", "end")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 BOARD_BYTES = 64
@@ -35,8 +35,8 @@ class Accident:
         counts (`str`):
             `"calls"` or `"files"`.
         kind (`str`):
-            A signal, `"full disk"` (the file system has no more than `room` bytes left) or `"file size"` (no file may grow
-            beyond `room` bytes).
+            A signal, `"full disk"` (the file system has no more than `room` bytes left) or `"file size"` (no file may
+            grow beyond `room` bytes).
         room (`int`):
             In bytes.
         disk (`str`):

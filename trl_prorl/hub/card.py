@@ -19,7 +19,7 @@ from ..run.folder import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
 from ..run.meter import EVENTS_FILE, METRICS_FILE
 from ..run.run_id import RUN_ID, other_run
 from ..run.shapes import Shape, optional, table, text
-from ..variants import DIFFERENT_OBJECTIVE, VARIANT_DESCRIPTIONS
+from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant
 
 
 PASSK_FILE, CARD_FILE = "passk.json", "README.md"
@@ -80,6 +80,11 @@ class Record:
     @property
     def variant(self) -> str:
         return str(self.env.get("variant", "unknown"))
+
+    @property
+    def known_variant(self) -> Variant | None:
+        """What is known of its variant."""
+        return VARIANTS.get(self.variant)
 
     @property
     def can_be_evaluated(self) -> bool:
@@ -163,6 +168,7 @@ def model_card(
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)
+    variant = record.known_variant
     adapter_config = _read(folder / "adapter_config.json", ADAPTER) or {}
     adapter = bool(adapter_config) if adapter is None else adapter
     base = base_of(record, adapter_config)
@@ -183,8 +189,8 @@ def model_card(
         summary=_summary(record, adapter),
         base=_base_text(base),
         variant=record.variant,
-        variant_meaning=VARIANT_DESCRIPTIONS.get(record.variant, "the record does not say which"),
-        different_objective=DIFFERENT_OBJECTIVE if record.variant == "B" else None,
+        variant_meaning=variant.description if variant else "the record does not say which",
+        different_objective=DIFFERENT_OBJECTIVE if variant and variant.different_objective else None,
         resets=_resets_text(record),
         results=_results_text(record, Path(run_dir)),
         usage=usage(repo or str(weights_dir or folder), base, adapter),
@@ -472,7 +478,8 @@ def _reproduce_text(record: Record) -> str:
             f"`config.yaml` holds the arguments of `ProRLTrainer` (trl-prorl, {checkout}); data and rewards came from "
             "a script of its own, which is not part of the record."
         )
-    script = {"B": "grpo_variantB.py", "C": "grpo_variantC.py"}.get(record.variant, "grpo_variantA.py")
+    # Any launcher trains any recipe: `config.yaml` decides.
+    script = record.known_variant.launcher if record.known_variant else "grpo_variantA.py"
     folder = "runs/again"
     train = f"python recipes/{script} --config config.yaml --output_dir {folder}"
     base = base_of(record, {})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..shown import visible
-from .interrupt import NOTHING_BEGUN, end_interrupted
+from .interrupt import NOTHING_BEGUN, end_at_once
 from .recipe_check import check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import AnyObject, Key, recipe_keys
 
@@ -22,11 +22,10 @@ HELP = ("-h", "--help", "--help-all")
 
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """As [`~trl_prorl.train.main`], for a recipe script: the modules that train are imported only when needed."""
-    try:
-        argv = first_look(default_recipe, argv)
-        from ..train import main as train
-    except KeyboardInterrupt:
-        end_interrupted(NOTHING_BEGUN)
+    end_at_once(NOTHING_BEGUN)
+    argv = first_look(default_recipe, argv)
+    from ..train import main as train
+
     train(default_recipe, argv)
 
 

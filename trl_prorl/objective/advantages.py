@@ -1,9 +1,10 @@
 """
-Advantages from the rewards of a batch of groups: pure functions, rewards of shape `(N,)` in, advantages of shape `(N,)` out.
+Advantages from the rewards of a batch of groups: pure functions from rewards of shape `(N,)` to advantages of shape
+`(N,)`.
 
-Where all rewards of a group are equal every advantage is exactly 0, but for `raw`: the mean of eight times 17/97 is not 17/97 in
-float32, and what is left would become 10⁻³ by `group_normalized`. A completion that no reward function could score has the
-reward NaN; it counts in no mean and gets the advantage 0.
+If all rewards of a group are equal, every advantage is exactly 0, except with `raw`. This needs care: in float32 the
+mean of eight times 17/97 is not 17/97, and `group_normalized` would raise the difference to 10⁻³. A completion that no
+reward function could score has the reward NaN; it counts in no mean and gets the advantage 0.
 
 | name | advantage of completion i of a group of G | source |
 |---|---|---|
@@ -15,8 +16,8 @@ reward NaN; it counts in no mean and gets the advantage 0.
 | `max` | r_i − mean of the group for the best of it, all of them where they tie; 0 for the others | – |
 | `best_of_group` | best of the group − best of the other G−1: the gradient of the best of G | arXiv 2503.19595 |
 
-`max` pushes nothing down: only the best of a group have an advantage, and it is never negative. It is the gradient of no
-objective that we know of; `raw`, `rloo` and `best_of_group` are unbiased, of the mean and of the best of G.
+`max` pushes nothing down: only the best of a group have an advantage, and it is never negative. It is the gradient of
+no objective that we know of. `raw` and `rloo` are unbiased for the mean, `best_of_group` for the best of G.
 """
 
 import math
@@ -25,7 +26,7 @@ import torch
 from trl.trainer.utils import nanstd
 
 
-EPSILON = 1e-4  # TRL's, on every standard deviation
+EPSILON = 1e-4  # as TRL adds it to every standard deviation
 ROUNDING = 1e-6  # of a float32 sum of rewards, relative
 
 
@@ -52,15 +53,17 @@ def rloo(groups: torch.Tensor) -> torch.Tensor:
 
 
 def all_equal(groups: torch.Tensor) -> torch.Tensor:
-    """Whether the rewards of a group, shape `(N / G, G)`, are equal to rounding, or none was given: shape `(N / G,)`."""
+    """
+    Whether the rewards of a group, shape `(N / G, G)`, are equal up to rounding, or all missing: shape `(N / G,)`.
+    """
     least, greatest = groups.nan_to_num(nan=torch.inf).amin(dim=1), groups.nan_to_num(nan=-torch.inf).amax(dim=1)
-    # Where nothing was scored: −∞ − ∞.
+    # −∞ − ∞ if nothing was scored.
     return greatest - least <= ROUNDING * torch.maximum(least.abs(), greatest.abs())
 
 
 def best_over_mean(groups: torch.Tensor) -> torch.Tensor:
     best = groups.nan_to_num(nan=-math.inf).amax(dim=1, keepdim=True)
-    # A comparison with NaN is false, and what was not scored stays NaN.
+    # A comparison with NaN is false, so a missing reward stays NaN.
     return torch.where(best - groups > ROUNDING * best.abs(), 0.0, centered(groups))
 
 
@@ -69,7 +72,7 @@ def best_of_group(groups: torch.Tensor) -> torch.Tensor:
     others = known.unsqueeze(1).repeat(1, groups.size(1), 1)
     others.diagonal(dim1=1, dim2=2).fill_(-math.inf)
     best, best_of_others = known.amax(dim=1, keepdim=True), others.amax(dim=2)
-    # Alone in its group, a completion has nothing to be better than.
+    # A completion alone in its group has no other to compare with.
     return torch.where(groups.isnan() | best_of_others.isinf(), math.nan, best - best_of_others)
 
 
@@ -92,13 +95,13 @@ def estimate(
 
     Args:
         rewards (`torch.Tensor` of shape `(N,)`):
-            One reward a completion, groups lying together; NaN where there is none.
+            One reward a completion, with the groups contiguous; NaN where there is none.
         group_size (`int`):
             G, of which N is a multiple.
         estimator (`str`):
             One of the table above.
         batch (`torch.Tensor`, *optional*):
-            Rewards of the batch that `batch_normalized` speaks of, where it is not `rewards`.
+            Rewards that give `batch_normalized` its standard deviation, if not `rewards`.
 
     Returns:
         `torch.Tensor` of shape `(N,)`.

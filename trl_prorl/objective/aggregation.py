@@ -7,7 +7,7 @@ contained it.
 import torch
 
 
-WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # which average over the tokens of a whole accumulation window
+WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a whole accumulation window
 
 
 def token_weights(

@@ -1,6 +1,8 @@
-"""The anchors of the KL terms: the reference, π_old and the base, each with its coefficient, and `kl_target`'s adaptation.
+"""
+The anchors of the KL terms: the reference, π_old and the base, each with its coefficient, and `kl_target`'s
+adaptation.
 
-Pure arithmetic on batches of log-probabilities; whoever scores them, and when, is the scorer's business.
+Pure arithmetic on batches of log-probabilities. The scorer decides who scores them, and when.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,17 +20,17 @@ from .adaptive import next_coefficient
 @dataclass
 class Anchor:
     """
-    One anchor of the policy.
+    An anchor of the policy.
 
     Attributes:
         name (`str`):
-            `"ref"`, `"old"` or `"base"`; its log-probabilities are `"{name}_per_token_logps"` of a batch.
+            `"ref"`, `"old"` or `"base"`; a batch holds its log-probabilities as `"{name}_per_token_logps"`.
         key (`str`):
             The key of [`ProRLConfig`] that holds its coefficient.
         metric (`str`):
             TRL's name for its KL in the trainer's log.
         coefficient (`float`):
-            The coefficient in force; 0 is no KL term.
+            The coefficient in force; 0 means no KL term.
     """
 
     name: str
@@ -38,7 +40,7 @@ class Anchor:
 
     @property
     def logps(self) -> str:
-        """Where a batch has its log-probabilities."""
+        """The key under which a batch holds its log-probabilities."""
         return logps_key(self.name)
 
     @property
@@ -88,7 +90,7 @@ class Anchors(Part):
 
     @property
     def active(self) -> Anchor | None:
-        """The first with a coefficient: the one whose coefficient is logged and adapted."""
+        """The first anchor with a coefficient: its coefficient is logged and adapted."""
         return next((anchor for anchor in self if anchor.coefficient != 0.0), None)
 
     def penalties(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
@@ -110,7 +112,7 @@ class Anchors(Part):
         anchored = {
             anchor.name: old if anchor.name == "old" else batch[anchor.logps]
             for anchor in self
-            # The base scores some generation batches only.
+            # The base scores only some of the generation batches.
             if anchor.coefficient != 0.0 and (anchor.name != "base" or anchor.logps in batch)
         }
         ratio = None

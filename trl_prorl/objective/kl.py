@@ -1,9 +1,10 @@
-"""KL estimators between the policy and an anchor: their values and, through autograd, their gradients.
+"""
+KL estimators between the policy and an anchor: their values and, through autograd, their gradients.
 
-Pure tensors in, tensors out. Throughout, `logps` are the policy's log-probabilities of the sampled tokens (with
-gradient), `anchor_logps` the anchor's (without), and the quantity estimated is the per-token reverse KL at the visited
-states, KL(π_θ(·|s) ‖ π_anchor(·|s)). The KL of whole sequences has one more term, through the states; no estimator here
-contains it.
+Pure tensors in, tensors out. `logps` are always the policy's log-probabilities of the sampled tokens (with gradient),
+`anchor_logps` the anchor's (without gradient), and the estimated quantity is the per-token reverse KL at the visited
+states, KL(π_θ(·|s) ‖ π_anchor(·|s)). The KL of whole sequences has one more term, through the states; no estimator
+here contains it.
 
 In a loss the *gradient* of an estimator matters, not its value. With samples from π_old and the per-token importance
 ratio r = exp(logπ_θ − logπ_old):
@@ -14,9 +15,9 @@ ratio r = exp(logπ_θ − logπ_old):
 | k2 | exact on-policy, biased off-policy | biased |
 | k3 | biased | exact per token, on- and off-policy |
 
-A ratio of whole sequences is exact for none of them. The values are from J. Schulman's note "Approximating KL
-Divergence" (2020, http://joschu.net/blog/kl-approx.html); the statements on gradients are checked in `tests/test_kl.py`
-by enumerating every completion.
+With a ratio of whole sequences, no estimator is exact. The values are from J. Schulman's note "Approximating KL
+Divergence" (2020, http://joschu.net/blog/kl-approx.html); the statements on gradients are checked in
+`tests/test_kl.py` by enumerating every completion.
 """
 
 import torch
@@ -109,7 +110,7 @@ def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.T
 
 def gradient_bias(estimator: str, corrected: bool, level: str, on_policy: bool) -> str | None:
     """
-    Why the penalty's expected gradient is not that of the per-token reverse KL, or `None` where it is.
+    Why the penalty's expected gradient differs from that of the per-token reverse KL, or `None` if it does not.
 
     Args:
         estimator (`str`):

@@ -19,7 +19,7 @@ class ReferenceResetCallback(TrainerCallback):
         triggers (`Iterable[Trigger]`):
             See [`~trl_prorl.resets.triggers`].
         cooldown (`int`, *optional*, defaults to `0`):
-            Optimizer steps since the last applied reset before which none of them fires.
+            Optimizer steps after an applied reset during which no trigger fires.
 
     Example:
 
@@ -33,7 +33,7 @@ class ReferenceResetCallback(TrainerCallback):
         self.requests: list[Reason] = []
         # The trainer binds this: the KL to the reference of the step that has just ended, or None.
         self.kl_ref: Callable[[], float | None] = lambda: None
-        # And this: a test set evaluated before or after the training is no validation.
+        # The trainer binds this too: an evaluation before or after the training is no validation.
         self.in_training: Callable[[], bool] = lambda: True
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -44,7 +44,7 @@ class ReferenceResetCallback(TrainerCallback):
             self.requests += self.triggers.observe_evaluation(state.global_step, metrics or {})
 
     def take_requests(self) -> list[Reason]:
-        """The requests made since the last call, which are then the caller's."""
+        """The requests made since the last call; the callback forgets them."""
         taken, self.requests = self.requests, []
         return taken
 
@@ -53,19 +53,19 @@ class ReferenceResetCallback(TrainerCallback):
         return [trigger.metric for trigger in self.triggers.triggers if hasattr(trigger, "metric")]
 
     def state_dict(self) -> dict[str, Any]:
-        """Requests that wait, and what the triggers remember, as JSON values."""
+        """The waiting requests and the memory of the triggers, as JSON values."""
         return {"requests": [request.to_dict() for request in self.requests], "triggers": self.triggers.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the callback of another process stopped."""
+        """Continue where the callback of another process stopped."""
         self.requests = [Reason(**request) for request in state["requests"]]
         self.triggers.load_state_dict(state["triggers"])
 
 
 def load_callbacks(callbacks: Iterable[ReferenceResetCallback], states: list[dict[str, Any]]) -> None:
     """
-    Go on where the callbacks of another process stopped, in order. The last is that of the configuration, which may have been
-    added or left out since: a callback without a state, and a state without a callback, are passed over.
+    Continue where the callbacks of another process stopped, in order. The last callback is that of the configuration,
+    which may have been added or removed since: a callback without a state and a state without a callback are skipped.
     """
     for callback, state in zip(callbacks, states, strict=False):
         callback.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Resets: gather what was requested, agree between processes, and at a generation boundary do everything, or nothing."""
+"""Resets: gather the requests, agree between processes, and at a generation boundary do everything or nothing."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -36,7 +36,7 @@ def configured_triggers(args) -> list[Trigger]:
 
 class Resets(Part):
     """
-    Everything that a reset needs, and what waits for one.
+    Everything that a reset needs, and the requests that wait for one.
 
     Args:
         args ([`ProRLConfig`]):
@@ -44,7 +44,7 @@ class Resets(Part):
         accelerator ([`~accelerate.Accelerator`]):
             For the AMP scaler and the number of processes.
         timer ([`~trl_prorl.run.meter.StageTimer`]):
-            Where its seconds are counted.
+            The counter of its seconds.
         possible (`bool`):
             Whether the trainer was made for resets.
     """
@@ -59,18 +59,18 @@ class Resets(Part):
         self._callbacks: Callable[[], Iterable[ReferenceResetCallback]] = tuple
         self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
 
-    # Made known by the trainer, each as it comes to be.
+    # The trainer announces each of these when it is made.
 
     def watch(self, callbacks: Callable[[], Iterable[ReferenceResetCallback]]) -> None:
-        """Where to ask for the trainer's callbacks, which a user may change."""
+        """Set the source of the trainer's callbacks, which a user may change."""
         self._callbacks = callbacks
 
     def bind(self, callback: ReferenceResetCallback, kl_ref: Callable, in_training: Callable, eval_dataset) -> None:
         """
-        Let a callback see what its triggers watch.
+        Give a callback the values that its triggers watch.
 
         Raises:
-            `ValueError`: there is no reset that it could request, or its metric has no one value.
+            `ValueError`: the callback could request no reset, or its metric has more than one value.
         """
         if not self.possible:
             raise ValueError(
@@ -96,7 +96,7 @@ class Resets(Part):
 
     @property
     def rate_factor(self) -> float:
-        """What the re-warm-up makes of the learning rate of the next update."""
+        """The factor of the re-warm-up on the learning rate of the next update."""
         return self.rewarmup.factor if self.rewarmup is not None else 1.0
 
     # Requests, and their application.
@@ -121,7 +121,7 @@ class Resets(Part):
 
     def apply(self, step: int, optimizer, scheduler, kl_before: float | None) -> dict[str, Any] | None:
         """
-        At a generation boundary: agree, move the reference, treat the optimizer. All requests that wait make one reset.
+        At a generation boundary: agree, move the reference, treat the optimizer. All waiting requests make one reset.
 
         Args:
             step (`int`):
@@ -132,7 +132,7 @@ class Resets(Part):
                 The last measured KL to the reference, in nats per token.
 
         Returns:
-            `dict` or `None`: the event for the record; `None` where nothing was requested.
+            `dict` or `None`: the event for the record; `None` if nothing was requested.
         """
         args = self.args
         if not self.possible:

@@ -1,4 +1,6 @@
-"""Elastic Reset (Noukhovitch et al. 2023, arXiv 2312.07551): policy ← its moving average, average ← the initial policy."""
+"""
+Elastic Reset (Noukhovitch et al. 2023, arXiv 2312.07551): policy ← its moving average, average ← the initial policy.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,7 @@ class ElasticAverage:
 
     Args:
         parameters (`Mapping[str, torch.nn.Parameter]`):
-            The trained parameters by name, as the run begins. Two copies are kept on their device.
+            The trained parameters by name, as the run begins. Two copies of them are kept on their device.
         decay (`float`):
             η in average ← η · average + (1 − η) · policy, at every optimizer step.
     """
@@ -32,7 +34,7 @@ class ElasticAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """One optimizer step was made."""
+        """Take in one optimizer step."""
         for name, param in self.parameters.items():
             self.average[name].lerp_(param.detach().float(), 1.0 - self.decay)
 
@@ -44,7 +46,7 @@ class ElasticAverage:
             self.average[name].copy_(self.initial[name])
 
     def save(self, folder: Path) -> None:
-        """Write both copies beside a checkpoint."""
+        """Write both copies into a checkpoint."""
         tensors = {f"average.{name}": tensor for name, tensor in self.average.items()}
         save_file(
             tensors | {f"initial.{name}": tensor for name, tensor in self.initial.items()}, folder / ELASTIC_FILE
@@ -68,15 +70,15 @@ class ElasticAverage:
 
 class ElasticResets(Part):
     """
-    Elastic Reset on a schedule: requested every so many optimizer steps, applied at the next generation boundary.
+    Elastic Reset on a schedule: requested every `every` optimizer steps, applied at the next generation boundary.
 
     Args:
         average ([`ElasticAverage`]):
-            Of the trained parameters.
+            The average of the trained parameters.
         every (`int`):
-            Optimizer steps.
+            Optimizer steps between two requests.
         timer ([`~trl_prorl.run.meter.StageTimer`]):
-            Where its seconds are counted.
+            The counter of its seconds.
         processes (`int`):
             Number of processes, for the event.
     """
@@ -89,13 +91,16 @@ class ElasticResets(Part):
         self._requested = None
 
     def observe_step(self, step: int) -> None:
-        """`step` optimizer steps are done."""
+        """Take in that `step` optimizer steps are done."""
         self.average.update()
         if step % self.every == 0:
             self._requested = step
 
     def apply(self, step: int) -> dict[str, Any] | None:
-        """At a generation boundary: policy ← average, average ← initial policy; the event, or `None` if none was due."""
+        """
+        At a generation boundary: policy ← average, average ← initial policy. Returns the event, or `None` if none was
+        due.
+        """
         requested, self._requested = self._requested, None
         if requested is None:
             return None

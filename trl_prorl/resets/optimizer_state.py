@@ -1,4 +1,5 @@
-"""What a reset does to an optimizer's memory: keep, hard, soft(α), asym, as pure functions on one parameter's state.
+"""
+The effect of a reset on an optimizer's memory (keep, hard, soft(α), asym), as pure functions on one parameter's state.
 
 | mode | first moment m | second moment v | step count |
 |---|---|---|---|
@@ -15,14 +16,15 @@
 | transformers Adafactor | `exp_avg` (with β1) | `exp_avg_sq_row`, `exp_avg_sq_col`, `exp_avg_sq` |
 | bitsandbytes Adam family | `state1` or its `absmax1` | `state2` or its `absmax2` |
 
-`hard` gives what a new optimizer would have (ProRL, arXiv 2505.24864; arXiv 2306.17833). `soft(1)` is `keep`.
+`hard` gives the state of a new optimizer (ProRL, arXiv 2505.24864; arXiv 2306.17833). `soft(1)` is `keep`.
 
-Let a mode leave f1 of m and f2 of v after t updates. Under a constant gradient, ε aside, Adam's k-th update after that is its
-learning rate times
+Let a mode multiply m by f1 and v by f2 after t updates. Under a constant gradient, and without ε, Adam's k-th update
+after that is its learning rate times
 
     m̂ / √v̂, m̂ = (f1 β1^k (1 − β1^t) + 1 − β1^k) / (1 − β1^n), v̂ = (f2 β2^k (1 − β2^t) + 1 − β2^k) / (1 − β2^n)
 
-where n is k after `hard` and t + k else; without a reset that is 1. For large t and β of 0.9 and 0.999, k = 1, 2, 10, 30, 100:
+where n is k after `hard` and t + k otherwise; without a reset the factor is 1. For large t, β1 = 0.9, β2 = 0.999 and k
+= 1, 2, 10, 30, 100:
 
 | mode | 1 | 2 | 10 | 30 | 100 |
 |---|---|---|---|---|---|
@@ -30,10 +32,9 @@ where n is k after `hard` and t + k else; without a reset that is 1. For large t
 | `soft`, α = 0.1 | 0.60 | 0.85 | 2.08 | 2.70 | 2.32 |
 | `asym` | 0.10 | 0.19 | 0.65 | 0.96 | 1.00 |
 
-So `soft(α)` lowers the first updates and raises later ones, because m is refilled sooner than v; 1/√α would be reached only
-with β1 = 0. Gradients that are noise: docs/concepts.md.
-An 8-bit state is scaled through its block maxima `absmax`, which is exact; the uint8 codes are never touched, for code 0
-does not stand for zero.
+So `soft(α)` lowers the first updates and raises later ones, because m is refilled sooner than v; they would reach 1/√α
+only with β1 = 0. For noisy gradients see docs/concepts.md. An 8-bit state is scaled through its block maxima `absmax`,
+which is exact. The uint8 codes are never touched, because code 0 does not stand for zero.
 """
 
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ SECOND_MOMENTS = (
     *("exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col"),
     *("row_var", "col_var", "variance", "state2", "absmax2"),
 )
-# bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, computed anew in every update.
+# bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, which every update computes anew.
 NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
 STEP = "step"
 
@@ -81,12 +82,12 @@ def factors(mode: str, alpha: float) -> tuple[float, float, bool]:
 
 def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
     """
-    What a reset does to one parameter's optimizer state: the factor on every entry that changes.
+    The changes that a reset makes to one parameter's optimizer state: the factor on every entry that changes.
 
     Args:
         state (`Mapping[str, Any]`):
-            Entry of `optimizer.state` of one parameter, of an optimizer in the table above. Empty before the first
-            update.
+            The entry of one parameter in `optimizer.state`, for an optimizer of the table above. Empty before the
+            first update.
         mode (`str`):
             `"keep"`, `"hard"`, `"soft"` or `"asym"`.
         alpha (`float`, *optional*, defaults to `1.0`):
@@ -136,20 +137,20 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
     """
-    Refuse an optimizer whose state a reset would not understand, or which has none, before any training.
+    Refuse, before any training, an optimizer without a state, or with a state that a reset would not understand.
 
     Args:
         cls (`type`):
             The optimizer's class.
         momentum (`float`, *optional*, defaults to `0.0`):
-            SGD's momentum; without one there is nothing to reset.
+            SGD's momentum; without momentum there is nothing to reset.
         beta1 (`float`, *optional*):
-            Of transformers' Adafactor; without it there is no first moment.
+            β1 of transformers' Adafactor; without it there is no first moment.
         mode (`str`, *optional*, defaults to `"hard"`):
             `"asym"` needs a first moment.
 
     Raises:
-        `ValueError`: naming the optimizer and those that are understood.
+        `ValueError`: naming the optimizer and the optimizers that are understood.
     """
     name = f"{cls.__module__}.{cls.__name__}"
     if issubclass(cls, torch.optim.SGD):
@@ -162,9 +163,9 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
     torch_like = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adafactor, Adafactor)
     if mode == "asym" and (issubclass(cls, torch.optim.Adafactor) or (issubclass(cls, Adafactor) and beta1 is None)):
         raise ValueError(
-            f"optimizer_reset='asym' clears the first moment, and {name} has none: it would do nothing. Set optimizer_reset: "
-            "soft, hard or keep, or use an optimizer with a first moment (optim: adamw_torch, or adafactor through "
-            "optimizers=(Adafactor(..., beta1=0.9), None))."
+            f"optimizer_reset='asym' clears the first moment, and {name} has none: it would do nothing. Set "
+            "optimizer_reset: soft, hard or keep, or use an optimizer with a first moment (optim: adamw_torch, or "
+            "adafactor through optimizers=(Adafactor(..., beta1=0.9), None))."
         )
     bnb_adam = cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
     if not (issubclass(cls, torch_like) or bnb_adam):
@@ -176,7 +177,7 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> None:
-    """`check_optimizer_class` of an instance, Accelerate's wrapper looked through."""
+    """`check_optimizer_class` for an instance, through Accelerate's wrapper."""
     inner = getattr(optimizer, "optimizer", optimizer)
     momentum = max(group.get("momentum", 0.0) for group in inner.param_groups)
     beta1 = next((group["beta1"] for group in inner.param_groups if group.get("beta1") is not None), None)
@@ -187,7 +188,7 @@ def plan_reset(
     optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
 ) -> list[tuple[dict[str, Any], dict[str, float]]]:
     """
-    Every parameter's state with what a reset will do to it. Nothing is written.
+    Every parameter's state with the changes that a reset will make. Nothing is written.
 
     Args:
         optimizer (`torch.optim.Optimizer`):

@@ -1,4 +1,4 @@
-"""What a reset does to the learning rate: start the schedule again, or warm up again."""
+"""The effect of a reset on the learning rate: start the schedule again, or warm up again."""
 
 import copy
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
     """
-    What `restart_schedule` needs, taken when the schedule is new.
+    The state that `restart_schedule` needs, taken when the schedule is new.
 
     Args:
         scheduler ([`~torch.optim.lr_scheduler.LRScheduler`]):
@@ -22,7 +22,7 @@ def snapshot_schedule(scheduler) -> dict[str, Any]:
 
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     """
-    Put a schedule, and the learning rates it has set, back to where it began; warm-up and decay run again.
+    Put a schedule, and the learning rates it has set, back to its start; warm-up and decay run again.
 
     Args:
         scheduler ([`~torch.optim.lr_scheduler.LRScheduler`]):
@@ -44,7 +44,7 @@ def rewarmup_factor(updates: int | None, steps: int) -> float:
         updates (`int` or `None`):
             Updates made since the last reset; `None` if there was none.
         steps (`int`):
-            Updates until the full rate; 0 and 1 do nothing.
+            Updates until the full rate; 0 and 1 have no effect.
     """
     if updates is None or steps <= 1:
         return 1.0

@@ -1,7 +1,8 @@
-"""When to reset: small objects that watch numbers and answer with a reason or `None`. Pure and serialisable.
+"""
+When to reset: small objects that watch numbers and answer with a reason or `None`. Pure and serialisable.
 
 A trigger sees every optimizer step (`observe_step`), every evaluation (`observe_evaluation`) and every reset that was
-applied (`applied`), whoever asked for it. What was not measured is `None`; that and NaN tell it nothing and change nothing.
+applied (`applied`), whoever asked for it. A value that was not measured is `None`. A trigger ignores `None` and NaN.
 """
 
 import math
@@ -20,9 +21,9 @@ class Reason:
         reason (`str`):
             Name of the trigger that fired.
         value (`float`):
-            What it saw.
+            The value that the trigger saw.
         threshold (`float`):
-            What it compared it with.
+            The value with which the trigger compared it.
         step (`int`):
             Optimizer steps done when it fired.
     """
@@ -37,15 +38,20 @@ class Reason:
 
 
 class Trigger:
-    """Base of all triggers: sees everything, never fires."""
+    """Base of all triggers: it sees everything and never fires."""
 
     @property
     def kind(self) -> str:
-        """What its memory is of: another trigger of the same kind may go on with it, whatever its threshold is."""
+        """
+        The subject of its memory. Another trigger of the same kind may continue with that memory, whatever its
+        threshold.
+        """
         return type(self).__name__
 
     def observe_step(self, step: int, kl_ref: float | None = None) -> Reason | None:
-        """`step` optimizer steps are done, from 1; `kl_ref` is the last one's KL to the reference in nats per token."""
+        """
+        `step` optimizer steps are done, from 1; `kl_ref` is the last step's KL to the reference in nats per token.
+        """
         return None
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> Reason | None:
@@ -56,11 +62,11 @@ class Trigger:
         """A reset was applied after `step` optimizer steps."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the trigger remembers, as JSON values."""
+        """The trigger's memory, as JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what another trigger of the same settings remembered."""
+        """Take over the memory of another trigger of the same kind."""
 
 
 def measured(value: float | None) -> bool:
@@ -90,13 +96,13 @@ class KLSpike(Trigger):
     """
     Fires when the mean of the last `window` measured values of the KL to the reference exceeds `threshold`.
 
-    A reset empties the window: the KL to the old reference says nothing of the new one.
+    A reset empties the window, because the KL to the old reference says nothing about the new one.
 
     Args:
         threshold (`float`):
             Nats per token.
         window (`int`, *optional*, defaults to `1`):
-            Steps; it does not fire before there are as many.
+            Steps; the trigger does not fire before there are as many values.
     """
 
     def __init__(self, threshold: float, window: int = 1):
@@ -124,22 +130,23 @@ class KLSpike(Trigger):
 
 class Stall(Trigger):
     """
-    Watches one metric of the evaluations: fires after `patience` evaluations without improving on the best by more than
-    `min_delta`, or when the metric is worse than the best by more than `drop`. ProRL resets when validation stalls.
+    Watches one metric of the evaluations: fires after `patience` evaluations without improving on the best by more
+    than `min_delta`, or when the metric is worse than the best by more than `drop`. ProRL resets when validation
+    stalls.
 
     The best is kept across resets; the count of evaluations starts again.
 
     Args:
         metric (`str`):
-            Name of the metric, a validation metric and never the reported test.
+            Name of the metric: of validation, never of the reported test.
         patience (`int`, *optional*, defaults to `0`):
-            Evaluations. 0: never fires for a stall.
+            Evaluations. With 0 the trigger never fires for a stall.
         drop (`float`, *optional*):
-            In the metric's own unit. `None`: never fires for a drop.
+            In the metric's own unit. With `None` the trigger never fires for a drop.
         mode (`str`, *optional*, defaults to `"max"`):
             `"max"` if larger is better, `"min"` if smaller is.
         min_delta (`float`, *optional*, defaults to `0.0`):
-            What counts as an improvement.
+            The least difference that counts as an improvement.
     """
 
     def __init__(
@@ -152,11 +159,11 @@ class Stall(Trigger):
 
     @property
     def kind(self):
-        return f"Stall of {self.metric}, {self.sign:+.0f}"  # the best of one metric says nothing of another
+        return f"Stall of {self.metric}, {self.sign:+.0f}"  # the best of one metric says nothing about another
 
     def observe_evaluation(self, step, metrics):
         value = metrics.get(self.metric)
-        if not measured(value) or math.isinf(value):  # an infinite best could never be improved on
+        if not measured(value) or math.isinf(value):  # nothing could improve on an infinite best
             return None
         if self.best is None or self.sign * (value - self.best) > self.min_delta:
             self.best = value
@@ -181,14 +188,14 @@ class Stall(Trigger):
 
 class TriggerSet:
     """
-    Several triggers, which may not fire until `cooldown` optimizer steps have passed since the last applied reset. They
-    observe all the same.
+    Several triggers, which may not fire until `cooldown` optimizer steps have passed since the last applied reset.
+    They observe all the time.
 
     Args:
         triggers (`Iterable[Trigger]`):
             The triggers.
         cooldown (`int`, *optional*, defaults to `0`):
-            Optimizer steps. Before the first reset there is none.
+            Optimizer steps. Before the first reset there is no cooldown.
     """
 
     def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):
@@ -222,7 +229,9 @@ class TriggerSet:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Every trigger remembers what the next of its kind remembered; one of which there was none remembers nothing."""
+        """
+        Every trigger takes over the memory of the next trigger of its kind; if there was none, it remembers nothing.
+        """
         self.last = state["last"]
         kinds = state.get("kinds", [trigger.kind for trigger in self.triggers])
         left = list(zip(kinds, state["triggers"], strict=True))

@@ -1,4 +1,4 @@
-"""A time limit for a call into somebody else's Python code."""
+"""A time limit for a call into foreign Python code."""
 
 import signal
 import threading
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 
-# Not SIGALRM: reward functions have alarms of their own (math-verify's time limit is one).
+# Not SIGALRM, because reward functions have alarms of their own (math-verify's time limit is one).
 SIGNAL = signal.SIGRTMIN + 9
 REPEAT_SECONDS = 1.0
 
 
 class DeadlineExceeded(BaseException):
-    """Not an `Exception`, lest the code under the limit swallows it."""
+    """Not an `Exception`, so that the code under the limit does not swallow it."""
 
 
 def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
@@ -20,17 +20,17 @@ def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
     Call a function, and interrupt it when its time is over.
 
     In the main thread a signal interrupts it, in Python code and in system calls alike; native code that holds the
-    interpreter's lock is interrupted when it returns. In other threads, which get no signals, it is left behind in a
-    thread of its own.
+    interpreter's lock is interrupted when it returns. Other threads get no signals; from there the function runs in a
+    thread of its own and is abandoned.
 
     Args:
         seconds (`float` or `None`):
-            The limit; `None` is no limit.
+            The limit; `None` means no limit.
         function (`Callable`):
-            Without arguments.
+            The function, which takes no arguments.
 
     Raises:
-        [`DeadlineExceeded`]: it took longer.
+        [`DeadlineExceeded`]: the function took longer.
     """
     if seconds is None:
         return function()
@@ -57,7 +57,7 @@ def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
         finally:
             over.set()
     finally:
-        over.set()  # once more: the signal may have come just before the first
+        over.set()  # again, because the signal may have come just before the first call
         watcher.join()
         signal.signal(SIGNAL, signal.SIG_DFL if previous is None else previous)
 
@@ -68,7 +68,7 @@ def _call_aside(seconds: float, function: Callable[[], Any]) -> Any:
     def call():
         try:
             outcome.append(("value", function()))
-        except BaseException as error:  # handed to the thread that waits
+        except BaseException as error:  # for the thread that waits
             outcome.append(("error", error))
 
     thread = threading.Thread(target=call, daemon=True)

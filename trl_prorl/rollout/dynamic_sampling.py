@@ -1,7 +1,8 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal teach nothing, and are replaced by new ones.
+"""
+Dynamic sampling (DAPO, arXiv 2503.14476): groups whose rewards are all equal teach nothing and are replaced.
 
-The reward meant is the task's. A term for the length tells apart any two completions of unequal lengths, so that with it a
-group without one right answer would count as decided.
+The task's reward decides. A reward for the length differs for any two completions of unequal lengths; with it a group
+without a single right answer would count as decided.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,18 +21,18 @@ def deciding(
     rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """
-    The rewards by which a group is decided or not.
+    The rewards that decide whether a group is decided.
 
     Args:
         rewards (`torch.Tensor` of shape `(N, F)`):
-            Of every reward function, groups lying together; NaN where a function does not apply.
+            The rewards of every reward function, with the groups contiguous; NaN where a function does not apply.
         weights (`torch.Tensor` of shape `(F,)`):
-            Of the functions.
+            The weights of the functions.
         group_size (`int`):
             G.
         functions (`Sequence[int]`, *optional*):
-            Which functions decide, by the weighted sum of their rewards. `None`: in each group the first that has a weight
-            and a reward for any of its completions.
+            The functions that decide, by the weighted sum of their rewards. `None`: in each group the first function
+            decides that has a weight and a reward for any of its completions.
 
     Returns:
         `torch.Tensor` of shape `(N,)`; NaN where there is none.
@@ -40,7 +41,7 @@ def deciding(
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
     groups = rewards.view(-1, group_size, rewards.size(1))
     decides = (~groups.isnan()).any(dim=1) & (weights != 0.0)
-    first = decides.int().argmax(dim=1)  # of equal ones the first
+    first = decides.int().argmax(dim=1)  # the first of equal values
     chosen = groups.gather(2, first.view(-1, 1, 1).expand(-1, group_size, 1)).squeeze(2)
     return chosen.masked_fill(~decides.any(dim=1, keepdim=True), torch.nan).flatten()
 
@@ -55,19 +56,20 @@ def named_functions(
         asked (`Sequence[str]` or `None`):
             The key.
         names (`Sequence[str]`):
-            Of all reward functions.
+            The names of all reward functions.
         weights (`Sequence[float]` or `None`):
-            Of all reward functions; `None`: 1 each.
+            The weights of all reward functions; `None` means 1 each.
 
     Raises:
-        `ValueError`: a function that is not there, or none that has a weight.
+        `ValueError`: a named function does not exist, or none of them has a weight.
     """
     if asked is None:
         return None
     unknown = [name for name in asked if name not in names]
     if unknown:
         raise ValueError(
-            f"dynamic_sampling_rewards={asked!r}: {unknown[0]!r} is no reward function. Name one of {', '.join(names)}."
+            f"dynamic_sampling_rewards={asked!r}: {unknown[0]!r} is no reward function. Name one of "
+            f"{', '.join(names)}."
         )
     indices = [index for index, name in enumerate(names) if name in asked]
     if weights is not None and not any(weights[index] for index in indices):
@@ -80,16 +82,16 @@ def named_functions(
 
 def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     """
-    Which groups have no reward that differs from the others, by more than rounding.
+    The groups in which no reward differs from the others by more than rounding.
 
     Args:
         rewards (`torch.Tensor` of shape `(N,)`):
-            One a completion, groups lying together; NaN where there is none.
+            One reward a completion, with the groups contiguous; NaN where there is none.
         group_size (`int`):
             G.
 
     Returns:
-        `torch.Tensor` of shape `(N / G,)`, of bools.
+        `torch.Tensor` of bools, shape `(N / G,)`.
     """
     return all_equal(rewards.view(-1, group_size))
 
@@ -107,13 +109,13 @@ def put_groups(
 
     Args:
         batch (`Mapping[str, torch.Tensor]`), others (`Mapping[str, torch.Tensor]`):
-            Tensors of shape `(N, …)` by name. Prompts are padded on the left, what belongs to completions on the right.
+            Tensors of shape `(N, …)` by name. Prompts are padded on the left, completions on the right.
         places (`Sequence[int]`), sources (`Sequence[int]`):
-            Which groups of `batch` give way, and which groups of `others` take their places.
+            The groups of `batch` that give way, and the groups of `others` that take their places.
         group_size (`int`):
             G.
         pad_token_id (`int`):
-            What fills up token ids; everything else is filled up with 0.
+            The padding of token ids; everything else is padded with 0.
     """
 
     def rows(groups: Sequence[int]) -> torch.Tensor:
@@ -142,13 +144,13 @@ def widened(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.
 
 class ExtraRows:
     """
-    Rows of a dataset in random order, without end: every pass has an order of its own.
+    An endless supply of a dataset's rows in random order; every pass has an order of its own.
 
     Args:
         count (`int`):
             Rows of the dataset.
         seed (`int`):
-            Of the orders.
+            The seed of the orders.
     """
 
     def __init__(self, count: int, seed: int):
@@ -180,20 +182,20 @@ class DynamicSampling(Part):
 
     Args:
         args ([`ProRLConfig`]):
-            Rounds, and the seed of the extra prompts.
+            The number of rounds, and the seed of the extra prompts.
         accelerator ([`~accelerate.Accelerator`]):
-            Processes generate and gather together.
+            For the processes, which generate and gather together.
         dataset ([`~datasets.Dataset`]):
             The training set.
         group_size (`int`):
             G.
         pad_token_id (`int`):
-            Of the tokenizer.
+            The tokenizer's.
         functions (`Sequence[int]`, *optional*):
             See [`deciding`].
 
     Raises:
-        `ValueError`: the set is streamed, or a process holds parts of groups.
+        `ValueError`: the dataset is streamed, or a process holds parts of groups.
     """
 
     def __init__(
@@ -234,20 +236,20 @@ class DynamicSampling(Part):
         weights: torch.Tensor,
     ) -> tuple[dict[str, torch.Tensor], Outcome, dict[str, float]]:
         """
-        Sample a generation batch, and again in the place of undecided groups.
+        Sample a generation batch, and sample again in the place of undecided groups.
 
         Args:
             examples (`list[dict]`):
                 This process's rows, each G times.
             draw (`Callable`), draw_again (`Callable`):
-                Sample completions of rows, in the first round and in further ones: a batch that no anchor has scored, and its
-                outcome.
+                Sample completions of rows, in the first round and in the further rounds; return a batch that no anchor
+                has scored, and its outcome.
             weights (`torch.Tensor` of shape `(F,)`):
-                Of the reward functions.
+                The weights of the reward functions.
 
         Returns:
-            The batch; its outcome, whose tasks and interruptions are those of the first round, whose prompts nobody has chosen; what
-            the record says of the sampling.
+            The batch; its outcome, with the tasks and interruptions of the first round, because its prompts are not
+            selected; the entries of the record.
         """
         size, process = self.group_size, self.accelerator.process_index
         batch, first = draw(examples)
@@ -256,12 +258,13 @@ class DynamicSampling(Part):
         replaced, generated = 0, 0
         for _ in range(self.rounds):
             places = self._undecided(rewards, weights).nonzero().squeeze(1).tolist()
-            # Processes generate and gather together, so all take part, with as many groups as the neediest.
+            # Processes generate and gather together, so all take part, each with as many groups as the process that
+            # needs most.
             number = int(self.accelerator.gather(torch.tensor([len(places)], device=rewards.device)).max())
             if number == 0:
                 break
             indices = self._extra.draw(number * self.accelerator.num_processes)[process * number :][:number]
-            # Copies, because a rollout function's own columns are written into them, a value a completion.
+            # Copies, because a rollout function writes its own columns into them, a value for each completion.
             others, outcome = draw_again([dict(self.dataset[index]) for index in indices for _ in range(size)])
             generated += number
             tokens = tokens + outcome.tokens

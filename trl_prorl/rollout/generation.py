@@ -93,8 +93,6 @@ class CompactGeneration(Part):
     Attributes:
         merged (`str`):
             `"on"`, or `"off"` with the reason why the policy itself is sampled.
-        bytes (`int`):
-            Memory of the copy.
     """
 
     def __init__(self, policy: torch.nn.Module, temperature: float):
@@ -105,9 +103,9 @@ class CompactGeneration(Part):
         rounds = any(param.dtype != torch.float32 for param in policy.parameters() if param.is_floating_point())
         self._temperature = temperature if self.copy is not None and rounds else None
 
-    @property
-    def bytes(self) -> int:
-        return self.copy.bytes if self.copy is not None else 0
+    def facts(self) -> dict[str, str | int]:
+        """For `env.json`: whether rollouts are sampled from a merged copy, and the memory that it takes."""
+        return {"merged_copy": self.merged, "merged_copy_bytes": self.copy.bytes if self.copy is not None else 0}
 
     @torch.no_grad()
     def sample(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 def cosine(length: float, longest: float, least: float, most: float) -> float:
     """
-    η_min + ½ (η_max − η_min) (1 + cos(π t / T)): from `most` for an empty completion down to `least` for the longest one
-    (ProRL v2's cosine length penalty; the form is that of arXiv 2502.03373).
+    η_min + ½ (η_max − η_min) (1 + cos(π t / T)): from `most` for an empty completion down to `least` for the longest
+    one (ProRL v2's cosine length penalty; the form is that of arXiv 2502.03373).
 
     Args:
         length (`float`), longest (`float`):
@@ -19,19 +19,19 @@ def cosine(length: float, longest: float, least: float, most: float) -> float:
 
 
 def is_on(step: int, on: int, off: int) -> bool:
-    """Whether a schedule of `on` optimizer steps, then `off` without, and so on, is on. `off=0`: always."""
+    """Whether a schedule that alternates `on` optimizer steps with `off` steps is on. With `off=0` it always is."""
     return step % (on + off) < on
 
 
 def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int = 1, off: int = 0) -> Callable:
     """
-    A reward function that makes long completions cost, for `on` optimizer steps, and then not for `off`.
+    A reward function that charges for long completions during `on` optimizer steps, and then not during `off` steps.
 
     Args:
         longest (`int`):
             T of [`cosine`], usually `max_completion_length`.
         least (`float`), most (`float`, *optional*, defaults to `0.0`):
-            What the longest and an empty completion get.
+            The reward of the longest and of an empty completion.
         on (`int`, *optional*, defaults to `1`), off (`int`, *optional*, defaults to `0`):
             The schedule. ProRL v2 has 100 and 500.
     """
@@ -50,7 +50,7 @@ def target_length_reward(target: int, cost: float) -> Callable:
 
     Args:
         target (`int`):
-            The length that is wanted.
+            The target length.
         cost (`float`):
             Reward lost with each token more or less; the paper has 0.0003.
     """

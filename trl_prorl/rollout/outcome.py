@@ -10,7 +10,8 @@ from accelerate.utils import gather_object
 @dataclass
 class Outcome:
     """
-    What was sampled, beside the batch itself. N is the number of completions of all processes, F of reward functions.
+    The results of sampling beside the batch itself. N is the number of completions of all processes, F that of reward
+    functions.
 
     Attributes:
         rewards (`torch.Tensor` of shape `(N, F)`):
@@ -20,7 +21,7 @@ class Outcome:
         tasks (`list[str | None]`):
             Name of each completion's task, N of them.
         interrupted (`list[bool]`):
-            Whether each completion was asked for its answer; empty where nothing is.
+            Whether each completion was interrupted and asked for its answer; empty if none ever is.
         rounds (`list[torch.Tensor]`):
             The rewards of every round of sampling, in order.
     """
@@ -34,17 +35,16 @@ class Outcome:
     @classmethod
     def of(cls, rewards: torch.Tensor, examples: list[dict], completion_ids: list[list[int]]) -> "Outcome":
         """
-        From what TRL's `_calculate_rewards` takes and returns.
+        The outcome from the arguments and the result of TRL's `_calculate_rewards`.
 
         Args:
             rewards (`torch.Tensor` of shape `(N, F)`):
-                Gathered from all processes.
+                The rewards, gathered from all processes.
             examples (`list[dict]`):
-                This process's rows, one a completion. A dataset's columns `task` and `interrupted` of another meaning count for
-                nothing.
+                This process's rows, one a completion. Columns `task` and `interrupted` of another meaning are ignored.
             completion_ids (`list[list[int]]`):
-                This process's completions. A completion mask would leave out what `mask_truncated_completions` keeps from the
-                loss.
+                This process's completions. A completion mask would lack the tokens that `mask_truncated_completions`
+                keeps out of the loss.
         """
         tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
         return cls(
@@ -56,12 +56,14 @@ class Outcome:
         )
 
     def measurements(self) -> dict[str, float]:
-        """What the record says of it: by task, the mean reward and the share with the full reward of 1; the interruptions."""
+        """
+        The entries of the record: by task, the mean reward and the share with the full reward of 1; the interruptions.
+        """
         first, values = self.rewards[:, 0], {}
         for task in sorted({name for name in self.tasks if name is not None}):
             rewards = first[[place for place, name in enumerate(self.tasks) if name == task]]
             rewards = rewards[~rewards.isnan()]
-            if len(rewards):  # the first reward function may be another task's
+            if len(rewards):  # the first reward function may belong to another task
                 values[f"reward/{task}"] = rewards.mean().item()
                 values[f"pass_rate/{task}"] = (rewards >= 1.0).float().mean().item()
         if self.interrupted:
@@ -69,14 +71,14 @@ class Outcome:
         return values
 
     def unbounded(self, group_size: int) -> torch.Tensor:
-        """Rows of groups with an infinite reward, shape `(N,)`, of bools."""
+        """The rows of groups with an infinite reward, bools of shape `(N,)`."""
         groups = self.rewards.isinf().any(dim=1).view(-1, group_size).any(dim=1)
         return groups.repeat_interleave(group_size)
 
 
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
-    One reward a completion from those of every function.
+    One reward a completion from the rewards of all functions.
 
     Args:
         rewards (`torch.Tensor` of shape `(N, F)`):
@@ -85,12 +87,12 @@ def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             TRL's `reward_weights`.
 
     Returns:
-        `torch.Tensor` of shape `(N,)`: NaN where no function gave one.
+        `torch.Tensor` of shape `(N,)`: NaN where no function gave a reward.
     """
     weighted = rewards * weights.to(rewards.device)
     return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
 
 
 def own_part(gathered: torch.Tensor, process: int, count: int) -> torch.Tensor:
-    """The `count` rows of one process in a tensor gathered from all."""
+    """The `count` rows of one process in a tensor gathered from all processes."""
     return gathered[process * count :][:count]

@@ -1,4 +1,4 @@
-"""Reward functions under watch: what goes wrong in one is said with its name and the prompt."""
+"""Guarded reward functions: an error names the function and the prompt."""
 
 import asyncio
 import functools
@@ -27,19 +27,20 @@ def watched(
     training: Callable[[], bool] = lambda: True,
 ) -> Callable:
     """
-    A reward function that raises [`RewardError`] instead of whatever else goes wrong.
+    A reward function that raises [`RewardError`] in place of any other error.
 
     Args:
         function (`Callable`):
-            TRL's reward function: keyword arguments `prompts`, `completions` and the columns, one value a completion.
+            A reward function as TRL calls it: keyword arguments `prompts`, `completions` and the columns; one value a
+            completion.
         name (`str`):
-            What to call it.
+            The name for errors.
         seconds (`float` or `None`):
             Its time limit for one batch.
         nonfinite (`str`):
-            `"stop"` refuses NaN and infinity; `"skip"` hands both on as infinity, for TRL takes NaN for `None`, its sign
-            that a function does not apply to a completion, which is always allowed. In an evaluation, which has no
-            step to leave out, such rewards are left out instead, as NaN.
+            `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads NaN as `None`,
+            its sign that a function does not apply to a completion; `None` is always allowed. An evaluation has no
+            step to leave out, so such rewards are left out there, as NaN.
         training (`Callable`, *optional*):
             Whether a call is for training and not for an evaluation.
     """
@@ -52,7 +53,7 @@ def watched(
         return f"reward function {name!r} {what} for a batch of {len(prompts)} that begins with {shown(prompts[0])}"
 
     def failed(error: Exception, prompts: list) -> RewardError:
-        row = getattr(function, "row", None)  # a function may say which row it has got to
+        row = getattr(function, "row", None)  # a function may say which row it is at
         what = f"raised {type(error).__name__}: {error}{place(error, function)}"
         return RewardError(problem(what, prompts, row) + ".")
 
@@ -104,7 +105,7 @@ def watched(
         def watch(**columns):
             prompts = columns.get("prompts", [])
             try:
-                # What a generator does, it does when it is read.
+                # A generator runs only when it is read.
                 rewards = call_within(seconds, lambda: materialised(function(**columns)))
             except DeadlineExceeded as error:
                 raise late(prompts) from own_part(error)
@@ -138,7 +139,10 @@ def place(error: Exception, function: Callable) -> str:
 
 
 def as_float(reward: Any) -> float | None:
-    """A number, a NumPy scalar or a tensor of one value as a float; `None` for anything else, text of digits included."""
+    """
+    A number, a NumPy scalar or a tensor of one value as a float; `None` for anything else, including a string of
+    digits.
+    """
     if isinstance(reward, (str, bytes)):
         return None
     try:

@@ -1,4 +1,7 @@
-"""Interruption of over-long thinking: after a budget of tokens the answer is asked for (budget forcing, arXiv 2501.19393)."""
+"""
+Interruption of over-long thinking: after a budget of tokens a text asks for the answer (budget forcing, arXiv
+2501.19393).
+"""
 
 from collections.abc import Callable
 
@@ -7,16 +10,16 @@ def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
     """
     A rollout function for [`ProRLTrainer`], by transformers' generation.
 
-    A completion that has not ended within the budget is continued with `text`, and then for at most `answer_tokens`. The
-    tokens of `text` are the policy's context and no choice of its own: they carry no loss.
+    A completion that has not ended within the budget is continued with `text`, and then by at most `answer_tokens`.
+    The policy did not choose the tokens of `text`, which are its context: they carry no loss.
 
     Args:
         budget (`int`):
-            Tokens that a completion may take by itself.
+            Tokens of a completion before the interruption.
         answer_tokens (`int`):
             Tokens after the interruption.
         text (`str`):
-            What asks for the answer, such as `"\\n\\nFinal answer: "`.
+            The text that asks for the answer, such as `"\\n\\nFinal answer: "`.
     """
 
     def rollout(prompts, trainer):

@@ -100,7 +100,7 @@ class CheckpointMixin:
                 self.run_dir,
                 self.args,
                 self.model,
-                self.packing,
+                self.ways.packing,
                 self._generation_facts(),
                 self._base_name(),
                 self._run_id,

@@ -1,4 +1,6 @@
-"""Active dropout is refused: it makes every KL noise, and a reused log-probability that of another network."""
+"""
+Active dropout is refused: it adds noise to every KL, and a reused log-probability would belong to another network.
+"""
 
 import random
 from contextlib import AbstractContextManager, nullcontext
@@ -8,7 +10,7 @@ import numpy as np
 import torch
 
 
-RANDOM_PARTS = ("drop", "jitter", "noise")  # of the names that layers give to such rates
+RANDOM_PARTS = ("drop", "jitter", "noise")  # parts of the names that layers give to such rates
 
 WHY = (
     "With active dropout two forwards of the same weights differ, so a KL is not 0 where it should be and a reused "
@@ -30,8 +32,8 @@ def check_dropout_config(peft_config: Any | None) -> None:
 
 def check_dropout(model: torch.nn.Module) -> None:
     """
-    Refuse a model with active dropout that shows: modules, and rates that attention layers apply themselves. A forward need
-    not see it, for example that of an adapter which is still zero.
+    Refuse a model with visible active dropout: modules, and rates that attention layers apply themselves. A forward
+    need not show it, for example that of an adapter which is still zero.
 
     Raises:
         `ValueError`: naming the first place and the cure.
@@ -40,8 +42,8 @@ def check_dropout(model: torch.nn.Module) -> None:
         if isinstance(module, torch.nn.Dropout):
             rate, cure = module.p, "Set disable_dropout: true."
         else:
-            # No module of its own, and those are all that TRL's disable_dropout looks at. Two forwards may leave out the
-            # same layers.
+            # These rates have no module, and TRL's disable_dropout looks at modules alone. Two forwards may leave out
+            # the same layers.
             rates = {key: getattr(module, key, 0.0) for key in ("attention_dropout", "layerdrop")}
             key = max(rates, key=lambda key: rates[key] if isinstance(rates[key], (int, float)) else 0.0)
             rate, cure = rates[key], _cure(key)
@@ -52,16 +54,17 @@ def check_dropout(model: torch.nn.Module) -> None:
 @torch.no_grad()
 def check_randomness(model: torch.nn.Module, autocast: AbstractContextManager | None = None) -> None:
     """
-    Refuse a model whose forward in training is random, whatever makes it so: two seeds must give the same logits, but for
-    what one seed gives twice on hardware that sums in no fixed order. Names of modules and of keys only tell the culprit.
+    Refuse a model whose forward in training is random, whatever the cause. Two seeds must give the same logits, up to
+    the difference of two forwards with one seed on hardware that sums in no fixed order. Names of modules and of keys
+    serve only to name the culprit.
 
-    All random states, and whether modules are in training, are left as they were.
+    All random states and the modes of all modules are restored.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            With its weights in place, not sharded.
+            The model, with its weights in place and not sharded.
         autocast (`AbstractContextManager`, *optional*):
-            Under which it computes in training.
+            The context of its forwards in training.
 
     Raises:
         `ValueError`: naming the first rate that could be the reason, and the cure.
@@ -102,4 +105,7 @@ def _culprit(model: torch.nn.Module) -> str:
 
 
 def _cure(key: str) -> str:
-    return f"disable_dropout does not reach it: load the model with {key}=0.0, in a recipe model_init_kwargs: {{{key}: 0.0}}."
+    return (
+        f"disable_dropout does not reach it: load the model with {key}=0.0, in a recipe "
+        f"model_init_kwargs: {{{key}: 0.0}}."
+    )

@@ -1,4 +1,4 @@
-"""Logits in fp32 (`cast_lm_head_to_fp32`) where TRL's cast does not reach: a tied head under an adapter, a frozen copy."""
+"""Logits in fp32 (`cast_lm_head_to_fp32`) where TRL does not cast: a tied head under an adapter, a frozen copy."""
 
 from collections import Counter
 
@@ -9,14 +9,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def decoder_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype of most parameters of a model, each counted once: its decoder's, whatever its head was cast to."""
+    """
+    The dtype of most parameters of a model, each counted once: that of its decoder, whatever the dtype of its head.
+    """
     return Counter(param.dtype for param in model.parameters()).most_common(1)[0][0]
 
 
 def cast_head_to_fp32(model: nn.Module) -> None:
     """
-    Let the head of a [`~transformers.PreTrainedModel`], which may have adapters in it but no wrapper around it, compute in
-    fp32, in place. Embeddings that share its weight go on giving values of the dtype that they have now.
+    Make the head of a [`~transformers.PreTrainedModel`] compute in fp32, in place. The model may contain adapters but
+    must have no wrapper. Embeddings that share the head's weight keep returning their present dtype.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     dtype = embeddings.weight.dtype
@@ -33,13 +35,14 @@ def cast_head_to_fp32(model: nn.Module) -> None:
 
 def check_full_model(model, **config_kwargs) -> None:
     """
-    Refuse a model whose head TRL does not find, before it is loaded. Without adapters TRL casts policy and reference itself.
+    Refuse, before it is loaded, a model whose head TRL does not find. Without adapters TRL itself casts policy and
+    reference.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]):
-            What the trainer is given.
+            The model that the trainer is given.
         config_kwargs:
-            How its configuration is loaded.
+            Arguments for loading its configuration.
 
     Raises:
         `ValueError`: naming the model and the cure.
@@ -53,6 +56,7 @@ def check_full_model(model, **config_kwargs) -> None:
     tied = model.config.tie_word_embeddings
     if not hasattr(model, "lm_head") or tied and not hasattr(getattr(model, "model", None), "embed_tokens"):
         raise ValueError(
-            f"cast_lm_head_to_fp32=True finds a head as lm_head, and embeddings that share its weight as model.embed_tokens; "
-            f"{type(model).__name__} names them otherwise. Train a LoRA adapter, or set cast_lm_head_to_fp32: false."
+            "cast_lm_head_to_fp32=True finds a head as lm_head, and embeddings that share its weight as "
+            f"model.embed_tokens; {type(model).__name__} names them otherwise. Train a LoRA adapter, or set "
+            "cast_lm_head_to_fp32: false."
         )

@@ -9,13 +9,14 @@ def whole_groups(permutation: torch.Tensor, size: int) -> torch.Tensor:
     """
     Reorder a permutation so that it moves whole groups, in the order in which it first meets each.
 
-    Made from TRL's own permutation, it draws the same random numbers.
+    It uses TRL's own permutation, so a run draws the same random numbers.
 
     Args:
         permutation (`torch.Tensor` of shape `(B,)`):
-            Of the rows of a batch in which groups lie together.
+            A permutation of the rows of a batch, in which the rows of a group are contiguous.
         size (`int`):
-            Rows of a group. Where a process's part of the batch is no multiple of it, of the parts of groups that fit.
+            Rows of a group. If a process's part of the batch is no multiple of it, parts of groups that fit move
+            together.
 
     Returns:
         `torch.Tensor` of shape `(B,)`: a permutation.

@@ -1,17 +1,18 @@
-"""Log-probabilities of completions, with every prompt computed once and no padding.
+"""
+Log-probabilities of completions, with every prompt computed once and no padding.
 
 TRL pads each row to the longest prompt and the longest completion, and computes a prompt again for each of its G
-completions. Here a prompt stands once, before its completions, each of which sees the prompt and itself only:
+completions. Here a prompt stands once, before its completions, and each completion sees only the prompt and itself:
 
     tokens      a b c | d x1 x2 | d y1 y2 y3        prompt a b c d, completions x1 x2 and y1 y2 y3
     positions   0 1 2 | 3 4  5  | 3 4  5  6
     labels      - - - | - x1 x2 | - y1 y2 y3
 
-Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token: labels
-then stand one place to the right of what predicts them, as the shift inside TRL's fused LM head expects. Values and
-gradients are TRL's up to rounding (`tests/test_packing.py`). Who sees whom is left to
-[`prefix_attention`][`~trl_prorl.scoring.prefix_attention`], so that a row is as long as its tokens are many: all groups of a
-micro-batch stand in one, unless `max_tokens` parts them.
+Every completion starts with *its own copy of the prompt's last token*, the state that predicts its first token: a
+label then stands one place to the right of the state that predicts it, as the shift inside TRL's fused LM head
+expects. Values and gradients are TRL's up to rounding (`tests/test_packing.py`).
+[`prefix_attention`][`~trl_prorl.scoring.prefix_attention`] restricts attention, so a row needs no padding: all groups
+of a micro-batch stand in one row, unless `max_tokens` separates them.
 """
 
 import inspect
@@ -47,14 +48,14 @@ def packed_logps(
     Per-token log-probabilities and entropies of completions, with gradient: what TRL's
     `GRPOTrainer._get_per_token_logps_and_entropies` returns, for a model to which `why_not` has no objection.
 
-    Equal prompts are found wherever in the batch they stand. Completions without tokens are not computed; if there are
-    no others, one prompt is, so that the zeros returned have a gradient, as TRL's have. Dropout draws other masks than
+    Equal prompts are found anywhere in the batch. Completions without tokens are not computed; if there are no others,
+    one prompt is computed, so that the returned zeros have a gradient, as TRL's have. Dropout draws other masks than
     in padded rows.
 
     Args:
         model (`Callable`):
-            A causal language model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`), or a function that
-            calls it; `input_ids.numel()` is the number of positions of a call.
+            A causal language model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`), or a function
+            that calls it; `input_ids.numel()` is the number of positions of a call.
         input_ids (`torch.Tensor` of shape `(B, P + C)`):
             Prompts padded on the left, then completions padded on the right.
         attention_mask (`torch.Tensor` of shape `(B, P + C)`):
@@ -62,9 +63,10 @@ def packed_logps(
         logits_to_keep (`int`):
             C.
         max_tokens (`int`, *optional*):
-            Most tokens of one call. By default there is one call. Processes that train one model must make equally many, or wait for each other for ever (DDP synchronises buffers in every call, a
-            sharded model its weights), and a limit does not see to that. With gradient, the activations of all calls
-            are kept until the backward pass unless they are checkpointed.
+            The most tokens of one call. By default there is one call. Processes that train one model must make equally
+            many calls, or they wait for each other for ever (DDP synchronises buffers in every call, a sharded model
+            its weights); a limit does not ensure that. With gradient, the activations of all calls are kept until the
+            backward pass unless they are checkpointed.
         compute_entropy (`bool`, *optional*, defaults to `False`):
             Whether to return the entropies too.
         autocast (`Callable`, *optional*, defaults to `nullcontext`):
@@ -75,7 +77,7 @@ def packed_logps(
         exactly 0 where the mask is 0, as TRL's are.
 
     Raises:
-        `ValueError`: If the mask is of another form, or a prompt with one completion exceeds `max_tokens`.
+        `ValueError`: the mask has another form, or a prompt with one completion exceeds `max_tokens`.
     """
     batch, width = input_ids.shape
     prompt_mask, completion_mask = attention_mask.int().cpu().split([width - logits_to_keep, logits_to_keep], dim=1)
@@ -96,7 +98,7 @@ def packed_logps(
         inputs, destination = pack(call, input_ids, prompts, completions, logits_to_keep)
         with autocast():
             outputs = model(**inputs, fused_lm_head=True)
-        device = outputs.log_probs.device  # of the head, which may not be that of the batch
+        device = outputs.log_probs.device  # the head's, which may differ from the batch's
         scored = (inputs["labels"][:, 1:] != -100).to(device)
         places.append(destination[:, 1:].to(device)[scored])
         logps.append(outputs.log_probs[scored])
@@ -129,7 +131,7 @@ def pack(
             spans.append(torch.arange(row * width + start - 1, row * width + start + completions[row]))
             sequences.append((*shared, end, completions[row] + 1))
             end += completions[row] + 1
-    # Where in the flattened batch every token comes from; all else follows.
+    # The place of every token in the flattened batch; all else follows from it.
     source = torch.cat(spans).to(input_ids.device).unsqueeze(0)
     row, column = source // width, source % width
     tokens = input_ids.flatten()[source]
@@ -138,7 +140,8 @@ def pack(
         "position_ids": column - start + torch.tensor(prompts, device=source.device)[row],
         "labels": tokens.masked_fill(column < start, -100),
         "prefix_layout": layout(sequences, source.device),
-        # No mask, but what keeps transformers from making one. Attention that does not know `prefix_layout` refuses it.
+        # Not a mask: it keeps transformers from making one, and attention that does not know `prefix_layout` refuses
+        # it.
         "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.long, device=source.device),
     }
     return inputs, row * logits_to_keep + column - start
@@ -146,8 +149,8 @@ def pack(
 
 def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None) -> list[Call]:
     """
-    Which rows of the batch to compute together, by first-fit decreasing: a group is cut only where it exceeds a call. There
-    are never more tokens than padded rows have (without `max_tokens`).
+    The rows of the batch to compute together, by first-fit decreasing. A group is cut only where it exceeds a call.
+    Without `max_tokens` there are never more tokens than in padded rows.
 
     Args:
         groups (`list`):
@@ -167,8 +170,8 @@ def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_to
     longest = max(length([i]) for group in groups for i in group)
     if longest > limit:
         raise ValueError(
-            f"pack_max_tokens={max_tokens} is less than the {longest} tokens of a prompt with one completion: raise it, "
-            "or lower max_completion_length."
+            f"pack_max_tokens={max_tokens} is less than the {longest} tokens of a prompt with one completion: raise "
+            "it, or lower max_completion_length."
         )
     pieces = []
     for group in groups:
@@ -205,17 +208,19 @@ def choose_packing(
         model (`torch.nn.Module`):
             The policy.
         objections (`dict[str, bool]`):
-            Reasons against it that lie outside the model, and whether each holds; the first that does is told.
+            Reasons against packing that lie outside the model, and whether each holds; the first that holds is
+            reported.
         processes (`int`):
-            That train together.
+            The number of processes that train together.
         probed (`Callable`, *optional*):
-            Tries the model's numbers: why they forbid packing, or `None`. Without it the weights are sharded.
+            Tests the model's numbers and returns why they forbid packing, or `None`. It is missing if the weights are
+            sharded.
 
     Returns:
-        `str`: `"on"`, with a remark if the model's numbers were not tried, or `"off"` with the reason why not.
+        `str`: `"on"`, with a remark if the model's numbers were not tested, or `"off"` with the reason.
 
     Raises:
-        `ValueError`: it is asked for and not possible.
+        `ValueError`: packing is asked for and not possible.
     """
     if args.pack_groups == "off":
         return "off"
@@ -241,26 +246,28 @@ def check_pack_processes(limit: int | None, processes: int) -> None:
     """
     if limit is not None and processes > 1:
         raise ValueError(
-            f"pack_max_tokens={limit} with {processes} processes, which would make unequal numbers of forwards and wait "
-            "for each other for ever. Leave it out, and lower per_device_train_batch_size."
+            f"pack_max_tokens={limit} with {processes} processes, which would make unequal numbers of forwards and "
+            "wait for each other for ever. Leave it out, and lower per_device_train_batch_size."
         )
 
 
 def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     """
-    Why `packed_logps` is refused for a model, in one sentence, or `None` where no trouble is known.
-
-    Known are those that a few tokens would not show, and some that they would, so that nothing need be computed; what
-    is left is settled by [`~trl_prorl.scoring.packing_probe.probe`].
+    Why `packed_logps` is refused for a model, in one sentence, or `None` if no trouble is known. The known troubles
+    are those that a few tokens would not show, and some that they would show, so that nothing needs to be computed.
+    [`~trl_prorl.scoring.packing_probe.probe`] finds the others.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The policy or the reference, before anything else wraps it.
+            The policy or the reference, before any other wrapper.
     """
     if isinstance(model, PeftModel):
         for name, adapter in model.peft_config.items():
             if adapter.peft_type != PeftType.LORA or getattr(adapter, "alora_invocation_tokens", None):
-                return f"the adapter {name!r} is not a plain LoRA, and others may depend on where in a row a token stands."
+                return (
+                    f"the adapter {name!r} is not a plain LoRA, and others may depend on where in a row a token "
+                    "stands."
+                )
         model = model.get_base_model()
     name, config = type(model).__name__, model.config
     if not type(model).__module__.startswith("transformers."):
@@ -273,7 +280,10 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
         return f"{name} has layers other than full attention ({', '.join(sorted(others)) or 'recurrent'})."
     for key in ("sliding_window", "keep_window_size", "index_topk_blocks"):
         if getattr(config, key, None):
-            return f"{key}={getattr(config, key)}: in a packed row other tokens would fall out of what a token attends to."
+            return (
+                f"{key}={getattr(config, key)}: in a packed row other tokens would fall out of what a token attends "
+                "to."
+            )
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     if rope_type is None or "position_ids" not in inspect.signature(type(model).forward).parameters:
         return (
@@ -284,7 +294,10 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     if config.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
         return f"{name} normalises queries and keys after their rotation, so that its numbers depend on padding."
     if config._attn_implementation != "sdpa":
-        return f"attn_implementation={config._attn_implementation!r} cannot be told who sees whom: load the model with 'sdpa'."
+        return (
+            f"attn_implementation={config._attn_implementation!r} cannot be told who sees whom: load the model with "
+            "'sdpa'."
+        )
     if not model.is_backend_compatible():
         return f"{name} hands nothing of a call on to its attention."
     if getattr(config, "output_router_logits", False):

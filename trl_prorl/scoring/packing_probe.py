@@ -1,10 +1,11 @@
-"""Does a model give in packed rows what it gives in padded ones? Asked of the model itself, with a few tokens.
+"""
+Does a model give the same values in packed rows as in padded rows? A test on the model itself, with a few tokens.
 
-[`why_not`][`~trl_prorl.scoring.packing.why_not`] knows the troubles that it was told of, and those that only long rows show. This
-asks any other model for numbers: log-probabilities of the same tokens, packed and as TRL pads them, with the prompts so
-unequal in length that a model to which absolute positions matter betrays itself. The yardstick is rounding: rows of
-equal length, one at a time and then all together with another kernel of the same attention, which changes nothing else;
-and the rounding of positions that are as high as padding makes them.
+[`why_not`][`~trl_prorl.scoring.packing.why_not`] has a list of known troubles, including those that only long rows
+show. This module asks any other model for numbers: log-probabilities of the same tokens, packed and as TRL pads them.
+The lengths of the prompts differ so much that a model to which absolute positions matter betrays itself. The yardstick
+is rounding, measured in two ways: on rows of equal length, one at a time and then all together with another kernel of
+the same attention, which changes nothing else; and by the rounding of positions as high as padding makes them.
 """
 
 import math
@@ -15,10 +16,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
-# Times what rounding changes. Of 29 architectures with random weights, in fp32, under bf16 autocast and in bf16, packing changes
-# at most 1.5 times as much where it is right, and at least 5.7 times where it is not (HunYuan V1; in fp32 400,000 times).
+# The allowance, in multiples of the effect of rounding. Of 29 architectures with random weights, in fp32, under bf16
+# autocast and in bf16, packing changes at most 1.5 times as much where it is right, and at least 5.7 times where it is
+# wrong (HunYuan V1; in fp32 400,000 times).
 FACTOR = 4.0
-# By prompt, its length and those of its completions.
+# For each prompt, its length and those of its completions.
 GROUPS = [(3, (6, 2)), (61, (5, 1)), (8, (4, 6))]
 ROWS, PROMPT, COMPLETION = 6, 6, 6  # of equal length
 
@@ -29,9 +31,9 @@ def probe(
     model: torch.nn.Module, vocabulary: int, padded: Score, packed: Score, autocast: torch.dtype | None = None
 ) -> str | None:
     """
-    Why packing is refused for a model whose values it would change, in one sentence, or `None` where it does not.
+    Why packing is refused for a model whose values it would change, in one sentence, or `None` if it changes none.
 
-    The model is in evaluation mode meanwhile; nothing of it changes, and no random number is drawn.
+    The model is in evaluation mode during the test; it is left unchanged, and no random number is drawn.
 
     Args:
         model (`torch.nn.Module`):
@@ -39,10 +41,10 @@ def probe(
         vocabulary (`int`):
             Number of its tokens.
         padded (`Callable`), packed (`Callable`):
-            Score completions by this model: `input_ids` and `attention_mask` of shape `(B, P + C)`, prompts padded on the left
-            and completions on the right, and C, to log-probabilities `(B, C)`.
+            Score completions by this model: `input_ids` and `attention_mask` of shape `(B, P + C)`, prompts padded on
+            the left and completions on the right, and C, to log-probabilities `(B, C)`.
         autocast (`torch.dtype`, *optional*):
-            In which both compute, if that is not the dtype of the weights.
+            The dtype in which both compute, if it is not that of the weights.
     """
     device = next(model.parameters()).device
     name = type(model).__name__
@@ -55,19 +57,19 @@ def probe(
             changes = rms(packed(ids, mask, keep)[scored] - as_padded)
             rounding = _rounding(padded, vocabulary, device, _unit(model, autocast))
             rounding = max(rounding, _rounding_of_angles(ids.shape[1]) * rms(as_padded))
-        except Exception as error:  # of whatever kind: the model's own code runs
+        except Exception as error:  # of any kind, because the model's own code runs
             first = (str(error).strip().splitlines() or [""])[0][:160]
             return f"{name} fails on a packed row ({type(error).__name__}: {first.rstrip('.')})."
     if changes <= FACTOR * rounding:
         return None
     return (
-        f"log-probabilities of {name} in packed rows differ from those in padded rows by {changes:.2g} nats a token, and "
-        f"rounding explains {rounding:.2g}."
+        f"log-probabilities of {name} in packed rows differ from those in padded rows by {changes:.2g} nats a token, "
+        f"and rounding explains {rounding:.2g}."
     )
 
 
 def unequal_rows(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Token ids and mask of a batch as TRL pads it, of `GROUPS`, and the width of its completions."""
+    """Token ids and mask of the batch `GROUPS` as TRL pads it, and the width of its completions."""
     start, keep = max(prompt for prompt, _ in GROUPS), max(max(lengths) for _, lengths in GROUPS)
     rows = sum(len(lengths) for _, lengths in GROUPS)
     ids, mask = tokens(rows * (start + keep), vocabulary).view(rows, -1), torch.zeros(rows, start + keep).long()
@@ -81,7 +83,7 @@ def unequal_rows(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, int]:
 
 
 def tokens(number: int, vocabulary: int) -> torch.Tensor:
-    """Ids spread over the vocabulary as multiples of the golden ratio are over a circle: no two neighbours alike."""
+    """Ids spread over the vocabulary like multiples of the golden ratio over a circle: no two neighbours are alike."""
     places = torch.arange(1, number + 1, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2)
     return (places.frac() * vocabulary).long().clamp(max=vocabulary - 1)
 
@@ -97,22 +99,23 @@ def _unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float:
 
 
 def _rounding(padded: Score, vocabulary: int, device: torch.device, unit: float) -> float:
-    """What rows of equal length change if they are computed together, in nats a token."""
+    """The change in rows of equal length when they are computed together, in nats a token."""
     ids = tokens(ROWS * (PROMPT + COMPLETION), vocabulary).view(ROWS, -1).to(device)
     mask = torch.ones_like(ids)
     alone = torch.cat([padded(ids[row : row + 1], mask[row : row + 1], COMPLETION) for row in range(ROWS)])
-    # A kernel that computes a row of a batch as it computes the row alone has no rounding to show (CPUs in bf16).
+    # A kernel that computes a row of a batch exactly like a single row shows no rounding (CPUs in bf16).
     with sdpa_kernel(SDPBackend.MATH):
         together = padded(ids, mask, COMPLETION)
-    # No less than half a unit in the last place of the log-probabilities themselves.
+    # At least half a unit in the last place of the log-probabilities themselves.
     return max(rms(together - alone), unit / 2 * rms(alone))
 
 
 def _rounding_of_angles(position: int) -> float:
     """
-    What rounding changes an angle of a rotation by, in radians, at the last of the positions: half a unit in the last place of
-    the product of position and frequency, which models compute in fp32 in any dtype. Padding moves a row to such positions, and
-    packing does not; rows of equal length do not show it. Log-probabilities change by about as large a share of themselves.
+    The rounding of a rotation's angle at the last position, in radians: half a unit in the last place of the product
+    of position and frequency, which models compute in fp32 whatever their dtype. Padding moves a row to such positions
+    and packing does not; rows of equal length do not show this error. Log-probabilities change by a relative amount of
+    about this size.
     """
     return position * torch.finfo(torch.float32).eps / 2
 
@@ -123,7 +126,7 @@ def on_gpu(device: torch.device) -> list[torch.device]:
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode, and afterwards each in the mode it had."""
+    """Put every module into evaluation mode, and restore each module's mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,15 +1,17 @@
-"""Attention within one row of tokens made of many sequences, some of which continue others.
+"""
+Attention within one row of tokens that holds many sequences, some of which continue others.
 
-A sequence is a stretch of the row; its prefix is another stretch, which it sees whole. Completions have their prompt as prefix,
-and a prompt has none:
+A sequence is a stretch of the row; its prefix is another stretch, which it sees as a whole. The prefix of a completion
+is its prompt, and a prompt has no prefix:
 
     row         a b c | d x1 x2 | d y1 y2 y3        prompt a b c, completions d x1 x2 and d y1 y2 y3
     sees        causal  a b c,    a b c,
                         causal    causal
 
-Under a mask over the whole row every token would pay for all others. Here queries are computed in blocks: the first tokens of
-all sequences together, then the next of those that are longer, and so on, and a block's keys end where its queries end. In vain
-are only what pads prefixes to the longest one, the last block of a sequence, and half of every block on the diagonal.
+Under a mask over the whole row, every token would pay for all others. Here queries are computed in blocks: the first
+tokens of all sequences together, then the next tokens of the longer sequences, and so on. The keys of a block end
+where its queries end. Only the padding of prefixes to the longest one, the padding of a sequence's last block, and
+half of every block on the diagonal are computed in vain.
 """
 
 from typing import NamedTuple
@@ -20,23 +22,24 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 
-# Queries of a sequence that are computed together. 128 to 512 differ by a tenth on a CPU: a smaller block computes less
-# in vain, a larger one is called less often.
+# The queries of a sequence that are computed together. On a CPU 128 to 512 differ by a tenth: smaller blocks compute
+# less in vain, larger blocks need fewer calls.
 QUERY_BLOCK = 128
 
 
 class Layout(NamedTuple):
     """
-    Where in a row of T tokens the sequences are, as an attention layer needs it.
+    The places of the sequences in a row of T tokens, in the form that an attention layer needs.
 
     Attributes:
         keys (`torch.LongTensor` of shape `(S, W)`):
             The places of every sequence's prefix, ending at the same column, and of its own tokens, padded with 0; the
             longest sequence first.
         masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`):
-            By block of queries what they see. The queries are the last Q of the first K keys of the first S' sequences.
+            For each block of queries, the keys that they see. The queries are the last Q of the first K keys of the
+            first S' sequences.
         order (`torch.LongTensor` of shape `(T,)`):
-            For each place of the row where, among all queries of all blocks, its result stands.
+            For each place of the row, the position of its result among all queries of all blocks.
     """
 
     keys: torch.Tensor
@@ -52,7 +55,7 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
         sequences (`list` of four `int` each):
             The first place and the length of the prefix, the first place and the length of the sequence itself.
         device (`torch.device`, *optional*, defaults to `"cpu"`):
-            Where the layout is to be.
+            The device of the layout.
     """
     sequences = torch.tensor(sequences)
     sequences = sequences[sequences[:, 3].argsort(descending=True, stable=True)]
@@ -85,7 +88,7 @@ def prefix_attention(
     scale: float | None = None,
 ) -> torch.Tensor:
     """
-    What scaled dot-product attention returns under the mask that `layout` stands for.
+    The result of scaled dot-product attention under the mask that `layout` describes.
 
     Args:
         query (`torch.Tensor` of shape `(1, H, T, D)`):
@@ -95,7 +98,7 @@ def prefix_attention(
         value (`torch.Tensor` of shape `(1, H', T, D)`):
             Values.
         layout ([`Layout`]):
-            Of a row of T tokens, on the device of `query`.
+            The layout of a row of T tokens, on the device of `query`.
         dropout (`float`, *optional*, defaults to `0.0`):
             Probability with which a weight is dropped.
         scale (`float`, *optional*):
@@ -128,7 +131,9 @@ def taken(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def sdpa_or_prefix_attention(
     module, query, key, value, attention_mask, dropout=0.0, scaling=None, prefix_layout=None, **kwargs
 ):
-    """An attention function of transformers: its own, but for calls of a model that have `prefix_layout`."""
+    """
+    An attention function for transformers: prefix attention if the model was called with `prefix_layout`, else `sdpa`.
+    """
     if prefix_layout is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -141,8 +146,7 @@ def sdpa_or_prefix_attention(
 
 def register() -> None:
     """
-    Let models whose attention is `"sdpa"` take `prefix_layout`.
-
-    The name stays, because it is read in many places of transformers, and by a backward pass that recomputes a forward.
+    Let models whose attention is `"sdpa"` accept `prefix_layout`. The name stays registered, because transformers
+    reads it in many places, and so does a backward pass that recomputes a forward.
     """
     AttentionInterface.register("sdpa", sdpa_or_prefix_attention)

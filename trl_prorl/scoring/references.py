@@ -1,4 +1,6 @@
-"""The moving reference π_ref: a frozen LoRA adapter named `ref`, or a full snapshot. Copy, save, load. And the base."""
+"""
+The moving reference π_ref (a frozen LoRA adapter named `ref`, or a full snapshot) and the base: copy, save, load.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,11 +33,11 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def check_adapter(model: Any, peft_config: Any | None) -> None:
     """
-    Refuse an adapter that a reference or a base cannot stand beside, before a model is loaded.
+    Refuse, before a model is loaded, an adapter that cannot coexist with a reference or a base.
 
     Args:
         model (`str` or `torch.nn.Module`), peft_config ([`~peft.PeftConfig`] or `None`):
-            What the trainer is given.
+            The arguments that the trainer is given.
 
     Raises:
         `ValueError`: naming the value and the cure.
@@ -43,24 +45,26 @@ def check_adapter(model: Any, peft_config: Any | None) -> None:
     if isinstance(model, PeftModel):
         if model.active_adapters != ["default"]:
             raise ValueError(
-                f"the active adapter is {', '.join(map(repr, model.active_adapters))}, and resets of the reference and "
-                "beta_base copy the one named 'default'. Make or load the policy's adapter with adapter_name=\"default\"."
+                f"the active adapter is {', '.join(map(repr, model.active_adapters))}, and resets of the reference "
+                "and beta_base copy the one named 'default'. Make or load the policy's adapter with "
+                'adapter_name="default".'
             )
         peft_config = model.peft_config["default"]
     bias = getattr(peft_config, "bias", "none")
     if bias != "none":
         raise ValueError(
-            f"bias={bias!r} trains biases of the model itself, of which there is one copy: neither the reference nor the "
+            f"bias={bias!r} trains biases of the model itself, of which there is one copy: neither the reference nor "
+            "the "
             'base would have its own. Set bias="none" in the peft_config, or train without beta_base and resets.'
         )
 
 
 def frozen_adapter(model, name: str) -> str:
     """
-    Add a frozen copy of a [`~peft.PeftModel`]'s adapter `default` under another name, which is returned. It shares the
-    configuration object with `default`, as TRL's own `ref` does.
+    Add a frozen copy of a [`~peft.PeftModel`]'s adapter `default` under another name, and return the name. The copy
+    shares the configuration object of `default`, as TRL's own `ref` does.
     """
-    # The adapter is made at random first, which must not change the run.
+    # The new adapter begins with random values, which must not change the run.
     with torch.random.fork_rng(), without_initialisation(model):
         model.add_adapter(name, model.peft_config["default"])
     for ref, policy in AdapterReference(model, name).pairs():
@@ -72,11 +76,11 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
     A frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do.
 
-    It is built anew and filled: a policy that TRL has prepared cannot be deep-copied, for its patched forward closes over
-    the original.
+    The copy is built anew and filled: a policy that TRL has prepared cannot be deep-copied, because its patched
+    forward closes over the original.
     """
     config = model.config
-    with torch.random.fork_rng():  # it is made at random first, which must not change the run
+    with torch.random.fork_rng():  # the copy begins with random values, which must not change the run
         copy = AutoModelForCausalLM.from_config(
             config,
             dtype=decoder_dtype(model),
@@ -101,15 +105,15 @@ def reference_of(policy, full, fills: bool) -> "AdapterReference | SnapshotRefer
         full ([`~transformers.PreTrainedModel`], *optional*):
             TRL's second model, for full fine-tuning.
         fills (`bool`):
-            Whether to copy the policy onto that: TRL loads it from the policy's path, which is not the policy if that was changed
-            in memory.
+            Whether to copy the policy onto it: TRL loads that model from the policy's path, which is not the policy if
+            the policy was changed in memory.
     """
     if full is not None:
         reference = SnapshotReference(policy, full)
         if fills:
             move_reference(reference, mix=1.0)
         return reference
-    if "ref" not in policy.peft_config:  # TRL, given a `peft_config`, takes the base model
+    if "ref" not in policy.peft_config:  # given a `peft_config`, TRL uses the base model
         return AdapterReference(policy, None)
     reference = AdapterReference(policy)
     move_reference(reference, mix=1.0)  # TRL's copy leaves out the factors of embeddings
@@ -117,7 +121,7 @@ def reference_of(policy, full, fills: bool) -> "AdapterReference | SnapshotRefer
 
 
 def base_of(policy, fresh_adapter: bool, temperature: float, accelerator, cast_lm_head_to_fp32: bool):
-    """The policy as the run begins, for `beta_base`; `fresh_adapter` says that it is the model without its adapter."""
+    """The policy as the run begins, for `beta_base`; with `fresh_adapter` that is the model without its adapter."""
     if not is_peft_model(policy):
         copy = frozen_copy(policy, temperature, cast_lm_head_to_fp32)
         return SnapshotReference(policy, accelerator.prepare_model(copy, evaluation_mode=True))
@@ -153,7 +157,7 @@ class AdapterReference:
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
-        """A model that scores as the reference, as long as the context lasts. `policy` is the (wrapped) policy."""
+        """A model that scores as the reference while the context lasts. `policy` is the (wrapped) policy."""
         with use_adapter(self.model, adapter_name=self.name):
             yield policy
 
@@ -161,15 +165,15 @@ class AdapterReference:
         """Nothing to do: PEFT saves every adapter with the model."""
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a checkpoint may be asked for it."""
+        """Whether a checkpoint holds the adapter: always."""
         return True
 
     def load(self, folder: Path) -> None:
-        """Nothing to do: it comes back with the model."""
+        """Nothing to do: PEFT loads it with the model."""
 
 
 class PolicyItself:
-    """The policy as it is, where an anchor is expected: π_old, before the first update on its samples."""
+    """The policy in the place of an anchor: π_old, before the first update on its samples."""
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
@@ -202,7 +206,7 @@ class SnapshotReference:
         yield self.ref_model
 
     def save(self, folder: Path) -> None:
-        """Write the snapshot beside a checkpoint: it is in none of TRL's."""
+        """Write the snapshot into a checkpoint, because TRL does not."""
         tensors = {name: tensor.detach().contiguous() for name, tensor in unique_tensors(self.ref_model).items()}
         save_file(tensors, folder / SNAPSHOT_FILE)
 

@@ -1,8 +1,9 @@
-"""Who scores a batch, how cheaply, and how often: the policy, and the anchors of its KL terms.
+"""
+Who scores a batch, how cheaply, and how often: the policy, and the anchors of its KL terms.
 
-TRL asks for log-probabilities in three places: of π_old and of the reference while it makes a generation batch, and of the
-policy in its loss. Here the first two are answered with nothing wherever that is sound, and one loop over the anchors scores the
-finished batch instead.
+TRL asks for log-probabilities in three places: for π_old and for the reference while it makes a generation batch, and
+for the policy in its loss. Here the first two requests get an empty answer wherever that is sound, and one loop over
+the anchors scores the finished batch instead.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +24,11 @@ class PolicyPass:
 
     Attributes:
         rows (`torch.Tensor` of shape `(R,)`, *optional*):
-            Indices of the rows to compute; `None` is all.
+            Indices of the rows to compute; `None` means all.
         fill (`torch.Tensor` of shape `(B, T)`, *optional*):
-            Log-probabilities that stand for the rows left out.
+            Log-probabilities for the rows that are left out.
         logps, entropies (`torch.Tensor` of shape `(B, T)`):
-            What was scored, once it is.
+            The result, once the micro-batch is scored.
     """
 
     rows: torch.Tensor | None = None
@@ -38,17 +39,17 @@ class PolicyPass:
 
 class Scorer:
     """
-    Log-probabilities of completions, counted by whose they are.
+    Log-probabilities of completions, with a count for each model that gives them.
 
     Args:
         args ([`ProRLConfig`]):
-            Which log-probabilities are cached, reused or deferred, and the limits of packing.
+            The choice of log-probabilities to cache, reuse or defer, and the limits of packing.
         meter ([`~trl_prorl.run.meter.Meter`]):
-            Where calls and seconds are counted.
+            The counter of calls and seconds.
         packs (`bool`):
             Whether prompts are computed once for all their completions.
         text_only (`bool`):
-            Whether a batch is token ids alone, so that it can be scored again from the buffer.
+            Whether a batch consists of token ids alone, so that it can be scored again from the buffer.
         autocast (`Callable`):
             The context of a forward.
     """
@@ -58,7 +59,7 @@ class Scorer:
     ):
         self.args, self.meter, self.packs, self.text_only, self.autocast = args, meter, packs, text_only, autocast
         self._loss: PolicyPass | None = None
-        self._kinds: list[str] = []  # the scoring calls that TRL is still to make for a generation batch
+        self._kinds: list[str] = []  # the scoring calls that TRL has yet to make for a generation batch
 
     @property
     def in_loss(self) -> bool:
@@ -73,9 +74,9 @@ class Scorer:
             plain (`Callable`):
                 TRL's own method.
             model (`Callable`):
-                To score with.
+                The model that scores.
             training (`bool`):
-                Whether the call is one of training, not of an evaluation, which is not counted.
+                Whether the call belongs to training. Calls of an evaluation are not counted.
         """
         if not (training and self._kinds):
             return self._of_policy(plain, model, training, *args, **kwargs)
@@ -84,11 +85,14 @@ class Scorer:
             return None, None, None
         return self._counted(kind, plain, model, *args, **kwargs)
 
-    # What TRL asks for while it makes a generation batch.
+    # Requests of TRL while it makes a generation batch.
 
     @contextmanager
     def sampling(self, beta: float) -> Iterator[None]:
-        """TRL makes a generation batch: it scores under π_old first, then under the reference, each where it needs to."""
+        """
+        The context in which TRL makes a generation batch. It scores under π_old first, then under the reference, each
+        if needed.
+        """
         args = self.args
         self._kinds = ["old"] * (not args.on_policy or args.corrects_sampler) + ["ref"] * (beta != 0.0)
         try:
@@ -97,13 +101,13 @@ class Scorer:
             self._kinds = []
 
     def leaves_out(self, kind: str) -> bool:
-        """Whether TRL's own scoring under `"old"` or `"ref"` is answered with nothing."""
+        """Whether TRL's own scoring under `"old"` or `"ref"` gets an empty answer."""
         args = self.args
         if kind == "old" and args.old_logps_source == "first_pass":
-            return True  # the loss provides it
+            return True  # the loss provides π_old's
         if kind == "ref" and args.ref_compute == "naive_epoch":
-            return True  # every inner pass scores it
-        # TRL's correction of the sampler needs π_old at once.
+            return True  # every inner pass scores the reference
+        # TRL's correction of the sampler needs π_old immediately.
         asked_at_once = kind == "old" and args.corrects_sampler
         return self.text_only and not args.is_trl and not asked_at_once
 
@@ -117,11 +121,11 @@ class Scorer:
         }
         return [kind for kind, is_needed in needed.items() if is_needed and logps_key(kind) not in batch]
 
-    # What TRL asks for in its loss.
+    # Requests of TRL in its loss.
 
     @contextmanager
     def policy_pass(self, rows: torch.Tensor | None = None, fill: torch.Tensor | None = None) -> Iterator[PolicyPass]:
-        """TRL's loss is about to score a micro-batch; what it scores is in the object that this yields."""
+        """The context in which TRL's loss scores a micro-batch; the yielded object holds the result."""
         self._loss = PolicyPass(rows, fill)
         try:
             yield self._loss
@@ -140,7 +144,7 @@ class Scorer:
         current.logps, current.entropies = result[:2]
         return result
 
-    # What is scored without TRL.
+    # Scoring without TRL.
 
     def of_anchor(
         self, kind: str, plain: Callable, model: Callable, batch: Mapping[str, Any], size: int | None
@@ -158,7 +162,7 @@ class Scorer:
             batch (`Mapping[str, Any]`):
                 Prompts and completions, token ids of shapes `(B, P)` and `(B, T)`.
             size (`int`, *optional*):
-                Rows of a forward; `None` is all.
+                Rows of a forward; `None` means all.
 
         Returns:
             `torch.Tensor` of shape `(B, T)`.
@@ -204,8 +208,8 @@ class Scorer:
     @staticmethod
     def _some_rows(score, current: PolicyPass, model, input_ids, attention_mask, logits_to_keep, **kwargs) -> tuple:
         """
-        Score the rows that carry a gradient. The others get the old policy's log-probabilities, a ratio of 1, and the mean
-        entropy of the computed rows, which leaves the mean as it is.
+        Score the rows that carry a gradient. The others get the old policy's log-probabilities, a ratio of 1, and the
+        mean entropy of the computed rows, which leaves the mean as it is.
         """
         rows = current.rows
         logps, entropies, aux_loss = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
@@ -218,11 +222,11 @@ class Scorer:
 
 def scored_rows(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
-    Which rows carry a gradient where no penalty acts: those whose advantage is not 0, or the shortest if there is none, because
-    the backward pass, and other processes in it, need a gradient though it be zero.
+    The rows that carry a gradient where no penalty acts: those with an advantage other than 0 or, if there are none,
+    the shortest row, because the backward pass (and the other processes in it) needs a gradient, even one of zero.
 
     Returns:
-        `torch.Tensor` of shape `(B,)`, of bools.
+        `torch.Tensor` of bools, shape `(B,)`.
     """
     scored = batch["advantages"] != 0.0
     if not scored.any():
