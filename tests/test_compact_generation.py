@@ -161,7 +161,7 @@ def test_log_probabilities_are_those_of_a_plain_forward(model):
         generation_config=settings,
         custom_generate=compact_sample,
         copies=COPIES,
-        temperature=temperature,
+        logps_at=temperature,
     )
     for row, place in enumerate(COPIES.tolist()):
         completion = until_end(drawn.ids[row, ids.shape[1] :].tolist(), set(ends))

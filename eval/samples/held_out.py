@@ -16,7 +16,7 @@ from eval.samples.local_paths import with_local_paths
 from eval.samples.models import identity, load_point, load_tokenizer
 from eval.samples.points import Point, trained_point
 from eval.samples.progress import progress
-from eval.samples.sampling import sample
+from eval.samples.sampling import for_sampling, sample
 from eval.samples.store import SampleStore, content_ids
 from eval.samples.task_name import TaskName
 from trl_prorl.errors import InputError
@@ -151,7 +151,7 @@ class HeldOut:
         return frame
 
     def _draw(self, point: Point, batches, have: dict[int, int], temperature: float, store: SampleStore) -> None:
-        model = load_point(point, self.config)
+        model, compact = for_sampling(load_point(point, self.config))
         description = f"{self.run_dir.name}: {point.label}" + (", greedy" if temperature == 0 else "")
         with progress(sum(len(p) * n for p, n in batches), visible(description)) as bar:
             for places, count in batches:
@@ -167,6 +167,7 @@ class HeldOut:
                     temperature=temperature,
                     max_new_tokens=self.max_new_tokens,
                     chat_template_kwargs=self.chat_template_kwargs,
+                    compact=compact,
                 )
                 store.add(
                     [

@@ -11,6 +11,9 @@ from peft import PeftModel
 from transformers import GenerationConfig
 
 from eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
+from trl_prorl.rollout.compact import compact_sample
+from trl_prorl.rollout.compact_probe import probe
+from trl_prorl.rollout.merged_copy import why_not_merged
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,18 @@ def nothing_but_the_softmax(model) -> Iterator[None]:
             owner.generation_config = config
 
 
+def for_sampling(model) -> tuple[torch.nn.Module, bool]:
+    """
+    A loaded model as it is sampled, and whether compactly, as rollouts are where a recipe asks for it: by the same
+    loop, if it gives what `generate` gives. An adapter is merged in float32, where that only changes rounding.
+    """
+    compact = probe(model, model.get_input_embeddings().weight.shape[0]) is None
+    exact = all(param.dtype == torch.float32 for param in model.parameters())
+    if compact and exact and isinstance(model, PeftModel) and why_not_merged(model) is None:
+        model = model.merge_and_unload()
+    return model, compact
+
+
 @torch.no_grad()
 def sample(
     model,
@@ -77,6 +92,7 @@ def sample(
     temperature: float = DEFAULT_TEMPERATURE,
     max_new_tokens: int = DEFAULT_MAX_COMPLETION_LENGTH,
     chat_template_kwargs: dict | None = None,
+    compact: bool = False,
 ) -> list[list[Sample]]:
     """
     Sample `n` completions for each prompt in one call of `generate`, and verify them.
@@ -93,6 +109,8 @@ def sample(
         temperature (`float`, *optional*, defaults to `1.0`): Sampling temperature; 0 decodes greedily.
         max_new_tokens (`int`, *optional*, defaults to `512`): Tokens after which a completion is cut.
         chat_template_kwargs (`dict`, *optional*): Further arguments of the chat template.
+        compact (`bool`, *optional*, defaults to `False`): Compute a prompt once for all its samples, and drop a
+            sample when it ends.
 
     Returns:
         `list[list[Sample]]`: Shape (P, n).
@@ -106,16 +124,24 @@ def sample(
         {"input_ids": prompt_ids(tokenizer, rows, chat_template_kwargs)}, padding_side="left", return_tensors="pt"
     ).to(device)
     stops = stop_token_ids(model, tokenizer)
+    if compact:
+        way = {
+            "custom_generate": compact_sample,
+            "copies": torch.arange(len(rows), device=device).repeat_interleave(n),
+        }
+    else:
+        way = {"num_return_sequences": n}
     with nothing_but_the_softmax(model):
         sequences = model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
-            num_return_sequences=n,
             max_new_tokens=max_new_tokens,
             eos_token_id=stops,
             pad_token_id=tokenizer.pad_token_id,
             **sampling,
+            **way,
         )
+    sequences = sequences.ids if compact else sequences
     completions = [until_stop(ids, stops) for ids in sequences[:, inputs["input_ids"].shape[1] :].tolist()]
     texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
     asked = [row for row in rows for _ in range(n)]

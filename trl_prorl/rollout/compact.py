@@ -40,7 +40,7 @@ def compact_sample(
     stopping_criteria,
     generation_config,
     copies: torch.Tensor,
-    temperature: float | None = None,
+    logps_at: float | None = None,
     **model_kwargs,
 ) -> Samples:
     """
@@ -57,8 +57,8 @@ def compact_sample(
             As `generate` prepares it.
         copies (`torch.LongTensor` of shape `(R,)`):
             For every completion the index of its prompt.
-        temperature (`float`, *optional*):
-            Also give the log-probabilities at this temperature.
+        logps_at (`float`, *optional*):
+            Also give log-probabilities, at this temperature. (A name of its own: `generate` keeps its own arguments only where the loop has none of that name.)
         model_kwargs:
             Of the model's forward, as `generate` prepares them.
 
@@ -73,7 +73,7 @@ def compact_sample(
     processors = _of_rows(logits_processor, copies)
 
     pad = generation_config._pad_token_tensor
-    logps = None if temperature is None else logits.new_empty((len(ids), 0))
+    logps = None if logps_at is None else logits.new_empty((len(ids), 0))
     rows = torch.arange(len(ids), device=ids.device)
     alive = torch.ones_like(rows, dtype=torch.bool)
     ended: list[tuple[torch.Tensor, Samples]] = []
@@ -81,7 +81,7 @@ def compact_sample(
         scores = processors(ids, logits.clone() if logps is not None else logits)
         tokens = draw(scores.softmax(dim=-1)) if generation_config.do_sample else scores.argmax(dim=-1)
         if logps is not None:
-            of_tokens = (logits / temperature).log_softmax(dim=-1).gather(1, tokens[:, None])
+            of_tokens = (logits / logps_at).log_softmax(dim=-1).gather(1, tokens[:, None])
             logps = torch.cat([logps, of_tokens.where(alive[:, None], 0.0)], dim=1)
         tokens = tokens if pad is None else torch.where(alive, tokens, pad)
         ids = torch.cat([ids, tokens[:, None]], dim=1)

@@ -144,7 +144,7 @@ class CompactGeneration(Part):
             generation_config=config,
             custom_generate=compact_sample,
             copies=torch.tensor(copies, device=device),
-            temperature=self._temperature,
+            logps_at=self._temperature,
         )
         completions = [until_end(row, set(ends)) for row in drawn.ids[:, ids.shape[1] :].tolist()]
         if drawn.logps is None:

@@ -1,41 +1,51 @@
 import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import set_seed
 
 from eval.samples.models import load_model, load_tokenizer
-from eval.samples.sampling import sample, stop_token_ids, until_stop
+from eval.samples.sampling import for_sampling, sample, stop_token_ids, until_stop
 
 
 NEW_TOKENS = 6
 
 
+@pytest.fixture(params=[False, True], ids=["generate", "compact"])
+def compact(request):
+    """Both loops: what is said here holds of each."""
+    return request.param
+
+
 @pytest.mark.parametrize("setting", [{"top_k": 1}, {"top_p": 0.01}])
-def test_sampling_ignores_the_model_s_own_generation_config(base, task, setting):
+def test_sampling_ignores_the_model_s_own_generation_config(base, task, setting, compact):
     model, tokenizer = load_model(base), load_tokenizer(base)
     model.generation_config.update(do_sample=True, **setting)
     set_seed(0)
-    sample(model, tokenizer, task, list(task.rows("test", 1)), 32, max_new_tokens=NEW_TOKENS)
+    sample(model, tokenizer, task, list(task.rows("test", 1)), 32, max_new_tokens=NEW_TOKENS, compact=compact)
     assert len(set(task.seen)) > 16
 
 
-def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand):
+def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand, compact):
     """At a temperature this low all samples of a prompt are its greedy completion, penalties of the model's aside."""
     model, tokenizer, rows = load_model(base), load_tokenizer(base), list(task.rows("test", 5))
     model.generation_config.update(repetition_penalty=50.0)
-    drawn = sample(model, tokenizer, task, rows, 3, temperature=1e-4, max_new_tokens=NEW_TOKENS)
+    drawn = sample(model, tokenizer, task, rows, 3, temperature=1e-4, max_new_tokens=NEW_TOKENS, compact=compact)
     said = [greedy_by_hand(model, tokenizer, row["prompt"][0]["content"] + ">") for row in rows]
     assert len(set(said)) > 1
     assert task.seen == [text for text in said for _ in range(3)]
     assert [[one.text for one in samples] for samples in drawn] == [[text] * 3 for text in said]
 
 
-def test_tokens_and_truncation(base, task):
+def test_tokens_and_truncation(base, task, compact):
     """
     The sampled tokens are kept, up to the one that ends: decoded they are the text, and only the cut ones are
     full.
     """
     model, tokenizer = load_model(base), load_tokenizer(base)
     set_seed(0)
-    (samples,) = sample(model, tokenizer, task, list(task.rows("test", 1)), 200, max_new_tokens=NEW_TOKENS)
+    (samples,) = sample(
+        model, tokenizer, task, list(task.rows("test", 1)), 200, max_new_tokens=NEW_TOKENS, compact=compact
+    )
     assert {one.truncated for one in samples} == {True, False}
     for one in samples:
         assert tokenizer.decode(one.ids, skip_special_tokens=True) == one.text
@@ -57,7 +67,7 @@ def test_every_declared_token_stops(base):
     assert stop_token_ids(model, tokenizer) == [1]
 
 
-def test_what_a_model_asks_of_generation_is_not_in_the_way(base, task):
+def test_what_a_model_asks_of_generation_is_not_in_the_way(base, task, compact):
     """Its own min_p, forbidden tokens, least length and beams: the samples are those of a model that asks nothing."""
     model, tokenizer, rows = load_model(base), load_tokenizer(base), list(task.rows("test", 2))
 
@@ -65,7 +75,7 @@ def test_what_a_model_asks_of_generation_is_not_in_the_way(base, task):
         set_seed(0)
         return [
             one.ids
-            for samples in sample(model, tokenizer, task, rows, 16, max_new_tokens=NEW_TOKENS)
+            for samples in sample(model, tokenizer, task, rows, 16, max_new_tokens=NEW_TOKENS, compact=compact)
             for one in samples
         ]
 
@@ -73,3 +83,17 @@ def test_what_a_model_asks_of_generation_is_not_in_the_way(base, task):
     asks = {"min_p": 0.9, "suppress_tokens": list(range(3, 200)), "min_new_tokens": NEW_TOKENS, "num_beams": 2}
     model.generation_config.update(**asks)
     assert drawn() == plain and model.generation_config.min_p == 0.9
+
+
+def test_an_adapter_is_sampled_compactly_and_merged(base, task):
+    """Greedy texts are those of the model with its adapter, by `generate`; on a CPU, in float32."""
+    model, tokenizer, rows = load_model(base), load_tokenizer(base), list(task.rows("test", 6))
+    torch.manual_seed(0)
+    model = get_peft_model(model, LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    slow = sample(model, tokenizer, task, rows, 1, temperature=0, max_new_tokens=NEW_TOKENS)
+    plain = sample(load_model(base), tokenizer, task, rows, 1, temperature=0, max_new_tokens=NEW_TOKENS)
+    assert [one.ids for (one,) in plain] != [one.ids for (one,) in slow]  # the adapter does something
+    merged, compact = for_sampling(model)
+    assert compact and not isinstance(merged, PeftModel)
+    fast = sample(merged, tokenizer, task, rows, 1, temperature=0, max_new_tokens=NEW_TOKENS, compact=True)
+    assert [one.ids for (one,) in fast] == [one.ids for (one,) in slow]
