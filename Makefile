@@ -9,6 +9,10 @@ READY := $(VENV)/.ready
 export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 
+# Of the tests: one for each core, of which each takes about 1.5 GB. `make test WORKERS=0` runs them in one process.
+WORKERS ?= logical
+PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist worksteal
+
 # What `make soak` is told: MINUTES=60 SEED=7, or SEED=7 TRIAL=3 for one trial of them.
 MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
@@ -33,10 +37,10 @@ demo: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python recipes/demo.py
 
 test: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q
+	$(PYTEST)
 
 test-slow: $(READY)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 test-upstream: $(READY)
 	$(BIN)/python tests/upstream/run_trl_suite.py "$(TRL_TESTS)"

@@ -1,4 +1,4 @@
-"""Write `docs/reference.md` from the configuration's docstrings, its dataclasses, its own refusals and `record_keys.py`.
+"""Write `docs/reference.md` from the configuration's docstrings, its fields, its own refusals and the record's keys.
 
 python docs/make_reference.py            # write it
 python docs/make_reference.py --check    # exit code 1 if it is not current
@@ -18,6 +18,7 @@ from pathlib import Path
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
+from trl_prorl.refusals import REFUSALS
 from trl_prorl.run.keys import EVENTS, METRICS, RecordKey
 from trl_prorl.train import TaskArguments
 
@@ -52,45 +53,6 @@ TRL_KEYS = {
     "lr_scheduler_type": "`constant` lets `max_steps` change at a resume",
     "use_vllm": "generate with vLLM",
 }
-
-# One setting for every refusal of a combination; the page shows what the configuration itself says of it.
-REFUSED = (
-    {"beta_old": 0.1},
-    {"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False},
-    {"ref_compute": "naive_epoch"},
-    {"kl_target": 0.05},
-    {"optimizer_reset": "hard"},
-    {"optimizer_reset_schedule": "restart"},
-    {"optimizer_reset_rewarmup_steps": 5},
-    {"ref_reset_cooldown": 20},
-    {"ref_reset_every": 100},
-    {"ref_reset_kl": 0.1, "ref_reset_mix": 0.0, "optimizer_reset": "hard"},
-    {"beta": 0.1, "ref_reset_every": 100, "ref_reset_mix": 0.0},
-    {"beta": 0.1, "ref_reset_stall": 2},
-    {"beta": 0.1, "ref_reset_drop": 0.1},
-    {"beta": 0.1, "ref_reset_every": 100, "sync_ref_model": True},
-    {
-        "beta": 0.1,
-        "ref_reset_every": 100,
-        "gradient_accumulation_steps": 4,
-        "steps_per_generation": 3,
-        "num_iterations": 2,
-    },
-    {"skip_zero_rows": True, "top_entropy_quantile": 0.2},
-    {"drop_zero_rows": True},
-    {"advantage_estimator": "rloo", "multi_objective_aggregation": "normalize_then_sum"},
-    {"dynamic_sampling_rounds": 2, "scale_rewards": "batch"},
-    {"dynamic_sampling_rounds": 2, "multi_objective_aggregation": "normalize_then_sum"},
-    {"dynamic_sampling_rounds": 2, "use_vllm": True},
-    {"dynamic_sampling_rewards": ["gsm8k"]},
-    {"beta": 0.1, "ref_reset_stall": 2, "ref_reset_metric": "reward"},
-    {"optimizer_reset_alpha": 0.25},
-    {"loss_mode": "unclipped", "loss_type": "cispo"},
-    {"loss_mode": "unclipped", "delta": 2.0},
-    {"entropy_stop": True},
-    {"nonfinite": "skip", "fp16": True},
-    {"hub_push_reference": True},
-)
 
 
 @dataclass
@@ -129,8 +91,8 @@ def entries(docstring: str) -> dict[str, Entry]:
 
     Args:
         docstring (`str`):
-            With a section `Args:` or `Parameters:`, whose entries are indented by four and their descriptions by eight;
-            lines that begin with `>` are headings.
+            With a section `Args:` or `Parameters:`, whose entries are indented by four and their descriptions by
+            eight; lines that begin with `>` are headings.
     """
     lines = iter(docstring.expandtabs().splitlines())
     margin = next(len(line) - len(line.lstrip()) for line in lines if line.strip() in SECTIONS)
@@ -181,22 +143,22 @@ def linked(text: str) -> str:
     return LINK.sub(link, text)
 
 
-def refusals() -> list[tuple[dict, str]]:
-    """Each setting of `REFUSED` with the line that the configuration refuses it with."""
+def refused() -> list[tuple[dict, str]]:
+    """The example of each refusal, with the line that the configuration itself refuses it with."""
     found = []
-    for keys in REFUSED:
+    for refusal in REFUSALS:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                ProRLConfig(output_dir="run", use_cpu=True, **{"bf16": False, **keys})
+                ProRLConfig(output_dir="run", use_cpu=True, **{"bf16": False, **refusal.example})
         except ValueError as error:
-            found.append((keys, " ".join(str(error).split())))
+            found.append((refusal.example, " ".join(str(error).split())))
         else:
-            raise ValueError(f"{keys} is not refused: correct REFUSED in {Path(__file__).name}.")
+            raise ValueError(f"{refusal.example} is not refused: correct it in trl_prorl/refusals.py.")
     return found
 
 
-def key_section(cls: type, parent: type, refused: list[tuple[dict, str]], level: int) -> list[str]:
+def key_section(cls: type, parent: type, examples: list[tuple[dict, str]], level: int) -> list[str]:
     """
     The keys that `cls` adds to `parent`, a heading each, under the headings of its docstring.
 
@@ -217,7 +179,7 @@ def key_section(cls: type, parent: type, refused: list[tuple[dict, str]], level:
             lines += [f"{'#' * (level - 1)} {group}", ""]
         facts = f"{spelt(hints[name])}, default `{yaml_value(field.default)}`"
         lines += [f"{'#' * level} `{name}`", "", f"*{facts}.* {linked(entry.text)}", ""]
-        numbers = [str(i) for i, (_, line) in enumerate(refused, 1) if re.search(rf"\b{name}\b", line)]
+        numbers = [str(i) for i, (_, line) in enumerate(examples, 1) if re.search(rf"\b{name}\b", line)]
         if numbers:
             lines += [f"See [what is refused](#what-is-refused): {', '.join(numbers)}.", ""]
     return lines
@@ -243,10 +205,10 @@ def trl_table() -> list[str]:
 
 def make_page() -> str:
     """The whole page."""
-    refused = refusals()
+    examples = refused()
     refused_rows = [
         f"{number}. `{', '.join(f'{name}: {yaml_value(value)}' for name, value in keys.items())}`<br>{line}"
-        for number, (keys, line) in enumerate(refused, 1)
+        for number, (keys, line) in enumerate(examples, 1)
     ]
     lines = [
         "# Reference",
@@ -260,15 +222,15 @@ def make_page() -> str:
         "- [metrics.jsonl](#metricsjsonl)",
         "- [events.jsonl](#eventsjsonl)",
         "",
-        "A recipe holds these keys, those of TRL's `ModelConfig` (`model_name_or_path`, `dtype`, `use_peft`, `lora_r`, …), "
-        "and nothing else: an unknown key is an error that names the nearest. On the command line each is `--key value`, "
-        "which wins over the recipe.",
+        "A recipe holds these keys, those of TRL's `ModelConfig` (`model_name_or_path`, `dtype`, `use_peft`, "
+        "`lora_r`, …), and nothing else: an unknown key is an error that names the nearest. On the command line each "
+        "is `--key value`, which wins over the recipe.",
         "",
         "## Keys of ProRLConfig",
         "",
         "With all of them at their defaults the trainer is TRL's, bit for bit.",
         "",
-        *key_section(ProRLConfig, GRPOConfig, refused, 4),
+        *key_section(ProRLConfig, GRPOConfig, examples, 4),
         "## What is refused",
         "",
         "These combinations end in one line and exit code 2, before a model is loaded. Each is shown with what the "
@@ -292,8 +254,8 @@ def make_page() -> str:
         "",
         "## metrics.jsonl",
         "",
-        "One object per optimizer step. A missing key means not measured, never 0. Counts, tokens and times are of that "
-        "step alone.",
+        "One object per optimizer step. A missing key means not measured, never 0. Counts, tokens and times are of "
+        "that step alone.",
         "",
         *record_table(METRICS),
         "",
@@ -305,8 +267,8 @@ def make_page() -> str:
         "",
         "## evaluations.jsonl",
         "",
-        "One object per evaluation during training: `step`, and every metric `eval_…` that TRL measured (`eval_reward`, "
-        "`eval_loss`, ...). The file is there if `eval_strategy` asks for evaluations.",
+        "One object per evaluation during training: `step`, and every metric `eval_…` that TRL measured "
+        "(`eval_reward`, `eval_loss`, …). The file is there if `eval_strategy` asks for evaluations.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,7 @@
-"""The entry points of `eval`: what goes wrong is one line on stderr, and the exit code says whether the input was at fault."""
+"""
+The entry points of `eval`: what goes wrong is one line on stderr, and the exit code says whether the input was at
+fault.
+"""
 
 import functools
 import sys
@@ -6,9 +9,8 @@ from collections.abc import Callable
 
 from transformers.utils import logging
 
-from eval.runs import InputError
-from trl_prorl.errors import RunError
-from trl_prorl.launch.interrupt import INTERRUPTED
+from trl_prorl.errors import InputError, RunError
+from trl_prorl.launch.interrupt import INTERRUPTED, end_at_once, interrupt_as_usual
 from trl_prorl.quiet import quiet_warnings
 from trl_prorl.shown import visible
 
@@ -17,17 +19,20 @@ from trl_prorl.shown import visible
 KEPT = "samples that were drawn are kept, and no result is half-written. The same command goes on from there."
 
 
-def command(main: Callable, bad_input: type[Exception] = InputError) -> Callable[..., int]:
+def command(main: Callable, bad_input: type[Exception] = InputError, kept: str = KEPT) -> Callable[..., int]:
     """
-    Make an entry point return its exit code: 0, 2 for bad input, 1 for what could not be done, 130 for Ctrl-C.
+    Make an entry point return its exit code: 0, 2 for bad input, 1 for what could not be done, 130 for Ctrl-C. Who
+    presses the key a second time need not wait for the end of the process.
 
     Args:
         main (`Callable`): Takes the command line, `None` for the process's own.
         bad_input (`type`, *optional*, defaults to [`InputError`]): What it raises for bad input.
+        kept (`str`, *optional*): What Ctrl-C leaves, and how to go on.
     """
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
+        interrupt_as_usual()
         logging.disable_progress_bar()  # of weights that are loaded: our own bars show what takes long
         try:
             with quiet_warnings():
@@ -36,7 +41,8 @@ def command(main: Callable, bad_input: type[Exception] = InputError) -> Callable
             print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
             return 1 if isinstance(error, RunError) else 2
         except KeyboardInterrupt:
-            print(f"interrupted: {KEPT}", file=sys.stderr)
+            end_at_once()
+            print(f"interrupted: {kept}", file=sys.stderr)
             return INTERRUPTED
         return 0
 

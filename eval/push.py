@@ -3,8 +3,8 @@ Push a run to the Hugging Face Hub, or push it again: after a failed upload, or 
 
     python -m eval.push --run runs/demo/A --repo someone/reverse-digits-A
 
-Writes the model card from the run's record and pushes model or adapter, tokenizer, card and record in one commit. The token
-is that of `hf auth login`, or `HF_TOKEN`.
+Writes the model card from the run's record and pushes model or adapter, tokenizer, card and record in one commit. The
+token is that of `hf auth login`, or `HF_TOKEN`.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from eval.command import command
-from eval.models import find_trained_model
-from eval.runs import load_config
+from eval.run_folder.reading import load_config
+from eval.samples.points import find_trained_model
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
 from trl_prorl.hub.publish import Content, files_to_push, make_api, open_repo, push, push_command, repo_name
 
 
 def file_table(repo: str, files: dict[str, Content]) -> Table:
-    """What would be pushed, with sizes."""
+    """The files of a push, with sizes."""
     table = Table(title=f"{repo}: {len(files)} files")
     table.add_column("file")
     table.add_column("bytes", justify="right")
@@ -50,7 +50,11 @@ def parse_args(argv=None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-@functools.partial(command, bad_input=ValueError)
+# All files are one commit.
+KEPT = "the Hub has all of the push or nothing of it, and the run folder is whole. The same command pushes again."
+
+
+@functools.partial(command, bad_input=ValueError, kept=KEPT)
 def main(argv=None) -> None:
     """Entry point."""
     args = parse_args(argv)

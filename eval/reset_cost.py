@@ -1,12 +1,14 @@
 """
 What a reset costs, against a plain copy of the same bytes: `python -m eval.reset_cost`.
 
-For LoRA and for full fine-tuning, and for each optimizer mode: the median time of moving the reference, of treating the
-optimizer, and of `copy_` over tensors of the same sizes, alternating in one process. Ratios are what to quote.
+For LoRA and for full fine-tuning, and for each optimizer mode: the median time of moving the reference, of treating
+the optimizer, and of `copy_` over tensors of the same sizes, alternating in one process. Ratios are what to quote.
 """
 
 import argparse
+import functools
 import statistics
+import sys
 import time
 
 import torch
@@ -15,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from eval.command import command
+from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.resets.optimizer_state import MODES, reset_optimizer
 from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter, move_reference
 
@@ -62,7 +66,8 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
     moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
     rows = []
     for mode in MODES:
-        # The same bytes: the reference, and what the mode writes of the optimizer (asym clears one moment of two).
+        # The same bytes: the reference, and the optimizer's tensors that the mode writes (asym clears one moment of
+        # two).
         touched = {"keep": [], "asym": moments[::2]}.get(mode, moments)
         tensors = references + touched
         sources = [torch.zeros_like(tensor) for tensor in tensors]
@@ -83,7 +88,9 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
     return rows
 
 
+@functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv: list[str] | None = None) -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
     parser.add_argument(
         "--hidden", type=int, default=896, help="of the model; the defaults are Qwen2.5-0.5B's, fewer layers"
@@ -105,4 +112,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

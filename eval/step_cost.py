@@ -1,14 +1,16 @@
 """
 What a step costs, side by side with TRL: `python -m eval.step_cost`.
 
-Every arm trains the same model on the same batches in one process, in turns: TRL with and without a reference, and A, B and
-C, padded and packed. The completions have lengths of GSM8K's distribution (`eval/gsm8k_lengths.json`, counted in the pieces of
-Qwen2's pre-tokenizer) times `--scale`, for models write more than the gold answers; their tokens are random. Generation is
-the same work for every arm: it is done once a round, by the first arm's model. Ratios to TRL are what to quote.
+Every arm trains the same model on the same batches in one process, in turns: TRL with and without a reference, and A,
+B and C, padded and packed. The completions have lengths of GSM8K's distribution (`eval/gsm8k_lengths.json`, counted in
+the pieces of Qwen2's pre-tokenizer) times `--scale`, because models write more than the gold answers; their tokens are
+random. Generation is the same work for every arm: it is done once a round, by the first arm's model. Ratios to TRL are
+what to quote.
 """
 
 import argparse
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -17,6 +19,7 @@ import random
 import re
 import resource
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -34,8 +37,11 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from eval.command import command
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.launch.interrupt import NOTHING_CHANGED
+from trl_prorl.variants import VARIANTS
 
 
 LENGTHS = Path(__file__).with_name("gsm8k_lengths.json")
@@ -60,8 +66,8 @@ ARMS = {
 OVERHEAD_ARMS = {BASELINE: ARMS[BASELINE], "ours, all off": (ProRLTrainer, {"beta": 0.02})}
 GROWTH_STYLES = {
     BASELINE: {"color": "#000000", "marker": "o"},
-    "A packed": {"color": "#0072B2", "marker": "s"},
-    "B packed": {"color": "#D55E00", "marker": "^"},
+    "A packed": {"color": VARIANTS["A"].colour, "marker": "s"},
+    "B packed": {"color": VARIANTS["B"].colour, "marker": "^"},
 }
 COLOURS = {"generation": "#BBBBBB", "scoring": "#CC79A7", "update": "#56B4E9"}
 
@@ -92,7 +98,9 @@ class Batches:
 
 
 class Stopwatch(TrainerCallback):
-    """Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip."""
+    """
+    Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip.
+    """
 
     def __init__(self, device: torch.device, clock: str):
         self.device, self.seconds, self.began = device, defaultdict(float), None
@@ -232,8 +240,8 @@ def measure(
     Run the arms in turns.
 
     Returns:
-        `dict[str, dict]`: by arm the median seconds of an optimizer step's `generation`, `scoring` and `update`, every round's
-        `phase` (all but generation), and on a GPU the `peak` memory in GiB.
+        `dict[str, dict]`: by arm the median seconds of an optimizer step's `generation`, `scoring` and `update`, every
+        round's `phase` (all but generation), and on a GPU the `peak` memory in GiB.
     """
     rounds = {name: defaultdict(list) for name in arms}
     generation = []
@@ -297,7 +305,9 @@ def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def ratio(result: dict[str, dict], name: str, baseline: str = BASELINE) -> tuple[float, float, float]:
-    """How many times as fast as the baseline an arm's update phase is: median, least and greatest over paired rounds."""
+    """
+    How many times as fast as the baseline an arm's update phase is: median, least and greatest over paired rounds.
+    """
     pairs = [theirs / mine for mine, theirs in zip(result[name]["phase"], result[baseline]["phase"], strict=True)]
     return statistics.median(pairs), min(pairs), max(pairs)
 
@@ -346,7 +356,9 @@ def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
 
 
 def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
-    """The update phase's seconds over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes."""
+    """
+    The update phase's seconds over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes.
+    """
     sizes = {
         tuple(map(int, re.findall(r"(\d+) tokens.*G=(\d+)", title)[0])): result for title, result in results.items()
     }
@@ -397,7 +409,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--template", type=int, default=30, help="tokens of the chat template in every prompt")
     parser.add_argument("--longest", type=int, default=2048, help="completions are cut here")
     parser.add_argument("--rounds", type=int, default=5, help="rounds after the one that warms up")
-    parser.add_argument("--no_generation", action="store_true", help="do not time generation")
+    parser.add_argument("--no_generation", "--no-generation", action="store_true", help="do not time generation")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[64, 256, 1024, 2048], help="completion lengths of growth"
     )
@@ -421,7 +433,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def settings(args: argparse.Namespace):
-    """Title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting asked for."""
+    """
+    Title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting asked for.
+    """
     checkpointing = {"off": [False], "on": [True], "both": [False, True]}[args.checkpointing]
     arms = {name: arm for name, arm in ARMS.items() if name == BASELINE or args.arms is None or name in args.arms}
     if args.mode == "growth":
@@ -452,7 +466,9 @@ def settings(args: argparse.Namespace):
         )
 
 
+@functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv: list[str] | None = None) -> None:
+    """Entry point."""
     args = parse(argv)
     console = Console()
     if args.mode == "memory":
@@ -470,16 +486,18 @@ def main(argv: list[str] | None = None) -> None:
         results[title] = measure(arms, args, batches, iterations, checkpoint, generate)
         show(console, title, results[title])
     args.out.mkdir(parents=True, exist_ok=True)
-    told = {
+    settings_used = {
         name: str(value) if not isinstance(value, (int, list, str)) else value for name, value in vars(args).items()
     }
-    told["hardware"] = (
+    settings_used["hardware"] = (
         torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     )
-    (args.out / f"{args.mode}.json").write_text(json.dumps({"settings": told, "results": results}, indent=1) + "\n")
+    (args.out / f"{args.mode}.json").write_text(
+        json.dumps({"settings": settings_used, "results": results}, indent=1) + "\n"
+    )
     (draw_growth if args.mode == "growth" else draw)(results, args.out / f"{args.mode}.png")
     console.print(f"{args.out / f'{args.mode}.json'} and {args.mode}.png; a ratio above 1 is faster than {BASELINE}.")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

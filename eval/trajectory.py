@@ -8,436 +8,24 @@ of it, and writes `trajectory.png` into the run folder.
 """
 
 import argparse
-import math
 import sys
-import warnings
-from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 from rich.console import Console
-from scipy.optimize import OptimizeWarning, curve_fit
-from scipy.stats import norm, t
 
+from eval.analysis.trajectory import MIN_RESAMPLES, RESAMPLES, check_run, default_sizes, per_prompt_by_step
 from eval.command import command
-from eval.plots import DPI, OTHER_COLOUR, VARIANT_COLOURS, arm_label, save_figure
-from eval.runs import InputError, Run, load_run, require_passk
-from eval.statistics import Estimate, bootstrap_interval, pass_at_k_per_prompt
-from eval.tables import NOT_MEASURED, Table, cell, interval_cell, objective_notes
-from trl_prorl.shown import visible
-
-
-MIN_CHECKPOINTS = 3
-ERROR_RATE = 0.05
-RESAMPLES = 1000
-MIN_RESAMPLES = 39
-
-
-@dataclass(frozen=True)
-class SaturationFit:
-    """
-    The curve 1 - (1 - p0) e^(-alpha t) through pass@k over steps: what is unsolved shrinks by the same share each step.
-
-    Attributes:
-        p0 (`float`): Value at step 0: as measured, or fitted if it was left free.
-        alpha ([`Estimate`]): Rate per optimizer step, with the 95 % interval that takes the points as independent.
-        steps, values, fitted, residuals (`np.ndarray`): The points fitted, shape (T,); residual is value less fitted.
-        errors (`np.ndarray` or `None`): Standard errors of the values, shape (T,), if they were given.
-        reduced_chi2 (`float` or `None`): Sum of squared residuals over errors, by degree of freedom; about 1 where the
-            curve holds and the points are independent.
-    """
-
-    p0: float
-    alpha: Estimate
-    steps: np.ndarray
-    values: np.ndarray
-    fitted: np.ndarray
-    residuals: np.ndarray
-    errors: np.ndarray | None
-    reduced_chi2: float | None
-
-    def curve(self, steps) -> np.ndarray:
-        """The fitted value at any steps."""
-        return saturation(np.asarray(steps, dtype=float), self.alpha.value, self.p0)
-
-    @property
-    def halving_steps(self) -> float:
-        """Steps in which what is unsolved halves; infinite where it does not shrink."""
-        return math.log(2) / self.alpha.value if self.alpha.value > 0 else math.inf
-
-
-@dataclass(frozen=True)
-class SaturationCheck:
-    """
-    A fit, and whether the curve holds.
-
-    Prompts are the same at every step, so the points err together. Everything here is from resampling whole prompts:
-    all steps of a prompt stay together.
-
-    Attributes:
-        k (`int`): Size of the draw.
-        points (`pd.DataFrame`): `step`, `value`, `low`, `high`, from base at step 0.
-        fit ([`SaturationFit`]): The curve.
-        alpha ([`Estimate`]): Its rate per step, with the interval of refits to resampled prompts, base included.
-        p_value (`float`): Chance of residuals as large as these (in `reduced_chi2`) if the curve held.
-        longest_run (`int`): Most checkpoints in a row whose residuals have the same sign: a trend.
-        longest_run_p (`float`): Chance of so long a run if the curve held.
-        resamples (`int`): Resamples behind them.
-    """
-
-    k: int
-    points: pd.DataFrame
-    fit: SaturationFit
-    alpha: Estimate
-    p_value: float
-    longest_run: int
-    longest_run_p: float
-    resamples: int
-
-    @property
-    def holds(self) -> bool:
-        """Whether neither test speaks against the curve, at 5 % for the two together."""
-        return min(self.p_value, self.longest_run_p) > ERROR_RATE / 2
-
-
-def saturation(steps, alpha, p0):
-    """1 - (1 - p0) e^(-alpha t), with `steps` t and `alpha` per step."""
-    return 1 - (1 - p0) * np.exp(-alpha * steps)
-
-
-def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """
-    pass@k of every prompt at every evaluated step.
-
-    Args:
-        run ([`Run`]): An evaluated run.
-        k (`int`): Size of the draw.
-
-    Returns:
-        `tuple[np.ndarray, np.ndarray]`: Steps, shape (T,), ascending from 0 (base), and pass@k, shape (T, P).
-
-    Raises:
-        InputError: If the run or its checkpoints were not evaluated, or `k` exceeds the samples.
-    """
-    passk = require_passk(run)
-    checkpoints, n = passk.get("checkpoints") or [], passk["n"]
-    command = f"python -m eval.passk --run {run.path} --checkpoints all"
-    if not checkpoints:
-        raise InputError(f"'{run.path / 'passk.json'}' holds no checkpoints; run `{command}`")
-    if not 1 <= k <= n:
-        raise InputError(f"--k {k} must lie between 1 and the {n} samples of '{run.path / 'passk.json'}'")
-    if any("correct" not in each for each in checkpoints):
-        raise InputError(f"'{run.path / 'passk.json'}' has a checkpoint without its counts; run `{command} --replace`")
-    points = sorted([(0, passk["base"]["correct"]), *((each["step"], each["correct"]) for each in checkpoints)])
-    if len({step for step, _ in points}) < len(points):
-        raise InputError(
-            f"'{run.path / 'passk.json'}' has a step twice, or a checkpoint of step 0; run `{command} --replace`"
-        )
-    if len({len(correct) for _, correct in points}) > 1:
-        raise InputError(f"'{run.path / 'passk.json'}': not every checkpoint has the same prompts; run `{command}`")
-    steps, counts = zip(*points, strict=True)
-    return np.array(steps, dtype=float), np.array([pass_at_k_per_prompt(correct, n, k) for correct in counts])
-
-
-def trajectory(run: Run, k: int) -> pd.DataFrame:
-    """
-    pass@k over training, base first.
-
-    Args:
-        run ([`Run`]): A run whose checkpoints were evaluated.
-        k (`int`): Size of the draw.
-
-    Returns:
-        `pd.DataFrame`: Columns `step` (0 is base), `value`, and `low`, `high`: 95 % bootstrap over prompts.
-
-    Raises:
-        InputError: As [`per_prompt_by_step`].
-    """
-    return _points(*per_prompt_by_step(run, k))
-
-
-def _points(steps, per_prompt) -> pd.DataFrame:
-    rows = [
-        (int(step), float(values.mean()), *bootstrap_interval(values))
-        for step, values in zip(steps, per_prompt, strict=True)
-    ]
-    return pd.DataFrame(rows, columns=["step", "value", "low", "high"])
-
-
-def standard_errors(per_prompt) -> np.ndarray:
-    """
-    Standard error of the mean over prompts at each step.
-
-    Where all prompts agree the spread is 0, which is no certainty: the error is at least that of half a prompt among
-    all.
-
-    Args:
-        per_prompt (`np.ndarray`): Shape (T, P).
-
-    Returns:
-        `np.ndarray`: Shape (T,).
-    """
-    prompts = per_prompt.shape[1]
-    half = 0.5 / prompts
-    return np.maximum(per_prompt.std(axis=1, ddof=1) / math.sqrt(prompts), math.sqrt(half * (1 - half) / prompts))
-
-
-def fit_saturation(steps, values, errors=None, *, free_start: bool = False) -> SaturationFit:
-    """
-    Least-squares fit of 1 - (1 - p0) e^(-alpha t).
-
-    Args:
-        steps (`list[float]`): Optimizer steps, shape (T,), ascending; the first is 0 unless `free_start`.
-        values (`list[float]`): pass@k at these steps, shape (T,).
-        errors (`list[float]`, *optional*): Their standard errors, which weigh the points and set the scale of the
-            interval; without them all points weigh the same and the residuals set it.
-        free_start (`bool`, *optional*, defaults to `False`): Fit p0 too, instead of taking the value at step 0.
-
-    Returns:
-        [`SaturationFit`]: The step 0 is among its points only if p0 was fitted.
-
-    Raises:
-        ValueError: If there are too few points, none at step 0, or nothing unsolved at the start.
-    """
-    steps, values = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
-    weights = np.ones_like(values) if errors is None else np.asarray(errors, dtype=float)
-    if not steps.shape == values.shape == weights.shape:
-        raise ValueError(f"steps, values and errors differ in shape: {steps.shape}, {values.shape}, {weights.shape}.")
-    if not free_start and (not len(steps) or steps[0] != 0):
-        raise ValueError("There is no value at step 0 to start from; evaluate base, or fit the start too.")
-    parameters = 2 if free_start else 1
-    used = slice(0 if free_start else 1, None)
-    if len(steps[used]) <= parameters:
-        raise ValueError(f"{len(steps[used])} point(s) do not determine {parameters} parameter(s) and an error.")
-    p0 = float(values[0])
-    if p0 >= 1:
-        raise ValueError("Everything is solved at the start: there is nothing left to shrink.")
-    # In units of the whole run, so that alpha is of order 1 for the optimiser.
-    length = float(steps[-1])
-    guess = math.log((1 - p0) / max(1 - values[-1], 1e-3))
-    start = [guess, p0] if free_start else [guess]
-
-    def model(time, alpha, p0=p0):
-        return saturation(time, alpha, p0)
-
-    def slopes(time, alpha, p0=p0):
-        unsolved = np.exp(-alpha * time)
-        return np.stack([(1 - p0) * time * unsolved, unsolved][:parameters], axis=1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OptimizeWarning)  # a rate that the points do not bound gets [-inf, inf]
-        best, covariance = curve_fit(
-            model,
-            steps[used] / length,
-            values[used],
-            p0=start,
-            sigma=weights[used],
-            absolute_sigma=errors is not None,
-            jac=slopes,
-        )
-    alpha, error = best[0] / length, math.sqrt(covariance[0, 0]) / length
-    degrees = len(steps[used]) - parameters
-    quantile = t.ppf(1 - ERROR_RATE / 2, degrees) if errors is None else norm.ppf(1 - ERROR_RATE / 2)
-    p0 = float(best[1]) if free_start else p0
-    fitted = saturation(steps[used], alpha, p0)
-    residuals = values[used] - fitted
-    return SaturationFit(
-        p0=p0,
-        alpha=Estimate(float(alpha), float(alpha - quantile * error), float(alpha + quantile * error)),
-        steps=steps[used],
-        values=values[used],
-        fitted=fitted,
-        residuals=residuals,
-        errors=None if errors is None else weights[used],
-        reduced_chi2=None if errors is None else float(np.sum((residuals / weights[used]) ** 2) / degrees),
-    )
-
-
-def longest_run(residuals) -> int:
-    """Length of the longest stretch of residuals with one sign."""
-    signs = np.sign(residuals)
-    starts = np.flatnonzero(np.diff(signs, prepend=np.nan))
-    return int(np.diff(np.append(starts, len(signs))).max())
-
-
-def check_saturation(
-    steps, per_prompt, k: int = 1, *, free_start: bool = False, resamples: int = RESAMPLES, seed: int = 0
-) -> SaturationCheck:
-    """
-    Fit the curve and test whether it holds, with whole prompts as the unit of resampling.
-
-    What chance does if the curve holds is found by adding to the fitted curve the errors of resampled prompts (their
-    means less the measured ones) and fitting again; a shift that all steps share goes into p0 there as it does here.
-    Only the noise of measuring is tested: a run that wanders about the curve departs from it.
-
-    Args:
-        steps (`np.ndarray`): Shape (T,), from 0.
-        per_prompt (`np.ndarray`): pass@k, shape (T, P).
-        k (`int`, *optional*, defaults to `1`): Size of the draw, for the record.
-        free_start (`bool`, *optional*, defaults to `False`): As in [`fit_saturation`].
-        resamples (`int`, *optional*, defaults to `1000`): Resamples of the prompts.
-        seed (`int`, *optional*, defaults to `0`): Seed of the resampling.
-
-    Returns:
-        [`SaturationCheck`]
-
-    Raises:
-        ValueError: As [`fit_saturation`], or if so few prompts are unsolved at the start that resamples have none.
-    """
-    steps, per_prompt = np.asarray(steps, dtype=float), np.asarray(per_prompt, dtype=float)
-    values, errors = per_prompt.mean(axis=1), standard_errors(per_prompt)
-    fit = fit_saturation(steps, values, errors, free_start=free_start)
-    on_curve = fit.curve(steps)
-    if not free_start:
-        on_curve[0] = values[0]
-    rng = np.random.default_rng(seed)
-    alphas, chi2s, runs = np.empty(resamples), np.empty(resamples), np.empty(resamples)
-    for i in range(resamples):
-        resampled = per_prompt[:, rng.integers(per_prompt.shape[1], size=per_prompt.shape[1])].mean(axis=1)
-        if not free_start and resampled[0] >= 1:
-            raise ValueError(
-                "Too few prompts are unsolved at the start to tell anything; lower k or draw more prompts."
-            )
-        alphas[i] = fit_saturation(steps, resampled, errors, free_start=free_start).alpha.value
-        by_chance = fit_saturation(steps, on_curve + resampled - values, errors, free_start=free_start)
-        chi2s[i], runs[i] = by_chance.reduced_chi2, longest_run(by_chance.residuals)
-    observed = longest_run(fit.residuals)
-    low, high = np.percentile(alphas, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
-    return SaturationCheck(
-        k=k,
-        points=_points(steps, per_prompt),
-        fit=fit,
-        alpha=Estimate(fit.alpha.value, float(low), float(high)),
-        p_value=_share_at_least(chi2s, fit.reduced_chi2),
-        longest_run=observed,
-        longest_run_p=_share_at_least(runs, observed),
-        resamples=resamples,
-    )
-
-
-def _share_at_least(by_chance, observed) -> float:
-    """p-value of a resampling test; the observation itself counts as one draw, so it is never 0."""
-    return float((1 + np.sum(by_chance >= observed - 1e-12)) / (1 + len(by_chance)))
-
-
-def check_run(run: Run, k: int, *, free_start: bool = False, resamples: int = RESAMPLES) -> SaturationCheck:
-    """
-    [`check_saturation`] of a run.
-
-    Raises:
-        InputError: As [`per_prompt_by_step`], if there are fewer than 3 checkpoints, or the curve cannot be fitted.
-    """
-    steps, per_prompt = per_prompt_by_step(run, k)
-    if len(steps) - 1 < MIN_CHECKPOINTS:
-        raise InputError(
-            f"'{run.path / 'passk.json'}' holds {len(steps) - 1} checkpoint(s), a fit needs at least {MIN_CHECKPOINTS}; "
-            f"run `python -m eval.passk --run {run.path} --checkpoints all` (save_steps decides how many there are)"
-        )
-    try:
-        return check_saturation(steps, per_prompt, k, free_start=free_start, resamples=resamples)
-    except (ValueError, RuntimeError) as error:
-        raise InputError(f"run '{run.path}', --k {k}: {error}") from error
-
-
-def trajectory_table(runs: list[Run], checks: list[list[SaturationCheck]]) -> Table:
-    """A row per run and k: where it began and ended, the rate, and whether the curve holds."""
-    rows = []
-    for run, of_run in zip(runs, checks, strict=True):
-        for check in of_run:
-            first, last = check.points["value"].iloc[[0, -1]]
-            halving = check.fit.halving_steps
-            rows.append(
-                [
-                    arm_label(run),
-                    str(check.k),
-                    f"{first:.3f} → {last:.3f}",
-                    interval_cell(Estimate(*(1000 * part for part in check.alpha)), ".2f"),
-                    cell(halving, ".0f") if math.isfinite(halving) else NOT_MEASURED,
-                    f"{check.fit.reduced_chi2:.2f}, p {check.p_value:.2g}",
-                    "yes" if check.holds else "no",
-                ]
-            )
-    header = ["arm", "k", "base → last", "1000 alpha", "halves in", "chi²/df", "holds?"]
-    notes = [
-        "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base unless fitted; 'halves in' is the "
-        "steps in which the unsolved part halves; [95 %] and p from resampled prompts, p at least 1/(resamples + 1). "
-        "'holds' means that no departure was seen, at 5 %."
-    ]
-    return Table("pass@k over training", header, rows, notes + objective_notes(runs))
-
-
-def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
-    """Whether the curve holds for this run and k, and how large a departure would have shown."""
-    steps, residuals, errors = check.fit.steps, check.fit.residuals, check.fit.errors
-    worst = int(np.argmax(np.abs(residuals / errors)))
-    clearest = f"the clearest residual is {residuals[worst]:+.3f} at step {steps[worst]:.0f}"
-    run_length = (
-        f"{check.longest_run} of {len(steps)} checkpoints in a row lie on one side (p = {check.longest_run_p:.2g})"
-    )
-    heading = f"`{run.name}`, pass@{check.k}: "
-    if check.holds:
-        body = (
-            f"no departure from a constant rate seen (p = {check.p_value:.2g}); {clearest}, {run_length}. A single "
-            f"checkpoint is known to ±{1.96 * float(np.median(errors)):.3f} only."
-        )
-    else:
-        body = f"the constant rate does not hold (p = {check.p_value:.2g}): {clearest}, {run_length}."
-    if check.alpha.low <= 0 <= check.alpha.high:
-        body += " The rate itself is not told from 0."
-    return [heading + body]
-
-
-def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None:
-    """
-    Write pass@k over steps with the fitted curve, and the residuals below, as a PNG; a column per k.
-
-    Args:
-        run ([`Run`]): The run, for its name, colour and resets.
-        checks (`list[SaturationCheck]`): One per k.
-        path (`Path`): The file.
-    """
-    colour = VARIANT_COLOURS.get(run.variant, OTHER_COLOUR)
-    figure = Figure(figsize=(7 * len(checks), 7), dpi=DPI)
-    panels = figure.subplots(2, len(checks), sharex=True, squeeze=False, height_ratios=(2.4, 1))
-    resets = run.reset_steps() or []
-    for (above, below), check in zip(panels.T, checks, strict=True):
-        points, fit = check.points, check.fit
-        spread = np.abs(points[["low", "high"]].to_numpy().T - points["value"].to_numpy())
-        label = "measured, 95 % over prompts"
-        above.errorbar(points["step"], points["value"], spread, fmt="o", color=colour, capsize=3, label=label)
-        dense = np.linspace(0, points["step"].iloc[-1], 200)
-        label = f"1 − (1 − {fit.p0:.3f}) exp(−{fit.alpha.value:.2e} t)"
-        above.plot(dense, fit.curve(dense), color="#000000", linewidth=1.4, linestyle="--", label=label)
-        above.set(ylabel=f"pass@{check.k}", ylim=(0, 1.02))
-        verdict = "no departure seen" if check.holds else "the curve does not hold"
-        above.set_title(f"pass@{check.k}: {verdict} (p = {check.p_value:.2g})", fontsize=11)
-        below.axhline(0, color="#000000", linewidth=1.0, linestyle="--")
-        below.errorbar(fit.steps, fit.residuals, 1.96 * fit.errors, fmt="o", color=colour, capsize=3)
-        below.set(ylabel="residual", xlabel="optimizer step")
-        for axes in (above, below):
-            for place, step in enumerate(resets):
-                label = "reset" if place == 0 else None
-                axes.axvline(step, color=OTHER_COLOUR, linewidth=0.9, linestyle=":", zorder=0, label=label)
-            axes.grid(alpha=0.2)
-        above.legend(loc="lower right", framealpha=0.9)
-    figure.suptitle(f"{arm_label(run)}: held-out pass@k over training, base at step 0", fontsize=13)
-    figure.tight_layout()
-    save_figure(figure, path)
-
-
-def default_sizes(run: Run) -> list[int]:
-    """The smallest and the largest k that the run was evaluated at."""
-    evaluated = require_passk(run)["k"]
-    return sorted({min(evaluated), max(evaluated)})
+from eval.pages.terminal import print_bullets
+from eval.pages.trajectory import plot_trajectory, trajectory_statements, trajectory_table
+from eval.run_folder.finding import add_run_option
+from eval.run_folder.reading import load_run
+from trl_prorl.errors import InputError
 
 
 @command
 def main(argv=None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m eval.trajectory", description="pass@k over training, with a fit.")
-    parser.add_argument("--run", action="append", required=True, type=Path, help="run folder; may be repeated")
+    add_run_option(parser)
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: the run's smallest and largest)")
     parser.add_argument(
         "--free-start", action="store_true", help="fit p0 too, instead of taking base's measured value"
@@ -447,26 +35,26 @@ def main(argv=None) -> None:
     console = Console()
     if args.resamples < MIN_RESAMPLES:
         raise InputError(f"--resamples {args.resamples}: at least {MIN_RESAMPLES} are needed to see p = 0.025")
-    runs = [load_run(folder) for folder in args.run]
+    runs = [load_run(folder) for folder in args.runs]
     checks = []
     for run in runs:
-        of_run, refused = [], None
+        fitted, refused = [], None
         for k in args.k or default_sizes(run):
             per_prompt_by_step(run, k)  # what cannot be asked is refused
             try:
-                of_run.append(check_run(run, k, free_start=args.free_start, resamples=args.resamples))
+                fitted.append(check_run(run, k, free_start=args.free_start, resamples=args.resamples))
             except InputError as error:  # no curve fits; another k may have one
                 refused = error
-                console.print(f"- {visible(str(error))}", markup=False, highlight=False)
-        if not of_run:
+                print_bullets(console, [str(error)])
+        if not fitted:
             raise refused
-        checks.append(of_run)
-    console.print(trajectory_table(runs, checks).to_rich())
-    for run, of_run in zip(runs, checks, strict=True):
-        for check in of_run:
-            for line in trajectory_statements(run, check):
-                console.print(f"- {visible(line)}", markup=False, highlight=False)
-        plot_trajectory(run, of_run, run.path / "trajectory.png")
+        checks.append(fitted)
+    pairs = [(run, check) for run, fitted in zip(runs, checks, strict=True) for check in fitted]
+    console.print(trajectory_table(pairs).to_rich())
+    for run, fitted in zip(runs, checks, strict=True):
+        for check in fitted:
+            print_bullets(console, trajectory_statements(run, check))
+        plot_trajectory(run, fitted, run.path / "trajectory.png")
         print(f"Wrote {run.path / 'trajectory.png'}.")
 
 

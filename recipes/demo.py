@@ -3,9 +3,16 @@
 Arms run side by side, one thread each. Finished arms are kept: a second call continues where the first one stopped.
 """
 
+from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once, ending_in_one_line
+
+
+if __name__ == "__main__":
+    end_at_once(NOTHING_CHANGED)  # until `main` runs
+
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +29,7 @@ from trl_prorl.run.run_files import read_jsonl
 
 ROOT = Path(__file__).resolve().parent.parent
 ARMS = ("control", "variantA", "variantB", "variantC", "plain")
+KEPT = "arms that came to their end and samples that were drawn are kept. The same command goes on from there."
 CHECKPOINTS = 4  # of an arm, including its end, for held-out pass@k over training
 console = Console()
 
@@ -87,6 +95,16 @@ def train(arms: list[Arm], side_by_side: int) -> None:
                 arm.process.terminate()
 
 
+def deaf() -> None:
+    """In a new process: Ctrl-C, which a terminal sends to both, is the demo's to tell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def evaluate(command: str, *arguments: str) -> None:
+    """Run a command of `eval`."""
+    subprocess.run([sys.executable, "-m", f"eval.{command}", *arguments], check=True, preexec_fn=deaf)
+
+
 def base_of(recipe: Path, overrides: list[str]) -> str:
     """The `model_name_or_path` of an arm."""
     if "--model_name_or_path" in overrides:
@@ -130,10 +148,11 @@ def main() -> None:
     runs = [str(arm.out) for arm in arms]
     of_runs = [part for run in runs for part in ("--run", run)]
     held_out = ["--prompts", args.prompts, "--checkpoints", "all", *of_runs]
-    subprocess.run([sys.executable, "-m", "eval.passk", "--n", args.samples, *held_out], check=True)
-    subprocess.run([sys.executable, "-m", "eval.drift", *held_out], check=True)
-    subprocess.run([sys.executable, "-m", "eval.report", "--runs", *runs, "--out", str(args.out)], check=True)
+    evaluate("passk", "--n", args.samples, *held_out)
+    evaluate("drift", *held_out)
+    evaluate("report", "--runs", *runs, "--out", str(args.out))
 
 
 if __name__ == "__main__":
-    main()
+    with ending_in_one_line(KEPT):
+        main()

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trl_prorl.launch.interrupt import NOTHING_CHANGED, ending_in_one_line
 from trl_prorl.shown import visible
 
 from .registry import PREFIXES, get_task, task_class, task_names
@@ -58,7 +59,12 @@ def main() -> None:
     )
     show.add_argument("--split", default="train")
     show.add_argument("-n", type=int, default=3, help="number of rows")
-    args = parser.parse_args()
+    with ending_in_one_line(NOTHING_CHANGED):
+        look(parser.parse_args())
+
+
+def look(args: argparse.Namespace) -> None:
+    """Print the table that the command line asks for."""
     if args.command == "list":
         Console().print(list_tasks())
         return

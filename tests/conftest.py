@@ -1,11 +1,19 @@
 """A tiny model and a way to train it: shared by the tests of the trainer."""
 
+import gc
 import os
+
+import trl_prorl  # noqa: F401  before PEFT, see trl_prorl/quiet.py
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ["OMP_NUM_THREADS"] = "1"  # here and in every process of a test: there is one worker for each core
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # pytest-xdist puts the working directory there, which would help the processes of a test to find our packages.
+    others = os.environ.pop("PYTHONPATH", "").removeprefix(f"{os.getcwd()}{os.pathsep}")
+    os.environ |= {"PYTHONPATH": others} if others else {}
 
 import json
 import subprocess
@@ -36,6 +44,15 @@ from hub_server import TOKEN, HubServer  # noqa: E402
 torch.set_num_threads(1)
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+
+
+def pytest_collection_finish(session):
+    """
+    Freeze the modules of torch and transformers. Every training begins with `gc.collect()`, which needs a third of a
+    second to walk them: half the time of a training of this size. They stay, so the collector need not look at them.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def vowels(completions, **kwargs):
@@ -70,7 +87,7 @@ class Forks:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+            env={**os.environ, **env},
         )
 
     def start(self, **order):
@@ -84,7 +101,7 @@ class Forks:
         return int(self.server.stdout.readline())
 
     def run(self, script, *argv, cwd=None):
-        """Run a script to its end: exit status, and what it wrote to stdout and stderr."""
+        """Run a script, or `"-m"` and a module, to its end: exit status, and what it wrote to stdout and stderr."""
         with tempfile.NamedTemporaryFile("r") as log:
             self.start(run=str(script), argv=list(argv), log=log.name, cwd=str(cwd or Path.cwd()))
             return self.status(), log.read()
@@ -95,15 +112,8 @@ class Forks:
 
 
 @pytest.fixture(scope="session")
-def forks():
-    forks = Forks()
-    yield forks
-    forks.close()
-
-
-@pytest.fixture(scope="session")
-def cached_forks(tmp_path_factory):
-    """As `forks`, for processes in whose Hub cache are a small model and GSM8K of 2 and 4 rows, see hub_cache.py."""
+def forks(tmp_path_factory):
+    """Processes in whose Hub cache are a small model and GSM8K of 2 and 4 rows, see hub_cache.py."""
     home = tmp_path_factory.mktemp("hf_home")
     fill_hf_home(home, train=2, test=4)
     forks = Forks(HF_HOME=str(home), HF_HUB_OFFLINE="1")
@@ -274,8 +284,8 @@ def weights():
 @pytest.fixture
 def largest_difference(weights):
     """
-    The largest absolute difference between the trained weights of two trainers, key biases left out: attention does not
-    depend on them, so their gradient is rounding noise, which Adam blows up to the size of an update.
+    The largest absolute difference between the trained weights of two trainers, without the key biases: attention
+    does not depend on them, so their gradient is rounding noise, which Adam blows up to the size of an update.
     """
 
     def compare(first, second):

@@ -1,4 +1,4 @@
-"""One of several real processes, started by `torchrun` from test_distributed.py."""
+"""One of several real processes, started by test_distributed.py as `torchrun` would."""
 
 import hashlib
 import json
@@ -87,6 +87,6 @@ def main(model, out, kind, seen_by):
 
 if __name__ == "__main__":
     main(*sys.argv[1:4], int(sys.argv[4]))
-    # All is done and written. Torn down by the interpreter, gloo's threads abort the process about once in twenty runs.
+    # All is done and written. When the interpreter tears gloo's threads down, about one run in twenty is aborted.
     sys.stdout.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""A cache of the Hub's client that holds small stand-ins, so that what names a model and a data set of the Hub runs as it stands."""
+"""A cache of the Hub's client with small stand-ins, so that recipes that name models and data of the Hub run."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def write_gsm8k(folder: Path, train: int, test: int) -> Path:
 
 
 def save_brief_model(folder: Path) -> None:
-    """A Qwen2 of two small layers with random weights, and with so much weight on the end that completions are of a few tokens."""
+    """A Qwen2 of two small layers with random weights, so inclined to end that completions have a few tokens."""
     tokenizer = byte_tokenizer()
     model = new_model(EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3), tokenizer)
     model.config.tie_word_embeddings = False
@@ -54,7 +54,7 @@ def save_brief_model(folder: Path) -> None:
 
 def fill_hf_home(home: Path, train: int, test: int) -> None:
     """
-    Put a small model under the names of [`MODELS`], and a few rows under `openai/gsm8k`, where an offline client looks.
+    Put a small model under the names of [`MODELS`], and a few rows under `openai/gsm8k`, for an offline client.
 
     Args:
         home (`Path`): For `HF_HOME`.

@@ -63,6 +63,6 @@ def main(path, kind):
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    # All is done and written. Torn down by the interpreter, gloo's threads abort the process about once in twenty runs.
+    # All is done and written. When the interpreter tears gloo's threads down, about one run in twenty is aborted.
     sys.stdout.flush()
     os._exit(0)

@@ -15,7 +15,8 @@ from peft.utils import loftq_utils
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
-from eval.models import Point, load_point
+from eval.samples.models import load_point
+from eval.samples.points import Point
 from trl_prorl.adapters.initialisation import doubled, halved
 from trl_prorl.adapters.mixin import logger as adapter_logger
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from eval.tables import DIFFERENT_OBJECTIVE
 from trl_prorl.hub.card import model_card, read_record, without_secrets
 from trl_prorl.run.base_model import identify
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 SECRET = "hf_" + "S" * 34

@@ -23,9 +23,11 @@ from trl_prorl.run.checkpoint import (
     find_checkpoint,
     newest_complete,
     publish,
+    rotate,
     sha256,
     why_unusable,
 )
+from trl_prorl.run.resume import clear_leftovers
 from trl_prorl.run.trl_log import saved
 
 
@@ -168,6 +170,55 @@ def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
     (newer / "identity.json").write_bytes(b'{"seed"\0\0\0\0')
     found, skipped = find_checkpoint(True, str(tmp_path), content=False)
     assert found == older and skipped["checkpoint-10"].startswith("identity.json is damaged")
+
+
+def test_the_oldest_steps_go_first_whatever_was_touched_last(tmp_path):
+    for step in (2, 4, 10, 8, 6):
+        write(tmp_path, step)
+    os.utime(tmp_path / "checkpoint-2", (2e9, 2e9))  # a removal that was broken off changes the folder
+    best = tmp_path / "checkpoint-4"
+    left = {
+        None: [2, 4, 6, 8, 10],
+        0: [2, 4, 6, 8, 10],
+        4: [2, 4, 6, 8, 10],
+        3: [4, 6, 8, 10],
+        2: [4, 8, 10],
+        1: [4, 8, 10],
+    }
+    for limit, steps in left.items():
+        rotate(tmp_path, 8, limit, os.path.relpath(best))  # 10 lies after the run's newest, and is not of this run
+        assert sorted(int(path.name[11:]) for path in tmp_path.glob("checkpoint-*")) == steps, limit
+    rotate(tmp_path, 8, 1, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-8"]
+
+
+def test_a_removal_that_is_broken_off_leaves_no_checkpoint(tmp_path, monkeypatch):
+    for step in (2, 4):
+        write(tmp_path, step)
+
+    def broken_off(folder, **kwargs):
+        (Path(folder) / "weights").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("trl_prorl.run.checkpoint.shutil.rmtree", broken_off)
+        rotate(tmp_path, 4, 1, None)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
+    clear_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
+
+
+def test_a_resume_catches_up_on_removals(run, make_trainer):
+    """A kill between a save and the removal that follows it, at the last save of a run."""
+    trainer = run(**KEYS, save_total_limit=1)
+    out = Path(trainer.args.output_dir)
+    shutil.copytree(out / "checkpoint-4", out / "checkpoint-2")
+    elsewhere = shutil.copytree(out, out.with_name("elsewhere"))
+    make_trainer(output_dir=str(out), **KEYS, save_total_limit=1).train(resume_from_checkpoint=True)
+    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-4"]
+    # Checkpoints of another folder are not this run's to remove.
+    make_trainer(output_dir=str(out), **KEYS, save_total_limit=1).train(str(elsewhere / "checkpoint-4"))
+    assert {path.name for path in elsewhere.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
 
 
 def test_what_is_abandoned_twice_has_two_names(tmp_path):

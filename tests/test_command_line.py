@@ -91,16 +91,16 @@ MISSPELT = {
         ["--config=typed.yaml"],
         "num_generations=2.5 is a number, and num_generations takes a whole number or null.",
     ),
-    "twice": (["--config", "twice.yaml"], "the key 'beta' stands there twice"),
+    "twice": (["--config", "twice.yaml"], "the key 'beta' is given twice"),
     "no recipe": (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file."),
     "no path": (["--config"], "--config needs the path of a recipe after it."),
     "two recipes": (
         ["--config", "a.yaml", "--config", "b.yaml"],
-        "--config stands there twice; a run has one recipe.",
+        "--config is given twice; a run has one recipe.",
     ),
     "recipe without its option": (
         ["a.yaml"],
-        "'a.yaml' stands there without an option before it: write --config a.yaml.",
+        "'a.yaml' follows no option: write --config a.yaml.",
     ),
 }
 

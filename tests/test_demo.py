@@ -1,4 +1,4 @@
-"""The demo, in full, as `make demo` runs it, but with a training seed that is not among those of the expected figures."""
+"""The demo, in full, as `make demo` runs it, but with a training seed that the expected figures do not have."""
 
 import csv
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.statistics import prediction_interval
+from eval.analysis.statistics import prediction_interval
 from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
 
 
@@ -23,7 +23,7 @@ ARMS = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B"
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", str(out), "--seeds", str(SEED)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -92,8 +92,8 @@ def test_the_control_clamps_and_the_resets_free_it(demo):
 @pytest.mark.slow
 def test_every_arm_scores_what_is_expected(demo):
     """
-    Of one arm's 95 % intervals one run in twenty is outside; of five arms' some is, more often. So each has an interval of
-    99 % here, all together 95 %.
+    One run in twenty is outside its arm's 95 % interval; that one of five arms is outside happens more often. So each
+    has an interval of 99 % here, which makes 95 % for all together.
     """
     out, _ = demo
     with open(ROOT / "recipes" / "tiny" / "expected.csv", newline="") as file:

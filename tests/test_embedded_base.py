@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eval.local_paths import with_local_paths
-from eval.runs import InputError
+from eval.samples.local_paths import with_local_paths
 from trl_prorl.embedded import shipped as embedded_base
 from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
 from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, shipped, weights_sha256
+from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
 from trl_prorl.run.base_model import identify
 from trl_prorl.train import find_model
@@ -127,17 +126,3 @@ def test_a_run_is_evaluated_on_the_base_it_began_from(trained, tmp_path):
     (other / "env.json").write_text(json.dumps(env))
     with pytest.raises(InputError, match="another embedded: its weights had SHA-256 0123456789ab…"):
         with_local_paths(other, config)
-
-
-def test_an_installation_has_it(tmp_path):
-    """The files that setuptools would install."""
-    code = (
-        "from setuptools.dist import Distribution\n"
-        "dist = Distribution(); dist.parse_config_files()\n"
-        "command = dist.get_command_obj('build_py'); command.ensure_finalized()\n"
-        "print(*(f for package, _, _, files in command.data_files for f in files), sep='\\n')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    installed = set(done.stdout.splitlines())
-    wanted = {f"models/reverse_digits-0/{path.name}" for path in Path(embedded_model()).iterdir()}
-    assert wanted <= installed, sorted(installed)

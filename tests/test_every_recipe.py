@@ -1,4 +1,4 @@
-"""Every recipe is run, a few steps of it: small batches and short completions on a CPU, its other keys as they stand."""
+"""A few steps of every recipe: small batches and short completions on a CPU, its other keys as they stand."""
 
 import json
 from pathlib import Path
@@ -47,10 +47,10 @@ def small(recipe):
         for file in FILES
     ],
 )
-def test_it_runs(cached_forks, tmp_path, file):
+def test_it_runs(forks, tmp_path, file):
     recipe = read_recipe(file)
     script = RECIPES / f"grpo_variant{file.stem[7] if file.stem.startswith('variant') else 'A'}.py"
-    status, written = cached_forks.run(script, "--config", str(file), *small(recipe), cwd=tmp_path)
+    status, written = forks.run(script, "--config", str(file), *small(recipe), cwd=tmp_path)
     assert status == 0, written[-3000:]
     run = tmp_path / recipe["output_dir"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

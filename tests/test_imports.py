@@ -1,7 +1,14 @@
-"""`import trl_prorl` in a project that has folders of its own called `eval`, `tasks` or `recipes`."""
+"""Who imports whom: the library nothing that a user's folder may hide, a folder of `eval` only what lies below it."""
 
+import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from trl_prorl.commands import COMMANDS
 
 
 def test_the_library_needs_no_name_that_a_user_s_folder_may_have(tmp_path):
@@ -11,3 +18,69 @@ def test_the_library_needs_no_name_that_a_user_s_folder_may_have(tmp_path):
     code = "from trl_prorl import ProRLConfig, ProRLTrainer; import trl_prorl.hub.card, trl_prorl.hub.publish"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+ROOT = Path(__file__).parent.parent
+# What a folder of `eval` may import of the others, from the ground up; the commands at the top may import everything.
+LAYERS = {
+    "metrics": (),
+    "run_folder": (),
+    "analysis": ("metrics", "run_folder"),
+    "samples": ("run_folder",),
+    "pages": ("analysis", "run_folder"),
+}
+DRAWS_READS_OR_ASKS = ("matplotlib", "rich", "jinja2", "argparse", "json", "eval.run_folder.reading")
+
+
+def imports_of(file: Path) -> set[str]:
+    """Names of the modules that a file imports, wherever in it; of `from a import b` both `a` and `a.b`."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively, line {node.lineno}"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def module_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+EVAL = {module_of(file): imports_of(file) for file in (ROOT / "eval").rglob("*.py")}
+
+
+def test_at_the_top_of_eval_are_the_commands_and_nothing_else():
+    top = {file.stem for file in (ROOT / "eval").glob("*.py")} - {"__init__", "command"}
+    assert {f"eval.{name}" for name in top} == {
+        module for module, _ in COMMANDS.values() if module.startswith("eval.")
+    }
+
+
+@pytest.mark.parametrize("folder", LAYERS)
+def test_a_folder_of_eval_imports_what_lies_below_it(folder):
+    """So the pages import no command, and there is no circle between folders."""
+    allowed = {folder, *LAYERS[folder]}
+    for module, imported in EVAL.items():
+        if module.startswith(f"eval.{folder}"):
+            wrong = {name for name in imported if name.startswith("eval.") and name.split(".")[1] not in allowed}
+            assert not wrong, f"{module} imports {wrong}"
+
+
+def test_the_analysis_is_arrays_and_records_in_numbers_out():
+    for module, imported in EVAL.items():
+        if module.startswith("eval.analysis"):
+            wrong = {name for name in imported if name.startswith(DRAWS_READS_OR_ASKS)}
+            assert not wrong, f"{module} imports {wrong}"
+            assert "read_text" not in (text := source_of(module)) and "open(" not in text
+
+
+def source_of(module: str) -> str:
+    path = ROOT.joinpath(*module.split("."))
+    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+
+
+def test_there_are_no_circles():
+    graph = {module: imported & EVAL.keys() for module, imported in EVAL.items()}
+    tuple(TopologicalSorter(graph).static_order())  # a `CycleError` names the circle

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from eval.command import command
-from trl_prorl.launch import command_line
-from trl_prorl.launch.interrupt import what_is_kept
+from trl_prorl.launch.interrupt import end_at_once, interrupt_as_usual, what_is_kept
 from trl_prorl.run.checkpoint import newest_complete
 
 
@@ -27,6 +26,11 @@ def wait_for(found, process):
     while not found():
         os.kill(process, 0)
         time.sleep(0.01)
+
+
+def interruptible():
+    """Before an exec: a shell's background jobs, and so the tests that run in one, begin with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def lines_of(text, beginning="interrupted: "):
@@ -66,21 +70,96 @@ def test_before_the_first_checkpoint_and_before_the_first_step(forks, tmp_path, 
     assert "come to its end" in what_is_kept(out, begun=True, model=out / "adapter_model.safetensors")
 
 
-def test_while_the_imports_last(monkeypatch, capsys):
-    def interrupted(*args):
-        raise KeyboardInterrupt
+# A command, and a module that is imported on the way to those that take seconds.
+WHILE_IMPORTING = {
+    "recipe": ([str(RECIPE)], "numpy"),
+    "trl_prorl.train": (["-m", "trl_prorl.train", "--config", str(ROOT / "recipes/tiny/variantA.yaml")], "numpy"),
+    "trl-prorl": (["-m", "trl_prorl.commands", "passk", "--run", "x"], "numpy"),
+    "tasks": (["-m", "tasks", "list"], "pyarrow"),
+    "demo": ([str(ROOT / "recipes" / "demo.py")], "rich.console"),
+} | {
+    f"eval.{name}": (["-m", f"eval.{name}"], "numpy")
+    for name in ("passk", "report", "drift", "boundary", "trajectory", "compare", "step_cost", "reset_cost", "push")
+}
 
-    monkeypatch.setattr(command_line, "first_look", interrupted)
+
+@pytest.mark.parametrize("case", WHILE_IMPORTING)
+def test_while_the_imports_last(case):
+    command, imported = WHILE_IMPORTING[case]
+    command = [sys.executable, "-X", "importtime", *command]  # it writes a line for every module
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible
+    ) as process:
+        assert any(line.rpartition("|")[2].strip() == imported for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        (line,) = lines_of(process.stderr.read())
+    assert process.returncode == 130 and "nothing has changed" in line
+
+
+AT_WORK = {
+    "step_cost": ["eval.step_cost", "--device", "cpu", "--shape", "small", "--rounds", "100000"],
+    "reset_cost": ["eval.reset_cost", "--device", "cpu", "--layers", "1", "--repeats", "1000000"],
+    "tasks": ["tasks", "show", "reverse_digits", "-n", "100000000"],
+}
+
+
+def ticks(process):
+    """Hundredths of a second that a process has computed."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11])
+
+
+@pytest.mark.parametrize("case", AT_WORK)
+def test_a_command_at_work(forks, tmp_path, case):
+    log = tmp_path / "log"
+    process = forks.start(run="-m", argv=AT_WORK[case], log=str(log), cwd=str(tmp_path))
+    wait_for(lambda: ticks(process) > 50, process)
+    os.kill(process, signal.SIGINT)
+    assert forks.status() == 130, log.read_text()[-3000:]
+    assert lines_of(log.read_text()) == ["interrupted: nothing has changed. The same command begins anew."]
+    assert list(tmp_path.iterdir()) == [log]
+
+
+def test_a_push(hub, hub_forks, run, tmp_path):
+    """While it waits to try again."""
+    trainer, log = run(max_steps=1), tmp_path / "log"
+    trainer.save_model()
+    hub.fail("/commit/", 500)
+    argv = ["eval.push", "--run", trainer.args.output_dir, "--repo", "someone/stopped"]
+    process = hub_forks.start(run="-m", argv=argv, log=str(log))
+    wait_for(lambda: any("/commit/" in request for request in hub.requests), process)
+    os.kill(process, signal.SIGINT)
+    assert hub_forks.status() == 130, log.read_text()[-3000:]
+    (line,) = lines_of(log.read_text())
+    assert "the Hub has all of the push or nothing of it" in line and hub.files("someone/stopped") == {}
+
+
+def test_the_demo(tmp_path):
+    """A terminal sends the signal to the demo and to the arms that it trains."""
+    demo = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", str(tmp_path), "--side-by-side", "1"]
+    with subprocess.Popen(
+        demo,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=interruptible,
+    ) as process:
+        wait_for(lambda: (tmp_path / "control.log").exists() or process.poll() is not None, process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        (line,) = lines_of(process.stderr.read())
+    assert process.returncode == 130 and "arms that came to their end" in line and "goes on from there" in line
+
+
+@pytest.fixture
+def handler():
+    """Of SIGINT, put back after the test."""
     before = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit) as end:
-            command_line.main("recipe.yaml", [])
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert end.value.code == 130 and lines_of(capsys.readouterr().err)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
-def test_an_evaluation(capsys):
+def test_an_evaluation(capsys, handler):
     @command
     def main(argv=None):
         raise KeyboardInterrupt
@@ -88,6 +167,14 @@ def test_an_evaluation(capsys):
     assert main([]) == 130
     (line,) = lines_of(capsys.readouterr().err)
     assert "kept" in line and "The same command goes on" in line
+    assert handler().line == b""  # the key once more ends the process, and says nothing
+
+
+def test_where_the_signal_is_ignored_it_stays_ignored(handler):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup does
+    end_at_once("x")
+    interrupt_as_usual()
+    assert handler() is signal.SIG_IGN
 
 
 @pytest.mark.slow
@@ -103,7 +190,9 @@ def test_under_the_launcher_our_line_is_there_too(tmp_path, tiny_model):
     ]
     arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *LONG, "--save_steps", "2"]
     with open(log, "w") as file:
-        process = subprocess.Popen([*launcher, *arguments], stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            [*launcher, *arguments], stdout=file, stderr=file, start_new_session=True, preexec_fn=interruptible
+        )
         try:
             wait_for(
                 lambda: process.poll() is not None or newest_complete(out, content=False)[0] is not None, process.pid

@@ -92,7 +92,8 @@ CASES = {
     "base anchor of B, full": B | {"beta_base": 0.2, "lora": False},
     "plain": {"lora": True, "num_iterations": 2},
 }
-# How many rows are written when a kill comes, mostly just before that step's checkpoint: the resume is from the step before.
+# How many rows are written when a kill comes, mostly just before that step's checkpoint: the resume is from the one
+# before.
 # A generation serves 2 to 4 steps, an epoch as many.
 KILLS = {"A": (3, 7), "C by a KL spike, hard": (3, 6), "C by a stall, soft, full": (4, 8), "plain": (3, 8)}
 IN_THE_MIDDLE = (4, 6)
@@ -116,7 +117,7 @@ def test_a_killed_run_ends_as_one_that_was_never_touched(forks, tiny_model, tmp_
 
     resume = None
     for kill in KILLS.get(case, IN_THE_MIDDLE):
-        process = forks.start(**spec, out=out, resume=resume)
+        process = forks.start(**spec, out=out, resume=resume, hold_at_step=min(kill + 2, 9))
         while steps_done(out) < kill:
             time.sleep(0.002)
         os.kill(process, signal.SIGKILL)

@@ -108,7 +108,7 @@ def test_a_clip_of_trl_s_beside_a_ratio_without_one_is_refused(mode):
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_the_logged_policy_loss_has_the_penalty_in_it(run, moved_every_generation, trained_adapter, loss_type):
-    """As TRL's has its KL term, beside an entropy bonus: B against TRL with a reference that moves before every generation."""
+    """Beside an entropy bonus, too, B is TRL with a KL to a reference that moves before every generation."""
     keys = {"lora": False, "loss_type": loss_type, "entropy_coef": 0.01, "max_steps": 4, "learning_rate": 2e-2}
     keys |= {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 4}
     b = run(model=trained_adapter(), beta_old=2.0, **keys)

@@ -122,8 +122,8 @@ def test_first_update_of_bitsandbytes_by_hand(mode, alpha, values):
 
 @pytest.mark.parametrize("mode, alpha", ALL_MODES)
 def test_first_update_of_adafactor_by_hand(mode, alpha):
-    # Equal gradients g: the factored second moment is g² exactly, and the update 1 as long as it is kept. The step t is
-    # the third: ω = t^-0.8 of the new square enters; clipping of updates (d) is out of the way.
+    # Equal gradients g: the factored second moment is g² exactly, and the update 1 as long as it is kept. The step t
+    # is the third: ω = t^-0.8 of the new square enters; clipping of updates (d) is out of the way.
     param = torch.nn.Parameter(torch.ones(3, 4))
     optimizer = torch.optim.Adafactor([param], lr=LR, d=1e9)
     for _ in range(2):
@@ -231,8 +231,8 @@ def sizes(mode, alpha, updates, constant, t=10**8):
     """
     Root mean square of Adam's updates 1 to `updates` after a reset at t, by that of an update without one.
 
-    The gradient is 1 throughout, or has signs that no two updates share: the rows of a Hadamard matrix are orthogonal, so that
-    the mean over its columns, a history of signs each, is the expectation over signs by chance.
+    The gradient is 1 throughout, or has signs that no two updates share: the rows of a Hadamard matrix are orthogonal,
+    so that the mean over its columns, a history of signs each, is the expectation over random signs.
     """
     signs = torch.ones(1, 1, dtype=torch.float64)
     while len(signs) < HISTORIES:

@@ -82,7 +82,7 @@ def padded_logps(model, input_ids, attention_mask, logits_to_keep, compute_entro
 
 
 def batch_of(groups, seed=0, masked=(), shuffled=True):
-    """A padded batch: `groups` of a prompt's length and its completions' lengths; `masked` completions count nothing."""
+    """A padded batch: `groups` of a prompt's length and its completions' lengths; `masked` ones do not count."""
     generator = torch.Generator().manual_seed(seed)
     start, keep = max(p for p, _ in groups), max(1, max(max(c) for _, c in groups))
     rows, masks = [], []

@@ -88,8 +88,8 @@ def test_a_process_s_part_of_a_group_stays_together():
 @pytest.mark.parametrize("arm", ARMS)
 def test_twenty_steps_packed_and_padded_end_with_the_same_weights(run, largest_difference, arm, lora):
     keys = {"max_steps": 20, "max_completion_length": 12, "lora": lora, "learning_rate": 1e-3, **SPREAD, **ARMS[arm]}
-    # With Adam's usual 1e-8 a gradient that is rounding noise becomes an update of full size: of 13,000 weights 65 in one
-    # query projection then differ by up to 1e-4. With SGD no weight differs by more than 6e-8.
+    # With Adam's usual 1e-8 a gradient that is rounding noise becomes an update of full size: of 13,000 weights 65 in
+    # one query projection then differ by up to 1e-4. With SGD no weight differs by more than 6e-8.
     keys |= {} if lora else {"adam_epsilon": 1e-6}
     padded = run(cls=GroupsTogether, pack_groups="on", **keys)
     packed = run(pack_groups="on", reuse_old_logps=True, **keys)
@@ -245,7 +245,8 @@ def test_a_limit_too_small_for_a_late_prompt_is_refused_when_the_trainer_is_made
     with pytest.raises(ValueError) as error:
         make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 5)
     assert str(error.value) == (
-        f"pack_max_tokens={length + 5} is less than the {length + 6} tokens of {which} prompt 13 ({length}) with a completion "
+        f"pack_max_tokens={length + 5} is less than the {length + 6} tokens of {which} prompt 13 ({length}) "
+        "with a completion "
         f"of max_completion_length=6: raise it to {length + 6}, lower max_completion_length, or drop long prompts."
     )
     assert make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 6).packing == "on"

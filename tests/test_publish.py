@@ -1,4 +1,4 @@
-"""What is pushed, when it is tried again, and what is said when it fails: the Hub's own client against hub_server.py."""
+"""The files of a push, its repetition and the message when it fails: the Hub's own client against hub_server.py."""
 
 import json
 from pathlib import Path

@@ -15,9 +15,8 @@ from trl_prorl.quiet import KERNEL_HINT, KERNEL_LOGGER, hint, hold_kernel_hint, 
 
 ROOT = Path(__file__).parent.parent
 HINT = f"{KERNEL_HINT}: %s. Please make sure you already `pip install kernels` and the kernels >= 0.11.1"
-SMALL = (
-    "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --train_rows 16 --use_cpu true --logging_steps 1"
-).split()
+SMALL = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --train_rows 16".split()
+SMALL += "--use_cpu true --logging_steps 1".split()
 TWO = "--max_steps 2 --save_strategy steps --save_steps 1".split()
 
 

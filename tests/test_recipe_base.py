@@ -72,12 +72,14 @@ def test_a_run_s_config_is_complete(forks, tiny_model, recipe, tmp_path):
     import yaml
 
     recipe(
-        f"task: reverse_digits\ntask_level: 1\ntrain_rows: 8\nmodel_name_or_path: {tiny_model}\nuse_cpu: true\nbf16: false\n",
+        f"task: reverse_digits\ntask_level: 1\ntrain_rows: 8\nmodel_name_or_path: {tiny_model}\n"
+        "use_cpu: true\nbf16: false\n",
         "base.yaml",
     )
     arm = recipe(
-        "base: ../base.yaml\nbeta: 0.5\nmax_steps: 1\nper_device_train_batch_size: 4\nnum_generations: 4\nmax_completion_length: 4\n"
-        f"save_strategy: 'no'\nreport_to: none\ngradient_checkpointing: false\ntask_level: 2\noutput_dir: {tmp_path / 'run'}\n"
+        "base: ../base.yaml\nbeta: 0.5\nmax_steps: 1\nper_device_train_batch_size: 4\nnum_generations: 4\n"
+        "max_completion_length: 4\nsave_strategy: 'no'\nreport_to: none\ngradient_checkpointing: false\n"
+        f"task_level: 2\noutput_dir: {tmp_path / 'run'}\n"
     )
     from pathlib import Path
 

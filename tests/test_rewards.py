@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import threading
 import time
 
@@ -187,3 +188,102 @@ def test_an_evaluation_leaves_out_what_is_not_finite():
     reward = watched(lambda **columns: [math.nan, math.inf, 1.0], "mine", None, "skip", training=lambda: False)
     first, second, third = reward(prompts=["a", "b", "c"])
     assert math.isnan(first) and math.isnan(second) and third == 1.0
+
+
+# ----------------------------------------------------------------------- what its author sees, in a process of its own
+
+OWN_SCRIPT = """
+import sys
+from datasets import Dataset
+from trl_prorl import ProRLConfig, ProRLTrainer
+
+def grade(completion):
+    return {}["answer"]
+
+async def later(completions, **columns):
+    return [grade(completion) for completion in completions]
+
+def now(completions, **columns):
+    return [grade(completion) for completion in completions]
+
+def bare(completions):
+    return [0.0] * len(completions)
+
+model, output_dir, function, method = sys.argv[1:]
+rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say it"}]] * 8})
+args = ProRLConfig(
+    output_dir, use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=4, num_generations=4,
+    max_completion_length=4, max_steps=1, disable_tqdm=True, per_device_eval_batch_size=4,
+)
+trainer = ProRLTrainer(model=model, reward_funcs=globals()[function], args=args, train_dataset=rows, eval_dataset=rows)
+getattr(trainer, method)()
+"""
+RECIPE_SCRIPT = OWN_SCRIPT[: OWN_SCRIPT.index("model, output")] + (
+    "from trl_prorl import train\ntrain.task_reward = lambda task: now\ntrain.main(None, sys.argv[1:])\n"
+)
+
+
+@pytest.fixture
+def own(forks, tmp_path):
+    """A function that runs a script with arguments: its exit status, its frames by file and line, and all it wrote."""
+    file = tmp_path / "own.py"
+
+    def start(text, *arguments):
+        file.write_text(text)
+        status, written = forks.run(file, *arguments, cwd=tmp_path)
+        frames = re.findall(r'^  File "(.*)", line (\d+)', written, re.MULTILINE)
+        return status, frames, written.strip().splitlines()
+
+    return start
+
+
+def line_of(text):
+    return str(OWN_SCRIPT[: OWN_SCRIPT.index(text)].count("\n") + 1)
+
+
+@pytest.mark.parametrize("function", ["now", "later"])
+@pytest.mark.parametrize("method", ["train", "evaluate"])
+def test_in_a_script_of_one_s_own_its_frames_come_first_and_our_line_last(own, tiny_model, tmp_path, function, method):
+    status, frames, written = own(OWN_SCRIPT, tiny_model, str(tmp_path / "run"), function, method)
+    file, raised = str(tmp_path / "own.py"), line_of('return {}["answer"]')
+    assert status == 1 and written[-1] == (
+        f"trl_prorl.errors.RewardError: reward function '{function}' raised KeyError: 'answer' "
+        f"({file}, line {raised}) for a batch of 4 that begins with 'say it'."
+    )
+    before = written[: written.index("KeyError: 'answer'")]
+    theirs = [frame for frame in frames if f'  File "{frame[0]}", line {frame[1]}' in "\n".join(before)]
+    assert theirs[0][0] == file and theirs[-1] == (file, raised) and {name for name, _ in theirs} == {file}
+    assert (file, line_of("getattr(trainer, method)()")) in frames
+    # Of the trainer no frame but the one that was called.
+    assert not [name for name, _ in frames if "/transformers/" in name or "/trl/" in name or "/accelerate/" in name]
+    assert len([name for name, _ in frames if "/trl_prorl/" in name]) == 1
+
+
+def test_a_function_that_cannot_be_called_is_named_with_the_place_where_it_is_defined(own, tiny_model, tmp_path):
+    status, frames, written = own(OWN_SCRIPT, tiny_model, str(tmp_path / "run"), "bare", "train")
+    defined = f"({tmp_path / 'own.py'}, line {line_of('def bare')})"
+    assert status == 1 and "'bare' raised TypeError: bare() got an unexpected keyword argument" in written[-1]
+    assert defined in written[-1] and not [line for line in written if "direct cause" in line]
+
+
+def test_in_a_recipe_it_is_one_line(own, tiny_model, tmp_path):
+    keys = {
+        "model_name_or_path": tiny_model,
+        "output_dir": str(tmp_path / "run"),
+        "use_cpu": "true",
+        "bf16": "false",
+        "report_to": "none",
+        "per_device_train_batch_size": "4",
+        "num_generations": "4",
+        "max_completion_length": "4",
+        "max_steps": "1",
+        "train_rows": "8",
+        "disable_tqdm": "true",
+    }
+    status, frames, written = own(
+        RECIPE_SCRIPT, *(word for key, value in keys.items() for word in (f"--{key}", value))
+    )
+    assert (status, frames) == (1, [])
+    file, raised = str(tmp_path / "own.py"), line_of('return {}["answer"]')
+    assert [line for line in written if line.startswith("error: ")] == written[-1:]
+    assert written[-1].startswith(f"error: reward function 'now' raised KeyError: 'answer' ({file}, line {raised})")

@@ -1,9 +1,7 @@
-"""Names from elsewhere reach a terminal and a report as text: no escape code acts, no tag is one, no markup is taken."""
+"""Names from elsewhere reach a terminal and a report as text: no escape code, tag or markup in them acts."""
 
 import io
 import re
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -11,10 +9,10 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from eval.document import Bullets, Code, Report, Section, Text, to_markdown
-from eval.html import inline
-from eval.progress import clock, progress
-from eval.tables import Table
+from eval.pages.document import Bullets, Code, Report, Section, Text, to_markdown
+from eval.pages.html import inline
+from eval.pages.table import Table
+from eval.samples.progress import clock, progress
 from trl_prorl.shown import visible, without_html
 
 
@@ -76,14 +74,13 @@ def test_the_whole_report():
     assert "\x1b" not in inline(EVIL) and "<img" not in inline(EVIL)
 
 
-def test_an_error_is_told_as_text(tmp_path):
-    command = [sys.executable, "-m", "eval.passk", "--run", str(tmp_path / "\x1b[31mx")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "\x1b" not in done.stderr and r"\x1b[31mx" in done.stderr
+def test_an_error_is_told_as_text(forks, tmp_path):
+    status, written = forks.run("-m", "eval.passk", "--run", str(tmp_path / "\x1b[31mx"))
+    assert status == 2 and "\x1b" not in written and r"\x1b[31mx" in written
 
 
 def test_progress_in_a_log_file_is_a_line_at_every_quarter(capsys, monkeypatch):
-    monkeypatch.setattr("eval.progress.SHORT", 0.0)
+    monkeypatch.setattr("eval.samples.progress.SHORT", 0.0)
     with progress(40, "runs/A: trained") as bar:
         for _ in range(10):
             bar.update(4)

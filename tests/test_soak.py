@@ -14,7 +14,7 @@ import torch
 SOAK = Path(__file__).parent / "soak"
 sys.path.append(str(SOAK))
 
-from cases import CASES  # noqa: E402
+from cases import CASES, command  # noqa: E402
 from damage import CHECKPOINT_DAMAGE, RECORD_DAMAGE, cut_record, damage_checkpoint  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
 from plan import DECK, trial  # noqa: E402
@@ -38,6 +38,16 @@ def test_a_trial_follows_from_its_seed_and_number_alone():
     assert not any(life.torchrun and life.kind == "any time" for life in lives)
 
 
+@pytest.mark.parametrize("processes", (1, 2))
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_has_the_prompts_that_a_generation_takes(case, processes):
+    _, arguments = command(case, "model", processes)
+    keys = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    per_step = int(keys.get("--steps_per_generation", keys.get("--gradient_accumulation_steps", 1)))
+    completions = int(keys["--per_device_train_batch_size"]) * per_step * processes
+    assert completions // int(keys["--num_generations"]) <= int(keys["--train_rows"])
+
+
 ROWS = [{"step": step, "reward": step / 7} for step in range(1, 6)]
 EVENTS = [
     {"event": "reset", "step_applied": 2},
@@ -50,7 +60,7 @@ EVENTS = [
 @pytest.mark.parametrize("kind", RECORD_DAMAGE)
 @pytest.mark.parametrize("name, rows, safe", [("metrics.jsonl", ROWS, 3), ("events.jsonl", EVENTS, 2)])
 def test_a_record_loses_no_more_than_a_power_loss_takes(tmp_path, kind, name, rows, safe):
-    """A checkpoint at step 3 was synchronised, and with it every line written before it; the reset of that step was not."""
+    """A checkpoint at step 3 was synchronised, with every line written before it; the reset of that step was not."""
     lines = [json.dumps(row) + "\n" for row in rows]
     for place in (0.0, 0.3, 0.9, 1.0):
         (tmp_path / name).write_text("".join(lines))

@@ -22,16 +22,11 @@ SMALL = ["--max_steps", "3", "--per_device_train_batch_size", "8", "--num_genera
 SMALL += ["--ref_reset_every", "2", "--lora_r", "4", "--disable_tqdm", "true"]
 
 
-def script(*arguments, launcher=()):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [*(launcher or [sys.executable]), str(ROOT / "recipes" / "grpo_variantA.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-
-
-def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(tiny_model, tmp_path):
+def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, tiny_model, tmp_path):
+    recipe = ROOT / "recipes" / "grpo_variantA.py"
     first, again = tmp_path / "first", tmp_path / "again"
-    done = script("--model_name_or_path", tiny_model, "--output_dir", str(first), *SMALL)
-    assert done.returncode == 0, done.stderr
+    status, written = forks.run(recipe, "--model_name_or_path", tiny_model, "--output_dir", str(first), *SMALL)
+    assert status == 0, written[-3000:]
     for file in ("config.yaml", "env.json", "metrics.jsonl", "events.jsonl", "adapter_model.safetensors"):
         assert (first / file).exists()
     config = yaml.safe_load((first / "config.yaml").read_text())
@@ -42,8 +37,8 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(tiny_mo
     assert (event["event"], event["reason"], event["step_applied"]) == ("reset", "periodic", 2)
 
     # The record is a recipe, and gives the same run.
-    done = script("--config", str(first / "config.yaml"), "--output_dir", str(again))
-    assert done.returncode == 0, done.stderr
+    status, written = forks.run(recipe, "--config", str(first / "config.yaml"), "--output_dir", str(again))
+    assert status == 0, written[-3000:]
 
     def untimed(folder):
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -53,8 +48,8 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(tiny_mo
 
     # A folder that holds a run is not overwritten.
     before = (first / "metrics.jsonl").read_text()
-    refused = script("--model_name_or_path", tiny_model, "--output_dir", str(first), *SMALL)
-    assert refused.returncode == 2 and "already holds a run" in refused.stderr
+    status, written = forks.run(recipe, "--model_name_or_path", tiny_model, "--output_dir", str(first), *SMALL)
+    assert status == 2 and "already holds a run" in written
     assert (first / "metrics.jsonl").read_text() == before
 
 
@@ -98,11 +93,11 @@ BAD = {
     "temperature": (["--temperature", "0"], ["temperature=0", "positive"]),
     "package": (["--report_to", "mlflow"], ["report_to='mlflow'", "not installed", "report_to: none"]),
     "vLLM": (["--use_vllm", "true"], ["use_vllm=True", "pip install"]),
-    "twice": (["--config=twice.yaml"], ["'beta' stands there twice"]),
+    "twice": (["--config=twice.yaml"], ["'beta' is given twice"]),
     "bare no": (["--config", "no.yaml"], ['save_strategy: "no"']),
     "renamed": (["--config", "renamed.yaml"], ["'torch_dtype': write dtype"]),
     "alpha": (["--optimizer_reset", "soft", "--optimizer_reset_alpha", "0"], ["optimizer_reset_alpha=0", "(0, 1]"]),
-    "nonfinite": (["--nonfinite", "ignore"], ["--nonfinite", "'ignore'", "stop"]),
+    "nonfinite": (["--nonfinite", "ignore"], ["nonfinite='ignore'", "stop, skip"]),
     "output_dir is a file": (["--output_dir", "misspelt.yaml"], ["output_dir=", "is a file"]),
     "remote code": (["--config", "remote.yaml"], ["trust_remote_code=True", "command line"]),
     "remote kernel": (["--config", "kernel.yaml"], ["attn_implementation='someone/kernel'"]),
@@ -152,10 +147,12 @@ def test_bad_input_is_one_line_and_exit_code_two(forks, tmp_path, tiny_model, ca
 
 
 def test_an_error_of_the_launcher_s_process_is_our_line_too(tmp_path, tiny_model):
-    launcher = [str(Path(sys.executable).with_name("accelerate")), "launch", "--num_processes", "1", "--cpu"]
+    command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--num_processes", "1", "--cpu"]
     out = tmp_path / "run"
-    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, "--ref_reset_evry", "5"]
-    done = script(*arguments, launcher=launcher)
+    command += [str(ROOT / "recipes" / "grpo_variantA.py"), "--model_name_or_path", tiny_model]
+    command += ["--output_dir", str(out), *SMALL, "--ref_reset_evry", "5"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode != 0 and not out.exists()
     assert "error: unknown option '--ref_reset_evry' (did you mean '--ref_reset_every'?)." in done.stderr.splitlines()
 

@@ -126,7 +126,7 @@ def test_the_loss_reads_beta_and_the_buffer_where_we_write_them():
     assert text.count("if self.beta != 0.0:") == 3, "the KL term is switched off through self.beta"
     assert 'inputs.get("old_per_token_logps")' in text and 'inputs["ref_per_token_logps"]' in text
     assert "compute_entropy=True" in text
-    # Without π_old (`loss_mode: no_ratio`) only the mask of samples too far off policy needs to be told of the sampler.
+    # Without π_old (`loss_mode: no_ratio`) only the mask of samples too far off policy needs the sampler's log-probs.
     assert text.count('inputs.get("sampling_per_token_logps", old_per_token_logps)') == 1
     assert text.count('"sampling_per_token_logps"') == text.count('inputs.get("old_per_token_logps")') == 1
 

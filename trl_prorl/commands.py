@@ -1,15 +1,16 @@
 """
-`trl-prorl COMMAND ...`: the commands of this project, from any directory. A folder called `tasks` or `eval` in the working
-directory, which `python -m tasks` and `python -m eval.passk` would take for ours, does not matter to it.
+`trl-prorl COMMAND ...`: the commands of this project, from any directory. Folders called `tasks` or `eval` in the
+working directory, which `python -m tasks` and `python -m eval.passk` would take for ours, do not hide them.
 """
 
 import sys
 from importlib import import_module
 
+from .launch.interrupt import NOTHING_CHANGED, end_at_once
 from .launch.recipe_check import nearest
 
 
-# command -> module and what it does; the module's `main` is imported when it is asked for
+# command -> module, and a summary; the module is imported when the command is asked for
 COMMANDS = {
     "train": ("trl_prorl.launch.command_line", "train what a recipe says"),
     "passk": ("eval.passk", "held-out pass@k of runs, base against trained"),
@@ -41,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         `int`: the exit code; 2 if there is no such command.
     """
+    end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(help_text())

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written whole or not at all."""
 
 import os
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from pathlib import Path
 @contextmanager
 def replaced(path: str | os.PathLike) -> Iterator[Path]:
     """
-    A path to write to in the place of `path`, which is replaced when that is done. A reader never sees half a file; where
-    writing fails, what was there stays.
+    A path to write to instead of `path`, which is replaced when the block ends. A reader never sees half a file; if
+    writing fails, the old file stays.
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.part")

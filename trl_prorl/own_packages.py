@@ -1,6 +1,6 @@
 """
-Our packages `tasks` and `eval`, whatever folder of that name lies in the working directory or beside a script: Python takes
-such a folder in our package's place.
+Our packages `tasks` and `eval`, even where a folder of that name in the working directory or beside a script makes
+Python take that folder instead.
 """
 
 import importlib.util
@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent.parent  # where all our packages are
 
 def own_package(name: str) -> ModuleType:
     """
-    Our package of a name: under that name where it is what Python finds, else under a name of its own, beside the other one.
+    Our package of a name: under that name if Python finds ours, else under a name of its own, beside the other
+    package.
 
     Args:
         name (`str`):
@@ -33,7 +34,7 @@ def own_package(name: str) -> ModuleType:
 
 
 def claim(name: str) -> None:
-    """Give a name to our package in this process, which has to be ours alone."""
+    """Import our package under its name, in a process that runs nothing but our own code."""
     _load(name, name)
 
 

@@ -1,4 +1,6 @@
-"""A part of a run: one idea that remembers something from step to step, and owns how it begins, is saved and comes back."""
+"""
+A part of a run: one idea that remembers something from step to step, and owns how it begins, is saved and is restored.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,22 +12,30 @@ class Part:
     """
     Base of every part. The trainer calls each of its parts at the same moments; no part knows the trainer.
 
-    A part that remembers plain values has `state_dict` and `load_state_dict`; one that remembers tensors writes a file of its
-    own in `save` and reads it in `load`.
+    A part that remembers plain values has `state_dict` and `load_state_dict`; one that remembers tensors writes its
+    own file in `save` and reads it in `load`.
     """
 
     def begin(self) -> None:
-        """A training begins at step 0, or a further one after an earlier one was broken off: forget the earlier one."""
+        """A training begins at step 0, perhaps after one that was broken off: forget the earlier one."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resume needs, as JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        """Go on from the `state_dict` of another process; `changed` are the keys of the configuration that differ from its."""
+        """
+        Go on from the `state_dict` of another process.
+
+        Args:
+            state (`Mapping[str, Any]`):
+                What `state_dict` returned.
+            changed (`Mapping[str, Any]`):
+                Keys of the configuration whose values differ from that process's.
+        """
 
     def save(self, folder: Path) -> None:
-        """Write tensors into a checkpoint that is still aside. Called on the main process."""
+        """Write tensors into a checkpoint that has not got its name yet. Called on the main process."""
 
     def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
         """Read them from a checkpoint; `changed` as in `load_state_dict`."""

@@ -1,4 +1,7 @@
-"""What libraries write to stderr and is not true of what was done, or nobody can act on. All else that they say is shown."""
+"""
+Messages of libraries that are not true of this project, or that nobody can act on, kept off stderr. All other messages
+are shown.
+"""
 
 import logging
 import warnings
@@ -6,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-# As bitsandbytes is imported, which PEFT does, on CPUs with AVX512-BF16: an optional kernel for 4-bit weights on a CPU.
+# Logged when PEFT imports bitsandbytes on a CPU with AVX512-BF16: an optional kernel for 4-bit weights on a CPU.
 KERNEL_LOGGER = "bitsandbytes.backends.cpu.ops"
 KERNEL_HINT = "Failed to load CPU gemm_4bit_forward from kernels-community"
 
-# Old names: PEFT and TRL ask transformers by one of them, and recipes write the other, which alone is known to every
-# version of transformers that we admit.
+# Old names: PEFT and TRL ask transformers by one of them, and recipes write the other, the only one that every version
+# of transformers we admit knows.
 OLD_NAMES = r"`(is_)?gradient_checkpointing` is deprecated"
 
 
@@ -33,12 +36,12 @@ hint = KernelHint()
 
 
 def hold_kernel_hint() -> None:
-    """Must come before PEFT is imported."""
+    """Hold the hint back. Must be called before PEFT is imported."""
     logging.getLogger(KERNEL_LOGGER).addFilter(hint)
 
 
 def show_kernel_hint() -> None:
-    """For who uses 4-bit weights on a CPU, for whom it is true."""
+    """Show the hint to users of 4-bit weights on a CPU, whom it concerns."""
     logger = logging.getLogger(KERNEL_LOGGER)
     logger.removeFilter(hint)
     if hint.record is not None:
@@ -48,7 +51,7 @@ def show_kernel_hint() -> None:
 
 @contextmanager
 def quiet_warnings() -> Iterator[None]:
-    """Leave out the warnings about names that are old and here cannot be others."""
+    """Leave out the warnings about old names that cannot be avoided here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", OLD_NAMES, FutureWarning)
         yield
@@ -56,7 +59,7 @@ def quiet_warnings() -> Iterator[None]:
 
 @contextmanager
 def without_warning(logger: str, part: str) -> Iterator[None]:
-    """Without the messages of a logger that contain `part`."""
+    """Leave out the messages of a logger that contain `part`."""
     theirs = logging.getLogger(logger)
 
     def keep(record: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Text from elsewhere (names of runs and tasks, prompts, messages of libraries) as a terminal or a page may show it."""
+"""Text from elsewhere (names of runs and tasks, prompts, messages of libraries), safe for a terminal or a page."""
 
 import re
 
@@ -9,7 +9,7 @@ _CODE_SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 
 
 def visible(text: str) -> str:
-    """One line in which nothing acts: a line break or tab is a space, every other control character its escape (`\\x1b`)."""
+    """One line without control characters: line breaks and tabs become spaces, others their escape (`\\x1b`)."""
     return _CONTROL.sub(
         lambda match: " " if match[0] in "\n\t\r" else match[0].encode("unicode_escape").decode(), text
     )

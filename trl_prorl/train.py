@@ -15,7 +15,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
@@ -29,10 +29,11 @@ from trl.rewards import get_soft_overlong_punishment
 from .config import ProRLConfig
 from .embedded.shipped import EMBEDDED, embedded_model, is_embedded
 from .errors import RunError
-from .launch.checks import check_pack_limit, check_rows, check_used
+from .launch.checks import check_pack_limit, check_rows
 from .launch.command_line import first_look
-from .launch.interrupt import NOTHING_BEGUN, end_interrupted, what_is_kept
+from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual, what_is_kept
 from .launch.recipe import RecipeParser
+from .needs import TASK_NEEDS, check_used
 from .own_packages import tasks
 from .quiet import quiet_warnings, show_kernel_hint
 from .rollout.length import cosine_length_reward, target_length_reward
@@ -66,62 +67,56 @@ class TaskArguments(ScriptArguments):
         task_options (`dict` or `str`, *optional*):
             Further options of the task, on the command line as JSON.
         task_seed (`int`, *optional*, defaults to `0`):
-            Which rows are drawn.
+            The seed by which rows are drawn.
         train_rows (`int`, *optional*):
             Training prompts; `None` is all that a dataset has.
         eval_rows (`int`, *optional*, defaults to `64`):
             Validation prompts, used if `eval_strategy` asks for evaluation.
         length_reward (`str`, *optional*):
-            A second reward, for the length of completions in tokens, beside the task's (`reward_weights` weighs the two):
-            `"cosine"` (from 0 for an empty completion down to `length_least` for one of `max_completion_length`),
-            `"target"` (−`length_cost` for each token off `length_target`) or `"overlong"` (TRL's soft punishment in the
-            last `length_margin` tokens).
+            A second reward, for the length of completions in tokens, beside the task's (`reward_weights` weighs the
+            two): `"cosine"` (from 0 for an empty completion down to `length_least` for one of
+            `max_completion_length`), `"target"` (−`length_cost` for each token off `length_target`) or `"overlong"`
+            (TRL's soft punishment in the last `length_margin` tokens).
         length_least (`float`, *optional*, defaults to `-1.0`):
-            `length_reward: cosine`: what a completion of `max_completion_length` gets.
+            `length_reward: cosine`: the reward of a completion of `max_completion_length`.
         length_on (`int`, *optional*, defaults to `1`):
-            `length_reward: cosine` is on for so many optimizer steps, then off for `length_off`, and so on.
+            `length_reward: cosine` is on for this many optimizer steps, then off for `length_off`, and so on.
         length_off (`int`, *optional*, defaults to `0`):
             Optimizer steps for which `length_reward: cosine` is off in between. 0: it is always on.
         length_target (`int`, *optional*):
-            `length_reward: target`: the length that is wanted, in tokens; needed.
+            `length_reward: target`: the length to aim for, in tokens; required.
         length_cost (`float`, *optional*, defaults to `0.0003`):
-            `length_reward: target`: what each token off it costs.
+            `length_reward: target`: the cost of each token off `length_target`.
         length_margin (`int`, *optional*):
-            `length_reward: overlong`: how many of the last tokens of `max_completion_length` are punished; needed.
+            `length_reward: overlong`: how many of the last tokens of `max_completion_length` are punished; required.
         thinking_budget (`int`, *optional*):
-            Tokens after which a completion is interrupted and asked for its answer; see [`~trl_prorl.rollout.thinking`]. Needs
-            room for `thinking_text` and `thinking_answer_tokens` in `max_completion_length`; not with `use_vllm`.
+            Tokens after which a completion is interrupted and asked for its answer; see
+            [`~trl_prorl.rollout.thinking`]. Needs room for `thinking_text` and `thinking_answer_tokens` in
+            `max_completion_length`; not with `use_vllm`.
         thinking_text (`str`, *optional*, defaults to `"\\n\\nFinal answer: "`):
-            What asks for it.
+            The text that asks for it.
         thinking_answer_tokens (`int`, *optional*, defaults to `32`):
             Tokens that remain for it.
     """
 
-    task: str = field(default="reverse_digits", metadata={"help": "Name of a task, see `python -m tasks list`."})
-    task_level: int | None = field(default=None, metadata={"help": "Difficulty. None: the task's own default."})
-    task_options: dict | str | None = field(
-        default=None, metadata={"help": "Further options of the task, on the command line as JSON."}
-    )
-    task_seed: int = field(default=0, metadata={"help": "Which rows are drawn."})
-    train_rows: int | None = field(default=None, metadata={"help": "Training prompts. None: all of a dataset."})
-    eval_rows: int = field(default=64, metadata={"help": "Validation prompts."})
+    task: str = "reverse_digits"
+    task_level: int | None = None
+    task_options: dict | str | None = None
+    task_seed: int = 0
+    train_rows: int | None = None
+    eval_rows: int = 64
 
-    length_reward: str | None = field(
-        default=None, metadata={"help": "Reward for the length of completions: cosine, target or overlong."}
-    )
-    length_least: float = field(default=-1.0, metadata={"help": "cosine: what the longest completion gets."})
-    length_on: int = field(default=1, metadata={"help": "cosine: optimizer steps that it is on."})
-    length_off: int = field(default=0, metadata={"help": "cosine: optimizer steps that it is off."})
-    length_target: int | None = field(default=None, metadata={"help": "target: the length that is wanted."})
-    length_cost: float = field(default=0.0003, metadata={"help": "target: what each token off it costs."})
-    length_margin: int | None = field(
-        default=None, metadata={"help": "overlong: last tokens of max_completion_length that are punished."}
-    )
-    thinking_budget: int | None = field(
-        default=None, metadata={"help": "Tokens after which a completion is asked for its answer."}
-    )
-    thinking_text: str = field(default="\n\nFinal answer: ", metadata={"help": "What asks for it."})
-    thinking_answer_tokens: int = field(default=32, metadata={"help": "Tokens that remain for the answer."})
+    length_reward: str | None = None
+    length_least: float = -1.0
+    length_on: int = 1
+    length_off: int = 0
+    length_target: int | None = None
+    length_cost: float = 0.0003
+    length_margin: int | None = None
+
+    thinking_budget: int | None = None
+    thinking_text: str = "\n\nFinal answer: "
+    thinking_answer_tokens: int = 32
 
     def __post_init__(self):
         for name in ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"):
@@ -135,17 +130,7 @@ class TaskArguments(ScriptArguments):
         for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
             if self.length_reward == key and getattr(self, needed) is None:
                 raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
-        cosine, target, overlong = ((self.length_reward == kind, f"length_reward: {kind}") for kind in LENGTH_REWARDS)
-        thinking = (self.thinking_budget is not None, "thinking_budget")
-        check_used(
-            self,
-            {
-                **dict.fromkeys(("length_least", "length_on", "length_off"), cosine),
-                **dict.fromkeys(("length_target", "length_cost"), target),
-                "length_margin": overlong,
-                **dict.fromkeys(("thinking_text", "thinking_answer_tokens"), thinking),
-            },
-        )
+        check_used(self, TASK_NEEDS)
         for name in ("length_on", "length_target", "length_margin", "thinking_budget", "thinking_answer_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
@@ -162,7 +147,7 @@ class TaskArguments(ScriptArguments):
         return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
 
     def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
-        """The task's reward function, and that of the length."""
+        """The task's reward function, and the one for the length if there is one."""
         rewards = [task_reward(task)]
         if self.length_reward == "cosine":
             rewards.append(
@@ -180,8 +165,9 @@ class TaskArguments(ScriptArguments):
             return None
         if self.thinking_budget + self.thinking_answer_tokens >= args.max_completion_length:
             raise ValueError(
-                f"thinking_budget={self.thinking_budget} and thinking_answer_tokens={self.thinking_answer_tokens} leave no "
-                f"room for thinking_text in max_completion_length={args.max_completion_length}. Lower thinking_budget."
+                f"thinking_budget={self.thinking_budget} and thinking_answer_tokens={self.thinking_answer_tokens} "
+                f"leave no room for thinking_text in max_completion_length={args.max_completion_length}. "
+                "Lower thinking_budget."
             )
         if args.use_vllm:
             raise ValueError("thinking_budget interrupts transformers' generation, not vLLM's. Set use_vllm: false.")
@@ -194,7 +180,7 @@ def task_reward(task) -> Callable[..., list[float]]:
 
     Args:
         task ([`~tasks.Task`]):
-            Its `reward_many(completions, rows)` sees the plain text of the last messages and the rows' columns.
+            Its `reward_many(completions, rows)` gets the plain text of the last messages, and the rows' columns.
     """
 
     def reward(completions, **columns):
@@ -210,20 +196,20 @@ def build(
     task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig
 ) -> tuple[ProRLTrainer, str | bool | None]:
     """
-    The trainer of a recipe, and what it is to resume from.
+    The trainer of a recipe, and the checkpoint that it resumes from, as `Trainer.train` takes it.
 
     Args:
         task_args ([`TaskArguments`]), args ([`ProRLConfig`]), model_args ([`~trl.ModelConfig`]):
             The parsed recipe.
 
     Raises:
-        `ValueError`: something that was asked cannot be done; raised before a model is loaded.
+        `ValueError`: the recipe asks for something that cannot be done; raised before a model is loaded.
     """
     check_packages(args)
     if model_args.load_in_4bit and args.use_cpu:
         show_kernel_hint()
     if args.disable_tqdm:
-        disable_progress_bar()  # of weights that are loaded, too
+        disable_progress_bar()  # the one for loading weights, too
     task = task_args.make_task()
     train_dataset = task.rows("train", task_args.train_rows, seed=task_args.task_seed)
     eval_dataset = None
@@ -243,7 +229,7 @@ def build(
         model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
     check_context(train_dataset, tokenizer, model, model_args.model_revision, args)
-    if args.pack_max_tokens is not None and args.pack_groups == "on":  # of auto the trainer knows whether it packs
+    if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer knows whether it packs
         for which, rows in (("training", train_dataset), ("validation", eval_dataset)):
             if rows is not None:
                 lengths = prompt_lengths(rows, tokenizer)
@@ -264,7 +250,7 @@ def build(
 
 
 def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
-    """Train what [`build`] has made, and leave the run folder behind."""
+    """Run the trainer that [`build`] has made, and leave the run folder behind."""
     with trainer.folders_held():
         trainer.train(resume_from_checkpoint=resume)
         if trainer.args.push_to_hub:
@@ -274,7 +260,7 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
 
 
 def check_packages(args: ProRLConfig) -> None:
-    """Refuse what needs a package that is not installed."""
+    """Refuse settings that need a package that is not installed."""
     if args.use_vllm and not is_vllm_available():
         raise ValueError(
             "use_vllm=True needs vLLM, which is not installed: pip install trl[vllm], or set use_vllm: false."
@@ -289,18 +275,18 @@ def check_packages(args: ProRLConfig) -> None:
 
 def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
     """
-    Refuse an output folder that a new run may not have, and a resume that would not continue the same run. The main process
-    looks, for all: by the time that another one looked, the run might have begun.
+    Refuse an output folder that a new run may not have, and a resume that would not continue the same run. The main
+    process looks, for all processes: by the time another one looked, the run might have begun.
 
     Args:
         args ([`ProRLConfig`]):
             The configuration.
         recipe (`tuple` of dataclass instances):
-            What else the recipe holds.
+            The other parts of the recipe.
 
     Returns:
-        `bool`: whether there is a checkpoint to resume from. A run that was cut short before its first one begins again; one
-            that came to its end is not trained a second time.
+        `bool`: whether there is a checkpoint to resume from. A run that was cut short before its first one begins
+        again; a run that came to its end is not trained a second time.
 
     Raises:
         `ValueError`: naming the folder or the checkpoint, what is wrong with it, and what to do.
@@ -316,7 +302,8 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
         there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
         if not os.access(there, os.W_OK | os.X_OK):
             raise ValueError(
-                f"output_dir or run_dir {str(folder)!r} cannot be written: {there} is read-only for this user. Choose another."
+                f"output_dir or run_dir {str(folder)!r} cannot be written: {there} is read-only for this user. Choose "
+                "another."
             )
     check_free(*folders)
     record = Path(args.run_dir or args.output_dir) / METRICS_FILE
@@ -335,8 +322,9 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
         model = finished_model(args.output_dir, record.parent)
         if args.resume_from_checkpoint.lower() == "true" and model is not None:
             raise ValueError(
-                f"output_dir={args.output_dir!r} holds a finished run without a complete checkpoint ({model} is its model): "
-                "there is nothing to resume. Choose another output_dir, with save_strategy: steps if it is to go on later."
+                f"output_dir={args.output_dir!r} holds a finished run without a complete checkpoint ({model} is its "
+                "model): there is nothing to resume. Choose another output_dir, with save_strategy: steps if the run "
+                "is to go on later."
             ) from None
         if args.resume_from_checkpoint.lower() == "true" and begun and newest_complete(args.output_dir)[0] is None:
             print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
@@ -353,7 +341,7 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
 
 
 def finished_model(output_dir: str | Path, run_dir: str | Path) -> Path | None:
-    """A file of the model that a run has left as it came to its end; `None` if it did not."""
+    """A file of the model that a run left as it came to its end; `None` if it did not come to its end."""
     if recorded_run_id(run_dir) is not None and saved_run_id(output_dir) is None:
         return None  # the id is written last
     files = (path for pattern in WEIGHTS for path in sorted(Path(output_dir).glob(pattern)))
@@ -365,7 +353,7 @@ def find_model(name: str | None) -> str:
     The model to load: a local folder, a Hub name, or the folder of an embedded model.
 
     Raises:
-        `ValueError`: it can be none of them, or an embedded model's files are not those that were shipped.
+        `ValueError`: it is none of them, or an embedded model's files are not the ones that were shipped.
     """
     if name is None:
         raise ValueError(f"model_name_or_path is missing: a Hub name, a local folder, or {EMBEDDED!r}.")
@@ -382,7 +370,7 @@ def find_model(name: str | None) -> str:
 
 
 def prompt_lengths(rows, tokenizer) -> list[int]:
-    """Tokens of every prompt, chat template and all."""
+    """The number of tokens of every prompt, with the chat template."""
     texts = [
         tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) for prompt in rows["prompt"]
     ]
@@ -407,9 +395,9 @@ def check_context(rows, tokenizer, model: str, revision: str, args: ProRLConfig)
 
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
     """
-    Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. What
-    cannot be done is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit code 1;
-    Ctrl-C is one line and exit code 130. An error that nobody foresaw keeps its traceback.
+    Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. Input
+    that cannot be used is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit
+    code 1; Ctrl-C is one line and exit code 130. An unforeseen error keeps its traceback.
 
     Args:
         default_recipe (`str` or `Path`, *optional*):
@@ -420,6 +408,7 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
     argv = first_look(default_recipe, argv)
     trainer = args = None
     try:
+        interrupt_as_usual()
         with quiet_warnings():
             parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
             task_args, args, model_args = parser.parse_args_and_config(argv)

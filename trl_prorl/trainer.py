@@ -1,12 +1,15 @@
-"""`ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and a record.
+"""
+`ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and a record.
 
-This file holds TRL's overrides in the order of a step, and the assembly of the parts that do the work; with `hub/mixin.py` it is
-the only one that knows TRL's private methods, which `tests/test_upstream_contract.py` pins. With every ProRL key at its default
-TRL's own methods compute everything, and this class only watches.
+This file holds TRL's overrides in the order of a step, and the assembly of the parts that do the work. It and the
+three mixins (`adapters/mixin.py`, `hub/mixin.py`, `run/checkpointing.py`) alone know TRL's private methods, which
+`tests/test_upstream_contract.py` pins. With every ProRL key at its default TRL's own methods compute everything, and
+this class only observes.
 """
 
 import logging
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -16,7 +19,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import add_fused_lm_head, split_tensor_dict
 
 from .adapters.mixin import AdapterMixin
-from .errors import EvaluationError
+from .errors import EvaluationError, RewardError
 from .hub.mixin import HubMixin
 from .launch.checks import check_prompts_fit
 from .launch.plan import Plan
@@ -220,7 +223,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
 
     @property
     def beta(self) -> float:
-        """The coefficient of the KL to the reference; inside TRL's loss 0, where the anchors add a term of their own."""
+        """The coefficient of the KL to the reference; 0 inside TRL's loss where the anchors add their own term."""
         if self.anchors is None:
             return self._beta_of_trl
         return 0.0 if self.scorer.in_loss and self.args.adds_penalty else self.anchors["ref"].coefficient
@@ -259,7 +262,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     def _prepare_inputs(self, generation_batch):
         if not (self.scorer.packs and self.model.training):
             return super()._prepare_inputs(generation_batch)
-        # TRL's method, but for the shuffle: it scatters the groups over the micro-batches, and a packed row is a group.
+        # TRL's method, but for its shuffle, which scatters the groups over the micro-batches; a packed row is a group.
         if self._step % self.args.generate_every == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
             order = whole_groups(torch.randperm(len(batch["advantages"])), self.num_generations)
@@ -294,14 +297,14 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         return batch
 
     def _sample(self, inputs) -> tuple[dict[str, torch.Tensor], Outcome]:
-        """TRL's method, and the outcome of the sampling in it."""
+        """The batch of TRL's method, and the outcome of its sampling."""
         with self.guard.sampling(inputs, self.state.global_step + 1), self.scorer.sampling(self.beta):
             batch = super()._generate_and_score_completions(inputs)
         outcome, self._outcome = self._outcome, None
         return batch, outcome
 
     def _sample_again(self, inputs) -> tuple[dict[str, torch.Tensor], Outcome]:
-        """The same for further rounds of dynamic sampling, which TRL's metrics leave out: their groups were chosen."""
+        """As `_sample`, for further rounds of dynamic sampling, whose chosen groups TRL's metrics leave out."""
         counted = {name: len(values) for name, values in self._metrics["train"].items()}
         result = self._sample(inputs)
         for name, values in self._metrics["train"].items():
@@ -314,7 +317,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         return rewards
 
     def _set_advantages(self, advantages: torch.Tensor, outcome: Outcome) -> None:
-        """Put our estimator's advantages in the place of TRL's, here and in its table of completions; mark the unbounded."""
+        """Replace TRL's advantages by our estimator's, here and in its table of completions; mark unbounded groups."""
         size, estimator, process = self.num_generations, self.args.advantage_estimator, self.accelerator.process_index
         if estimator is not None:
             batch = weighted_sum(outcome.rewards, self.reward_weights)
@@ -325,16 +328,14 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             for _ in range(min(len(logged), len(newest))):
                 logged.pop()
             logged.extend(estimate(newest, size, estimator, batch).tolist())
-        if (
-            self.args.drop_zero_rows
-        ):  # it looks for zeros, and TRL's advantages of equal rewards are 0 to rounding only
+        if self.args.drop_zero_rows:  # it looks for zeros, and TRL's advantages of equal rewards are only nearly 0
             together = self.args.multi_objective_aggregation == "sum_then_normalize"  # else each is centred by itself
             columns = (
                 [weighted_sum(outcome.rewards, self.reward_weights)] if together else outcome.rewards.unbind(dim=1)
             )
             groups = torch.stack([undecided(column, size) for column in columns]).all(dim=0)
             advantages[own_part(groups.repeat_interleave(size), process, len(advantages))] = 0.0
-        # TRL zeroes the advantages of a group with an infinite reward, in silence; NaN is seen to.
+        # TRL silently zeroes the advantages of a group with an infinite reward; the guard sees NaN.
         advantages[own_part(outcome.unbounded(size), process, len(advantages))] = math.nan
 
     # ------------------------------------------------------------------------------------ a step: its scoring
@@ -362,8 +363,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             inputs[logps_key("ref")] = self._anchor_logps("ref", inputs)
         trl_inputs = inputs
         if args.loss_mode == "no_ratio":
-            # Without π_old TRL takes the policy itself: a ratio of 1 whose gradient is that of the log-probability. Its
-            # mask of samples that are too far off policy still compares with the policy that sampled.
+            # Without π_old TRL takes the policy itself: a ratio of 1 whose gradient is that of the log-probability.
+            # Its mask of samples that are too far off policy still compares with the policy that sampled.
             trl_inputs = dict(inputs)
             old = trl_inputs.pop(logps_key("old"), None)
             if old is not None:
@@ -392,7 +393,10 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         return loss
 
     def _rows_to_score(self, inputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Indices of the rows that carry a gradient, and what stands for the others' log-probabilities; `None` if all do."""
+        """
+        Indices of the rows that carry a gradient, and log-probabilities that stand in for the other rows'; `None` for
+        both if all rows do.
+        """
         if not self.args.skip_zero_rows:
             return None, None
         acts = {anchor.name for anchor in self.anchors if anchor.coefficient != 0.0}
@@ -415,15 +419,17 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         return token_weights(mask, self.loss_type, accumulation, self.max_completion_length, window)
 
     def _log_kl(self, inputs, penalties: dict[str, torch.Tensor]) -> None:
-        """TRL's metric `kl`, which its loss leaves out when its KL term is switched off, and its like."""
+        """Log TRL's metric `kl`, which its loss leaves out when its KL term is off, and one for each anchor."""
         mask, mode = completion_mask(inputs), "train" if self.model.training else "eval"
         for name, penalty in penalties.items():
             total = self._total(torch.stack([(penalty.detach() * mask).sum(), mask.sum().float()]))
             self._metrics[mode][self.anchors[name].metric].append((total[0] / total[1].clamp(min=1.0)).item())
 
     def _log_policy_loss(self, penalty: torch.Tensor) -> None:
-        """TRL's metric `policy_loss`, logged beside an entropy bonus, has the KL term in it: of a micro-batch by itself, or
-        of its share in the window where the loss averages over that."""
+        """
+        Add the KL term to TRL's metric `policy_loss`, which is logged beside an entropy bonus: the term of a
+        micro-batch by itself, or its share in the window that the loss averages over.
+        """
         if not self._entropy_bonus_enabled:
             return
         training = self.model.training
@@ -476,11 +482,14 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     # ---------------------------------------------------------------------------------- beside the steps
 
     def evaluate(self, *args, **kwargs):
-        if self.args.is_trl and not self.resets.possible:
-            return super().evaluate(*args, **kwargs)
         # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
-        with torch.random.fork_rng():
-            return super().evaluate(*args, **kwargs)
+        is_trl = self.args.is_trl and not self.resets.possible
+        with nullcontext() if is_trl else torch.random.fork_rng():
+            try:
+                return super().evaluate(*args, **kwargs)
+            except RewardError as error:
+                # The frames that matter are those of its cause, which it keeps.
+                raise error.with_traceback(None)  # noqa: B904
 
     def _evaluate(self, *args, **kwargs):
         timer = StageTimer(self.accelerator.device)
@@ -499,12 +508,12 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
 
     @property
     def run_dir(self) -> Path:
-        """Where the record goes."""
+        """The folder of the record."""
         return Path(self.args.run_dir or self.args.output_dir)
 
     def request_reset(self, reason: Reason) -> None:
         """
-        Ask for a reset; it is applied at the next generation boundary, together with all that wait by then.
+        Ask for a reset; it is applied at the next generation boundary, together with all requests that wait by then.
 
         Raises:
             `ValueError`: nothing of this trainer can be reset.
@@ -512,7 +521,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         self.resets.request(reason)
 
     def tokenize_prompts(self, prompts: list) -> list[list[int]]:
-        """Token ids of prompts, chat template and all."""
+        """Token ids of prompts, with the chat template."""
         return self._tokenize_prompts(prompts)[0]
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
@@ -523,7 +532,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             prompt_ids (`list[list[int]]`):
                 Token ids.
             max_new_tokens (`int`):
-                In the place of `max_completion_length`.
+                Most tokens of a continuation, instead of `max_completion_length`.
 
         Returns:
             `list[list[int]]`: token ids, the end of sequence included where it was reached.

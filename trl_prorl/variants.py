@@ -1,18 +1,133 @@
-"""What the variants are, in words that every report and model card uses."""
+"""
+The variants: one entry each, in the order of a report. Every table, picture and model card reads them here.
 
-VARIANT_DESCRIPTIONS = {
-    "plain": "no KL term at all: TRL's GRPO without a reference model",
-    "control": "KL to the initial policy, a reference that is never reset",
-    "A": "KL to a frozen reference that is set to the policy at each reset; the optimizer is kept",
-    "B": "KL to pi_old, the policy that sampled the batch: no reference model and no reference forward; a different "
-    "objective from A's",
-    "C": "as A, and the optimizer's state is reset together with the reference",
-    "optimizer-only": "KL to the initial policy, whose reference stays while the optimizer's state is reset",
-    "base-anchored": "KL to the base policy alone, by `beta_base`",
-    "elastic": "Elastic Reset: the policy becomes its moving average, the average the initial policy",
-}
+A new variant is its rule in [`ProRLConfig.variant`], an entry here, and a recipe.
+"""
+
+from dataclasses import dataclass
+
 
 DIFFERENT_OBJECTIVE = (
     "B optimises a different objective from A: its KL term is taken to the policy that sampled the batch, A's to a "
     "reference that moves only at resets."
 )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """
+    One variant.
+
+    Attributes:
+        name (`str`):
+            As [`ProRLConfig.variant`] gives it and `env.json` records it.
+        short (`str`):
+            What it is in a few words, in a list of variants.
+        description (`str`):
+            What it is in a sentence, without the full stop.
+        anchor (`str`):
+            What its KL is taken to, in a cell of a table.
+        recipe (`str`):
+            What a recipe of it does, in a table of recipes.
+        colour (`str`):
+            Of its lines and bars: from Okabe & Ito's palette, which colour-blind readers can tell apart, and from Paul
+            Tol's in the place of its yellow, which is lost on white.
+        kl (`str`, *optional*, defaults to `"kl_ref"`):
+            The key of the record that holds the KL to its own anchor.
+        launcher (`str`, *optional*, defaults to `"grpo_variantA.py"`):
+            The script in `recipes/` that its model card names.
+        different_objective (`bool`, *optional*, defaults to `False`):
+            Whether it optimises another objective than A, which report and model card then say.
+    """
+
+    name: str
+    short: str
+    description: str
+    anchor: str
+    recipe: str
+    colour: str
+    kl: str = "kl_ref"
+    launcher: str = "grpo_variantA.py"
+    different_objective: bool = False
+
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant(
+            name="plain",
+            short="no KL",
+            description="no KL term at all: TRL's GRPO without a reference model",
+            anchor="none",
+            recipe="no KL",
+            colour="#000000",
+        ),
+        Variant(
+            name="control",
+            short="a reference that never moves",
+            description="KL to the initial policy, a reference that is never reset",
+            anchor="KL to initial policy",
+            recipe="KL to the initial policy, which never moves",
+            colour="#E69F00",
+        ),
+        Variant(
+            name="A",
+            short="a reference that is reset",
+            description="KL to a frozen reference that is set to the policy at each reset; the optimizer is kept",
+            anchor="KL to moving reference",
+            recipe="KL to a moving reference",
+            colour="#0072B2",
+        ),
+        Variant(
+            name="B",
+            short="no reference, KL to the sampling policy",
+            description="KL to pi_old, the policy that sampled the batch: no reference model and no reference "
+            "forward; a different objective from A's",
+            anchor="KL to pi_old (a different objective)",
+            recipe="KL to π_old: a different objective, no reference",
+            colour="#D55E00",
+            kl="kl_old",
+            launcher="grpo_variantB.py",
+            different_objective=True,
+        ),
+        Variant(
+            name="C",
+            short="as A, optimizer reset too",
+            description="as A, and the optimizer's state is reset together with the reference",
+            anchor="KL to moving reference",
+            recipe="as A, and Adam's state is cleared at each reset",
+            colour="#009E73",
+            launcher="grpo_variantC.py",
+        ),
+        Variant(
+            name="optimizer-only",
+            short="a reference that stays, optimizer reset",
+            description="KL to the initial policy, whose reference stays while the optimizer's state is reset",
+            anchor="KL to initial policy",
+            recipe="as the control, and Adam's state is cleared at each reset",
+            colour="#CC79A7",
+        ),
+        Variant(
+            name="elastic",
+            short="the policy reset to its moving average",
+            description="Elastic Reset: the policy becomes its moving average, the average the initial policy",
+            anchor="KL to initial policy, where beta > 0",
+            recipe="Elastic Reset: back to the moving average of the policy",
+            colour="#56B4E9",
+        ),
+        Variant(
+            name="base-anchored",
+            short="KL to the base policy alone",
+            description="KL to the base policy alone, by `beta_base`",
+            anchor="KL to base policy",
+            recipe="KL to the base policy alone",
+            colour="#882255",
+            kl="kl_base",
+        ),
+    )
+}
+
+
+def optimises_another_objective(variant: str) -> bool:
+    """Whether a variant, by its name, is known to optimise another objective than A."""
+    return variant in VARIANTS and VARIANTS[variant].different_objective

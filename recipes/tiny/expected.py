@@ -14,10 +14,11 @@ from pathlib import Path
 
 import yaml
 
-from eval.statistics import Estimate, fieller_ratio, prediction_interval, t_interval
+from eval.analysis.statistics import Estimate, fieller_ratio, prediction_interval, t_interval
 from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.files import replaced
 from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.variants import VARIANTS
 
 
 HERE = Path(__file__).resolve().parent
@@ -27,21 +28,23 @@ PAGES = (ROOT / "README.md", HERE / "README.md")
 BEGIN, END = "<!-- Written by recipes/tiny/expected.py. -->\n", "<!-- Until here. -->\n"
 
 RECIPES = {
-    "plain": "no KL",
-    "control": "KL to the initial policy, which never moves",
-    "variantA": "KL to a moving reference, K = 40",
-    "variantB": "KL to π_old: a different objective, no reference",
-    "variantC": "as A, and Adam's state is cleared at each reset",
+    "plain": VARIANTS["plain"].recipe,
+    "control": VARIANTS["control"].recipe,
+    "variantA": f"{VARIANTS['A'].recipe}, K = 40",
+    "variantB": VARIANTS["B"].recipe,
+    "variantC": VARIANTS["C"].recipe,
 }
 # The keys that identify the recipe of a run.
-ITS_KEYS = "beta beta_old ref_reset_every ref_reset_kl ref_reset_stall optimizer_reset max_steps learning_rate".split()
+RECIPE_KEYS = (
+    "beta beta_old ref_reset_every ref_reset_kl ref_reset_stall optimizer_reset max_steps learning_rate".split()
+)
 OFF = {"beta": 0.0, "beta_old": 0.0, "ref_reset_every": 0, "ref_reset_stall": 0, "optimizer_reset": "keep"}
 SCORES = ("base_pass@1", "pass@1", "pass@8", "greedy")
 COLUMNS = ("recipe", "seed", "base_hash", "prompts", "samples", *SCORES, "ref_forward_calls", "commit")
 
 
 def keys_of(config: dict) -> dict:
-    return {key: config.get(key, OFF.get(key)) for key in ITS_KEYS}
+    return {key: config.get(key, OFF.get(key)) for key in RECIPE_KEYS}
 
 
 def row_of(run: Path) -> dict:

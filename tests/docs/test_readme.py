@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,10 +26,10 @@ def run(forks, folder, name, text):
     return written
 
 
-def test_a_script_of_ones_own_and_the_use_of_its_result(cached_forks, tmp_path):
+def test_a_script_of_ones_own_and_the_use_of_its_result(forks, tmp_path):
     scripts = [block.text for block in blocks(README) if block.language == "python"]
     for number, text in enumerate(scripts):
-        written = run(cached_forks, tmp_path, f"block{number}.py", text)
+        written = run(forks, tmp_path, f"block{number}.py", text)
     assert len(scripts) == 3
     assert (tmp_path / "runs" / "first" / "events.jsonl").read_text().count('"event": "reset"') == 1
     made = tmp_path / "runs" / "my-run"
@@ -39,28 +38,28 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(cached_forks, tmp_path):
     }
     # The card's own lines, from the same folder.
     (usage,) = [block.text for block in blocks((made / "README.md").read_text()) if block.language == "python"]
-    run(cached_forks, tmp_path, "usage.py", usage)
+    run(forks, tmp_path, "usage.py", usage)
     # pass@k says at once what such a run lacks.
-    status, written = cached_forks.run(ROOT / "eval" / "passk.py", "--run", "runs/my-run", cwd=tmp_path)
+    status, written = forks.run("-m", "eval.passk", "--run", "runs/my-run", cwd=tmp_path)
     assert status == 2 and "Traceback" not in written
     (line,) = [line for line in written.splitlines() if line.startswith("error: ")]
     assert "has no model_name_or_path and no task; add" in line
     assert "model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct, task: …" in line
 
 
-def test_the_commands_for_one_gpu(cached_forks, tmp_path):
+def test_the_commands_for_one_gpu(forks, tmp_path):
     section = README[README.index("## On one GPU") : README.index("## In your own script")]
     install, train, passk, report = commands(section)
     assert install == "pip install -e ."
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     launcher, script, arguments = train.partition("recipes/grpo_variantA.py")
     assert launcher == "accelerate launch --config_file accelerate_configs/single_gpu.yaml "
-    status, written = cached_forks.run(ROOT / script, *shlex.split(f"{arguments} {SMALL}"), cwd=tmp_path)
+    status, written = forks.run(ROOT / script, *shlex.split(f"{arguments} {SMALL}"), cwd=tmp_path)
     assert status == 0, written[-3000:]
     for command, further in ((passk, FEW), (report, "")):
         python, m, module, *rest = shlex.split(f"{command} {further}")
         assert (python, m) == ("python", "-m")
-        status, written = cached_forks.run(ROOT / Path(*module.split(".")).with_suffix(".py"), *rest, cwd=tmp_path)
+        status, written = forks.run(m, module, *rest, cwd=tmp_path)
         assert status == 0, written[-3000:]
     runs = tmp_path / "runs" / "gsm8k" / "qwen2.5-0.5b"
     assert json.loads((runs / "variantA" / "passk.json").read_text())["task"] == "gsm8k"
@@ -72,9 +71,9 @@ def test_the_commands_for_one_gpu(cached_forks, tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_recipe_is_refused_in_one_line(cached_forks, tmp_path):
+def test_without_a_gpu_the_recipe_is_refused_in_one_line(forks, tmp_path):
     recipe = ROOT / "recipes" / "gsm8k" / "qwen2.5-0.5b" / "variantA.yaml"
-    status, written = cached_forks.run(ROOT / "recipes" / "grpo_variantA.py", "--config", str(recipe), cwd=tmp_path)
+    status, written = forks.run(ROOT / "recipes" / "grpo_variantA.py", "--config", str(recipe), cwd=tmp_path)
     (line,) = [line for line in written.splitlines() if line.startswith("error: ")]
     assert status == 2 and "Traceback" not in written
     assert line.startswith("error: bf16=True needs a GPU") and "bf16: false" in line and "use_cpu: true" in line

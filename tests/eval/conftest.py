@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
-from eval.models import load_tokenizer
+from eval.samples.models import load_tokenizer
 from tasks.base import Task
 
 
@@ -25,7 +25,9 @@ def write_jsonl(path, rows):
 
 
 def build_passk_result(base, trained, n=8, **changes):
-    """`passk.json` from counts of correct samples per prompt; pass@1 by definition, made-up numbers for pass@4 and 8."""
+    """
+    `passk.json` from counts of correct samples per prompt; pass@1 by definition, made-up numbers for pass@4 and 8.
+    """
     sides = {}
     for side, counts in (("base", base), ("trained", trained)):
         mean = float(np.mean(counts)) / n

@@ -41,7 +41,8 @@ def test_the_reference_is_treated_too(metric):
 
 
 def test_patterns_come_first_and_in_order(metric):
-    # Before lower case: "A" is gone, "a" stays. The second pattern sees what the first left ("yxz" without "x" is "yz").
+    # Before lower case: "A" is gone, "a" stays. The second pattern sees what the first left ("yxz" without "x" is
+    # "yz").
     assert metric.compute(predictions=["Aa"], references=["a"], regexes_to_ignore=["A"], ignore_case=True) == {
         "exact_match": 1.0
     }

@@ -1,4 +1,6 @@
-"""Whatever is in the files of a run folder, the commands that read it end well or say in a line which file is wrong."""
+"""
+Whatever is in the files of a run folder, the commands that read it end well or say in a line which file is wrong.
+"""
 
 import json
 import shutil
@@ -9,12 +11,13 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from eval import boundary, compare, trajectory
-from eval.held_out import check_run
-from eval.models import find_trained_model
-from eval.runs import InputError, load_run
-from eval.sections import build_report
+from eval.analysis import boundary, compare, trajectory
+from eval.pages.contents import build_report
+from eval.run_folder.reading import load_run
+from eval.samples.held_out import check_run
+from eval.samples.points import find_trained_model
 from tasks.__main__ import main as show_tasks
+from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
 from trl_prorl.run.checkpoint import MANIFEST_FILE, why_unusable
 from trl_prorl.run.meter import JsonLines, check_record
@@ -130,8 +133,7 @@ def folders(tmp_path_factory):
 @pytest.fixture
 def readers(folders, monkeypatch):
     """Everything that reads the run folder, pictures aside; each ends, or raises an `InputError`."""
-    monkeypatch.setattr(trajectory, "RESAMPLES", 5)
-    monkeypatch.setattr("eval.analysis_views.RESAMPLES", 5)
+    monkeypatch.setattr("eval.pages.trajectory.RESAMPLES", 5)
     run, other = folders / "damaged", folders / "sound"
 
     def over(run_dir):

@@ -1,11 +1,13 @@
 """
-A process that has paid for the imports, and forks for every order: one line of JSON on stdin, `{"run": ..., "log": ...}`.
+A process that has paid for the imports, and forks for every order: one line of JSON on stdin,
+`{"run": ..., "log": ...}`.
 
-Prints the fork's process id when it begins, and its exit status when it has ended. `run` is the path of a script, with its
-`argv` and `cwd`, or `"training"`, see training.py. `ranks` makes so many processes of it, as a launcher would; they are one process
-group, whose leader is the fork.
+It prints the fork's process id at the beginning and the exit status at the end. `run` is the path of a script, with
+its `argv` and `cwd`, or `"-m"`, with a module as the first of `argv`, or `"training"`, see training.py. `ranks` is a
+number of processes, started as a launcher would; they are one process group, whose leader is the fork.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -27,6 +29,10 @@ def work(order):
     if order["run"] == "training":
         return training.train(order)
     os.chdir(order.get("cwd", "."))
+    if order["run"] == "-m":
+        sys.argv = order["argv"]
+        sys.path.insert(0, "")  # as Python does for a module
+        return runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     sys.argv = [order["run"], *order["argv"]]
     sys.path.insert(0, str(Path(order["run"]).parent))  # as Python does for a script
     runpy.run_path(order["run"], run_name="__main__")
@@ -59,6 +65,7 @@ def launch(order):
 
 def child(order):
     status = 1
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     try:
         with open(order["log"], "a") as log:
             os.dup2(log.fileno(), 1)
@@ -75,6 +82,7 @@ def child(order):
         os._exit(status)
 
 
+gc.freeze()  # a fork that collects garbage need not walk, and thereby copy, all that was imported
 for line in sys.stdin:
     order = json.loads(line)
     process = os.fork()

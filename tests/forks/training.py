@@ -122,6 +122,17 @@ class KillAtStep(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class HoldAtStep(TrainerCallback):
+    """The run goes no further, so that a kill from outside is in time on a machine with other work, too."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        while state.global_step == self.step:
+            time.sleep(1)
+
+
 def train(spec):
     calls = kill_at_call(spec["kill_at_call"]) if "kill_at_call" in spec else None
     trainer = build(spec["model"], spec["out"], spec["lora"], spec["prompts"], spec["keys"])
@@ -129,6 +140,8 @@ def train(spec):
         trainer.add_callback(FilesOfAtMost(*spec["files_of_at_most"]))
     if "kill_at_step" in spec:
         trainer.add_callback(KillAtStep(spec["kill_at_step"]))
+    if "hold_at_step" in spec:
+        trainer.add_callback(HoldAtStep(spec["hold_at_step"]))
     if "wait_in_save" in spec:
         WaitInSave(trainer, *spec["wait_in_save"])
     trainer.train(resume_from_checkpoint=spec.get("resume"))

@@ -1,4 +1,7 @@
-"""What is trained: A, B and C by their recipe scripts, a few steps of a tiny model each, in ways that differ in what a checkpoint holds."""
+"""
+The trainings of the soak: A, B and C by their recipe scripts, a few steps of a tiny model each. They differ in the
+content of their checkpoints.
+"""
 
 from pathlib import Path
 
@@ -61,16 +64,15 @@ CASES = {
         | {"task_options": '{"reward": "inclusion_ordering"}'},
     ),
 }
-# Two processes share a case's prompts.
-FOR_TWO = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+# Several processes share a case's prompts.
+SHARED = ("per_device_train_batch_size", "per_device_eval_batch_size")
 
 
 def command(case: str, model: str, processes: int) -> tuple[str, list[str]]:
     """The script of a case and its arguments, all but `output_dir`."""
     variant, keys = CASES[case]
     keys = COMMON | keys
-    if processes > 1:
-        keys = keys | FOR_TWO
+    keys = keys | {key: keys[key] // processes for key in SHARED}
     arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
     return str(RECIPES / f"grpo_variant{variant}.py"), ["--model_name_or_path", model, *arguments]
 

@@ -29,7 +29,7 @@ def begun(out: Path) -> bool:
 
 
 def synced(row: dict, step: int) -> bool:
-    """Whether a line of a record was on disk when the checkpoint of a step got its name: a reset at that step came later."""
+    """Whether a line of a record was on disk when a step's checkpoint got its name: that step's reset came later."""
     if "step" in row:
         return row["step"] <= step
     return row["step_applied"] < step or row["step_applied"] == step and row["event"] not in ("resume", "reset")

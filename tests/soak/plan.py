@@ -22,7 +22,7 @@ class Life:
         stage (`str`), at_step (`float`), at_place (`float`), counts (`str`):
             Where the accident happens, see stages.py.
         kind (`str`):
-            A signal, `"full disk"`, `"file size"`, or `"any time"`: a SIGKILL from outside, at a time and not at a stage.
+            A signal, `"full disk"`, `"file size"`, or `"any time"`: a SIGKILL from outside, at no stage in particular.
         room (`float`):
             What a full disk still holds.
         rank (`float`), all_die (`bool`), torchrun (`bool`):

@@ -132,6 +132,7 @@ def fork(job: Job, rank: int, env: dict[str, str], log: int) -> int:
     if process:
         return process
     status = 1
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     try:
         os.dup2(log, 1)
         os.dup2(log, 2)

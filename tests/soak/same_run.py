@@ -58,9 +58,14 @@ def content(path: Path) -> Any:
     if path.name == "trainer_state.json":
         state = untimed(json.loads(path.read_text()))
         best = state["best_model_checkpoint"]
-        # Trainer's own log has the mean loss since its last line, of which a resume knows only the steps since the checkpoint.
+        # Trainer's own log has the mean loss since its last line; a resume knows only the steps since the checkpoint.
         log = [{name: value for name, value in line.items() if name != "loss"} for line in state["log_history"]]
         return state | {"best_model_checkpoint": best and Path(best).name, "log_history": log}
+    if path.name == "adapter_config.json":  # PEFT writes a set, in the order of the process's hashes
+        return {
+            key: sorted(value) if isinstance(value, list) else value
+            for key, value in json.loads(path.read_text()).items()
+        }
     if path.suffix == ".json":
         return untimed(json.loads(path.read_text()))
     if path.name == "config.yaml":
@@ -75,7 +80,7 @@ def content(path: Path) -> Any:
 
 
 def files(run: Path) -> list[str]:
-    """Files of a run, relative to it, without what it has set aside as it began again or went back to an older checkpoint."""
+    """Files of a run, relative to it, without those set aside when it began again or went back to a checkpoint."""
     set_aside = {path.name for name in RECORDS for path in run.glob(f"{Path(name).stem}.*.jsonl")}
     found = (path for path in run.rglob("*") if path.is_file() and path.name not in OF_THIS_PLACE)
     names = (str(path.relative_to(run)) for path in found if path.name not in set_aside)

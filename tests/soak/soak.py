@@ -1,8 +1,8 @@
 """
 Kill, fill, cut and resume trainings for minutes or hours, and compare each with one that was left alone.
 
-`make soak`, or `python tests/soak/soak.py --minutes 60 --seed 7`. Exit code 1 if anything was found; a finding is printed
-with the command that repeats it. What is trained: cases.py; what is done to it: plan.py.
+`make soak`, or `python tests/soak/soak.py --minutes 60 --seed 7`. Exit code 1 if anything was found; a finding is
+printed with the command that repeats it. The trainings are in cases.py, the accidents in plan.py.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from mutants import MUTANTS  # noqa: E402
 from plan import Life, Trial, trial  # noqa: E402
 from processes import Ended, Job, run  # noqa: E402
 from same_run import differences  # noqa: E402
-from stages import BALLAST, SIGNALS, STAGES, Accident  # noqa: E402
+from stages import SIGNALS, STAGES, Accident, empty  # noqa: E402
 from transformers.utils.logging import disable_progress_bar  # noqa: E402
 
 
@@ -69,8 +69,8 @@ class Tally:
 
 def small_disk(folder: Path) -> Path | None:
     """
-    Mount a file system of 64 MiB that only this process and its children see and that goes with them; `None` where that is
-    not allowed, as it is for most users but root.
+    Mount a file system of 64 MiB that only this process and its children see and that goes with them; `None` where a
+    mount is not allowed, as for most users but root.
     """
     folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -136,7 +136,7 @@ class Soak:
             self.tally.done["runs compared"] += 1
         finally:
             if disk is not None:
-                (disk / BALLAST).unlink(missing_ok=True)
+                empty(disk)
         if not found:
             shutil.rmtree(place)
             shutil.rmtree(self._logs(plan))
@@ -164,7 +164,7 @@ class Soak:
                 self.tally.kills[ended.struck["stage"], what] += 1
                 self.tally.done["accidents of two processes"] += plan.processes == 2
             if disk is not None:
-                (disk / BALLAST).unlink(missing_ok=True)
+                empty(disk)
             self._damage(life, out, rng, story)
         checkpoint = self._resumed_from(plan.last, out)
         ended = self._start(plan, plan.last, control, out, "last", checkpoint, None)

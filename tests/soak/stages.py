@@ -1,10 +1,11 @@
 """
 In a training process: the stage that it is in, seen from outside, and an accident at one moment of one stage.
 
-Nothing of this is in the product: the methods of its trainer are wrapped here. A moment is a number of Python calls, or of
-file operations, since the stage of one step began. The runs are deterministic, so a moment can be met again.
+Nothing of this is in the product: the methods of its trainer are wrapped here. A moment is a number of Python calls,
+or of file operations, since the stage of one step began. The runs are deterministic, so a moment can be met again.
 """
 
+import contextlib
 import json
 import mmap
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from trl_prorl import ProRLTrainer
 
 
-# `update` is everything between the others once the first step has begun; `start` and `end` are before and after all steps.
+# `update` is everything between the others once the first step has begun; `start` and `end` are before and after all.
 STAGES = ("start", "generation", "update", "evaluation", "save", "end")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 BOARD_BYTES = 64
@@ -34,8 +35,8 @@ class Accident:
         counts (`str`):
             `"calls"` or `"files"`.
         kind (`str`):
-            A signal, `"full disk"` (the file system has no more than `room` bytes left) or `"file size"` (no file may grow
-            beyond `room` bytes).
+            A signal, `"full disk"` (the file system has no more than `room` bytes left) or `"file size"` (no file may
+            grow beyond `room` bytes).
         room (`int`):
             In bytes.
         disk (`str`):
@@ -164,8 +165,15 @@ def fill(disk: Path, room: int) -> None:
     """Leave no more than `room` bytes of a file system."""
     state = os.statvfs(disk)
     size = max(0, state.f_bavail * state.f_frsize - room)
-    with open(disk / BALLAST, "wb") as file:
+    # Several processes fill it together, each a file of its own; one of them comes too late for its share.
+    with open(disk / f"{BALLAST}{os.getpid()}", "wb") as file, contextlib.suppress(OSError):
         os.posix_fallocate(file.fileno(), 0, max(1, size))
+
+
+def empty(disk: Path) -> None:
+    """Take back what [`fill`] took."""
+    for ballast in disk.glob(f"{BALLAST}*"):
+        ballast.unlink()
 
 
 def install(watch: Watch) -> None:

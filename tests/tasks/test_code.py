@@ -259,11 +259,13 @@ MBPP = {
 }
 HUMANEVAL = {
     "task_id": "HumanEval/0",
-    "prompt": "from typing import List\n\n\ndef helper(x: int) -> int:\n    return x + 1\n\n\ndef bump(xs: List[int]) -> List[int]:\n"
+    "prompt": "from typing import List\n\n\ndef helper(x: int) -> int:\n    return x + 1\n\n\n"
+    "def bump(xs: List[int]) -> List[int]:\n"
     '    """ Add one to each.\n    >>> bump([1])\n    [2]\n    """\n',
     "entry_point": "bump",
     "canonical_solution": "    return [helper(x) for x in xs]\n",
-    "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate([1, 2]) == [2, 3]\n    assert candidate([]) == []\n"
+    "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate([1, 2]) == [2, 3]\n"
+    "    assert candidate([]) == []\n"
     "    assert candidate([helper(1)]) == [3]\n",
 }
 PLAIN = {"prompt": "Write `triple`.", "tests": ["assert triple(2) == 6"], "solution": "triple = lambda x: 3 * x"}

@@ -112,7 +112,8 @@ def test_levels_and_settings():
 
 
 HOSTILE = {
-    "fake the score": "setattr(__import__('reasoning_gym').algorithmic.spiral_matrix.SpiralMatrixDataset, 'score_answer', "
+    "fake the score": "setattr("
+    "__import__('reasoning_gym').algorithmic.spiral_matrix.SpiralMatrixDataset, 'score_answer', "
     "lambda *a: 1.0) or []",
     "leave": "__import__('os')._exit(0)",
     "read": "open('/etc/passwd').read().split()",
@@ -176,7 +177,8 @@ def test_the_worker_is_locked_up():
     script = (
         "import sys, json\nsys.path.insert(0, sys.argv[1])\nfrom answering import answer_lines\n"
         "import os, socket\n"
-        "def act(request):\n    try:\n        eval(request['do'])\n    except PermissionError:\n        return {'refused': True}\n"
+        "def act(request):\n    try:\n        eval(request['do'])\n    except PermissionError:\n"
+        "        return {'refused': True}\n"
         "    return {'refused': False}\nanswer_lines(act, 2048, 60)"
     )
     folder = WORKER.script.parent

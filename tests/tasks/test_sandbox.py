@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -109,7 +111,8 @@ def test_right_code_passes(sandbox):
 
 def test_hidden_tests_in_the_style_of_humaneval(sandbox):
     setup = "import math\n\ndef evaluate(xs, x):\n    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n"
-    check = "def check(candidate):\n    for xs in ([1, 2], [-6, 2]):\n        assert abs(evaluate(xs, candidate(xs))) < 1e-9\n"
+    check = "def check(candidate):\n    for xs in ([1, 2], [-6, 2]):\n"
+    check += "        assert abs(evaluate(xs, candidate(xs))) < 1e-9\n"
     code = "def root(xs):\n    return -xs[0] / xs[1] + 0 * math.pi"
     assert outcome(sandbox, code, f"{check}\ncheck(root)", entry_point="root", setup=setup) == 1
     # The helper of the tests is theirs: redefining it in the code changes nothing.
@@ -174,21 +177,27 @@ FAKES = {
     "os._exit(0)": "import os\nos._exit(0)",
     "os._exit(0) when called": "import os\ndef f():\n    os._exit(0)",
     "SystemExit when called": "def f():\n    raise SystemExit(0)",
-    "printing the answer": "print('ready')\nprint('done')\nprint('ready', flush=True)\ndef f():\n    print('ready\\nnonce 1')",
-    "writing to every descriptor": "import os\nfor n in range(64):\n    try:\n        os.write(n, b'ready\\n' + b'0' * 32 + b' 1\\n')\n"
+    "printing the answer": "print('ready')\nprint('done')\nprint('ready', flush=True)\ndef f():\n"
+    "    print('ready\\nnonce 1')",
+    "writing to every descriptor": "import os\nfor n in range(64):\n    try:\n"
+    "        os.write(n, b'ready\\n' + b'0' * 32 + b' 1\\n')\n"
     "    except OSError:\n        pass\ndef f():\n    return 'don'",
-    "reading every descriptor": "import os\nseen = b''\nfor n in range(3):\n    try:\n        seen += os.read(n, 4096)\n"
+    "reading every descriptor": "import os\nseen = b''\nfor n in range(3):\n    try:\n"
+    "        seen += os.read(n, 4096)\n"
     "    except OSError:\n        pass\ndef f():\n    return seen.decode()[:-1] or 'nothing'",
     "equal to everything": ALWAYS_EQUAL.format(base="object"),
     "a str equal to everything": ALWAYS_EQUAL.format(base="str"),
     "an int equal to everything": ALWAYS_EQUAL.format(base="int"),
     "patched builtins": "import builtins\nbuiltins.AssertionError = type('Quiet', (Exception,), {})\n"
-    "builtins.compile = lambda *a, **k: (lambda: None).__code__\nbuiltins.exec = lambda *a, **k: None\ndef f():\n    return 'don'",
-    "patched main": "import sys\nfor module in list(sys.modules.values()):\n    for name in ('count_passed', 'Remote', 'MAX_FRAME', 'dumps'):\n"
+    "builtins.compile = lambda *a, **k: (lambda: None).__code__\nbuiltins.exec = lambda *a, **k: None\n"
+    "def f():\n    return 'don'",
+    "patched main": "import sys\nfor module in list(sys.modules.values()):\n"
+    "    for name in ('count_passed', 'Remote', 'MAX_FRAME', 'dumps'):\n"
     "        if hasattr(module, name):\n            setattr(module, name, lambda *a: 1)\ndef f():\n    return 'done!'",
     "atexit": "import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit(0)",
     "patched test names": "import sys\nfor frame in sys._current_frames().values():\n    while frame:\n"
-    "        frame.f_globals.update(done=1, tests=[], f=lambda: 'done')\n        frame = frame.f_back\ndef f():\n    return 'don'",
+    "        frame.f_globals.update(done=1, tests=[], f=lambda: 'done')\n        frame = frame.f_back\n"
+    "def f():\n    return 'don'",
     "a nameless exception": "class done(BaseException):\n    pass\ndef f():\n    raise done",
 }
 
@@ -288,7 +297,8 @@ def f(*given):
 STOPPED = {
     "fork": "import os\ndef attempt():\n    if os.fork() == 0:\n        os._exit(0)",
     "thread": "import threading\ndef attempt():\n    threading.Thread(target=print).start()",
-    "subprocess": "import subprocess, sys\ndef attempt():\n    subprocess.run([sys.executable, '-c', '0'], check=True)",
+    "subprocess": "import subprocess, sys\ndef attempt():\n"
+    "    subprocess.run([sys.executable, '-c', '0'], check=True)",
     "exec": "import os, sys\ndef attempt():\n    os.execv(sys.executable, ['python', '-c', '0'])",
     "shell": "import os\ndef attempt():\n    if os.system('true'):\n        raise OSError",
     "inet socket": "import socket\ndef attempt():\n    socket.socket()",
@@ -303,9 +313,12 @@ STOPPED = {
     "make a folder": "import os\ndef attempt():\n    os.mkdir('/tmp/sandbox-was-here')",
     "change a mode": "import os, sys\ndef attempt():\n    os.chmod(sys.executable, 0o777)",
     "become root": "import os\ndef attempt():\n    os.setuid(0)\n    if os.getuid():\n        raise OSError",
-    "a namespace": "import ctypes\ndef attempt():\n    if ctypes.CDLL(None).unshare(0x10000000):\n        raise OSError",
-    "trace the tests": "import ctypes, os\ndef attempt():\n    if ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0):\n        raise OSError",
-    "shared memory": "import ctypes\ndef attempt():\n    if ctypes.CDLL(None).shmget(0, 4096, 0o1600) < 0:\n        raise OSError",
+    "a namespace": "import ctypes\ndef attempt():\n    if ctypes.CDLL(None).unshare(0x10000000):\n"
+    "        raise OSError",
+    "trace the tests": "import ctypes, os\ndef attempt():\n"
+    "    if ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0):\n        raise OSError",
+    "shared memory": "import ctypes\ndef attempt():\n    if ctypes.CDLL(None).shmget(0, 4096, 0o1600) < 0:\n"
+    "        raise OSError",
     "memory file": "import os\ndef attempt():\n    os.memfd_create('x')",
     "more memory": "import resource\ndef attempt():\n    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
     "memory bomb": "def attempt():\n    x = bytearray(2**30)",
@@ -318,10 +331,12 @@ HIDDEN = {
     "/home": "import os\ndef attempt():\n    os.listdir('/home')",
     "/tmp": "import os\ndef attempt():\n    os.listdir('/tmp')",
     "the project": f"def attempt():\n    open({str(Path(__file__).resolve())!r}).read()",
-    "the home folder": f"import os\ndef attempt():\n    if set(os.listdir({str(Path.home())!r})) <= {{'.pyenv', '.local'}}:\n        raise OSError",
+    "the home folder": "import os\ndef attempt():\n"
+    f"    if set(os.listdir({str(Path.home())!r})) <= {{'.pyenv', '.local'}}:\n        raise OSError",
     "other processes": "import os\ndef attempt():\n    if os.getppid() < 10:\n        raise OSError",
     "the machine's name": "import os\ndef attempt():\n    if os.uname().nodename == 'sandbox':\n        raise OSError",
-    "another user": "import os\ndef attempt():\n    if os.getuid() == os.getgid() == 65534 and os.getgroups() in ([], [65534]):\n        raise OSError",
+    "another user": "import os\ndef attempt():\n"
+    "    if os.getuid() == os.getgid() == 65534 and os.getgroups() in ([], [65534]):\n        raise OSError",
 }
 
 
@@ -388,7 +403,8 @@ def test_endless_loops_end(sandbox):
     assert (
         outcome(
             sandbox,
-            "def f():\n    while True:\n        try:\n            pass\n        except BaseException:\n            pass",
+            "def f():\n    while True:\n        try:\n            pass\n        except BaseException:\n"
+            "            pass",
         )
         == 0
     )
@@ -422,28 +438,45 @@ def processes_with(marker):
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                command, memory = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+                command = (folder / "cmdline").read_bytes()
             except OSError:
                 continue
-            if marker in command + memory:
+            if marker in command:
                 found.append(folder.name)
     return found
 
 
-def test_no_process_is_left_behind(sandbox):
+@pytest.fixture
+def own_harness(tmp_path, monkeypatch):
+    """The harness under a name that no other test's has: it is on the command line of all its forks."""
+    name = f"harness-{uuid.uuid4().hex}.py"
+    shutil.copytree(ISOLATED, tmp_path / "isolated")
+    (tmp_path / "isolated" / "harness.py").rename(tmp_path / "isolated" / name)
+    monkeypatch.setattr(tasks.sandbox, "ISOLATED", tmp_path / "isolated")
+    monkeypatch.setattr(tasks.sandbox, "HARNESS", name)
+    return name.encode()
+
+
+def test_no_process_is_left_behind(sandbox, own_harness):
     bomb = (
         "import os, threading, subprocess, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "for start in (os.fork, os.setsid, threading.Thread(target=print).start, lambda: subprocess.Popen(['sleep', '99'])):\n"
+        "thread = threading.Thread(target=print).start\n"
+        "for start in (os.fork, os.setsid, thread, lambda: subprocess.Popen(['sleep', '99'])):\n"
         "    try:\n        start()\n    except BaseException:\n        pass\nimport time\ntime.sleep(1000)\n"
     )
     limits, sandbox.limits = sandbox.limits, Limits(wall_seconds=1.5)
+    seen = []
     try:
-        before = set(processes_with(b"harness.py"))
-        assert outcome(sandbox, bomb) == 0
+        with ThreadPoolExecutor(1) as beside:
+            run = beside.submit(outcome, sandbox, bomb)
+            while not run.done():
+                seen += processes_with(own_harness)
+                time.sleep(0.05)
+        assert run.result() == 0
         deadline = time.monotonic() + 10
-        while (left := set(processes_with(b"harness.py")) - before) and time.monotonic() < deadline:
+        while (left := processes_with(own_harness)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not left
+        assert not left and seen
     finally:
         sandbox.limits = limits
 
@@ -488,7 +521,8 @@ def test_bubblewrap_alone_cannot_be_written():
     # As root it is still root here, before the harness becomes nobody.
     script = (
         "import os, sys\nfor folder in ('/', '/isolated', '/dev', os.path.dirname(os.__file__)):\n    try:\n"
-        "        open(folder + '/x', 'w')\n        print('written', folder)\n    except OSError:\n        print('refused')"
+        "        open(folder + '/x', 'w')\n        print('written', folder)\n    except OSError:\n"
+        "        print('refused')"
     )
     assert in_bubblewrap_alone(script) == ["refused"] * 4
 
@@ -516,7 +550,8 @@ def test_each_step_of_the_lockdown(steps, action, refused, tmp_path):
     script = (
         f"import sys, os, threading\nsys.path.insert(0, {str(ISOLATED)!r})\nfrom lockdown import *\n"
         f"path = {str(tmp_path / 'file')!r}\n{become}{steps}\n"
-        f"try:\n    {action}\nexcept (OSError, MemoryError, RuntimeError):\n    print('refused')\nelse:\n    print('done')"
+        f"try:\n    {action}\nexcept (OSError, MemoryError, RuntimeError):\n    print('refused')\nelse:\n"
+        "    print('done')"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert out.split() == ["refused" if refused else "done"]

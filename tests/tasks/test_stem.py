@@ -120,7 +120,7 @@ def value_of(choice):
 
 
 def by_ratio(ratios):
-    """Picks the choice with the most of these ratios to the others, as wrong values derived from the right one have."""
+    """Picks the choice with the most of these ratios to the others: wrong values are derived from the right one."""
 
     def score(choice, choices):
         pairs = [(value_of(choice), value_of(other)) for other in choices if other != choice]

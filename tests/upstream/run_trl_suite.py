@@ -31,7 +31,7 @@ def suite_of(path: Path) -> Path:
 
 
 def run_python(arguments: list[str], work: Path, log: Path, **variables: str) -> int:
-    """The exit status of a process that finds the stand-ins below `work`, and neither the Hub nor bytecode to write."""
+    """The exit status of a process that finds the stand-ins below `work`, reaches no Hub and writes no bytecode."""
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,

@@ -1,13 +1,15 @@
 """
-LoRA initialisations that change the model: PiSSA, OLoRA, CorDA and LoRA-GA begin with an adapter that is not zero, and take
-its product from the model's weights; LoftQ and KaSA replace those weights.
+LoRA initialisations that change the model: PiSSA, OLoRA, CorDA and LoRA-GA begin with an adapter that is not zero, and
+take its product from the model's weights; LoftQ and KaSA replace those weights.
 
-Such an initialisation may run once. The adapter that it leaves belongs to the changed weights, which no file holds, so it
-is saved as an ordinary one for the model as it was: with W = W' + s·B₀A₀ and the policy W' + s·BA, the change is
+Such an initialisation may run only once. The adapter that it leaves belongs to the changed weights, which no file
+holds. It is therefore saved as an ordinary adapter for the model as it was: with W = W' + s·B₀A₀ and the policy W' +
+s·BA, the change is
 
     s·(BA − B₀A₀) = s·[B | −B₀] [A ; A₀],
 
-an adapter of twice the rank (as PEFT's `path_initial_model_for_weight_conversion` makes it), from which a resume takes both.
+an adapter of twice the rank (as PEFT's `path_initial_model_for_weight_conversion` makes it), from which a resume takes
+both.
 """
 
 import json
@@ -50,14 +52,14 @@ def is_convertible(config: Any) -> bool:
 
 
 def reloads_by_itself(config: Any) -> bool:
-    """Whether PEFT changes the model in the same way when it loads the adapter: not if that takes random numbers or data."""
+    """Whether PEFT changes the model in the same way when it loads the adapter: not by random numbers or data."""
     return not _asked(config).startswith(("pissa_niter", "corda", "lora_ga"))
 
 
 @contextmanager
 def without_initialisation(model: Any) -> Iterator[None]:
     """
-    As long as it lasts, an adapter with `default`'s configuration is added to a [`~peft.PeftModel`] without reading or
+    While it lasts, an adapter with `default`'s configuration is added to a [`~peft.PeftModel`] without reading or
     changing the model: its values come from another adapter.
     """
     config = model.peft_config.get("default") if isinstance(model, PeftModel) else None
@@ -66,7 +68,7 @@ def without_initialisation(model: Any) -> Iterator[None]:
         return
     asked = config.init_lora_weights
     kept = []
-    if getattr(config, "kasa_config", None):  # which has a parameter of its own, and so must not be left out
+    if getattr(config, "kasa_config", None):  # KaSA has a parameter of its own, and must not be left out
         layers = [module.get_base_layer() for module in model.modules() if isinstance(module, BaseTunerLayer)]
         kept = [(layer, layer.weight.detach().clone()) for layer in layers]
     config.init_lora_weights = asked if asked is False else True
@@ -111,7 +113,7 @@ def doubled(tensors: Factors, initial: Factors) -> dict[str, torch.Tensor]:
 
 
 def halved(tensors: Factors) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """What [`doubled`] was given."""
+    """The arguments of [`doubled`], from its result."""
     result, initial = dict(tensors), {}
     for name, tensor in tensors.items():
         if side := _side(name):
@@ -154,7 +156,7 @@ def restore_files(folder: Path, to: Path) -> dict[str, torch.Tensor] | None:
     Write the adapter that [`convert_files`] was given into another folder.
 
     Returns:
-        `dict[str, torch.Tensor]` or `None`: its initial factors; `None` if that adapter was not converted, and is copied.
+        `dict[str, torch.Tensor]` or `None`: its initial factors; `None` for one that was not converted, and is copied.
     """
     to.mkdir(exist_ok=True)
     config = json.loads((folder / CONFIG_FILE).read_text())
@@ -169,8 +171,8 @@ def restore_files(folder: Path, to: Path) -> dict[str, torch.Tensor] | None:
 @torch.no_grad()
 def take_from_model(model: PeftModel, then: Factors, now: Factors) -> None:
     """
-    Make the model the one that an initialisation with the factors `then` left behind, where `now` were taken from it: the
-    same to a bit if they are equal, else (another machine's singular vectors, other data) to rounding.
+    Make the model the one that an initialisation with the factors `then` left behind, where `now` were taken from it:
+    equal to the last bit if they are equal, else (singular vectors of another machine, other data) equal to rounding.
 
     Raises:
         `ValueError`: they differ, and the model's weights are quantised.
@@ -182,8 +184,9 @@ def take_from_model(model: PeftModel, then: Factors, now: Factors) -> None:
         weight = module.get_base_layer().weight
         if not weight.is_floating_point():
             raise ValueError(
-                f"the initialisation of the adapter gave other values than in the checkpoint ({name}), and the model's "
-                "weights are quantised, so that they cannot be corrected. Resume on the machine that began the run."
+                f"the initialisation of the adapter gave other values than in the checkpoint ({name}), and the "
+                "model's weights are quantised, so that they cannot be corrected. Resume on the machine that began "
+                "the run."
             )
         change = module.scaling["default"] * (now[b].float() @ now[a].float() - then[b].float() @ then[a].float())
         change = (change.T if getattr(module, "fan_in_fan_out", False) else change).to(weight.device)

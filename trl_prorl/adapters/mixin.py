@@ -1,4 +1,7 @@
-"""How [`ProRLTrainer`] saves and loads an adapter whose initialisation has changed the model, see [`~trl_prorl.adapters.initialisation`]."""
+"""
+How [`ProRLTrainer`] saves and loads an adapter whose initialisation has changed the model, see
+[`~trl_prorl.adapters.initialisation`].
+"""
 
 import logging
 import tempfile
@@ -25,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdapterMixin:
-    """Part of [`ProRLTrainer`]: on disk, every adapter is one for the model that the run was given."""
+    """Part of [`ProRLTrainer`]: on disk, every adapter belongs to the model that the run was given."""
 
     _initial_factors: dict[str, torch.Tensor] | None = None  # of the adapter `default`, if saving needs them
 
@@ -38,8 +41,8 @@ class AdapterMixin:
         if self.beta != 0.0 and not moves and not given_wrapped:
             logger.warning(
                 "beta=%s with init_lora_weights=%r: TRL's reference is the model without the adapter, from which the "
-                "initialisation has taken a part, and not the model that the run begins with. Set ref_reset_every to more "
-                "than max_steps: the reference is then a copy of the first adapter that never moves.",
+                "initialisation has taken a part, and not the model that the run begins with. Set ref_reset_every to "
+                "more than max_steps: the reference is then a copy of the first adapter that never moves.",
                 self.beta,
                 init,
             )
@@ -48,8 +51,9 @@ class AdapterMixin:
             self._initial_factors = factors_of(policy)
         elif not reloads_by_itself(config):
             logger.warning(
-                "The adapter is saved as PEFT saves it, and with init_lora_weights=%r PEFT does not load it onto the model "
-                "that it was trained on. Pass the model and a peft_config, instead of a PeftModel, and do not use ZeRO-3.",
+                "The adapter is saved as PEFT saves it, and with init_lora_weights=%r PEFT does not load it onto the "
+                "model that it was trained on. Pass the model and a peft_config, instead of a PeftModel, and do not "
+                "use ZeRO-3.",
                 init,
             )
 
@@ -67,7 +71,7 @@ class AdapterMixin:
 
     @contextmanager
     def _as_trained(self, checkpoint: str):
-        """A folder with the adapters of a checkpoint as they were trained; afterwards the model is the one they belong to."""
+        """A folder with the adapters of a checkpoint as they were trained; afterwards the model fits them."""
         initial = {}
         with tempfile.TemporaryDirectory() as folder:
             for name, path in self._adapter_folders(Path(checkpoint)).items():

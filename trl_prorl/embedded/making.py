@@ -1,11 +1,11 @@
 """How an embedded model is made: a Qwen2 of 0.7 million parameters, for demos and tests, in minutes of one core.
 
-It reads bytes, so its tokenizer covers any text. It is warm-started by supervised fine-tuning on demonstrations of mixed
-quality: a fixed share follows wrong rules, as a pretrained model's data does, so that reinforcement learning has
-something to find. The same settings give the same weights on one machine, and others on another, whose arithmetic rounds
-differently; so the demo's comes with the package, see [`~trl_prorl.embedded.shipped`].
+It reads bytes, so its tokenizer covers any text. It is warm-started by supervised fine-tuning on demonstrations of
+mixed quality: a fixed share follows wrong rules, as a pretrained model's data does, so that reinforcement learning has
+something to find. The same settings give the same weights on one machine and others on another, whose arithmetic
+rounds differently; therefore the demo's model comes with the package, see [`~trl_prorl.embedded.shipped`].
 
-    python -m trl_prorl.embedded                         # where the demo's is, and the hash of its weights
+    python -m trl_prorl.embedded                         # the folder of the demo's, and the hash of its weights
     python -m trl_prorl.embedded --seed 1 --out DIR      # makes one of another seed; DIR is then a model_name_or_path
 """
 
@@ -42,7 +42,7 @@ CHAT_TEMPLATE = (
 @dataclass(frozen=True)
 class EmbeddedSettings:
     """
-    What the embedded model is made of.
+    The settings an embedded model is made with.
 
     Args:
         task (`str`), level (`int`):
@@ -50,7 +50,7 @@ class EmbeddedSettings:
         wrong_share (`float`):
             Share of demonstrations that follow a wrong rule.
         rows, steps, batch_size (`int`), learning_rate, adam_beta2 (`float`), seed, threads (`int`):
-            The supervised run. Another number of threads rounds differently, too.
+            The supervised run. Another number of threads rounds differently as well.
         hidden_size, layers, heads, intermediate_size (`int`), initializer_range (`float`):
             The network. Its weights start larger than a wide network's 0.02.
     """
@@ -146,7 +146,7 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
         folder (`Path`):
             Where it goes; it must not exist yet.
         settings ([`EmbeddedSettings`], *optional*):
-            Defaults to those of the demo's.
+            Defaults to the settings of the demo's model.
 
     Raises:
         `ValueError`: the folder is there.
@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     given = {key: value for key in ("seed", "threads") if (value := getattr(args, key)) is not None}
     if given and args.out is None:
-        parser.error(f"--{next(iter(given))} is for making one: say --out DIR, too")
+        parser.error(f"--{next(iter(given))} is for making one: give --out DIR as well")
     try:
         if args.out is not None:
             make_embedded_model(args.out, EmbeddedSettings(**given))

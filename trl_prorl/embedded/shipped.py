@@ -50,8 +50,8 @@ def embedded_model(name: str = EMBEDDED) -> str:
     folder = _folder(name)
     if folder is None:
         raise ValueError(
-            f"model_name_or_path={name!r} is not shipped; there is {', '.join(shipped())}. `python -m trl_prorl.embedded "
-            "--seed SEED --out DIR` makes one of another seed: then give DIR."
+            f"model_name_or_path={name!r} is not shipped; there is {', '.join(shipped())}. "
+            "`python -m trl_prorl.embedded --seed SEED --out DIR` makes one of another seed: then give DIR."
         )
     for file, sha256 in hashes(folder).items():
         found = file_sha256(folder / file) if (folder / file).is_file() else None
@@ -68,8 +68,8 @@ def shipped() -> list[str]:
 
 def weights_sha256(name: str) -> str | None:
     """
-    SHA-256 of the weights of an embedded model, or of a folder that `python -m trl_prorl.embedded` made, as 64 hexadecimal
-    digits; `None` for any other model, and for one that is not here.
+    SHA-256 of the weights of an embedded model, or of a folder that `python -m trl_prorl.embedded` made, as 64
+    hexadecimal digits; `None` for any other model, and for one that is not here.
     """
     folder = _folder(full_name(name) or "") or Path(name)
     there = (folder / MADE_WITH).is_file() and (folder / WEIGHTS).is_file()

@@ -1,4 +1,4 @@
-"""A run folder as a model card: what was trained, how, and what it scored. What the record lacks, the card says it lacks."""
+"""A run folder as a model card: what was trained, how, and its scores. The card names what the record lacks."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from ..run.folder import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
 from ..run.meter import EVENTS_FILE, METRICS_FILE
 from ..run.run_id import RUN_ID, other_run
 from ..run.shapes import Shape, optional, table, text
-from ..variants import DIFFERENT_OBJECTIVE, VARIANT_DESCRIPTIONS
+from ..variants import DIFFERENT_OBJECTIVE, VARIANTS, Variant
 
 
 PASSK_FILE, CARD_FILE = "passk.json", "README.md"
@@ -27,7 +27,7 @@ TEMPLATE = Path(__file__).with_name("model_card.md.jinja")
 RESETS = ("reset", "elastic_reset")
 RESETS_SHOWN = 50
 
-# What a recipe may hold and a card may not.
+# Keys and values that a recipe may hold and a card may not.
 SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
 NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
 SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
@@ -36,14 +36,16 @@ SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 PRORL_CITATION = """\
 @article{liu2025prorl,
     title        = {{ProRL: Prolonged Reinforcement Learning Expands Reasoning Boundaries in Large Language Models}},
-    author       = {Mingjie Liu and Shizhe Diao and Ximing Lu and Jian Hu and Xin Dong and Yejin Choi and Jan Kautz and Yi Dong},
+    author       = {Mingjie Liu and Shizhe Diao and Ximing Lu and Jian Hu and Xin Dong and Yejin Choi and Jan Kautz and
+                    Yi Dong},
     year         = 2025,
     eprint       = {arXiv:2505.24864},
 }"""
 TRL_CITATION = """\
 @software{vonwerra2020trl,
     title        = {{TRL: Transformers Reinforcement Learning}},
-    author       = {Leandro von Werra and Younes Belkada and Lewis Tunstall and Edward Beeching and Tristan Thrush and Nathan Lambert and Shengyi Huang and Kashif Rasul and Quentin Gallouédec},
+    author       = {Leandro von Werra and Younes Belkada and Lewis Tunstall and Edward Beeching and Tristan Thrush and
+                    Nathan Lambert and Shengyi Huang and Kashif Rasul and Quentin Gallouédec},
     license      = {Apache-2.0},
     url          = {https://github.com/huggingface/trl},
     year         = {2020},
@@ -56,7 +58,7 @@ ADAPTER = table(known={"base_model_name_or_path": optional(text)})
 @dataclass(frozen=True)
 class Record:
     """
-    What a run folder says of its run; parts that are missing are empty.
+    The content of a run folder; parts that are missing are empty.
 
     Attributes:
         config (`dict`), env (`dict`):
@@ -66,7 +68,7 @@ class Record:
         passk (`dict` or `None`):
             `passk.json`.
         steps (`int` or `None`):
-            Optimizer steps done, from `metrics.jsonl`.
+            Optimizer steps done, by `metrics.jsonl`.
     """
 
     config: dict[str, Any]
@@ -80,6 +82,11 @@ class Record:
         return str(self.env.get("variant", "unknown"))
 
     @property
+    def known_variant(self) -> Variant | None:
+        """What is known of its variant."""
+        return VARIANTS.get(self.variant)
+
+    @property
     def can_be_evaluated(self) -> bool:
         """Whether `eval.passk` knows its model and its task."""
         return all(self.config.get(key) for key in EVALUATION_KEYS)
@@ -90,17 +97,17 @@ class Record:
 
     @property
     def evaluated(self) -> bool:
-        """Whether `passk.json` is there and about the weights that the run left behind after its last step."""
+        """Whether `passk.json` is there, and measured the weights that the run left behind after its last step."""
         measured_at = (self.passk or {}).get("steps_on_record", (self.passk or {}).get("step"))
         return self.passk is not None and (measured_at is None or self.steps is None or measured_at == self.steps)
 
 
 def read_record(run_dir: str | os.PathLike) -> Record:
     """
-    Read a run folder, however little it holds. An evaluation of another run, which had the folder before, is none.
+    Read a run folder, however little it holds. The evaluation of another run that had the folder before is left out.
 
     Raises:
-        `ValueError`: a file is there and cannot be read.
+        `ValueError`: a file cannot be read.
     """
     folder = Path(run_dir)
     config, events, last = folder / CONFIG_FILE, folder / EVENTS_FILE, run_files.last_line(folder / METRICS_FILE)
@@ -150,7 +157,7 @@ def model_card(
         repo (`str`, *optional*):
             Its repository on the Hub; defaults to the folder's name.
         weights_dir (`str` or `os.PathLike`, *optional*):
-            Without a repository, where the lines that load the model find it; defaults to `model_dir`.
+            Where the lines that load the model find it without a repository; defaults to `model_dir`.
         adapter (`bool`, *optional*):
             Whether the model is a PEFT adapter; `None` looks into the folder.
         tags (iterable of `str`), datasets (iterable of `str`):
@@ -161,6 +168,7 @@ def model_card(
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)
+    variant = record.known_variant
     adapter_config = _read(folder / "adapter_config.json", ADAPTER) or {}
     adapter = bool(adapter_config) if adapter is None else adapter
     base = base_of(record, adapter_config)
@@ -181,8 +189,8 @@ def model_card(
         summary=_summary(record, adapter),
         base=_base_text(base),
         variant=record.variant,
-        variant_meaning=VARIANT_DESCRIPTIONS.get(record.variant, "the record does not say which"),
-        different_objective=DIFFERENT_OBJECTIVE if record.variant == "B" else None,
+        variant_meaning=variant.description if variant else "the record does not say which",
+        different_objective=DIFFERENT_OBJECTIVE if variant and variant.different_objective else None,
         resets=_resets_text(record),
         results=_results_text(record, Path(run_dir)),
         usage=usage(repo or str(weights_dir or folder), base, adapter),
@@ -196,7 +204,7 @@ def model_card(
 
 
 def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
-    """Write `README.md`, and return where."""
+    """Write `README.md`, and return its path."""
     path = Path(folder) / CARD_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as aside:
@@ -205,7 +213,7 @@ def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
 
 
 def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
-    """The base model: as the run noted it, else as its recipe or its adapter name it; `None` if nobody does."""
+    """The base model: as the run noted it, else as its recipe or its adapter names it; `None` if none of them does."""
     if record.env.get("base_model"):
         noted = record.env["base_model"]
         return BaseModel(**{field.name: noted[field.name] for field in fields(BaseModel) if field.name in noted})
@@ -215,8 +223,8 @@ def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
 
 def eval_results(record: Record) -> list[EvalResult]:
     """
-    The `model-index`: held-out pass@k of the trained model. A value there is one number, so the interval and the settings
-    stand in the metric's name and arguments.
+    The `model-index`: held-out pass@k of the trained model. A value there is one number, so the interval and the
+    settings are in the metric's name and arguments.
     """
     if not record.evaluated:
         return []
@@ -271,7 +279,7 @@ def _eval_result(where: tuple, metric: str, name: str, value: float, arguments: 
         metric_type=metric,
         metric_name=name,
         metric_value=value,
-        # An interval that was not given, for want of prompts, has no ends.
+        # An interval has no ends where there were too few prompts for one.
         metric_args={key: value for key, value in arguments.items() if value != [None, None]},
     )
 
@@ -341,8 +349,8 @@ def _summary(record: Record, adapter: bool) -> str:
     steps = "an unknown number of" if record.steps is None else record.steps
     task = _task(record)
     return (
-        f"{what}, trained with trl-prorl (prolonged GRPO on top of [TRL](https://github.com/huggingface/trl)) for {steps} "
-        f"optimizer steps{f' on the task {task}' if task else ''}."
+        f"{what}, trained with trl-prorl (prolonged GRPO on top of [TRL](https://github.com/huggingface/trl)) for "
+        f"{steps} optimizer steps{f' on the task {task}' if task else ''}."
     )
 
 
@@ -353,8 +361,10 @@ def _base_text(base: BaseModel | None) -> str:
         return f"Base model: [{base.hub_id}](https://huggingface.co/{base.hub_id})."
     if base.is_embedded:
         return f"Base model: `{base.name}`, which comes with trl-prorl. It is not on the Hub.{_hash_text(base)}"
-    origin = f", which says that it was made from [{base.origin}](https://huggingface.co/{base.origin})"
-    return f"Base model: `{base.short_name}`, a local folder{origin if base.origin else ''}. It is not on the Hub.{_hash_text(base)}"
+    origin = ""
+    if base.origin:
+        origin = f", which says that it was made from [{base.origin}](https://huggingface.co/{base.origin})"
+    return f"Base model: `{base.short_name}`, a local folder{origin}. It is not on the Hub.{_hash_text(base)}"
 
 
 def _hash_text(base: BaseModel) -> str:
@@ -396,8 +406,8 @@ def _results_text(record: Record, run_dir: Path) -> str:
     if not record.evaluated:
         hint = f"{command}them." if record.can_be_evaluated else ""
         return (
-            f"The weights here are those of step {record.steps}; the last evaluation is of step {passk['step']}, so its "
-            f"numbers are left out.{hint}"
+            f"The weights here are those of step {record.steps}; the last evaluation is of step {passk['step']}, so "
+            f"its numbers are left out.{hint}"
         )
     level = "" if passk.get("level") is None else f", level {passk['level']}"
     lines = [
@@ -465,10 +475,11 @@ def _reproduce_text(record: Record) -> str:
     checkout = f"commit `{commit}`" if commit else f"version {version}" if version else "an unknown version"
     if "task" not in record.config:
         return (
-            f"`config.yaml` holds the arguments of `ProRLTrainer` (trl-prorl, {checkout}); data and rewards came from a "
-            "script of its own, which is not part of the record."
+            f"`config.yaml` holds the arguments of `ProRLTrainer` (trl-prorl, {checkout}); data and rewards came from "
+            "a script of its own, which is not part of the record."
         )
-    script = {"B": "grpo_variantB.py", "C": "grpo_variantC.py"}.get(record.variant, "grpo_variantA.py")
+    # Any launcher trains any recipe: `config.yaml` decides.
+    script = record.known_variant.launcher if record.known_variant else "grpo_variantA.py"
     folder = "runs/again"
     train = f"python recipes/{script} --config config.yaml --output_dir {folder}"
     base = base_of(record, {})

@@ -1,4 +1,4 @@
-"""How [`ProRLTrainer`] pushes to the Hub: its own card, its own choice of files, and no run lost to a failing upload."""
+"""How [`ProRLTrainer`] pushes to the Hub: its own card and choice of files, and no run lost to a failed upload."""
 
 import logging
 import shutil
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class HubMixin:
-    """Part of [`ProRLTrainer`]: what TRL's `push_to_hub` settings do."""
+    """Part of [`ProRLTrainer`]: the effect of TRL's `push_to_hub` settings."""
 
     def _check_hub(self, args: ProRLConfig, given: dict, moves: bool) -> None:
         """Refuse a push that could not succeed, before a model is loaded."""
@@ -44,8 +44,8 @@ class HubMixin:
         )
         if args.hub_push_reference and not adapter:
             raise ValueError(
-                "hub_push_reference=True pushes the adapter `ref`, which only a LoRA run with a reference that moves has. "
-                "Leave hub_push_reference out."
+                "hub_push_reference=True pushes the adapter `ref`, which only a LoRA run with a reference that moves "
+                "has. Leave hub_push_reference out."
             )
         self._hub_api, self._hub_repo = make_api(args.hub_token), None
         if args.push_to_hub and args.process_index == 0:
@@ -67,7 +67,7 @@ class HubMixin:
             self.push_in_progress = None
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
-        """Write the card of the run so far, see [`~trl_prorl.hub.card`]. A card that cannot be written does not stop a run."""
+        """Write the card of the run so far, see [`~trl_prorl.hub.card`]. A failure to write it does not stop a run."""
         try:
             self._write_card(dataset_name, tags)
         except ValueError as error:
@@ -158,7 +158,8 @@ class HubMixin:
     def _push_from_checkpoint(self, checkpoint_folder):
         """
         Push the model of a checkpoint in the background, and with `hub_strategy` `checkpoint` or `all_checkpoints` the
-        checkpoint itself, whole, for that is what can be resumed. What fails is said and made up for by the next push.
+        whole checkpoint too, because only a whole one can be resumed. A failure is logged, and the next push makes up
+        for it.
         """
         if self._aside is not None:  # it gets its name first
             return

@@ -65,7 +65,7 @@ RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, *EVALUATIONS)
 REFERENCE_FOLDER = "ref"
 STAGED = "_push-"  # what a push in the background reads; never pushed itself
 
-# Seconds before each further attempt. The client itself waits and tries again in all requests but those of `SENT_ONCE`.
+# Seconds before each further attempt. The client itself waits and tries again in all requests but `SENT_ONCE`.
 WAITS = (1.0, 2.0, 4.0)
 SENT_ONCE = ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml", "/commit/")
 TRANSIENT_STATUS = (500, 502, 503, 504)
@@ -91,8 +91,8 @@ def files_to_push(
     model_dir: str | os.PathLike, run_dir: str | os.PathLike, *, reference: bool = False, record: bool = True
 ) -> dict[str, Content]:
     """
-    What is pushed of a run: the model or adapter, the tokenizer, the card and the record. No pickle, no checkpoint, no
-    log, no secret.
+    The files of a run that are pushed: the model or adapter, the tokenizer, the card and the record. No pickle, no
+    checkpoint, no log, no secret.
 
     Args:
         model_dir (`str` or `os.PathLike`):
@@ -100,9 +100,9 @@ def files_to_push(
         run_dir (`str` or `os.PathLike`):
             Where the record is.
         reference (`bool`, *optional*, defaults to `False`):
-            The frozen adapter `ref`, too.
+            Whether to push the frozen adapter `ref`, too.
         record (`bool`, *optional*, defaults to `True`):
-            The record of the run, too.
+            Whether to push the record of the run, too.
 
     Returns:
         `dict[str, Path | bytes]`: file or content by its path in the repository.
@@ -114,8 +114,8 @@ def files_to_push(
     files: dict[str, Content] = _matching(model_dir, MODEL_FILES)
     if not any(name.endswith(".safetensors") for name in files):
         raise ValueError(
-            f"'{model_dir}' holds no trained model (no adapter_model.safetensors, no model.safetensors): let the run finish, "
-            "or copy a checkpoint's files there."
+            f"'{model_dir}' holds no trained model (no adapter_model.safetensors, no model.safetensors): let the run "
+            "finish, or copy a checkpoint's files there."
         )
     if "adapter_config.json" in files:
         files["adapter_config.json"] = _adapter_config(files["adapter_config.json"])
@@ -124,13 +124,13 @@ def files_to_push(
         found = _matching(model_dir / REFERENCE_FOLDER, MODEL_FILES)
         if not found:
             raise ValueError(
-                f"'{model_dir}' has no adapter '{REFERENCE_FOLDER}' to push: only a LoRA run with a reference that moves "
-                "leaves one. Do not ask for the reference."
+                f"'{model_dir}' has no adapter '{REFERENCE_FOLDER}' to push: only a LoRA run with a reference that "
+                "moves leaves one. Do not ask for the reference."
             )
         files |= {f"{REFERENCE_FOLDER}/{name}": path for name, path in found.items()}
     if record:
         files |= _matching(run_dir, RECORD_FILES)
-        for name in EVALUATIONS:  # they stay behind where a new run takes the folder of an earlier one
+        for name in EVALUATIONS:  # an earlier run's stay behind where a new one takes its folder
             if name in files and other_run({RUN_ID: run_id_in(files[name])}, recorded_run_id(run_dir)):
                 del files[name]
         if CONFIG_FILE in files:
@@ -145,7 +145,7 @@ def _matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Content]:
 
 
 def _adapter_config(path: Path) -> Content:
-    """An adapter trained on a download in the Hub's cache names that folder; others need the Hub's name."""
+    """`adapter_config.json` with the Hub's name of the base, where it names a folder in the Hub's cache."""
     config = read_json(path, ADAPTER)
     name = config.get("base_model_name_or_path")
     hub_id = identify(name).hub_id if name else None
@@ -208,7 +208,7 @@ def push(
     api: HfApi | None = None,
 ) -> CommitInfo:
     """
-    Push files as one commit. What has not changed is not sent again.
+    Push files as one commit. Files that have not changed are not sent again.
 
     Args:
         repo (`str`):
@@ -234,7 +234,7 @@ def push_folder(
     repo: str, folder: Path, name: str, message: str, again: str, revision: str | None = None, api: HfApi | None = None
 ) -> CommitInfo:
     """
-    Make a folder of the repository what a folder here is: push its files, remove the others, as one commit.
+    Make a folder of the repository equal to a folder here: push its files, remove the others, as one commit.
 
     Args:
         repo (`str`), message (`str`), again (`str`), revision (`str`, *optional*), api (`HfApi`, *optional*):
@@ -271,8 +271,8 @@ def _commit(repo: str, operations: Callable[[], list], message: str, again: str,
         return retried(lambda: api.create_commit(repo, operations(), commit_message=message, revision=revision))
     except FAILURES as error:
         raise PushError(
-            f"the push to {repo} failed: {explain(error, api.endpoint)} Nothing is lost: the run is on disk. Try it again "
-            f"with {again}"
+            f"the push to {repo} failed: {explain(error, api.endpoint)} Nothing is lost: the run is on disk. Try it "
+            f"again with {again}"
         ) from error
 
 
@@ -282,7 +282,7 @@ def push_command(run_dir: str | os.PathLike, reference: bool = False) -> str:
 
 
 def retried(action: Callable[[], T], waits: tuple[float, ...] | None = None) -> T:
-    """Do it, and after a transient failure do it again."""
+    """Call `action`, and call it again after a transient failure."""
     for wait in WAITS if waits is None else waits:
         try:
             return action()
@@ -315,7 +315,7 @@ def _url(error: BaseException) -> str:
 
 
 def explain(error: BaseException, endpoint: str | None = None) -> str:
-    """What a failure means and what to do, in a line."""
+    """A line that says what a failure means and what to do."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__  # an upload's own failure lies beneath that of its thread
     response = getattr(error, "response", None)
@@ -339,7 +339,7 @@ def explain(error: BaseException, endpoint: str | None = None) -> str:
 
 
 def _answer(error: BaseException) -> str:
-    """What the Hub says beside the status."""
+    """The Hub's message beside the status."""
     return " ".join((getattr(error, "server_message", None) or str(error)).split()).rstrip(".")[:300]
 
 
@@ -349,13 +349,14 @@ def _line(error: BaseException) -> str:
 
 def stage(files: Mapping[str, Content], folder: Path) -> dict[str, Content]:
     """
-    Files as they are now, for a push in the background: the run goes on, appends to its record and deletes checkpoints.
+    Copy files as they are now, for a push in the background: the run goes on, appends to its record and deletes
+    checkpoints.
 
     Args:
         files (`Mapping[str, Path | bytes]`):
             See [`files_to_push`].
         folder (`Path`):
-            Where they are put. Safetensors files, which nobody appends to, are hard links where that is possible.
+            Where they are put. Files of weights, which nobody appends to, are hard links where that is possible.
     """
     shutil.rmtree(folder, ignore_errors=True)
     staged: dict[str, Content] = {}
@@ -379,5 +380,5 @@ def copy_or_link(source: str | os.PathLike, target: str | os.PathLike) -> None:
 
 
 def staged_leftovers(folder: Path) -> list[Any]:
-    """What pushes that were cut short have left behind."""
+    """The folders left behind by pushes that were cut short."""
     return sorted(path for path in folder.glob(f"{STAGED}*") if path.is_dir())

@@ -1,6 +1,6 @@
-"""Is there something to train on, and is every value looked at? Asked before a model is loaded."""
+"""Is there something to train on, and does it fit? Asked before a model is loaded."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -12,12 +12,12 @@ def check_columns(rows: Any, name: str = "train_dataset") -> None:
 
     Args:
         rows ([`~datasets.Dataset`]):
-            The dataset; one of another kind is left to TRL.
+            The dataset; a dataset of another type is left to TRL.
         name (`str`, *optional*, defaults to `"train_dataset"`):
-            What to call it.
+            Its name in the message.
 
     Raises:
-        `ValueError`: naming what is there and what is needed.
+        `ValueError`: naming the columns that are there, and the one that is needed.
     """
     if not isinstance(rows, Dataset):
         return
@@ -25,8 +25,8 @@ def check_columns(rows: Any, name: str = "train_dataset") -> None:
         raise ValueError(f"{name} is empty: it has 0 rows, and training would do 0 steps. Give it rows.")
     if "prompt" not in rows.column_names:
         raise ValueError(
-            f"{name} has no column 'prompt'; it has {', '.join(rows.column_names)}. Rename the one that holds the prompts: "
-            "dataset.rename_column(...)."
+            f"{name} has no column 'prompt'; it has {', '.join(rows.column_names)}. Rename the one that holds the "
+            "prompts: dataset.rename_column(...)."
         )
 
 
@@ -36,7 +36,7 @@ def check_rows(rows: Any, batch: int, num_generations: int) -> None:
 
     Args:
         rows ([`~datasets.Dataset`]):
-            The training set; one of another kind is left to TRL.
+            The training set; a dataset of another type is left to TRL.
         batch (`int`), num_generations (`int`):
             Completions of one generation batch, and of one prompt.
 
@@ -64,7 +64,7 @@ def check_pack_limit(limit: int | None, lengths: Sequence[int], max_completion_l
         max_completion_length (`int`, *optional*):
             Most tokens of a completion; `None` if nothing bounds them.
         which (`str`):
-            Prompts of what: `"training"` or `"validation"`.
+            Which prompts: `"training"` or `"validation"`.
 
     Raises:
         `ValueError`: naming the prompt and what it needs.
@@ -76,19 +76,19 @@ def check_pack_limit(limit: int | None, lengths: Sequence[int], max_completion_l
     needed = longest + (max_completion_length or 1)
     if needed > limit:
         raise ValueError(
-            f"pack_max_tokens={limit} is less than the {needed} tokens of {which} prompt {lengths.index(longest)} ({longest}) "
-            f"with a completion of max_completion_length={max_completion_length}: raise it to {needed}, lower "
-            "max_completion_length, or drop long prompts."
+            f"pack_max_tokens={limit} is less than the {needed} tokens of {which} prompt {lengths.index(longest)} "
+            f"({longest}) with a completion of max_completion_length={max_completion_length}: raise it to {needed}, "
+            "lower max_completion_length, or drop long prompts."
         )
 
 
 def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], list[list[int]]], args: Any) -> None:
     """
-    Every prompt with the longest completion within `pack_max_tokens`; streamed prompts are seen as they come.
+    Refuse prompts that exceed `pack_max_tokens` with the longest completion; streamed prompts are checked later.
 
     Args:
         train ([`~datasets.Dataset`]), evaluation ([`~datasets.Dataset`] or `dict` of them):
-            The sets that have prompts.
+            The sets of prompts.
         tokenize (`Callable`):
             Token ids of prompts.
         args ([`ProRLConfig`]):
@@ -105,22 +105,3 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], li
             for start in range(0, len(prompts), 1000):
                 lengths += map(len, tokenize(prompts[start : start + 1000]))
             check_pack_limit(args.pack_max_tokens, lengths, args.max_completion_length, which)
-
-
-def check_used(configuration: Any, needs: Mapping[str, tuple[bool, str]]) -> None:
-    """
-    Refuse a value that nothing would ever look at.
-
-    Args:
-        configuration (dataclass instance):
-            Whose fields are asked for.
-        needs (`Mapping[str, tuple[bool, str]]`):
-            By field, whether what it needs is there, and what that is.
-
-    Raises:
-        `ValueError`: naming the first field that is not at its default though nothing uses it.
-    """
-    for name, (is_there, what) in needs.items():
-        value = getattr(configuration, name)
-        if value != configuration.__dataclass_fields__[name].default and not is_there:
-            raise ValueError(f"{name}={value!r} has no effect without {what}. Set that, or leave {name} out.")

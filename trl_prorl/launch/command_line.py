@@ -1,6 +1,6 @@
 """
-The command line of a recipe script: help and complaints at once, the training after them. Nothing that takes seconds to
-import is imported before the command line and the recipe are known to hold keys that exist.
+The command line of a recipe script: help and complaints at once, the training after them. Nothing that takes seconds
+to import is imported before the keys of the command line and of the recipe are known to exist.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..shown import visible
-from .interrupt import NOTHING_BEGUN, end_interrupted
+from .interrupt import NOTHING_BEGUN, end_at_once
 from .recipe_check import check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import AnyObject, Key, recipe_keys
 
@@ -21,23 +21,22 @@ HELP = ("-h", "--help", "--help-all")
 
 
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
-    """As [`~trl_prorl.train.main`]: a recipe script's, which imports what trains only once that is needed."""
-    try:
-        argv = first_look(default_recipe, argv)
-        from ..train import main as train
-    except KeyboardInterrupt:
-        end_interrupted(NOTHING_BEGUN)
+    """As [`~trl_prorl.train.main`], for a recipe script: the modules that train are imported only when needed."""
+    end_at_once(NOTHING_BEGUN)
+    argv = first_look(default_recipe, argv)
+    from ..train import main as train
+
     train(default_recipe, argv)
 
 
 def first_look(default_recipe: str | Path | None, argv: list[str] | None = None) -> list[str]:
     """
-    The command line with its recipe. `--help` prints and ends the process; an unknown key, in the command line or in the
-    recipe, is one line on stderr and exit code 2.
+    The command line with its recipe. `--help` prints and ends the process; an unknown key, on the command line or in
+    the recipe, is one line on stderr and exit code 2.
 
     Args:
         default_recipe (`str` or `Path`, *optional*):
-            The recipe if no `--config` is given; without either, all keys stand on the command line.
+            The recipe if no `--config` is given; without either, the command line gives all keys.
         argv (`list[str]`, *optional*):
             Defaults to the process's own.
 
@@ -73,20 +72,20 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def show(text: str) -> None:
-    """Print, to a reader that may have seen enough."""
+    """Print, to a reader that may close the pipe early, as `head` does."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains as it exits
 
 
 def _hint(key: Key):
-    # YAML has true for a bare on; which keys take that is known once their classes are imported.
+    # YAML reads a bare on as true; the check after the imports knows which keys take it.
     return key.hint | bool if key.hint is str else key.hint
 
 
 def program() -> str:
-    """What the process was started as."""
+    """The name that the process was started by."""
     path = Path(sys.argv[0])
     return "python -m trl_prorl.train" if path.parts[-2:] == ("trl_prorl", "train.py") else path.name
 

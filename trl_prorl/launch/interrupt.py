@@ -1,8 +1,12 @@
-"""What Ctrl-C leaves behind, in one line."""
+"""Ctrl-C, and one line about what it leaves behind."""
 
+import itertools
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,6 +15,55 @@ from ..run.checkpoint import newest_complete
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
 NOTHING_BEGUN = "no step was begun, and nothing has changed."
+NOTHING_CHANGED = "nothing has changed. The same command begins anew."
+
+
+class EndAtOnce:
+    """Handler of SIGINT that ends the process: a line on stderr, if there is one to write, and exit code 130."""
+
+    def __init__(self, what: str | None):
+        self.line = f"interrupted: {what}\n".encode() if what else b""
+
+    def __call__(self, number, frame) -> NoReturn:
+        os.write(2, self.line)  # `print` may be what was interrupted
+        os._exit(INTERRUPTED)
+
+
+def end_at_once(what: str | None = None) -> None:
+    """
+    From now on Ctrl-C ends the process at once: while libraries are imported, some of which swallow a
+    `KeyboardInterrupt`, and where the line was written already. SIGINT stays ignored where it is.
+
+    Args:
+        what (`str`, *optional*):
+            What was kept, and how to go on; without it no line is written.
+    """
+    ours = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is threading.main_thread():
+        if ours is signal.default_int_handler or isinstance(ours, EndAtOnce):
+            signal.signal(signal.SIGINT, EndAtOnce(what))
+
+
+def interrupt_as_usual() -> None:
+    """After [`end_at_once`]: Ctrl-C raises `KeyboardInterrupt` again."""
+    if isinstance(signal.getsignal(signal.SIGINT), EndAtOnce):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def is_started_as_module(package: str) -> bool:
+    """Whether this process is `python -m PACKAGE…`, and the package is being imported for it."""
+    named = (name for flag, name in itertools.pairwise(sys.orig_argv) if flag[:1] == "-" and flag[-1:] == "m")
+    return sys.argv[:1] == ["-m"] and any(name.partition(".")[0] == package for name in named)
+
+
+@contextmanager
+def ending_in_one_line(what: str) -> Iterator[None]:
+    """Within it Ctrl-C ends the process with one line, which says what was kept, and exit code 130."""
+    interrupt_as_usual()
+    try:
+        yield
+    except KeyboardInterrupt:
+        end_interrupted(what)
 
 
 def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoReturn:
@@ -19,13 +72,13 @@ def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoRetur
 
     Args:
         what (`str`):
-            What was kept, and how to go on.
+            The line: what was kept, and how to go on.
         tell (`bool`, *optional*, defaults to `True`):
-            Whether this is the process that says so.
+            Whether this process prints it.
         processes (`int`, *optional*, defaults to `1`):
-            Of the run. Several leave each other as they are: to part in good order, all would have to be there.
+            Processes of the run. Several do not wait for one another, because not all may still be there.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the line is written, however often the key is pressed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the line is written even if the key is pressed again
     if tell:
         print(f"interrupted: {what}", file=sys.stderr)
     if processes > 1:
@@ -37,15 +90,15 @@ def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoRetur
 
 def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None = None) -> str:
     """
-    What a run that was interrupted has left.
+    The line about what an interrupted run has left behind.
 
     Args:
         output_dir (`str` or `os.PathLike`):
-            Of the run.
+            The run's.
         begun (`bool`):
             Whether a step was begun, in this process.
         model (`Path`, *optional*):
-            A file of the model that the run has left at its end.
+            A file of the model, if the run had come to its end.
     """
     checkpoint, _ = newest_complete(output_dir, content=False)
     go_on = "Go on with the same command and --resume_from_checkpoint True"
@@ -54,5 +107,8 @@ def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None 
     if model:
         return f"the run had come to its end; its model and its record are in {Path(output_dir)}."
     if begun:
-        return f"the record in {Path(output_dir)} is kept, and there is no checkpoint yet. {go_on}, which begins again at step 0."
+        return (
+            f"the record in {Path(output_dir)} is kept, and there is no checkpoint yet. {go_on}, which begins again "
+            "at step 0."
+        )
     return NOTHING_BEGUN

@@ -1,4 +1,4 @@
-"""What a trainer is given, checked before a model is loaded, and made into what TRL's trainer has to be given."""
+"""A trainer's arguments, checked before a model is loaded, and made into the arguments of TRL's trainer."""
 
 import inspect
 import os
@@ -30,7 +30,7 @@ from .checks import check_columns, check_rows
 @dataclass
 class Plan:
     """
-    The arguments of a trainer, and what follows from them.
+    The arguments of a trainer, and the facts that follow from them.
 
     Attributes:
         given (`dict[str, Any]`):
@@ -42,13 +42,13 @@ class Plan:
         moves (`bool`):
             Whether a reset moves a reference.
         fresh_adapter (`bool`):
-            Whether the policy begins as the base: a new LoRA adapter that is zero. Adapters initialised from the weights, which
-            they then change (PiSSA and others), are not.
+            Whether the policy begins as the base: a new LoRA adapter that is zero. Adapters initialised from the
+            weights, which they then change (PiSSA and others), do not.
         given_wrapped (`bool`):
             Whether the model was given as a [`~peft.PeftModel`].
         casts_head (`bool`):
-            Whether the LM head of a model with adapters is cast to fp32, by us: TRL looks for the embeddings of a tied head in the
-            adapter's wrapper, where they are not.
+            Whether the LM head of a model with adapters is cast to fp32, by us: TRL looks for the embeddings of a tied
+            head in the adapter's wrapper, where they are not.
     """
 
     given: dict[str, Any]
@@ -75,13 +75,13 @@ class Plan:
             raise TypeError(f"args is a {type(args).__name__}; ProRLTrainer needs a ProRLConfig.")
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
-        if given.get("environment_factory") is None:  # an environment brings prompts of its own
+        if given.get("environment_factory") is None:  # an environment brings its own prompts
             check_columns(given.get("train_dataset"))
         check_rows(given.get("train_dataset"), args.generation_batch_size, args.num_generations)
         functions = given.get("reward_funcs")
         functions = functions if isinstance(functions, list) else [functions]
         if given.get("environment_factory") is None and all(map(inspect.isroutine, functions)):
-            names = [get_callable_name(function) for function in functions]  # others have theirs when they are loaded
+            names = [get_callable_name(function) for function in functions]  # models get their names when loaded
             named_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
         keys = changing_keys(args)
         _check_optimizer(args, given.get("optimizers"))
@@ -107,8 +107,8 @@ class Plan:
 
     def wrap(self) -> None:
         """
-        Make the model a `PeftModel` where its reference has to move: given a `peft_config`, TRL's reference is the base model,
-        which cannot; given a `PeftModel`, it is an adapter of its own.
+        Make the model a `PeftModel` where its reference has to move. Given a `peft_config`, TRL's reference is the
+        base model, which cannot move; given a `PeftModel`, it is an adapter of its own.
         """
         given, model, args = self.given, self.given["model"], self.args
         if args.cast_lm_head_to_fp32 and not self.casts_head:
@@ -126,15 +126,15 @@ class Plan:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """While TRL's trainer is built: what it would look for at a path, and a warning that would not be true."""
+        """While TRL's trainer is built: provide what it looks for at a path, and drop a warning that is not true."""
         model = self.given["model"]
         full = self.given.get("peft_config") is None and isinstance(model, PreTrainedModel)
         with ExitStack() as stack:
             if full and self.args.beta != 0.0:
                 stack.enter_context(_reloadable(model))
-            if self._loads:  # they were used
+            if self._loads:  # the arguments that TRL warns about were used
                 stack.enter_context(without_warning("trl.trainer.grpo_trainer", "`model_init_kwargs`"))
-            stack.enter_context(without_initialisation(model))  # of TRL's adapter `ref`, a copy
+            stack.enter_context(without_initialisation(model))  # TRL's adapter `ref` is a copy
             if self.casts_head:
                 stack.enter_context(_without_cast_head(self.args))
             yield
@@ -152,7 +152,7 @@ def _check_optimizer(args: ProRLConfig, optimizers) -> None:
 
 
 def _check_sharding(args: ProRLConfig, resets: bool) -> None:
-    """Where parameters or optimizer states are sharded, a plain copy would do nothing or half of it: refuse."""
+    """Refuse sharded parameters and optimizer states, of which a plain copy would take nothing or a part."""
     copies = resets or args.elastic_reset_every > 0 or args.beta_base != 0.0
     plugin = args.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3 and copies:
@@ -200,7 +200,7 @@ def _loaded_processor(model: str, args: ProRLConfig):
 
 @contextmanager
 def _without_cast_head(args: ProRLConfig) -> Iterator[None]:
-    """For as long as TRL builds the trainer."""
+    """The configuration without the cast of the head, for as long as TRL builds the trainer."""
     args.cast_lm_head_to_fp32 = False
     try:
         yield
@@ -211,8 +211,8 @@ def _without_cast_head(args: ProRLConfig) -> Iterator[None]:
 @contextmanager
 def _reloadable(model: Any) -> Iterator[None]:
     """
-    TRL builds a full-model reference by loading the policy's path again. A model made in memory has none: give it one
-    for as long as that takes.
+    Give a model that was made in memory a path, for as long as TRL builds a full-model reference by loading the
+    policy's path again.
     """
     if get_config_model_id(model.config):
         yield

@@ -13,7 +13,7 @@ __all__ = ["RecipeParser", "fits", "nearest", "spelt"]
 
 
 class RecipeParser(TrlParser):
-    """[`~trl.TrlParser`] whose every complaint is a `ValueError` of one line, misspelt keys and wrong types included."""
+    """A [`~trl.TrlParser`] whose complaints, of misspelt keys and wrong types too, are a `ValueError` of one line."""
 
     def error(self, message):
         raise ValueError(message)
@@ -38,6 +38,5 @@ class RecipeParser(TrlParser):
             types_by_name = typing.get_type_hints(dataclass_type)
             for field in dataclasses.fields(dataclass_type):
                 if field.init:
-                    hint = types_by_name[field.name]
-                    found[field.name] = recipe_hint(field.name, hint, field.metadata.get("choices", ()))
+                    found[field.name] = recipe_hint(field.name, types_by_name[field.name])
         return found

@@ -1,6 +1,6 @@
 """
-What is wrong with a recipe or a command line, in one line with the key, the value and the cure. Imports nothing that takes
-long, so that it can be said before anything else happens.
+Refuses what is wrong with a recipe or a command line, in one line with the key, the value and the cure. Nothing that
+takes long is imported, so that the complaint comes before anything else happens.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 
-# What a recipe may put into the environment: nothing with which a library or a child process could be made to run code.
+# Variables that a recipe may set: none by which a library or a child process could be made to run code.
 SAFE_ENV = frozenset(
     "CUDA_VISIBLE_DEVICES OMP_NUM_THREADS TOKENIZERS_PARALLELISM HF_HUB_OFFLINE PYTORCH_CUDA_ALLOC_CONF WANDB_PROJECT "
     "WANDB_ENTITY WANDB_MODE WANDB_NAME TRACKIO_PROJECT".split()
@@ -23,7 +23,7 @@ SAFE_ENV = frozenset(
 
 BASE = "base"  # the key that names another recipe, whose keys this one takes
 
-# Keys that recipes of other versions have, and what to write instead.
+# Keys of other versions' recipes, and what to write instead.
 RENAMED = {
     "torch_dtype": "write dtype",
     "overwrite_output_dir": "leave it out; a folder that holds a run is never overwritten",
@@ -32,8 +32,12 @@ RENAMED = {
 }
 
 
+# Keys of text that a recipe may write as a bare on, off or true, which YAML reads as true or false.
+BARE = ("pack_groups", "resume_from_checkpoint")
+
+
 class UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error: of two values one would be lost in silence."""
+    """YAML in which a key that occurs twice is an error: of two values one would be lost in silence."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -43,7 +47,7 @@ class UniqueKeys(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(
                     "while reading a mapping",
                     node.start_mark,
-                    f"the key {key!r} stands there twice",
+                    f"the key {key!r} is given twice",
                     key_node.start_mark,
                 )
             seen.add(key)
@@ -56,16 +60,16 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
 
     Args:
         arguments (`list[str]`):
-            The command line, `--config=PATH` taken apart.
+            The command line, with `--config=PATH` in two parts.
         flags (`Collection[str]`):
-            The options there are, `--config` among them.
+            The options that exist, `--config` among them.
 
     Raises:
-        `ValueError`: naming the first that is none.
+        `ValueError`: naming the first that does not exist.
     """
     if arguments and not arguments[0].startswith("-"):
         cure = f": write --config {arguments[0]}" if arguments[0].endswith((".yaml", ".yml")) else ""
-        raise ValueError(f"{arguments[0]!r} stands there without an option before it{cure}.")
+        raise ValueError(f"{arguments[0]!r} follows no option{cure}.")
     for argument in arguments:
         name = argument.split("=")[0]
         misspelt = argument.startswith("--") or re.match(r"-[a-z]\w", argument)  # a negative number is a value
@@ -74,7 +78,7 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
     if "--config" in arguments and arguments[-1] == "--config":
         raise ValueError("--config needs the path of a recipe after it.")
     if arguments.count("--config") > 1:
-        raise ValueError("--config stands there twice; a run has one recipe.")
+        raise ValueError("--config is given twice; a run has one recipe.")
 
 
 def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> None:
@@ -88,7 +92,7 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> None:
             By key, its type.
 
     Raises:
-        `ValueError`: naming the recipe, the key, the value and what is right.
+        `ValueError`: naming the recipe, the key, the value and the type that it takes.
     """
     layers = recipe_layers(path)
     for place, (file, keys) in enumerate(layers):
@@ -108,8 +112,8 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> None:
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """
-    The keys of a recipe: those of its base, if it names one, and its own, which win. `null` unsets a key of the base, which then
-    has its default.
+    The keys of a recipe: those of its base, if it names one, and its own, which win. `null` unsets a key of the base,
+    which then has its default.
 
     Raises:
         `ValueError`: there is no such file, or it holds no mapping; the same of the base.
@@ -156,9 +160,9 @@ def _read(path: Path, said: str) -> dict[str, Any]:
     return recipe
 
 
-def recipe_hint(name: str, hint: Any, choices: Collection = ()) -> Any:
-    """The type of a key as a recipe may spell it: YAML takes a bare on or off for true or false."""
-    return hint | bool if "on" in choices or name == "resume_from_checkpoint" else hint
+def recipe_hint(name: str, hint: Any) -> Any:
+    """The type of a key as a recipe may spell it."""
+    return hint | bool if name in BARE else hint
 
 
 def check_recipe_runs_no_code(path: str | Path, recipe: dict[str, Any]) -> None:
@@ -166,20 +170,21 @@ def check_recipe_runs_no_code(path: str | Path, recipe: dict[str, Any]) -> None:
     Recipes are passed around, so none may make the machine run code that is not installed on it.
 
     Raises:
-        `ValueError`: a key does. On the command line, where one types it oneself, it is allowed.
+        `ValueError`: a key does. On the command line, where users type it themselves, it is allowed.
     """
     for where, keys in (("", recipe), ("model_init_kwargs: ", recipe.get("model_init_kwargs"))):
         keys = keys if isinstance(keys, dict) else {}
         if keys.get("trust_remote_code") not in (None, False, "false", "False"):
             raise ValueError(
-                f"{path}: {where}trust_remote_code={keys['trust_remote_code']!r} would run code that comes with a model, "
-                "which a recipe may not ask for. If you trust that model, give --trust_remote_code true on the command line."
+                f"{path}: {where}trust_remote_code={keys['trust_remote_code']!r} would run code that comes with a "
+                "model, which a recipe may not ask for. If you trust that model, give --trust_remote_code true on the "
+                "command line."
             )
         attention = keys.get("attn_implementation")
         if isinstance(attention, str) and "/" in attention:
             raise ValueError(
-                f"{path}: {where}attn_implementation={attention!r} would download a kernel and run it, which a recipe may "
-                "not ask for. If you trust it, give --attn_implementation on the command line."
+                f"{path}: {where}attn_implementation={attention!r} would download a kernel and run it, which a recipe "
+                "may not ask for. If you trust it, give --attn_implementation on the command line."
             )
     unsafe = sorted(set(map(str, recipe.get("env") or {})) - SAFE_ENV)
     if unsafe:
@@ -190,7 +195,7 @@ def check_recipe_runs_no_code(path: str | Path, recipe: dict[str, Any]) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"`, or nothing."""
+    """`" (did you mean 'x'?)"`, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -224,7 +229,7 @@ def kind(value: Any) -> str:
 
 
 def spelt(hint: Any) -> str:
-    """A type as a reader of recipes would put it."""
+    """A type in the words of a recipe's author."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
     words = []

@@ -1,6 +1,7 @@
 """
-The keys of a recipe, read from the source of the classes that hold them. That takes a tenth of a second; importing those
-classes takes torch, transformers and TRL, several seconds, after which a misspelt key is a nuisance.
+The keys of a recipe, read from the source of the classes that hold them. That takes a tenth of a second; importing
+those classes takes torch, transformers and TRL, and several seconds, which is too long to wait for a complaint about a
+misspelt key.
 """
 
 import ast
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 
-# Where the classes of a recipe and the classes they extend are: package, file, and whether they are ours.
+# The package and the file of the classes of a recipe and the classes that they extend.
 PLACES = {
     "TaskArguments": ("trl_prorl", "train.py"),
     "ScriptArguments": ("trl", "scripts/utils.py"),
@@ -27,7 +28,7 @@ PLACES = {
 }
 RECIPE = ("TaskArguments", "ProRLConfig", "ModelConfig")
 
-# The classes of the annotations that a value from YAML can be held against; any other class accepts every value.
+# The types that a value from YAML can be compared with; any other class accepts every value.
 NAMES = {name: getattr(typing, name) for name in ("Any", "Literal", "Optional", "Union")}
 NAMES |= {"bool": bool, "dict": dict, "float": float, "int": int, "list": list, "str": str, "None": None}
 
@@ -36,7 +37,7 @@ ENTRY = re.compile(r"^(\s+)(\w+) \((.+)\):$")
 
 
 class AnyObject:
-    """Stands for a class that was not imported."""
+    """Stands in for a class that was not imported."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Key:
         default (`str` or `None`):
             Its default as the source spells it; `None` if that is made by a factory.
         text (`str`):
-            What it means: its entry in the docstring, or its help.
+            Its meaning: its entry in the docstring, or the help of its field.
         group (`str` or `None`):
-            What the docstring says that the keys around it do.
+            The purpose that the docstring gives the keys around it.
         aliases (`tuple[str]`):
             Further options of the command line.
     """
@@ -91,7 +92,7 @@ def recipe_keys(classes: Iterable[str] = RECIPE) -> dict[str, Key]:
             Names in [`PLACES`].
 
     Raises:
-        `LookupError`: a class is not where it is looked for.
+        `LookupError`: a class is not in its place.
     """
     keys: dict[str, Key] = {}
     for name in classes:
@@ -181,7 +182,7 @@ def _literal(node: ast.expr | None) -> Any:
 
 
 def _entries(docstring: str) -> dict[str, tuple[str, str | None]]:
-    """What a docstring says of each key, and the group that it puts it in."""
+    """The description that a docstring gives each key, and the group that it puts the key in."""
     found: dict[str, tuple[list[str], str | None]] = {}
     group, current, indent = None, None, ""
     for line in docstring.splitlines():

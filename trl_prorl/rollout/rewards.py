@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import math
+import os
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,12 @@ from typing import Any
 from trl.trainer.utils import is_async_callable
 
 from ..errors import RewardError
+from . import deadline
 from .deadline import DeadlineExceeded, call_within
+
+
+# Files whose frames lie between a trainer and a reward function.
+CALLERS = (__file__, deadline.__file__, os.path.dirname(asyncio.__file__) + os.sep)
 
 
 def watched(
@@ -48,9 +54,8 @@ def watched(
 
     def failed(error: Exception, prompts: list) -> RewardError:
         row = getattr(function, "row", None)  # a function may say which row it is at
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f" ({frame.filename}, line {frame.lineno})"
-        return RewardError(problem(f"raised {type(error).__name__}: {error}{where}", prompts, row) + ".")
+        what = f"raised {type(error).__name__}: {error}{place(error, function)}"
+        return RewardError(problem(what, prompts, row) + ".")
 
     def late(prompts: list) -> RewardError:
         cure = "Mend it, or raise reward_timeout (null: no limit)."
@@ -90,9 +95,9 @@ def watched(
             try:
                 rewards = await asyncio.wait_for(function(**columns), seconds)
             except asyncio.TimeoutError as error:
-                raise late(prompts) from error
+                raise late(prompts) from own_part(error)
             except Exception as error:
-                raise failed(error, prompts) from error
+                raise failed(error, prompts) from own_part(error)
             return check(rewards, prompts)
 
     else:
@@ -103,12 +108,34 @@ def watched(
                 # A generator runs only when it is read.
                 rewards = call_within(seconds, lambda: materialised(function(**columns)))
             except DeadlineExceeded as error:
-                raise late(prompts) from error
+                raise late(prompts) from own_part(error)
             except Exception as error:
-                raise failed(error, prompts) from error
+                raise failed(error, prompts) from own_part(error)
             return check(rewards, prompts)
 
     return functools.update_wrapper(watch, function) if hasattr(function, "__name__") else watch
+
+
+def own_part(error: BaseException) -> BaseException | None:
+    """
+    An error with the part of its traceback that is a reward function's own; `None` if there is none, because the
+    function was never entered or went on elsewhere. Its author looks for these lines, and in a script of theirs Python
+    prints them.
+    """
+    own = error.__traceback__
+    while own is not None and own.tb_frame.f_code.co_filename.startswith(CALLERS):
+        own = own.tb_next
+    return None if own is None else error.with_traceback(own)
+
+
+def place(error: Exception, function: Callable) -> str:
+    """`" (FILE, line N)"`: where a function raised, or where it is defined if it could not even be called."""
+    own = own_part(error)
+    if own is not None:
+        frame = traceback.extract_tb(own.__traceback__)[-1]
+        return f" ({frame.filename}, line {frame.lineno})"
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
 def as_float(reward: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""What a run's base model is called: its name on the Hub, or the local folder and where that says it came from."""
+"""The name of a run's base model: on the Hub, or the local folder and the model that it says it was made from."""
 
 import hashlib
 import re
@@ -15,7 +15,8 @@ from .run_files import read_json
 
 
 WEIGHTS = ("*.safetensors", "*.bin")
-READ_WHOLE, BLOCK, BLOCKS = 2**26, 4096, 4096  # bytes up to which a file of weights is read whole, else so many blocks
+# A file of weights of up to READ_WHOLE bytes is read whole, of a larger one BLOCKS blocks of BLOCK bytes.
+READ_WHOLE, BLOCK, BLOCKS = 2**26, 4096, 4096
 
 # A download in the Hub's cache, which is a local folder but a model of the Hub.
 SNAPSHOT = re.compile(r"models--(?P<repo>[^/\\]+)[/\\]snapshots[/\\][0-9a-f]+[/\\]?$")
@@ -66,8 +67,9 @@ def identify(name: str) -> BaseModel:
 
 def fingerprint(name: str) -> str | None:
     """
-    What tells the weights in a local folder from others of the same shape: a hash of its files, of large
-    ones of their size and of blocks spread evenly over them, so that they cost no time. `None` if it is no folder with weights.
+    What tells the weights in a local folder from others of the same shape: a hash of its files. Of large ones it
+    covers the size and blocks spread evenly over them, so that it costs no time. `None` if it is not a folder with
+    weights.
     """
     files = sorted(path for glob in WEIGHTS for path in Path(name).glob(glob) if path.name != "training_args.bin")
     if not files:
@@ -88,8 +90,8 @@ def fingerprint(name: str) -> str | None:
 
 def hub_commit(name: str, revision: str | None = None) -> str | None:
     """
-    The commit of a Hub model that a revision stands for in the client's cache, as 40 hexadecimal digits; `None` if the model
-    was never loaded here, or is not on the Hub.
+    The commit of a Hub model that a revision stands for in the client's cache, as 40 hexadecimal digits; `None` if the
+    model was never loaded here, or is not on the Hub.
 
     Args:
         name (`str`):

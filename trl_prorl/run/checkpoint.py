@@ -21,7 +21,7 @@ MANIFEST_FILE = "manifest.json"
 MANIFEST = table({"resumable": flag, "files": table(rest=table({"bytes": integer(0), "sha256": text}))})
 ABANDONED = "abandoned-"
 INCOMPLETE = "_incomplete-"  # the Hub's uploads leave out what begins with an underscore
-SMALL = 1 << 20  # bytes; what says whose a checkpoint is, and how far it is, is smaller
+SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which step, are smaller
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -49,7 +49,7 @@ def sync(path: Path) -> None:
 
 
 def is_failed_write(error: Exception) -> bool:
-    """Whether an error is a full disk's, or one like it, as each library puts it."""
+    """Whether an error means that a write failed, on a full disk for instance, in the words of whichever library."""
     # tokenizers raises no class of its own.
     return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
 
@@ -101,13 +101,13 @@ class WholeCheckpoint:
     def __init__(self, run_dir: Path, step: int, resumable: bool):
         name = f"checkpoint-{step}"
         self.run_dir, self.step, self.resumable = run_dir, step, resumable
-        self.folder = run_dir / f"{INCOMPLETE}{name}"  # where the trainer believes that its checkpoints lie
+        self.folder = run_dir / f"{INCOMPLETE}{name}"  # where the trainer believes its checkpoints to be
         self.aside, self.final = self.folder / name, run_dir / name
 
     @contextmanager
     def written_aside(self, accelerator, publishes: bool, record: Iterable[Path]) -> Iterator[None]:
         """
-        While it is written, by all processes; at the end one of them publishes it, and the record with it.
+        The time in which all processes write it; at the end one of them publishes it, and the record with it.
 
         Args:
             accelerator ([`~accelerate.Accelerator`]):
@@ -136,7 +136,7 @@ class WholeCheckpoint:
 
 
 def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
-    """What to say of a checkpoint or a model that could not be written: what is kept, and how to go on."""
+    """The message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
     kept = sorted(
         (path.name for path in run_dir.glob("checkpoint-*")),
         key=lambda name: int(CHECKPOINT.fullmatch(name)[1]) if CHECKPOINT.fullmatch(name) else -1,
@@ -157,7 +157,7 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
         checkpoint (`Path`):
             The folder.
         content (`bool`, *optional*, defaults to `True`):
-            Compare the hashes of all files, and not only of those that take no time: of the others the sizes.
+            Compare the hashes of all files, and not only those of small files and the sizes of the others.
     """
     try:
         if not (checkpoint / MANIFEST_FILE).exists():
@@ -188,10 +188,10 @@ def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tupl
         output_dir (`str` or `os.PathLike`):
             Where the checkpoints are.
         content (`bool`, *optional*, defaults to `True`):
-            Compare the hashes of all files, and not only of those that take no time: of the others the sizes.
+            Compare the hashes of all files, and not only those of small files and the sizes of the others.
 
     Returns:
-        `tuple[Path | None, dict[str, str]]`: the checkpoint, and the newer ones that were skipped with the reason of each.
+        `tuple[Path | None, dict[str, str]]`: the checkpoint, and the newer ones that were skipped, with the reasons.
     """
     folder, skipped = Path(output_dir), {}
     if not folder.is_dir():
@@ -209,8 +209,8 @@ def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tupl
 
 def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] = ()) -> dict[str, str]:
     """
-    Rename the checkpoints after the one from which a run goes on. They belong to steps that it has gone back behind, and the
-    next resume would take the newest of them for the run's own.
+    Rename the checkpoints that are newer than the one from which a run goes on. The run has gone back behind their
+    steps, and the next resume would take the newest of them for its own.
 
     Args:
         checkpoint (`Path`):
@@ -236,8 +236,35 @@ def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] 
     return renamed
 
 
+def rotate(output_dir: Path, step: int, limit: int | None, best: str | os.PathLike | None) -> None:
+    """
+    Remove the oldest checkpoints beyond a limit, but neither the newest nor the best. Their steps give the order, not
+    the times at which folders were changed: the removal changes a folder as well, and a kill may come in the middle of
+    one.
+
+    Args:
+        output_dir (`Path`):
+            Where they lie.
+        step (`int`):
+            The newest one's. Later ones are not of this run: no resume could take them, or they would be abandoned.
+        limit (`int`, *optional*):
+            How many may stay; `None` or 0: all.
+        best (`str` or `os.PathLike`, *optional*):
+            The best one.
+    """
+    steps = {path: int(match[1]) for path in output_dir.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
+    checkpoints = sorted((path for path in steps if steps[path] <= step), key=steps.get)
+    kept = {path.resolve() for path in (output_dir / f"checkpoint-{step}", best and Path(best)) if path}
+    surplus = len(checkpoints) - max(limit, len(kept)) if limit else 0
+    for path in [path for path in checkpoints if path.resolve() not in kept][: max(0, surplus)]:
+        # Half a checkpoint would count as one; a folder that a kill leaves under this name is removed later.
+        old = path.with_name(f"{INCOMPLETE}old-{path.name}")
+        path.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def leftovers(folder: Path) -> list[Path]:
-    """What saves that were cut short have left behind."""
+    """The folders left behind by saves and removals that were cut short."""
     return sorted(path for path in folder.glob(f"{INCOMPLETE}*") if path.is_dir())
 
 
@@ -255,8 +282,8 @@ def find_checkpoint(
         if found is None:
             listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
             raise ValueError(
-                f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} holds no checkpoint that is complete."
-                f"{listed} Start the run again in another output_dir, or name a checkpoint of another folder."
+                f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} holds no checkpoint that is "
+                f"complete.{listed} Start the run again in another output_dir, or name a checkpoint of another folder."
             )
         return found, skipped
     path = Path(asked)

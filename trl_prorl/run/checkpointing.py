@@ -6,11 +6,10 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import broadcast_object_list
-from transformers.trainer_utils import rotate_checkpoints
 
-from ..errors import CheckpointError, RunError
+from ..errors import CheckpointError, RewardError, RunError
 from ..quiet import without_warning
-from .checkpoint import WholeCheckpoint, is_failed_write, save_failed
+from .checkpoint import WholeCheckpoint, is_failed_write, rotate, save_failed
 from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
 from .folder import write_config, write_env
 from .generation_buffer import buffer_file, load_buffer, save_buffer
@@ -54,15 +53,16 @@ class CheckpointMixin:
 
     def train(self, resume_from_checkpoint=None, *args, **kwargs):
         """
-        As [`~transformers.Trainer.train`]. A resume continues the run exactly, from the middle of a generation batch too.
+        As [`~transformers.Trainer.train`]. A resume continues the run exactly, even from the middle of a generation
+        batch.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 A checkpoint, or `True` for the newest complete one in `output_dir`.
 
         Raises:
-            `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`), or another
-            process trains into `output_dir` or `run_dir`.
+            `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`), or
+            another process trains into `output_dir` or `run_dir`.
         """
         with self.folders_held():
             self._resume = None
@@ -71,7 +71,11 @@ class CheckpointMixin:
                 allowed = self.args.allow_config_change
                 check_record(self.run_dir)
                 self._resume = Resume.find(resume_from_checkpoint, self.args.output_dir, identity, allowed)
-            return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
+            try:
+                return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
+            except RewardError as error:
+                # The frames that matter are those of its cause, which it keeps.
+                raise error.with_traceback(None)  # noqa: B904
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
@@ -101,11 +105,16 @@ class CheckpointMixin:
             best = best_beside(Path(resume_from_checkpoint), Path(self.args.output_dir))
         with without_warning("transformers.trainer", "The best checkpoint") if best is not None else nullcontext():
             done = super()._init_training_state(max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial)
-        self.state.compute_steps(
-            self.args, max_steps
-        )  # a checkpoint's logging_steps, eval_steps, save_steps are its own
+        # A checkpoint brings its own logging_steps, eval_steps and save_steps.
+        self.state.compute_steps(self.args, max_steps)
         if best is not None:
             self.state.best_model_checkpoint = str(best)
+        folder = Path(self.args.output_dir)
+        if resume_from_checkpoint is not None and self.args.should_save:
+            if Path(resume_from_checkpoint).resolve().parent == folder.resolve():
+                # The run may have ended between its last save and the removal that follows a save.
+                limit = self.args.save_total_limit
+                rotate(folder, self.state.global_step, limit, self.state.best_model_checkpoint)
         return done
 
     def _load_optimizer_and_scheduler(self, checkpoint):
@@ -160,11 +169,10 @@ class CheckpointMixin:
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint.final))
         if self.args.should_save:
-            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-            rotate_checkpoints(str(run_dir), limit, best, use_mtime=True)
+            rotate(run_dir, self.state.global_step, self.args.save_total_limit, self.state.best_model_checkpoint)
 
     def _save_beside(self, checkpoint: WholeCheckpoint) -> None:
-        """What the run needs beyond TRL's checkpoint."""
+        """Write what the run needs beyond TRL's checkpoint."""
         folder = checkpoint.aside
         if self._step % self.args.generate_every != 0 and self._buffered_inputs is not None:
             save_buffer(folder / buffer_file(self.accelerator.process_index), self._buffered_inputs)

@@ -1,8 +1,9 @@
 """
-What a changed key does to a run that is resumed with `allow_config_change`: it acts from the checkpoint on, or it is refused.
+What a changed key does to a run that is resumed with `allow_config_change`: it acts from the checkpoint on, or it is
+refused.
 
-Most keys are read where they act, and a checkpoint holds nothing of them. Here are the others: those that a checkpoint's
-optimizer, schedule and state would bring back, and those that cannot be changed in the middle of a run.
+Most keys are read where they act, and a checkpoint holds nothing of them. The others are here: those that a
+checkpoint's optimizer, schedule and state would bring back, and those that cannot be changed in the middle of a run.
 """
 
 from collections.abc import Mapping
@@ -21,8 +22,8 @@ PATH_DEPENDENT_SCHEDULES = {"reduce_lr_on_plateau", "greedy"}
 SCHEDULE_KEYS = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 # How a generation batch is cut into micro-batches and steps.
 BATCH_KEYS = (
-    "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size num_generations "
-    "num_iterations processes"
+    "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size "
+    "num_generations num_iterations processes"
 ).split()
 FIXED = {
     **dict.fromkeys(
@@ -55,8 +56,8 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
     def refuse(key: str, why: str) -> None:
         old, new = changed[key]
         raise ValueError(
-            f"{key}: {old!r} -> {new!r} cannot be changed by a resume from {checkpoint.name}: {why}. Leave it at {old!r}, "
-            "or begin a run of its own."
+            f"{key}: {old!r} -> {new!r} cannot be changed by a resume from {checkpoint.name}: {why}. Leave it at "
+            f"{old!r}, or begin a run of its own."
         )
 
     for key in changed:
@@ -99,14 +100,14 @@ def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:
-    """Of every parameter group of an optimizer, as it is now."""
+    """The hyperparameters of every parameter group of an optimizer, as they are now."""
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
 def restore_hyperparameters(optimizer, scheduler, asked: list[dict[str, Any]]) -> None:
     """
-    Give an optimizer and its schedule, whose states were loaded, the hyperparameters that they were made with. Moments, step
-    counts and the schedule's position stay as they are.
+    Give an optimizer and its schedule, whose states were loaded, the hyperparameters that they were made with.
+    Moments, step counts and the schedule's position stay as they are.
 
     Args:
         optimizer (`torch.optim.Optimizer`), scheduler ([`~torch.optim.lr_scheduler.LRScheduler`]):

@@ -1,4 +1,4 @@
-"""Entropy watch: a policy that has collapsed writes the same thing whatever one samples, and no longer learns."""
+"""Entropy watch: a policy that has collapsed writes the same text in every sample, and no longer learns."""
 
 import logging
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ logger = logging.getLogger(__name__)
 
 class EntropyWatch(Part):
     """
-    Says when the mean entropy has stayed below a floor.
+    Tells when the mean entropy has stayed below a floor.
 
     Args:
         floor (`float`):
             Nats per token.
         patience (`int`):
-            Consecutive optimizer steps below the floor that make a collapse.
+            Consecutive optimizer steps below the floor that count as a collapse.
         stop (`bool`, *optional*, defaults to `False`):
             Whether a collapse ends the run.
     """

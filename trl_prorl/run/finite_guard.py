@@ -1,4 +1,6 @@
-"""What a run does about NaN and infinity: find the first, say where, and stop before the update or leave the step out."""
+"""
+What a run does about NaN and infinity: find the first, say where it is, and stop before the update or leave it out.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +17,7 @@ from ..rollout.rewards import shown
 from .finite import all_finite, first_nonfinite
 
 
-# How the first tensor is called, in the order in which one follows from another.
+# Names of the tensors, in the order in which one is computed from another.
 WHOSE = {
     "old_per_token_logps": "the old policy",
     "ref_per_token_logps": "the reference",
@@ -56,7 +58,7 @@ class FiniteGuard(Part):
 
     @contextmanager
     def sampling(self, examples: list[dict], step: int) -> Iterator[None]:
-        """Generation for optimizer step `step`, in which torch refuses to sample from NaN."""
+        """The generation for optimizer step `step`, in which torch refuses to sample from NaN."""
         try:
             yield
         except RuntimeError as error:
@@ -69,7 +71,8 @@ class FiniteGuard(Part):
 
     def look_at_loss(self, loss, batch, logps, sums: list[tuple[str, torch.Tensor]]) -> None:
         """
-        Note the first tensor of a micro-batch that is not finite; all processes settle the matter together, before the update.
+        Note the first tensor of a micro-batch that is not finite; all processes settle the matter together before the
+        update.
 
         Args:
             loss (`torch.Tensor`):
@@ -94,7 +97,7 @@ class FiniteGuard(Part):
         self._note(first_nonfinite(named | dict(sums)) or "loss", batch)
 
     def look_at_gradients(self, model) -> None:
-        """Before they are clipped, which spreads NaN from one to all."""
+        """Look at the gradients before they are clipped, which spreads NaN from one to all."""
         if self._found is not None or self.accelerator.scaler is not None:
             return
         gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
@@ -103,7 +106,7 @@ class FiniteGuard(Part):
 
     def settle(self, norm: float, step: int, optimizer) -> None:
         """
-        Before update `step`: stop, or leave it out, on every process if any of them has found something.
+        Stop before update `step`, or leave it out, on every process if any of them has found something.
 
         Raises:
             [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
@@ -125,7 +128,7 @@ class FiniteGuard(Part):
 
     def check_weights(self, model, step: int) -> None:
         """
-        After update `step`.
+        Look at the weights after update `step`.
 
         Raises:
             [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite.
@@ -136,8 +139,8 @@ class FiniteGuard(Part):
         found = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
         self._log(step, "stop", found)
         raise NonFiniteError(
-            f"NaN or infinity at step {step}: {found['tensor']} after the update. The run stops; its last checkpoint is "
-            "kept. Lower learning_rate."
+            f"NaN or infinity at step {step}: {found['tensor']} after the update. The run stops; its last checkpoint "
+            "is kept. Lower learning_rate."
         )
 
     def _note(self, tensor: str, batch=None) -> None:
@@ -154,6 +157,6 @@ class FiniteGuard(Part):
         batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""
         return (
             f"NaN or infinity at step {step}: {found['tensor']}{batch}. The run stops before the update; its last "
-            "checkpoint is kept. Lower learning_rate or the coefficient of the KL, or set nonfinite: skip to leave such "
-            "steps out."
+            "checkpoint is kept. Lower learning_rate or the coefficient of the KL, or set nonfinite: skip to leave "
+            "such steps out."
         )

@@ -18,7 +18,7 @@ from .run_id import RUN_ID
 
 
 CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
-EVALUATION_KEYS = ("model_name_or_path", "task")  # what eval asks of config.yaml; a run from plain Python has neither
+EVALUATION_KEYS = ("model_name_or_path", "task")  # eval reads them in config.yaml; a run from plain Python has neither
 SECRETS = frozenset(["hub_token", "push_to_hub_token"])
 PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
 
@@ -31,7 +31,7 @@ def set_keys(config: Any, always: frozenset[str] = frozenset()) -> dict[str, Any
         config (dataclass instance):
             The configuration.
         always (`frozenset[str]`, *optional*):
-            Fields that are there whatever their value, unless that is `None`.
+            Fields to include whatever their value, unless it is `None`.
     """
     keys = {}
     for field in dataclasses.fields(config):
@@ -65,8 +65,8 @@ def as_plain(value: Any) -> Any:
 
 def write_config(run_dir: str | os.PathLike, args: GRPOConfig, recipe: tuple = ()) -> None:
     """
-    Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults. Tokens
-    are left out.
+    Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults.
+    Tokens are left out.
 
     Args:
         run_dir (`str` or `os.PathLike`):
@@ -98,7 +98,7 @@ def write_env(
     run_id: str | None = None,
 ) -> None:
     """
-    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run computes what it computes.
+    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed.
 
     Args:
         run_dir (`str` or `os.PathLike`):
@@ -112,14 +112,14 @@ def write_env(
         base (`str`, *optional*):
             Hub name or folder of the model that the run began from.
         run_id (`str`, *optional*):
-            The run's id, which stands beside the weights that it saves, too.
+            The run's id, which is also saved beside its weights.
     """
     revision = (getattr(args, "model_init_kwargs", None) or {}).get("revision")
     env = {
         RUN_ID: run_id,
         "variant": args.variant,
         "base_model": dataclasses.asdict(identify(base)) if base else None,
-        # What the name leads to may change: a folder's weights, and the Hub's commit.
+        # The same name may come to mean other weights: a folder's content changes, and so does the Hub's commit.
         "base_weights": fingerprint(base) if base else None,
         "base_commit": None if not base or Path(base).is_dir() else hub_commit(base, revision),
         "execution": {

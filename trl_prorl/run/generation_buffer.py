@@ -1,4 +1,4 @@
-"""The generation buffer beside a checkpoint: what was generated and is still to be trained on when a run is cut short."""
+"""The generation buffer beside a checkpoint: the samples that are still to be trained on when a run is cut short."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
         path (`Path`):
             The file.
         batches (`list[Mapping[str, Any]]`):
-            One mapping a micro-batch, of tensors and of values that JSON can hold.
+            One mapping for each micro-batch, of tensors and of values that JSON can hold.
     """
     tensors, values = {}, []
     for number, batch in enumerate(batches):
@@ -36,7 +36,7 @@ def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
 
 def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
     """Read what [`save_buffer`] wrote."""
-    # Read on the CPU: a process of several there has the device "cpu:0", which safetensors does not know.
+    # Read on the CPU, as one of several processes there has the device "cpu:0", which safetensors does not know.
     with safe_open(path, framework="pt") as file:
         batches = json.loads(file.metadata()["values"])
         for key in file.keys():

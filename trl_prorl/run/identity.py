@@ -1,4 +1,6 @@
-"""What makes a resumed run the same run: every argument that can change a number, the data, the model it began from."""
+"""
+What makes a resumed run the same run: every argument that can change a number, the data, and the model it began from.
+"""
 
 import dataclasses
 import hashlib
@@ -15,21 +17,22 @@ from .folder import as_plain
 
 IDENTITY_FILE = "identity.json"
 
-# Where things are written, shown and sent, and how long one waits: no number of the run depends on it.
+# Where things are written, shown and sent, and how long to wait for them: no number of the run depends on these keys.
 HARMLESS = frozenset(
-    "output_dir run_dir logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level "
-    "log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id "
+    "output_dir run_dir logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter "
+    "log_level log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id "
     "trackio_static_space_id save_only_model save_strategy save_steps save_on_each_node save_total_limit "
-    "enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision "
-    "hub_push_reference dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor "
-    "dataloader_multiprocessing_context skip_memory_metrics resume_from_checkpoint allow_config_change local_rank "
-    "do_train do_eval do_predict ddp_timeout log_completions log_multimodal num_completions_to_print log_unique_prompts "
-    "log_completions_hub_repo include_num_input_tokens_seen restore_callback_states_from_checkpoint reward_timeout "
-    "log_update_norm vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port "
+    "enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push "
+    "hub_revision hub_push_reference dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+    "dataloader_prefetch_factor dataloader_multiprocessing_context skip_memory_metrics resume_from_checkpoint "
+    "allow_config_change local_rank do_train do_eval do_predict ddp_timeout log_completions log_multimodal "
+    "num_completions_to_print log_unique_prompts log_completions_hub_repo include_num_input_tokens_seen "
+    "restore_callback_states_from_checkpoint reward_timeout log_update_norm vllm_server_base_url vllm_server_host "
+    "vllm_server_port vllm_server_timeout vllm_group_port "
     # Told apart by content, see `dataset_hash` and `weights_hash`.
     "model_name_or_path dataset_name".split()
 )
-# With these the past does not depend on how long the run will be.
+# With these the rates of the past do not depend on the length of the run.
 ENDLESS_SCHEDULES = ("constant", "constant_with_warmup")
 LENGTHS = frozenset(["max_steps", "num_train_epochs"])
 ROWS_HASHED = 20_000
@@ -74,7 +77,7 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], sample: int 
         named_tensors (`Iterable[tuple[str, torch.Tensor]]`):
             Parameters by name.
         sample (`int`, *optional*, defaults to `64`):
-            Values of each tensor that are read, from both its ends.
+            Values that are read at each end of a tensor.
     """
     digest = hashlib.sha256()
     for name, tensor in named_tensors:
@@ -86,7 +89,7 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], sample: int 
 
 
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters of a policy that are those of the model it was given: without adapters, and what they change."""
+    """The parameters that a policy took over from its model: without adapters, and without what adapters change."""
     configs = getattr(policy, "peft_config", {})
     others = set(configs)
     if changes_model(configs.get("default")):  # by singular vectors, whose last bits differ between machines
@@ -95,8 +98,10 @@ def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """`{key: [then, now]}` for every key of both that differs. A key that only one knows is no difference: another version
-    of the project may have written it."""
+    """
+    `{key: [then, now]}` for every key of both that differs. A key that only one of them knows is not a difference:
+    another version of the project may have written it.
+    """
     return {key: [then[key], now[key]] for key in sorted(then) if key in now and then[key] != now[key]}
 
 
@@ -114,7 +119,7 @@ def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: boo
         `dict[str, list]`: the differences, `{key: [then, now]}`.
 
     Raises:
-        `ValueError`: there are some, and they are not allowed.
+        `ValueError`: there are differences, and they are not allowed.
     """
     changed = differences(then, now)
     if changed and not allowed:

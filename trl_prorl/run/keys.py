@@ -1,4 +1,7 @@
-"""What the record's keys mean, in one place: `docs/reference.md` is made from it, and a test compares it with real runs."""
+"""
+The meaning of the record's keys, in one place: `docs/reference.md` is made from it, and a test compares it with real
+runs.
+"""
 
 from dataclasses import dataclass
 
@@ -14,7 +17,7 @@ class RecordKey:
         meaning (`str`):
             What it says.
         when (`str`, *optional*, defaults to `""`):
-            What it takes for the key to be there; empty if it always is.
+            The condition on which the key is there; empty if it always is.
         events (`tuple[str, ...]`, *optional*):
             The kinds of event that have it; not for `metrics.jsonl`.
     """
@@ -28,11 +31,13 @@ class RecordKey:
 TOKEN, TOKENS, CALLS, SECONDS = "nats per token", "tokens", "calls", "s"
 GPU, REUSED = "a GPU", "samples used after an update"
 
-# One row per optimizer step. TASK stands for the name of a task. Counts are sums over processes, times the main process's.
+# One row per optimizer step. TASK stands for the name of a task. Counts are sums over processes, times are those of
+# the main process.
 METRICS = {
     "step": RecordKey("optimizer steps", "steps done, from 1"),
     "reward": RecordKey(
-        "reward", "mean over the generation batch that the step trains on, all reward functions weighed"
+        "reward",
+        "mean over the generation batch that the step trains on, of the weighted sum of all reward functions",
     ),
     "reward_std": RecordKey("reward", "its standard deviation, as TRL logs it"),
     "frac_reward_zero_std": RecordKey(
@@ -51,7 +56,7 @@ METRICS = {
     "advantage_std": RecordKey("advantage", "its standard deviation"),
     "interrupted_fraction": RecordKey("share", "of completions that were asked for their answer", "`thinking_budget`"),
     "groups_replaced": RecordKey(
-        "groups", "put in the place of those whose task rewards are all equal", "`dynamic_sampling_rounds`"
+        "groups", "that took the place of groups whose task rewards are all equal", "`dynamic_sampling_rounds`"
     ),
     "groups_generated_again": RecordKey("groups", "generated for that, used or not", "`dynamic_sampling_rounds`"),
     "groups_undecided": RecordKey("groups", "still undecided after the last round", "`dynamic_sampling_rounds`"),
@@ -65,7 +70,7 @@ METRICS = {
     "kl_penalty": RecordKey("loss", "what entered the loss, coefficients and normaliser included", "an anchor"),
     "mean_abs_dlogp": RecordKey("nats", "mean over tokens of abs(log π_θ − log π_old)", REUSED),
     "clip_region_mean": RecordKey("share", "of tokens in the region that the ratio's clip flattens"),
-    "rows_skipped": RecordKey("completions", "not computed, for they carry no gradient", "`skip_zero_rows`"),
+    "rows_skipped": RecordKey("completions", "not computed, because they carry no gradient", "`skip_zero_rows`"),
     "beta": RecordKey("coefficient", "of the active anchor: `beta`, else `beta_old`, else `beta_base`, else 0"),
     "lr": RecordKey("learning rate", "of this update, re-warm-up included"),
     "grad_norm": RecordKey("norm", "of the gradient before it is clipped"),
@@ -91,10 +96,8 @@ METRICS = {
     "time_base": RecordKey(SECONDS, "scoring by the base"),
     "time_reset": RecordKey(SECONDS, "resets"),
     "time_update": RecordKey(SECONDS, "forward and backward, optimizer, data"),
-    "time_eval": RecordKey(
-        SECONDS, "validation after the step, and before the first one; on top of `time_step`, in which it is not"
-    ),
-    "time_meter": RecordKey(SECONDS, "what the bookkeeping itself took"),
+    "time_eval": RecordKey(SECONDS, "validation after the step, and before the first one; not part of `time_step`"),
+    "time_meter": RecordKey(SECONDS, "the bookkeeping itself"),
     "ref_time_fraction": RecordKey("share", "`time_ref` by `time_step`"),
     "peak_memory_gib": RecordKey("GiB", "most memory allocated in the step", GPU),
     "gpu_utilization": RecordKey("%", "at the end of the step", "a GPU with NVML"),

@@ -1,4 +1,4 @@
-"""One run at a time writes to a folder: a lock that its process takes with it, however that ends."""
+"""One run at a time writes to a folder: a lock that ends with its process, however that ends."""
 
 import errno
 import fcntl
@@ -27,12 +27,12 @@ class FolderLock:
     """
     Keeps every other `FolderLock`, in this process or in any other, out of some folders. Readers need none.
 
-    The lock is the kernel's (`flock` on the file `run.lock`, which also says who holds it), so a process that is killed
-    leaves a file behind and no lock. Forked children do not inherit it: one that outlives its parent holds nothing.
+    The lock is the kernel's (`flock` on the file `run.lock`, which also says who holds it), so a killed process leaves
+    a file behind and no lock. Forked children do not inherit it: one that outlives its parent holds nothing.
 
     Args:
         folders (`str` or `os.PathLike`):
-            They are made if need be.
+            Made if they do not exist.
     """
 
     def __init__(self, *folders: str | os.PathLike):
@@ -43,7 +43,7 @@ class FolderLock:
 
     @property
     def held(self) -> bool:
-        """Whether it is held just now."""
+        """Whether it is held now."""
         return self._depth > 0
 
     def hold(self) -> None:
@@ -68,7 +68,7 @@ class FolderLock:
         self._depth += 1
 
     def let_go(self) -> None:
-        """Count back; the folders are free when it has been called as often as `hold`."""
+        """Count back; the folders are free once it has been called as often as `hold`."""
         self._depth -= 1
         if self._depth == 0:
             self._leave()
@@ -162,8 +162,8 @@ def _name(descriptor: int) -> str:
 
 def _refusal(folder: str | os.PathLike, who: str) -> str:
     return (
-        f"output_dir or run_dir {str(folder)!r} is in use: {who}, trains into it. Wait until it has ended, stop it, or "
-        "choose another folder."
+        f"output_dir or run_dir {str(folder)!r} is in use: {who}, trains into it. Wait until it has ended, stop it, "
+        "or choose another folder."
     )
 
 

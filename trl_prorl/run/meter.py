@@ -1,4 +1,4 @@
-"""What a run costs and what it measured: forward calls, tokens, stage times, and token means, one row per step.
+"""The cost and the measurements of a run: forward calls, tokens, stage times and means over tokens, one row per step.
 
 The meter only observes. Absent means not measured, never 0.
 """
@@ -26,7 +26,7 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 
 @dataclass
 class Part:
-    """Seconds of a part of a stage, known once it is over."""
+    """The seconds of a part of a stage, known once it is over."""
 
     seconds: float = 0.0
 
@@ -55,7 +55,7 @@ class StageTimer:
 
     @contextmanager
     def part(self, name: str) -> Iterator[Part]:
-        """A part of a stage whose own seconds are wanted too."""
+        """A part of a stage, whose own seconds are measured too."""
         part, before = Part(), self.seconds[name]
         with self.stage(name):
             yield part
@@ -145,7 +145,7 @@ class Meter:
         return call
 
     def add_tokens_in_loss(self, mask: torch.Tensor) -> None:
-        """Add the tokens of a micro-batch that count in its loss, whether they were computed or not. `mask`: `(B, T)`."""
+        """Add the tokens of a micro-batch that count in its loss, computed or not. `mask` has shape `(B, T)`."""
         self._in_loss = self._in_loss + mask.sum()
 
     def add_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
@@ -164,7 +164,7 @@ class Meter:
         self._averages[name].append(value)
 
     def add_count(self, name: str, count: torch.Tensor) -> None:
-        """Add to a number of things, over micro-batches and processes."""
+        """Add to a count over micro-batches and processes."""
         self._counts[name] = self._counts.get(name, 0) + count
 
     def peek_mean(self, name: str, reduce: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
@@ -175,7 +175,7 @@ class Meter:
         return total / count if count else None
 
     def named_sums(self, prefix: str) -> list[tuple[str, torch.Tensor]]:
-        """The step's sums over tokens so far, of the means whose names begin so."""
+        """The step's sums over tokens so far, of the means whose names begin with `prefix`."""
         return [(name, pair[0]) for name, pair in self._sums.items() if name.startswith(prefix)]
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
@@ -228,7 +228,7 @@ class UpdateNorm:
 
     Args:
         optimizer (`torch.optim.Optimizer`):
-            Hooks are registered on it; the parameters are copied before every update.
+            Gets hooks; its parameters are copied before every update.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
@@ -267,7 +267,7 @@ def gpu_row(device: torch.device) -> dict[str, float]:
 
 class JsonLines:
     """
-    A file of one JSON object a line, written line by line.
+    A file with one JSON object on each line, written line by line.
 
     Args:
         path (`str` or `os.PathLike`):
@@ -305,7 +305,7 @@ class JsonLines:
 
     def change_last(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> bool:
         """
-        Put what `change` makes of the last row in its place, unless that is `None`; whether it was.
+        Replace the last row by what `change` makes of it, unless that is `None`; returns whether it was replaced.
 
         The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
         """
@@ -324,7 +324,7 @@ class JsonLines:
 
 def check_record(run_dir: str | os.PathLike) -> None:
     """
-    Read what a resume continues.
+    Read the record that a resume continues.
 
     Raises:
         InputError: A line cannot be read; it is named.

@@ -1,4 +1,7 @@
-"""The record of a run while it trains: one row a step, one object an event, one an evaluation. It observes and changes nothing."""
+"""
+The record of a run while it trains: a row for each step, an object for each event and each evaluation. It observes and
+changes nothing.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -15,14 +18,14 @@ from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines, Meter
 from .run_files import EVENTS, METRICS
 
 
-# TRL's names of what the record has of a generation batch.
+# What the record says of a generation batch, and TRL's names for it.
 OF_TRL = {
     "reward": "reward",
     "reward_std": "reward_std",
     "frac_reward_zero_std": "frac_reward_zero_std",
     "completion_length": "completions/mean_length",
 }
-# What the trainer's own log shows of a row, under `prorl/`.
+# The keys of a row that the trainer's own log shows, under `prorl/`.
 LOGGED = ("kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
 SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
@@ -37,7 +40,7 @@ class Recorder(Part):
         meter ([`~trl_prorl.run.meter.Meter`]):
             Counts, times and means of the step under way.
         anchors ([`~trl_prorl.objective.anchors.Anchors`]):
-            Whose coefficient is in force.
+            The active one's coefficient is recorded.
         total (`Callable`):
             Sums a tensor over processes.
         processes (`int`):
@@ -86,13 +89,13 @@ class Recorder(Part):
         return [log.path for log in (self.metrics, self.events, self.evaluations) if log is not None]
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """One reset, growth, resume, ..."""
+        """Write an event: a reset, a resume, …"""
         if self.events is not None:
             self.events.write(event)
 
     def evaluation(self, step: int, metrics: Mapping[str, float], sets: Iterable[str]) -> None:
         """
-        The metrics of one evaluation, without its own speed.
+        Write the metrics of one evaluation, without its own speed.
 
         Args:
             step (`int`):
@@ -100,7 +103,7 @@ class Recorder(Part):
             metrics (`Mapping[str, float]`):
                 TRL's.
             sets (`Iterable[str]`):
-                Names of the sets where there are several, which stand in the metrics' names.
+                Names of the evaluation sets where there are several; the metrics' names hold them.
         """
         of_speed = {f"eval_{of_set}{speed}" for of_set in ("", *(f"{name}_" for name in sets)) for speed in SPEEDS}
         if self.evaluations is not None:
@@ -110,7 +113,10 @@ class Recorder(Part):
             self.evaluations.write({"step": step, **kept})
 
     def charge_evaluation(self, step: int, seconds: float) -> None:
-        """Charge an evaluation to the step that was done before it, whose row is written; before the first step, to that."""
+        """
+        Charge an evaluation to the step before it, whose row is already written; an evaluation before the first step,
+        to the first step.
+        """
 
         def charged(row):
             if row["step"] == step:
@@ -133,7 +139,7 @@ class Recorder(Part):
             advantages (`torch.Tensor` of shape `(N,)`):
                 Of all processes.
             measured (`Mapping[str, float]`):
-                What the record says beside.
+                Further measurements of the record.
             tokens (`int`):
                 Sampled by all processes.
         """
@@ -154,7 +160,7 @@ class Recorder(Part):
         penalty: torch.Tensor | None,
     ) -> None:
         """
-        Means over tokens of one micro-batch.
+        Add one micro-batch to the means over tokens.
 
         Args:
             batch (`Mapping[str, torch.Tensor]`):
@@ -228,5 +234,5 @@ class Recorder(Part):
 
 
 def is_measured(value: float | None) -> bool:
-    """Whether there is a finite number."""
+    """Whether it is a finite number."""
     return value is not None and math.isfinite(value)

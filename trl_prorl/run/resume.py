@@ -1,4 +1,4 @@
-"""A resume: which checkpoint, whether it is the same run, what of the record stays, and the state beside TRL's."""
+"""A resume: its checkpoint, whether it is the same run, which part of the record stays, and the state beside TRL's."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from .run_files import read_json
 
 
 STATE_FILE = "prorl_state.json"
-# A reset at the checkpoint's own step came after the save, and comes again. Other events came before it.
+# A reset at the checkpoint's own step came after the save, and happens again. Other events came before it.
 COME_AGAIN = ("reset", "elastic_reset")
 
 logger = logging.getLogger(__name__)
@@ -68,8 +68,9 @@ class Resume:
         check_change(changed, identity, checkpoint)
         if "parts" not in read_state(checkpoint):
             raise ValueError(
-                f"resume_from_checkpoint={str(asked)!r}: {checkpoint.name} was written by an earlier version of trl-prorl, whose "
-                f"{STATE_FILE} this one does not read. Resume with that version, or train on from its weights as a new run."
+                f"resume_from_checkpoint={str(asked)!r}: {checkpoint.name} was written by an earlier version of "
+                f"trl-prorl, whose {STATE_FILE} this one does not read. Resume with that version, or train on from "
+                "its weights as a new run."
             )
         state = json.loads((checkpoint / "trainer_state.json").read_text())
         return cls(checkpoint, state["global_step"], int(state["epoch"]), skipped, changed)
@@ -79,22 +80,23 @@ class Resume:
         return row["step"] <= self.step
 
     def keeps_event(self, event: Mapping[str, Any]) -> bool:
-        """Whether an event was."""
+        """Whether an event was there at the checkpoint."""
         return event["step_applied"] < self.step + (event["event"] not in COME_AGAIN)
 
     def abandon_newer(self, output_dir: str | os.PathLike) -> None:
-        """Before the record is cut: checkpoints newer than this one are no longer part of the run."""
+        """Rename the checkpoints newer than this one, before the record is cut: they left the run."""
         renamed = abandon_newer(self.checkpoint, Path(output_dir), self.skipped)
         for name, now in renamed.items():
             logger.warning(
-                "%s is newer than %s, from which the run goes on, and no longer part of it: it is %s now, yours to remove.",
+                "%s is newer than %s, from which the run goes on, and no longer part of the run. It is now called %s; "
+                "remove it if you like.",
                 *(name, self.checkpoint.name, now),
             )
         self.abandoned = list(renamed)
 
     @property
     def event(self) -> dict[str, Any]:
-        """For the record."""
+        """The event of this resume, for the record."""
         return {
             "event": "resume",
             "checkpoint": self.checkpoint.name,
@@ -108,8 +110,9 @@ class Resume:
 
 def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
     """
-    The best checkpoint of a run that is resumed, as `output_dir` names it now. On record is its path as of then, which may be
-    relative to another directory, or that of a folder that was renamed; it still lies beside the checkpoint.
+    The best checkpoint of a run that is resumed, as `output_dir` names it now. The state holds its path of that time,
+    which may be relative to another directory, or the path of a folder that was renamed; it still lies beside the
+    checkpoint.
     """
     recorded = json.loads((checkpoint / "trainer_state.json").read_text())["best_model_checkpoint"]
     if recorded is None:
@@ -122,7 +125,7 @@ def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
 
 
 def clear_leftovers(output_dir: str | os.PathLike) -> None:
-    """Remove what saves and uploads that were cut short have left behind."""
+    """Remove the folders left behind by saves and uploads that were cut short."""
     for leftover in (*leftovers(Path(output_dir)), *staged_leftovers(Path(output_dir))):
         shutil.rmtree(leftover)
 
@@ -133,12 +136,15 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read it again."""
+    """Read what [`write_state`] wrote."""
     return json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
 
 
 def _as_json(value):
-    """Values that JSON does not know, as `log_extra` may hold: NumPy's with their type, so that a table prints them as before."""
+    """
+    Values that JSON does not know, which `log_extra` may hold: NumPy's with their type, so that a table prints them as
+    before.
+    """
     if isinstance(value, (np.generic, np.ndarray)):
         return {"numpy": value.dtype.str, "value": value.tolist()}
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else str(value)

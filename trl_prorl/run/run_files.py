@@ -1,6 +1,6 @@
 """
-Reading the files of a run folder, for training and evaluation alike. Whatever is in a file, what cannot be used is one line
-that names the file and, in a file of lines, the line.
+Reading the files of a run folder, for training and evaluation alike. Whatever a file holds, content that cannot be
+used is reported in one line that names the file and, in a file of lines, the line.
 """
 
 import json
@@ -64,7 +64,9 @@ INTERVAL = array(optional(shapes.number), length=2)
 
 
 def passk(content: Any, at: str = "") -> None:
-    """The shape of `passk.json`. What only some versions wrote may be missing; what is there fits prompts, samples and k."""
+    """
+    The shape of `passk.json`. Keys that only some versions wrote may be missing; values fit prompts, samples and k.
+    """
     settings = {"split": text, "temperature": finite(0), "seed": optional(scalar), "task": optional(text)}
     table({"k": array(integer(1), least=1), **settings})(content, at)
     _both_sides(content, at, every_k=True)
@@ -82,7 +84,7 @@ def passk(content: Any, at: str = "") -> None:
 
 
 def _both_sides(content: Any, at: str, every_k: bool) -> None:
-    """Counts of base and trained on the same prompts, and what is made of them."""
+    """The counts of base and trained model on the same prompts, and the numbers computed from them."""
     table({"n": integer(1, 10_000), "prompts": integer(2)})(content, at)
     n, prompts = content["n"], content["prompts"]
     table(known={"k": array(integer(1, n), least=1), "task": optional(scalar), "level": optional(integer())})(
@@ -107,7 +109,7 @@ def _both_sides(content: Any, at: str, every_k: bool) -> None:
 
 
 def _summary(value: Any, at: str, ks: list[int], every_k: bool) -> None:
-    """pass@k with its interval, for every k or for those that are there; mean length and share of samples that were cut."""
+    """pass@k with its interval, for every k or for those present; mean length, and the share of samples cut."""
     pairs = [(f"pass@{k}", f"interval@{k}") for k in ks if every_k or f"pass@{k}" in value]
     table({**{one: SHARE for one, _ in pairs}, **{other: INTERVAL for _, other in pairs}})(value, at)
     table(known={"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
@@ -146,7 +148,7 @@ def read_text(path: str | os.PathLike) -> str:
     The text of a file, UTF-8.
 
     Raises:
-        InputError: If it cannot be read, or is no text.
+        InputError: It cannot be read, or is not text.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -174,7 +176,7 @@ def read_json(path: str | os.PathLike, shape: Shape = table()) -> Any:  # noqa: 
     A JSON file, by default one object.
 
     Raises:
-        InputError: If it is not JSON, or not of the shape.
+        InputError: It is not JSON, or not of the shape.
     """
     content = read_text(path)
     try:
@@ -189,7 +191,7 @@ def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
     A YAML file, by default a recipe.
 
     Raises:
-        InputError: If it is not YAML, or no mapping of the shape.
+        InputError: It is not YAML, or not a mapping of the shape.
     """
     content = read_text(path)
     try:
@@ -217,8 +219,8 @@ def read_jsonl(
     growing: bool = False,
 ) -> list[dict[str, Any]]:
     """
-    The objects of a file of one a line; a missing file is empty. A last line that is cut off, as a run that is being written
-    or a power loss leaves it, is left out with a warning.
+    The objects of a file that holds one on each line; a missing file is empty. A last line that is cut off, because
+    the run is still writing or the power failed, is left out with a warning.
 
     Args:
         path (`str` or `os.PathLike`):
@@ -228,7 +230,7 @@ def read_jsonl(
         unique (`str`, *optional*):
             A key of which no two lines may have the same value.
         growing (`bool`, *optional*, defaults to `False`):
-            The file is being written, so that half a line at its end is no reason for a warning.
+            The file is still being written, so that half a line at its end needs no warning.
 
     Raises:
         InputError: Any other line is not JSON or not of the shape.
@@ -250,7 +252,8 @@ def read_jsonl(
         _checked_line(row, shape, path, place)
         if unique is not None and seen.setdefault(row[unique], place) != place:
             raise InputError(
-                f"'{path}' line {place}: {unique} {row[unique]} stands in line {seen[row[unique]]} already; remove one of them"
+                f"'{path}' line {place}: {unique} {row[unique]} stands in line {seen[row[unique]]} already; "
+                "remove one of them"
             )
         rows.append(row)
     return rows
@@ -270,7 +273,7 @@ def _checked_line(row: Any, shape: Shape, path: str | os.PathLike, place: int) -
 
 def last_line(path: str | os.PathLike, shape: Shape = METRICS) -> dict[str, Any] | None:
     """
-    The last whole line of such a file, the others unread; `None` if there is none.
+    The object of the last whole line of such a file, without a look at the others; `None` if there is none.
 
     Raises:
         InputError: As [`read_jsonl`].

@@ -1,4 +1,4 @@
-"""Whose a model is: every run has an id, which stands in its record and beside all weights that it saves."""
+"""Which run a model belongs to: every run has an id, which is in its record and beside all weights that it saves."""
 
 import json
 import os
@@ -11,12 +11,15 @@ RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation lea
 
 
 def new_run_id() -> str:
-    """An id that no other run has. No generator of random numbers that a run uses is touched."""
+    """An id that no other run has. It draws from none of the generators of random numbers that a run uses."""
     return uuid.uuid4().hex
 
 
 def id_of_run(checkpoint: Path | None, output_dir: str | os.PathLike, run_dir: str | os.PathLike) -> str:
-    """The id of the run that a checkpoint of `output_dir` continues, else a new one: a checkpoint of another folder forks a run."""
+    """
+    The id of the run that a checkpoint of `output_dir` continues, else a new one: a checkpoint of another folder forks
+    the run.
+    """
     found = None
     if checkpoint is not None and checkpoint.resolve().parent == Path(output_dir).resolve():
         found = saved_run_id(checkpoint) or recorded_run_id(run_dir)
@@ -24,7 +27,7 @@ def id_of_run(checkpoint: Path | None, output_dir: str | os.PathLike, run_dir: s
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:
-    """Say whose the weights in a folder are; `None`: no run's, whatever lay there before."""
+    """Say which run the weights in a folder belong to; `None`: to no run, whatever was there before."""
     path = Path(folder) / RUN_ID_FILE
     if run_id is None:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a value read from JSON or YAML must look like, and where it does not, in words."""
+"""The shape that a value read from JSON or YAML must have, and in words where it has another."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def flag(value: Any, at: str) -> None:
 
 
 def number(value: Any, at: str) -> None:
-    """A number that a float can hold; NaN and infinity, too."""
+    """A number that a float can hold, NaN and infinity included."""
     if not is_number(value):
         refuse(value, at, "a number")
 

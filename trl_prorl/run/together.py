@@ -1,4 +1,4 @@
-"""What one process finds out for all of a run."""
+"""What one process finds out for all processes of a run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,8 @@ from accelerate.utils import broadcast_object_list
 
 def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
     """
-    Call a function in the main process; its result, or the `ValueError` or `OSError` that it raised, is every process's.
+    Call a function in the main process. Its result, or the `ValueError` or `OSError` that it raised, becomes every
+    process's.
 
     Args:
         is_main (`bool`):

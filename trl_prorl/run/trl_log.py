@@ -1,4 +1,4 @@
-"""What TRL has gathered for its next log when a checkpoint is saved: metrics, and the text of the last completions."""
+"""What TRL has gathered for its next log when a checkpoint is saved: metrics and the last completions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from trl.trainer.utils import strip_images_from_messages
 
 def saved(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:
     """
-    As JSON values.
+    The metrics and the table as JSON values.
 
     Args:
         metrics (`Mapping[str, list[float]]`):
@@ -27,7 +27,7 @@ def saved(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | N
 
 
 def restored(state: Mapping[str, Any], metrics: dict[str, list[float]], completions: Mapping[str, Any]) -> None:
-    """Put what [`saved`] returned into TRL's metrics and its table."""
+    """Put the values that [`saved`] returned into TRL's metrics and its table."""
     metrics.update(state["metrics"])
     for name, values in (state["completions"] or {}).items():
         if isinstance(values, dict):

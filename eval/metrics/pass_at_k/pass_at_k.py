@@ -1,7 +1,8 @@
 """The `pass_at_k` metric: `evaluate.load("<path>/eval/metrics/pass_at_k")`, offline.
 
-The one place in the project where pass@k is computed; `eval.statistics` imports [`pass_at_k`] from here. `evaluate`
-copies this single file elsewhere and reads its import lines, so it stands alone: one import a line, nothing of ours.
+The one place in the project where pass@k is computed; `eval.analysis.statistics` imports [`pass_at_k`] from here.
+`evaluate` copies this single file elsewhere and reads its import lines, so it stands alone: one import a line, nothing
+of ours.
 """
 
 from collections.abc import Iterable

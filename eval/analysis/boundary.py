@@ -1,0 +1,175 @@
+"""What a run can solve now that its base could not, and what it lost: pass@k over k and prompt by prompt."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import fisher_exact
+
+from eval.analysis.passk import draw_sizes
+from eval.analysis.statistics import (
+    Estimate,
+    McNemar,
+    bootstrap_interval,
+    holm,
+    mcnemar,
+    paired_bootstrap_difference,
+    pass_at_k_per_prompt,
+    pass_at_k_upper_bound,
+)
+from trl_prorl.errors import InputError
+
+
+ERROR_RATE = 0.05
+
+
+class PromptChange(NamedTuple):
+    """
+    One prompt that went from no correct sample to some, or back.
+
+    Attributes:
+        prompt (`int`): Its index among the evaluated prompts.
+        base, trained (`int`): Correct samples of n.
+        p_value (`float`): Fisher's exact test of equal rates, two-sided, after Holm's correction over all prompts.
+    """
+
+    prompt: int
+    base: int
+    trained: int
+    p_value: float
+
+    @property
+    def separated(self) -> bool:
+        """Whether the samples tell the two rates apart at 5 % over all prompts together."""
+        return self.p_value <= ERROR_RATE
+
+
+class BoundaryRow(NamedTuple):
+    """pass@k at one k: measured with intervals over prompts, and its bound by mean and spread of pass@1."""
+
+    k: int
+    base: Estimate
+    trained: Estimate
+    gain: Estimate
+    base_bound: float
+    trained_bound: float
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """
+    Base against trained at n samples a prompt.
+
+    Attributes:
+        prompts, n (`int`): Prompts, and samples of each.
+        rows (`list[BoundaryRow]`): pass@k for powers of two up to n, n itself, and the evaluated k.
+        newly_solved (`list[PromptChange]`): Prompts with no correct base sample and some of the trained model.
+        lost (`list[PromptChange]`): The reverse.
+        both, neither (`int`): Prompts with a correct sample on both sides, on none.
+        solved_at_all (`McNemar`): Trained against base in "some sample is correct", which sampling alone also changes.
+        rate_limit (`float`): Highest rate that 0 of n correct does not exclude at 95 %, 1 - 0.05^(1/n).
+        separable_from (`int` or `None`): Correct samples of n that tell a prompt from one with none, among so many
+            prompts; `None` if not even all n do.
+        base_correct, trained_correct (`list[int]`): Correct samples of each prompt.
+    """
+
+    prompts: int
+    n: int
+    rows: list[BoundaryRow]
+    newly_solved: list[PromptChange]
+    lost: list[PromptChange]
+    both: int
+    neither: int
+    solved_at_all: McNemar
+    rate_limit: float
+    separable_from: int | None
+    base_correct: list[int]
+    trained_correct: list[int]
+
+
+def rate_limit(n: int) -> float:
+    """Highest rate at which no correct sample among `n` still has a chance of 5 %; about 3/n (the rule of three)."""
+    return 1 - ERROR_RATE ** (1 / n)
+
+
+def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[PromptChange]]:
+    """
+    Prompts newly solved and prompts lost, with the evidence for each.
+
+    Holm's correction is over all prompts: those with no correct sample on one side were picked by the very counts that
+    are tested, so correcting over them alone would find changes where there are none.
+
+    Args:
+        base, trained (`list[int]`): Correct samples of `n`, shape (P,) each.
+        n (`int`): Samples per prompt and side.
+
+    Returns:
+        `tuple[list[PromptChange], list[PromptChange]]`: Newly solved and lost, each in the order of prompts.
+    """
+
+    @cache
+    def p_value(b, t):
+        return float(fisher_exact([[b, n - b], [t, n - t]]).pvalue)
+
+    counts = list(zip(base, trained, strict=True))
+    adjusted = holm([p_value(b, t) for b, t in counts])
+    changes = [PromptChange(i, b, t, float(p)) for i, ((b, t), p) in enumerate(zip(counts, adjusted, strict=True))]
+    newly_solved = [change for change in changes if change.base == 0 < change.trained]
+    lost = [change for change in changes if change.trained == 0 < change.base]
+    return newly_solved, lost
+
+
+def separable_from(n: int, prompts: int) -> int | None:
+    """Fewest correct of `n` that Fisher's test tells from 0 of `n` at the strictest of Holm's `prompts` levels."""
+    for correct in range(1, n + 1):
+        if fisher_exact([[0, n], [correct, n - correct]]).pvalue * prompts <= ERROR_RATE:
+            return correct
+    return None
+
+
+def boundary(run_passk: dict) -> Boundary:
+    """
+    The changes from base to trained, by the content of `passk.json` (or one of its `others`).
+
+    Args:
+        run_passk (`dict`): With `n`, and `correct` (counts per prompt, shape (P,), P >= 2) under `base` and `trained`.
+
+    Returns:
+        [`Boundary`]
+
+    Raises:
+        InputError: If a key is missing or the two sides have different prompts.
+    """
+    try:
+        n, base, trained = run_passk["n"], run_passk["base"]["correct"], run_passk["trained"]["correct"]
+    except KeyError as error:
+        raise InputError(f"passk.json has no {error}; write it again with `python -m eval.passk`") from error
+    if len(base) != len(trained) or len(base) < 2:
+        raise InputError(
+            f"passk.json has counts of {len(base)} base and {len(trained)} trained prompts; at least 2 prompts, the "
+            "same on both sides, are needed: write it again with `python -m eval.passk`"
+        )
+
+    def row(k):
+        sides = [pass_at_k_per_prompt(counts, n, k) for counts in (base, trained)]
+        measured = [Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides]
+        bounds = [pass_at_k_upper_bound(np.array(counts) / n, k, n=n) for counts in (base, trained)]
+        return BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0]), *bounds)
+
+    newly_solved, lost = changed_prompts(base, trained, n)
+    solved = np.array([base, trained]) > 0
+    return Boundary(
+        prompts=len(base),
+        n=n,
+        rows=[row(k) for k in draw_sizes(n, run_passk.get("k", ()))],
+        newly_solved=newly_solved,
+        lost=lost,
+        both=int(solved.all(axis=0).sum()),
+        neither=int((~solved).all(axis=0).sum()),
+        solved_at_all=mcnemar(solved[1], solved[0]),
+        rate_limit=rate_limit(n),
+        separable_from=separable_from(n, len(base)),
+        base_correct=list(base),
+        trained_correct=list(trained),
+    )

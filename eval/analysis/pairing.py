@@ -1,0 +1,29 @@
+"""Which runs can be compared prompt by prompt, and which belong together."""
+
+from eval.run_folder.run import Run
+
+
+def max_new_tokens(run: Run) -> int | None:
+    """Tokens after which a completion was cut: as evaluated, in older results the run's own, which was the default."""
+    return run.passk.get("max_new_tokens") or run.config.get("max_completion_length")
+
+
+def same_prompts(a: Run, b: Run) -> bool:
+    """Whether two runs were evaluated on the same prompts in the same way, so that prompts can be paired."""
+    if a.passk is None or b.passk is None:
+        return False
+    evaluated_alike = all(
+        a.passk.get(key) == b.passk.get(key) for key in ("split", "prompts", "n", "temperature", "task", "level")
+    )
+    evaluated_alike = evaluated_alike and max_new_tokens(a) == max_new_tokens(b)
+    if "prompt_ids" in a.passk and "prompt_ids" in b.passk:
+        return evaluated_alike and a.passk["prompt_ids"] == b.passk["prompt_ids"]
+    return evaluated_alike and all(
+        (a.config.get(key) or None) == (b.config.get(key) or None) for key in ("task_options", "task_seed")
+    )
+
+
+def pairs(runs: list[Run], first: str, second: str) -> list[tuple[Run, Run]]:
+    """Runs of two variants that belong together: those of one seed, or all combinations where no seed is shared."""
+    combinations = [(a, b) for a in runs if a.variant == first for b in runs if b.variant == second]
+    return [(a, b) for a, b in combinations if a.seed == b.seed] or combinations

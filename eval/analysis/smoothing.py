@@ -1,0 +1,39 @@
+"""Series over steps: their ends, their smooth course, and several seeds together."""
+
+import pandas as pd
+
+
+SMOOTHING_STEPS = 10
+FIRST_SHARE, LAST_SHARE = 0.05, 0.10
+
+
+def first_mean(values: pd.Series | None) -> float | None:
+    """Mean of the first 5 % of the measured steps, at least one."""
+    return None if values is None else float(values.iloc[: max(1, round(FIRST_SHARE * len(values)))].mean())
+
+
+def last_mean(values: pd.Series | None) -> float | None:
+    """Mean of the last 10 % of the measured steps, at least one."""
+    return None if values is None else float(values.iloc[-max(1, round(LAST_SHARE * len(values))) :].mean())
+
+
+def running_mean(values: pd.Series) -> pd.Series:
+    return values.rolling(SMOOTHING_STEPS, min_periods=1).mean()
+
+
+def running_median_of_positive(values: pd.Series) -> pd.Series:
+    """
+    For a KL. The k3 mean is heavy-tailed, one token can lift a step by orders of magnitude, and in the first pass over
+    a batch the KL to pi_old is 0 by construction; a running mean would show little else.
+    """
+    return values[values > 0].rolling(SMOOTHING_STEPS, min_periods=1).median()
+
+
+def band(series: list[pd.Series]) -> pd.DataFrame:
+    """
+    Mean, lowest and highest of several series, at the steps where all have a value.
+
+    Beyond the end of the shortest only the survivors would be left, and their mean would jump.
+    """
+    table = pd.concat(series, axis=1).sort_index().interpolate(method="index", limit_area="inside").dropna()
+    return pd.DataFrame({"mean": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})

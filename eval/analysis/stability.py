@@ -1,0 +1,58 @@
+"""How steady a run was: collapse, gradient spikes, drops of the reward."""
+
+import pandas as pd
+
+from eval.analysis.smoothing import LAST_SHARE, SMOOTHING_STEPS
+from eval.run_folder.run import Run
+
+
+COLLAPSE_SHARE = 0.5
+
+
+def smoothed_reward(run: Run) -> pd.Series | None:
+    """Training reward as a mean over whole windows of 10 steps; `None` if the run is shorter or has no reward."""
+    reward = run.measured("reward")
+    if reward is None or len(reward) < SMOOTHING_STEPS:
+        return None
+    return reward.rolling(SMOOTHING_STEPS).mean().dropna()
+
+
+def nonfinite_events(run: Run) -> int | None:
+    """Updates that met NaN or infinity; `None` if the run kept no record of events."""
+    if run.events is None:
+        return None
+    return int((run.events["event"] == "nonfinite").sum()) if "event" in run.events else 0
+
+
+def collapsed(run: Run) -> bool | None:
+    """
+    Whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best smoothed
+    reward, or a value was not finite.
+
+    Returns:
+        `bool` or `None`: `None` if neither can be told. Half of a best that is not positive is no bar, so there only
+        events count.
+    """
+    smooth, events = smoothed_reward(run), nonfinite_events(run)
+    if events:
+        return True
+    if smooth is None or smooth.max() <= 0:
+        return None
+    # Against the best of many windows the last one must not be shorter, or luck alone would be a collapse.
+    reward = run.measured("reward")
+    last = reward.iloc[-max(SMOOTHING_STEPS, round(LAST_SHARE * len(reward))) :]
+    return float(last.mean()) < COLLAPSE_SHARE * float(smooth.max())
+
+
+def largest_drop(run: Run) -> float | None:
+    """The furthest the smoothed reward ever fell below its best so far, in reward; 0 if it only rose."""
+    smooth = smoothed_reward(run)
+    return None if smooth is None else float((smooth.cummax() - smooth).max())
+
+
+def gradient_spike(run: Run) -> float | None:
+    """Largest gradient norm over the median one; `None` without gradient norms or with a median of 0."""
+    norms = run.measured("grad_norm")
+    if norms is None or norms.median() == 0:
+        return None
+    return float(norms.max() / norms.median())

@@ -1,0 +1,380 @@
+"""Estimates and their uncertainty: pass@k, intervals over prompts or seeds, exact tests of paired outcomes."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from eval.metrics.pass_at_k.pass_at_k import pass_at_k
+
+
+MIN_PROMPTS = 20
+NO_INTERVAL = (math.nan, math.nan)
+NO_INTERVAL_NOTE = (
+    f"n/a: fewer than {MIN_PROMPTS} prompts give no interval, for a bootstrap of so few covers too seldom."
+)
+
+
+class Estimate(NamedTuple):
+    """A number and its confidence interval, all three in the same unit; the ends are NaN where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+
+class McNemar(NamedTuple):
+    """Pairs right on one side only, and the two-sided p-value that both sides are right equally often."""
+
+    first_only: int
+    second_only: int
+    p_value: float
+
+
+def pass_at_k_per_prompt(correct, n: int, k: int) -> np.ndarray:
+    """
+    pass@k of each prompt, for prompts that all have `n` samples.
+
+    Args:
+        correct (`list[int]`): Correct samples per prompt, shape (P,).
+        n (`int`): Samples per prompt.
+        k (`int`): Size of the draw.
+
+    Returns:
+        `np.ndarray`: Shape (P,), each in [0, 1].
+
+    Raises:
+        ValueError: As [`pass_at_k`].
+    """
+    return np.array([pass_at_k(n, c, k) for c in correct])
+
+
+def pass_at_k_upper_bound(per_prompt_pass1, k: int, n: int | None = None) -> float:
+    r"""
+    What the mean and the spread of pass@1 over prompts allow pass@k to be at most.
+
+    By Jensen's inequality \\( \mathbb{E}[(1-p)^k] \ge \mathbb{E}[(1-p)^2]^{k/2} \\) for k >= 2, so pass@k is at most
+    \\( 1 - ((1-\mathbb{E}p)^2 + \mathrm{Var}\,p)^{k/2} \\)
+    ([ProRL](https://huggingface.co/papers/2505.24864), after Dang et al. 2025).
+
+    Args:
+        per_prompt_pass1 (`list[float]`): Rate of correct samples of each prompt, shape (P,), each in [0, 1].
+        k (`int`): Size of the draw. For 1 the result is the mean itself.
+        n (`int`, *optional*): Samples each rate was measured with. Their noise adds to the spread and lowers the
+            bound; with `n` it is taken out, which makes the mean square unbiased (and the bound at k = 2 pass@2
+            itself).
+
+    Returns:
+        `float`: In [0, 1]. A bound for the rates given; an unbiased estimate of pass@k may exceed it by its noise.
+
+    Raises:
+        ValueError: If a rate is no rate, `k` is below 1, or `n` below 2 where k is not 1.
+    """
+    rates = np.asarray(per_prompt_pass1, dtype=float)
+    if rates.size == 0 or not np.all((rates >= 0) & (rates <= 1)):
+        raise ValueError("The rates must be at least one number, each in [0, 1].")
+    if k < 1:
+        raise ValueError(f"k={k} must be at least 1.")
+    mean = float(rates.mean())
+    if k == 1:
+        return mean
+    variance = rates.var()
+    if n is not None:
+        if n < 2:
+            raise ValueError(f"n={n} sample(s) a prompt do not tell noise from spread; at least 2 are needed.")
+        variance -= (rates * (1 - rates)).mean() / (n - 1)
+    mean_square = max(0.0, (1 - mean) ** 2 + float(variance))
+    return 1 - mean_square ** (k / 2)
+
+
+def _percentile_bootstrap(samples, statistic, level, resamples, seed) -> tuple[float, float]:
+    """
+    Percentile bootstrap (Efron 1979); samples of shape (P,) each are resampled together, prompt by prompt. NaN below
+    `MIN_PROMPTS`, where it covers far less often than it says.
+    """
+    if len(samples[0]) < MIN_PROMPTS:
+        return NO_INTERVAL
+    interval = stats.bootstrap(
+        samples,
+        statistic,
+        n_resamples=resamples,
+        paired=len(samples) > 1,
+        vectorized=True,
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return float(interval.low), float(interval.high)
+
+
+def _paired(a, b) -> tuple[np.ndarray, np.ndarray]:
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if a.shape != b.shape:
+        raise ValueError(f"Paired values need the same prompts on both sides, got shapes {a.shape} and {b.shape}.")
+    return a, b
+
+
+def _share_unseen(prompts: int, level: float) -> float:
+    """Share of prompts that may be of another kind where all that were drawn are of one: 1 - 0.05^(1/P), about 3/P."""
+    return 1 - (1 - level) ** (1 / prompts)
+
+
+def bootstrap_interval(
+    per_prompt_values,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    bounds: tuple[float, float] = (0.0, 1.0),
+) -> tuple[float, float]:
+    """
+    Percentile-bootstrap interval of the mean over prompts.
+
+    It covers the choice of prompts and the sampling of completions, not the variation between training seeds. Where
+    all values agree, resampling shows no spread, and the rule of three is taken instead.
+
+    Args:
+        per_prompt_values (`list[float]`): One value per prompt, shape (P,).
+        level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
+        resamples (`int`, *optional*, defaults to `2000`): Bootstrap resamples.
+        seed (`int`, *optional*, defaults to `0`): Seed of the resampling.
+        bounds (`tuple[float, float]`, *optional*, defaults to `(0, 1)`): Least and greatest value a prompt can have.
+
+    Returns:
+        `tuple[float, float]`: Lower and upper end, in the unit of the values; NaN with fewer than 20 prompts.
+    """
+    values = np.asarray(per_prompt_values, dtype=float)
+    if len(values) >= MIN_PROMPTS and np.allclose(values, values[0], rtol=0, atol=1e-12):
+        unseen, (least, greatest), value = _share_unseen(len(values), level), bounds, float(values[0])
+        return value - unseen * (value - least), value + unseen * (greatest - value)
+    return _percentile_bootstrap((values,), np.mean, level, resamples, seed)
+
+
+def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
+    """
+    pass@k with its 95 % bootstrap interval over prompts, and the counts behind it.
+
+    Args:
+        counts (`list[int]`): Correct samples per prompt, of `n` each; 2 prompts or more.
+        n (`int`): Samples per prompt.
+        ks (`list[int]`): Sizes of the draw, each from 1 to n.
+
+    Returns:
+        `dict`: `{"pass@<k>": mean, "interval@<k>": [low, high], ..., "correct": counts}`.
+    """
+    summary = {}
+    for k in ks:
+        per_prompt = pass_at_k_per_prompt(counts, n=n, k=k)
+        summary[f"pass@{k}"] = float(np.mean(per_prompt))
+        summary[f"interval@{k}"] = list(bootstrap_interval(per_prompt))
+    return {**summary, "correct": counts}
+
+
+def paired_bootstrap_difference(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:
+    """
+    Mean of `a - b` over prompts, both sides measured on the same prompts, with its percentile-bootstrap interval.
+
+    Args:
+        a, b (`list[float]`): One value per prompt, shape (P,) each, in the same order of prompts.
+        level, resamples, seed: As in [`bootstrap_interval`].
+
+    Returns:
+        [`Estimate`]: The difference and its interval.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    a, b = _paired(a, b)
+    difference = a - b
+    return Estimate(float(difference.mean()), *bootstrap_interval(difference, level, resamples, seed, (-1.0, 1.0)))
+
+
+def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:
+    """
+    Ratio of means `mean(a) / mean(b)`, both sides measured on the same prompts, with its percentile-bootstrap
+    interval.
+
+    Args:
+        a, b (`list[float]`): One value per prompt, shape (P,) each, in the same order of prompts.
+        level, resamples, seed: As in [`bootstrap_interval`].
+
+    Returns:
+        [`Estimate`]: The ratio and its interval; an end is `inf` where resamples have a zero denominator.
+
+    Raises:
+        ValueError: If the shapes differ or the mean of `b` is 0.
+    """
+    a, b = _paired(a, b)
+    if b.mean() == 0:
+        raise ValueError("The mean of b is 0: there is no ratio to it.")
+    value = float(a.mean() / b.mean())
+    if len(a) >= MIN_PROMPTS and np.allclose(a, value * b, rtol=0, atol=1e-12):
+        unseen = _share_unseen(len(a), level)
+        seen_a, seen_b = (1 - unseen) * a.mean(), (1 - unseen) * b.mean()
+        return Estimate(value, float(seen_a / (seen_b + unseen)), float((seen_a + unseen) / seen_b))
+
+    return Estimate(value, *ratio_interval(a, b, level, resamples, seed))
+
+
+def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """
+    Percentile-bootstrap interval of `mean(a) / mean(b)` over prompts: whole prompts are drawn, each with both its
+    values. With sums and numbers of tokens that is a mean over tokens, in which long prompts count more.
+
+    Args:
+        a, b (`list[float]`): One value per prompt, shape (P,) each, in the same order of prompts.
+        level, resamples, seed: As in [`bootstrap_interval`].
+
+    Returns:
+        `tuple[float, float]`: Lower and upper end; an end is `inf` where resamples have a zero denominator, both are
+        NaN with fewer than 20 prompts.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+
+    def ratio(x, y, axis=-1):
+        numerator, denominator = x.mean(axis=axis), y.mean(axis=axis)
+        return np.divide(numerator, denominator, out=np.full_like(numerator, np.inf), where=denominator != 0)
+
+    with np.errstate(invalid="ignore"):  # SciPy also takes the spread of the resamples, undefined once one is inf
+        return _percentile_bootstrap(_paired(a, b), ratio, level, resamples, seed)
+
+
+def found_four_times_in_five(estimate: Estimate) -> float:
+    r"""
+    The true difference that a 95 % interval of this width tells from 0 in four studies of five.
+
+    It is \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width, for an interval over many prompts,
+    which is nearly normal; half the width itself is found in one study of two only.
+
+    Args:
+        estimate ([`Estimate`]): A difference and its 95 % interval.
+
+    Returns:
+        `float`: In the unit of the difference.
+    """
+    quantile, power = stats.norm.ppf([0.975, 0.8])
+    return float((quantile + power) / quantile * (estimate.high - estimate.low) / 2)
+
+
+def t_interval(values, level: float = 0.95) -> Estimate:
+    """
+    Mean of a few independent values (training seeds) with its Student-t interval.
+
+    Args:
+        values (`list[float]`): Shape (S,), S >= 2, taken as independent and roughly normal.
+        level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
+
+    Returns:
+        [`Estimate`]: The mean and its interval.
+
+    Raises:
+        ValueError: If there are fewer than 2 values.
+    """
+    values = np.asarray(values, dtype=float)
+    if len(values) < 2:
+        raise ValueError(f"{len(values)} value(s) give no interval; at least 2 seeds are needed.")
+    half_width = stats.sem(values) * stats.t.ppf((1 + level) / 2, df=len(values) - 1)
+    mean = float(values.mean())
+    return Estimate(mean, mean - float(half_width), mean + float(half_width))
+
+
+def prediction_interval(values, level: float = 0.95) -> Estimate:
+    """
+    Mean of a few independent values (training seeds), with the interval in which one more value lies.
+
+    Args:
+        values (`list[float]`): Shape (S,), S >= 2, taken as independent and roughly normal.
+        level (`float`, *optional*, defaults to `0.95`): Chance that a new value lies within.
+
+    Returns:
+        [`Estimate`]: The mean, and mean ± t s √(1 + 1/S) with S − 1 degrees of freedom.
+
+    Raises:
+        ValueError: If there are fewer than 2 values.
+    """
+    mean, low, high = t_interval(values, level)
+    wider = math.sqrt(len(values) + 1)  # of t s / √S
+    return Estimate(mean, mean - wider * (mean - low), mean + wider * (high - mean))
+
+
+def fieller_ratio(b, a, paired: bool, level: float = 0.95) -> Estimate:
+    r"""
+    Ratio of means `mean(b) / mean(a)` of a few training runs with the interval of Fieller (1954).
+
+    It holds every \\( \rho \\) that a t-test of \\( \mathrm{mean}(b) - \rho\,\mathrm{mean}(a) = 0 \\) does not reject,
+    so a run of value 0 is a value like any other, which logarithms would have to leave out.
+
+    Args:
+        b, a (`list[float]`): One value per run, none negative.
+        paired (`bool`): Whether the values belong together, seed by seed: n - 1 degrees of freedom of
+            \\( b_s - \rho a_s \\). Otherwise the two sides vary on their own, with one less than the runs of the
+            smaller.
+        level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
+
+    Returns:
+        [`Estimate`]: The ratio and its interval, at least 0; 0 to infinity with one run on a side, and without an
+        upper end where `a` is not told from 0.
+
+    Raises:
+        ValueError: If the mean of `a` is 0, or paired values differ in number.
+    """
+    b, a = _paired(b, a) if paired else (np.asarray(b, dtype=float), np.asarray(a, dtype=float))
+    mean_b, mean_a = float(b.mean()), float(a.mean())
+    if mean_a == 0:
+        raise ValueError("The mean of a is 0: there is no ratio to it.")
+    ratio, fewest = mean_b / mean_a, min(len(b), len(a))
+    if fewest < 2:
+        return Estimate(ratio, 0.0, math.inf)
+    squared_t = float(stats.t.ppf((1 + level) / 2, df=fewest - 1)) ** 2
+    covariance = float(np.cov(b, a)[0, 1]) / fewest if paired else 0.0
+    # The ends are the roots of square * rho^2 - 2 * half * rho + constant.
+    square = mean_a**2 - squared_t * float(a.var(ddof=1)) / len(a)
+    half = mean_a * mean_b - squared_t * covariance
+    constant = mean_b**2 - squared_t * float(b.var(ddof=1)) / len(b)
+    root = math.sqrt(max(0.0, half**2 - square * constant))
+    if square > 0:
+        return Estimate(ratio, max(0.0, (half - root) / square), (half + root) / square)
+    # Where the ends are not real, or 0 is no less likely than the ratio, nothing is excluded from below either.
+    return Estimate(ratio, constant / (half + root) if constant > 0 else 0.0, math.inf)
+
+
+def mcnemar(a, b) -> McNemar:
+    """
+    Exact McNemar test (McNemar 1947): of the pairs that differ, is one side right more often than by a fair coin?
+
+    Args:
+        a, b (`list[bool]`): Right or not, shape (P,) each, in the same order of prompts.
+
+    Returns:
+        [`McNemar`]: Counts of pairs right in `a` only and in `b` only, and the p-value; 1 if no pair differs.
+
+    Raises:
+        ValueError: If the shapes differ or a value is neither true nor false.
+    """
+    a, b = _paired(a, b)
+    if not np.isin(np.concatenate([a, b]), (0, 1)).all():
+        raise ValueError("McNemar's test takes booleans; give whether each prompt was right, not a count or a rate.")
+    first_only, second_only = int((a > b).sum()), int((b > a).sum())
+    differing = first_only + second_only
+    p_value = float(stats.binomtest(first_only, differing).pvalue) if differing else 1.0
+    return McNemar(first_only, second_only, p_value)
+
+
+def holm(p_values) -> np.ndarray:
+    """
+    p-values adjusted for their number (Holm 1979): rejecting those up to x keeps the chance of any error below x.
+
+    Args:
+        p_values (`list[float]`): Shape (M,), of all tests that were made.
+
+    Returns:
+        `np.ndarray`: Shape (M,), in the same order.
+    """
+    p_values = np.asarray(p_values, dtype=float)
+    order = np.argsort(p_values)
+    stepped = np.maximum.accumulate(p_values[order] * np.arange(len(p_values), 0, -1))
+    adjusted = np.empty_like(p_values)
+    adjusted[order] = np.minimum(stepped, 1.0)
+    return adjusted

@@ -1,0 +1,174 @@
+"""Newly solved and lost prompts: of one run with its picture, of all runs in a table."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from eval.analysis.boundary import Boundary, PromptChange, boundary
+from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
+from eval.pages.cells import interval_cell
+from eval.pages.curves import DPI, OTHER_COLOUR
+from eval.pages.document import Section
+from eval.pages.objective import objective_notes
+from eval.pages.panels import save_figure
+from eval.pages.table import Column, Table, table_of
+from eval.run_folder.run import Run
+
+
+LISTED_PROMPTS = 12
+NEW_COLOUR, LOST_COLOUR = "#009E73", "#CC79A7"
+
+
+K_COLUMNS = [
+    Column("k", lambda row: str(row.k)),
+    Column("base", lambda row: interval_cell(row.base, ".3f")),
+    Column("bound", lambda row: format(row.base_bound, ".3f")),
+    Column("trained", lambda row: interval_cell(row.trained, ".3f")),
+    Column("bound", lambda row: format(row.trained_bound, ".3f")),
+    Column("gain", lambda row: interval_cell(row.gain, "+.3f")),
+]
+
+
+def boundary_table(result: Boundary, title: str = "pass@k") -> Table:
+    """pass@k of both sides, a row per k, with the bounds beside what was measured."""
+    notes = [
+        "[95 % bootstrap over prompts]. The bound is what mean and spread of pass@1 over prompts allow pass@k to be "
+        "at most (Jensen), both estimated without bias; at k = 1 and 2 it is pass@k itself.",
+        *([NO_INTERVAL_NOTE] if result.prompts < MIN_PROMPTS else []),
+    ]
+    return table_of(title, K_COLUMNS, result.rows, notes)
+
+
+def boundary_statements(result: Boundary) -> list[str]:
+    """What the counts say of newly solved and lost prompts, and what they cannot say."""
+    test = result.solved_at_all
+    lines = [
+        f"At {result.n} samples each of {result.prompts} prompts: {len(result.newly_solved)} newly solved, "
+        f"{len(result.lost)} lost, {result.both} solved by both, {result.neither} by neither. Sampling alone turns "
+        f"prompts both ways; that the two counts differ so much by chance has p = {test.p_value:.2g} (exact McNemar)."
+    ]
+    for name, changes in (("newly solved", result.newly_solved), ("lost", result.lost)):
+        if changes:
+            separated = sum(change.separated for change in changes)
+            lines.append(
+                f"Of the {len(changes)} {name}, sampling noise is excluded for {separated} (Fisher's exact test "
+                f"against base, Holm over all {result.prompts} prompts, 5 %): {_listed(changes, result.n)}."
+            )
+    reach = (
+        f"a prompt that had none needs up to {result.separable_from} of {result.n} correct to be told apart"
+        if result.separable_from
+        else f"not even {result.n} of {result.n} tell a single prompt apart; draw more samples"
+    )
+    lines.append(
+        f"0 of {result.n} correct does not mean impossible: at 95 % it excludes only rates above "
+        f"{result.rate_limit:.3f}. With {result.prompts} prompts {reach}."
+    )
+    return lines
+
+
+def _listed(changes: list[PromptChange], n: int) -> str:
+    """The clearest changes first; a star where sampling noise is excluded."""
+    ranked = sorted(changes, key=lambda change: (change.p_value, -abs(change.trained - change.base), change.prompt))
+    shown = [
+        f"#{change.prompt} {change.base} → {change.trained}{'*' if change.separated else ''}"
+        for change in ranked[:LISTED_PROMPTS]
+    ]
+    rest = len(changes) - len(shown)
+    return f"prompt and correct of {n}, * where excluded: {', '.join(shown)}{f', {rest} more' if rest else ''}"
+
+
+def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour: str = OTHER_COLOUR) -> None:
+    """
+    Write two panels as a PNG: pass@k against k with bands over prompts, and trained against base rate of each prompt.
+
+    Args:
+        result ([`Boundary`]): The numbers.
+        path (`Path`): The file.
+        title (`str`, *optional*): Heading of the picture.
+        trained_colour (`str`, *optional*): Colour of the trained model, the arm's.
+    """
+    figure = Figure(figsize=(14, 6.2), dpi=DPI)
+    curves, rates = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    ks = [row.k for row in result.rows]
+    base_colour = "#000000" if trained_colour != "#000000" else OTHER_COLOUR
+    for name, colour, marker, line in (("base", base_colour, "o", "--"), ("trained", trained_colour, "s", "-")):
+        points = [getattr(row, name) for row in result.rows]
+        curves.fill_between(ks, [p.low for p in points], [p.high for p in points], color=colour, alpha=0.15, lw=0)
+        curves.plot(ks, [p.value for p in points], line, color=colour, marker=marker, linewidth=1.8, label=name)
+        bounds = [getattr(row, f"{name}_bound") for row in result.rows]
+        curves.plot(ks, bounds, ":", color=colour, linewidth=1.2, label=f"{name}: bound from pass@1")
+    curves.set_xscale("log", base=2)
+    curves.xaxis.set_major_locator(FixedLocator(ks))
+    curves.xaxis.set_minor_locator(NullLocator())
+    curves.xaxis.set_major_formatter(lambda k, _: f"{k:g}")
+    curves.set(title="pass@k, bands: 95 % over prompts", xlabel="k, samples drawn", ylabel="pass@k", ylim=(0, 1.02))
+    curves.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=4, frameon=False)
+    _draw_rates(rates, result)
+    for axes in (curves, rates):
+        axes.grid(alpha=0.2)
+    figure.suptitle(title, fontsize=13)
+    figure.tight_layout()
+    save_figure(figure, path)
+
+
+def _draw_rates(axes, result: Boundary) -> None:
+    """Counts fall on a grid, so prompts that share a point are drawn as one marker of their number's area."""
+    pairs = list(zip(result.base_correct, result.trained_correct, strict=True))
+    groups = {
+        f"newly solved: {len(result.newly_solved)}": (NEW_COLOUR, "^", lambda b, t: b == 0 < t),
+        f"lost: {len(result.lost)}": (LOST_COLOUR, "v", lambda b, t: t == 0 < b),
+        f"others: {result.both + result.neither}": (OTHER_COLOUR, "o", lambda b, t: (b == 0) == (t == 0)),
+    }
+    largest = max(pairs.count(pair) for pair in set(pairs))
+    for label, (colour, marker, belongs) in groups.items():
+        members = sorted({pair for pair in pairs if belongs(*pair)})
+        area = [22 + 380 * (pairs.count(pair) - 1) / max(largest - 1, 1) for pair in members]
+        x, y = ([pair[side] / result.n for pair in members] for side in (0, 1))
+        axes.scatter(x, y, s=area, color=colour, marker=marker, alpha=0.65, linewidths=0, label=label)
+    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle="--", zorder=0)
+    axes.set(
+        title=f"Each prompt at n = {result.n}; area: prompts (1 to {largest})",
+        xlabel="base, share of samples correct",
+        ylabel="trained, share of samples correct",
+        xlim=(-0.05, 1.05),
+        ylim=(-0.05, 1.05),
+    )
+    legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=len(groups), frameon=False)
+    for handle in legend.legend_handles:
+        handle.set_sizes([60])
+
+
+def _changes_cell(changes: list[PromptChange]) -> str:
+    return f"{len(changes)} ({sum(change.separated for change in changes)})"
+
+
+RUN_COLUMNS = [
+    Column("arm", lambda row: row[0].name),
+    Column("prompts × samples", lambda row: f"{row[1].prompts} × {row[1].n}"),
+    Column("newly solved", lambda row: _changes_cell(row[1].newly_solved)),
+    Column("lost", lambda row: _changes_cell(row[1].lost)),
+    Column("both", lambda row: str(row[1].both)),
+    Column("neither", lambda row: str(row[1].neither)),
+    Column("p", lambda row: f"{row[1].solved_at_all.p_value:.2g}"),
+    Column("rate not excluded", lambda row: f"{row[1].rate_limit:.3f}"),
+]
+
+
+def runs_table(runs: list[Run]) -> Table | None:
+    """Prompts newly solved and lost by each run against its base; `None` if no run was evaluated."""
+    rows = [(run, boundary(run.passk)) for run in runs if run.passk]
+    if not rows:
+        return None
+    notes = [
+        "Newly solved: no correct base sample, some of the trained model; lost: the reverse; in brackets those for "
+        "which sampling noise is excluded (Fisher's exact test, Holm over all prompts of the run, 5 %). p: exact "
+        "McNemar of newly solved against lost. No correct sample does not mean impossible: the last column is the "
+        "highest rate that leaves a chance of 5 % of it. `python -m eval.boundary --run …` shows the prompts."
+    ]
+    return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes + objective_notes(runs))
+
+
+def sections(runs: list[Run]) -> list[Section]:
+    table = runs_table(runs)
+    return [Section(table.title, [table])] if table else []

@@ -1,0 +1,147 @@
+"""Curves: reward, KL, entropy and throughput over optimizer steps, and the evaluations during training."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from eval.analysis.smoothing import SMOOTHING_STEPS, running_mean, running_median_of_positive
+from eval.pages.curves import (
+    DPI,
+    OTHER_COLOUR,
+    arm_label,
+    curves,
+    draw_curves,
+    mark_resets,
+    note_objectives,
+    symlog_threshold,
+    with_band_note,
+)
+from eval.pages.document import Picture, Section
+from eval.pages.objective import with_objective
+from eval.pages.panels import Panel, save_figure
+from eval.run_folder.run import Run
+from trl_prorl.variants import VARIANTS
+
+
+OTHER_KL = "kl_ref"
+
+
+def kl_key(variant: str | None) -> str | None:
+    """The KL to the arm's own anchor; `None` asks for a key that needs no naming in the legend, and there is none."""
+    if variant is None:
+        return None
+    return VARIANTS[variant].kl if variant in VARIANTS else OTHER_KL
+
+
+def kl_title(variants: list[str]) -> str:
+    """Which KL is whose anchor's, of the variants that are shown."""
+    own = {variant: kl_key(variant) for variant in variants if kl_key(variant) != OTHER_KL}
+    named = "".join(f"{variant}: {key}, " for variant, key in own.items())
+    return f"KL to the arm's anchor ({f'{named}others: ' if own else ''}{OTHER_KL})"
+
+
+def summary_panels(runs: list[Run]) -> list[Panel]:
+    """Reward, KL to the anchor, entropy and throughput over optimizer steps, with the resets."""
+    shown = curves(runs)
+
+    def finish(axes, **settings):
+        mark_resets(axes, shown)
+        axes.grid(alpha=0.2)
+        axes.set(xlabel="optimizer step", **settings)
+
+    def metric(key, title, unit, floor=None):
+        def draw(axes):
+            draw_curves(axes, shown, lambda variant: key, running_mean)
+            finish(axes, title=title, ylabel=unit)
+            if floor is not None:
+                axes.set_ylim(bottom=floor)
+
+        return Panel(f"{title} over optimizer steps", draw)
+
+    def kl(axes):
+        draw_curves(axes, shown, kl_key, running_median_of_positive)
+        series = [values for curve in shown for values in curve.series(kl_key(curve.variant))]
+        axes.set_yscale("symlog", linthresh=symlog_threshold(series), linscale=0.5)
+        axes.set_ylim(bottom=0)
+        finish(axes, title=kl_title([curve.variant for curve in shown]), ylabel="nats per token (k3), symlog")
+
+    return [
+        metric("reward", "Training reward", "mean reward of the batch"),
+        Panel("KL to the arm's anchor over optimizer steps, running median", kl),
+        metric("entropy", "Entropy of the policy", "nats per token"),
+        metric("tokens_per_second", "Throughput", "completion tokens in the loss per second", floor=0),
+    ]
+
+
+def validation_panels(runs: list[Run]) -> list[Panel]:
+    """Reward of the evaluations during training, which a reset may wait for; empty if no run has any."""
+    if all(run.measured("eval_reward") is None for run in runs):
+        return []
+    shown = curves(runs)
+
+    def draw(axes):
+        draw_curves(axes, shown, lambda variant: "eval_reward", lambda values: values)
+        mark_resets(axes, shown)
+        axes.grid(alpha=0.2)
+        axes.set(xlabel="optimizer step", title="Validation reward", ylabel="mean reward of the evaluation")
+
+    return [Panel("Validation reward over optimizer steps", draw)]
+
+
+def plot_summary(runs: list[Run], path: Path) -> None:
+    """
+    Write the course of the runs as a PNG of 1600 by 1000 pixels: reward, KL, entropy and throughput over steps.
+
+    Args:
+        runs (`list[Run]`): The runs, in the order of the legend.
+        path (`Path`): The file.
+    """
+    shown = curves(runs)
+    figure = Figure(figsize=(16, 10), dpi=DPI)
+    all_axes = figure.subplots(2, 2, sharex=True)
+    for axes, panel in zip(all_axes.flat, summary_panels(runs), strict=True):
+        panel.draw(axes)
+        axes.tick_params(labelbottom=True)
+    if all_axes[0, 1].get_legend_handles_labels()[0]:
+        all_axes[0, 1].legend(fontsize=8, loc="best", framealpha=0.9)
+
+    handles = [
+        Line2D(
+            [], [], label=curve.label if len(curve.runs) > 1 else arm_label(curve.runs[0]), linewidth=2, **curve.style
+        )
+        for curve in shown
+    ]
+    if any(run.reset_steps() for run in runs):
+        handles.append(
+            Line2D([], [], color=OTHER_COLOUR, linewidth=0.8, label="vertical: a reset, in the arm's colour")
+        )
+    columns = min(len(handles), 5)
+    rows = -(-len(handles) // columns)
+    figure.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, bbox_to_anchor=(0.5, 0.025))
+    smoothed = f"running mean over {SMOOTHING_STEPS} steps (KL: running median of its positive values)"
+    figure.suptitle(f"Runs over training: {smoothed}, raw values faint", fontsize=14)
+    figure.tight_layout(rect=(0, 0.035 + 0.024 * rows, 1, 0.985))
+    note_objectives(figure, runs)
+    save_figure(figure, path)
+
+
+def sections(runs: list[Run]) -> list[Section]:
+    caption = with_band_note(
+        runs,
+        f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL: median of the steps where it is positive), as recorded "
+        "behind it in faint. Vertical lines are resets, in the arm's colour.",
+    )
+    pictures = [
+        Picture(
+            "summary.png",
+            "Reward, KL, entropy and throughput over optimizer steps",
+            with_objective(runs, caption),
+            summary_panels(runs),
+            sheet=lambda path: plot_summary(runs, path),
+        )
+    ]
+    if panels := validation_panels(runs):
+        caption = with_band_note(runs, "Evaluations during training, as `evaluations.jsonl` has them.")
+        pictures.append(Picture("validation.png", panels[0].alt, with_objective(runs, caption), panels))
+    return [Section("Curves", pictures)]

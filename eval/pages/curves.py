@@ -1,0 +1,144 @@
+"""What one line of a picture stands for, its colour, and how lines, bands and resets are drawn."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from eval.analysis.repetitions import configuration_labels, repetitions, seed_count
+from eval.analysis.smoothing import band
+from eval.pages.objective import FOOTNOTE, objectives_differ
+from eval.run_folder.run import Run
+from trl_prorl.variants import VARIANTS
+
+
+OTHER_COLOUR = "#7F7F7F"
+LINE_STYLES = ("-", "--", "-.", ":")
+# From the fifth line of a colour on; not the circle that the points of some curves have anyway.
+MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
+DPI = 100
+BAND_NOTE = "Strong line: mean over the seeds of a configuration; band: lowest to highest seed, where all of them ran."
+
+
+def colour_of(run: Run) -> str:
+    """The colour of its variant; grey for one that is not known."""
+    return VARIANTS[run.variant].colour if run.variant in VARIANTS else OTHER_COLOUR
+
+
+def line_styles(runs: list[Run]) -> list[dict]:
+    """Colour by variant, dashes and then markers by place within the colour: one `dict` of line properties per run."""
+    seen, styles = {}, []
+    for run in runs:
+        colour = colour_of(run)
+        place = seen[colour] = seen.get(colour, -1) + 1
+        marker = MARKERS[place // len(LINE_STYLES) % len(MARKERS)]
+        style = {"color": colour, "linestyle": LINE_STYLES[place % len(LINE_STYLES)]}
+        styles.append(style if marker is None else {**style, "marker": marker})
+    return styles
+
+
+def sparse(style: dict) -> dict:
+    """The same for a line of many points: some ten markers along it."""
+    return {**style, "markevery": 0.1, "markersize": 5} if "marker" in style else style
+
+
+def arm_label(run: Run) -> str:
+    """The arm's name, with its variant where the name does not say it."""
+    return run.name if run.name == run.variant else f"{run.name} ({run.variant})"
+
+
+class Curve:
+    """
+    What one line stands for: a run, or all seeds of a configuration.
+
+    Attributes:
+        runs (`list[Run]`): One run, or the runs of one configuration with 2 seeds or more.
+        label (`str`): Name of the run, or of the configuration with its number of seeds.
+        style (`dict`): Colour, dashes and, where these do not suffice, a marker.
+    """
+
+    def __init__(self, runs: list[Run], label: str, style: dict):
+        self.runs, self.label, self.style = runs, label, style
+
+    @property
+    def variant(self) -> str:
+        return self.runs[0].variant
+
+    def series(self, key: str) -> list[pd.Series]:
+        """One metric of each run that measured it."""
+        return [values for run in self.runs if (values := run.measured(key)) is not None]
+
+
+def curves(runs: list[Run]) -> list[Curve]:
+    """One curve per configuration with at least 2 seeds; one per run otherwise."""
+    groups = repetitions(runs)
+    split = []
+    for group, label in zip(groups, configuration_labels(groups), strict=True):
+        if seed_count(group) > 1:
+            split.append((group, f"{label}, {seed_count(group)} seeds"))
+        else:
+            split += [([run], run.name) for run in group]
+    styles = line_styles([members[0] for members, _ in split])
+    return [Curve(members, label, style) for (members, label), style in zip(split, styles, strict=True)]
+
+
+def with_band_note(runs: list[Run], text: str) -> str:
+    """A caption, with what a strong line and a band mean where there are seeds to put together."""
+    return f"{text} {BAND_NOTE}" if any(seed_count(group) > 1 for group in repetitions(runs)) else text
+
+
+def over_runs(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Of one run its `mean` with its interval over prompts; of several, mean and band over the runs."""
+    return frames[0] if len(frames) == 1 else band([frame["mean"] for frame in frames])
+
+
+def draw_band(axes, frame: pd.DataFrame, label: str, style: dict) -> None:
+    """`mean` as a line of points, `low` to `high` as a band."""
+    axes.fill_between(frame.index, frame["low"], frame["high"], color=style["color"], alpha=0.15, linewidth=0)
+    axes.plot(frame.index, frame["mean"], markersize=4, linewidth=1.8, label=label, **{"marker": "o", **style})
+
+
+def draw_curves(axes, shown: list[Curve], key_of, smooth) -> None:
+    """One run: faint as recorded, strong smoothed. Several seeds: mean and band of what was smoothed run by run."""
+    for curve in shown:
+        key = key_of(curve.variant)
+        series = curve.series(key)
+        smoothed = [line for line in map(smooth, series) if len(line)]
+        if not smoothed:
+            continue
+        label = curve.label if key_of(None) == key else f"{curve.label}: {key}"
+        if len(curve.runs) == 1:
+            axes.plot(series[0].index, series[0], color=curve.style["color"], linewidth=0.6, alpha=0.25)
+            strong = smoothed[0]
+        else:
+            spread = band(smoothed)
+            axes.fill_between(
+                spread.index, spread["low"], spread["high"], color=curve.style["color"], alpha=0.18, linewidth=0
+            )
+            strong = spread["mean"]
+        axes.plot(strong.index, strong, linewidth=1.8, label=label, **sparse(curve.style))
+    if not axes.lines:
+        note_not_measured(axes)
+
+
+def note_not_measured(axes) -> None:
+    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
+
+
+def mark_resets(axes, shown: list[Curve]) -> None:
+    """Thin vertical lines; the dashes of the arms interlock, so that resets at the same step all stay visible."""
+    steps_of = [sorted({step for run in curve.runs for step in run.reset_steps() or []}) for curve in shown]
+    with_resets = [(curve, steps) for curve, steps in zip(shown, steps_of, strict=True) if steps]
+    for place, (curve, steps) in enumerate(with_resets):
+        for step in steps:
+            dashes = (12 * place, (12, 12 * (len(with_resets) - 1))) if len(with_resets) > 1 else "-"
+            axes.axvline(step, color=curve.style["color"], linewidth=0.8, alpha=0.6, linestyle=dashes, zorder=0)
+
+
+def symlog_threshold(series: list[pd.Series]) -> float:
+    """Where a KL axis turns linear: the smallest positive values, because the KL is exactly 0 after a reset."""
+    positive = [values[values > 0] for values in series]
+    return max(min((values.quantile(0.05) for values in positive if len(values)), default=1e-6), 1e-12)
+
+
+def note_objectives(figure: Figure, runs: list[Run]) -> None:
+    if objectives_differ(runs):
+        figure.text(0.995, 0.008, FOOTNOTE, ha="right", fontsize=9, style="italic")

@@ -1,0 +1,135 @@
+"""Distance from base: the points of one run, and the runs of a report side by side."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from eval.analysis.drift import drift_series, kl_interval
+from eval.analysis.smoothing import band
+from eval.analysis.statistics import Estimate
+from eval.pages.cells import NOT_MEASURED, cell, interval_cell
+from eval.pages.curves import curves, draw_band, mark_resets, with_band_note
+from eval.pages.document import Picture, Section
+from eval.pages.objective import objective_notes, with_objective
+from eval.pages.panels import Panel
+from eval.pages.table import Column, Table, table_of
+from eval.run_folder.run import Run
+
+
+# Title and unit of each measure's panel.
+PANELS = {
+    "kl_to_base": ("KL to base", "nats per token (exact)"),
+    "token_agreement": ("Agreement with base", "share of positions"),
+    "entropy": ("Entropy at own samples", "nats per token"),
+    "mean_tokens": ("Length of samples", "tokens"),
+}
+
+
+def _kl_cell(point: dict) -> str:
+    interval = point.get("interval")
+    return (
+        interval_cell(Estimate(point["kl_to_base"], *interval), ".4f")
+        if interval
+        else cell(point["kl_to_base"], ".4f")
+    )
+
+
+def _entropy_cell(point: dict) -> str:
+    base, trained = point.get("base_entropy"), cell(point.get("entropy"), ".3f")
+    return trained if base is None else f"{base:.3f} → {trained}"
+
+
+def _step_cell(point: dict, unknown: str) -> str:
+    return unknown if point["step"] is None else str(point["step"])
+
+
+POINT_COLUMNS = [
+    Column("step", lambda point: _step_cell(point, "end")),
+    Column("KL to base (nats/token)", _kl_cell),
+    Column("same greedy token", lambda point: f"{100 * point['token_agreement']:.1f} %"),
+    Column("entropy", lambda point: cell(point["entropy"], ".3f")),
+    Column("tokens", lambda point: cell(point["mean_tokens"], ".1f")),
+]
+RUN_COLUMNS = [
+    Column("arm", lambda row: row[0]),
+    Column("step", lambda row: _step_cell(row[1], NOT_MEASURED)),
+    Column("KL to base [95 %]", lambda row: _kl_cell(row[1])),
+    Column("agreement", lambda row: cell(row[1].get("token_agreement"), ".3f")),
+    Column("entropy, base → trained", lambda row: _entropy_cell(row[1])),
+    Column("tokens of a sample", lambda row: cell(row[1].get("mean_tokens"), ".1f")),
+]
+
+
+def points_table(run_dir: Path, result: dict) -> Table:
+    """A row per model of one run."""
+    return table_of(f"Drift of {run_dir}", POINT_COLUMNS, result["points"])
+
+
+def runs_table(runs: list[Run]) -> Table | None:
+    """The last point of each run; `None` if no run has one."""
+    rows = [(run.name, run.drift["points"][-1]) for run in runs if (run.drift or {}).get("points")]
+    if not rows:
+        return None
+    notes = [
+        "The last checkpoint of each run. KL in nats per token, exact over the vocabulary, at the policy's own "
+        f"samples; agreement is the share of positions where both have the same likeliest token. {NOT_MEASURED} means "
+        "not measured."
+    ]
+    return table_of("Distance from base", RUN_COLUMNS, rows, notes + objective_notes(runs))
+
+
+def drift_panels(runs: list[Run]) -> list[Panel]:
+    """A panel per measure; mean and band over seeds, or the interval of a single run where it has one."""
+    shown = curves(runs)
+
+    def panel(key, title, unit):
+        def draw(axes):
+            for curve in shown:
+                series = [values for run in curve.runs if (values := drift_series(run, key)) is not None]
+                if not series:
+                    continue
+                spread = kl_interval(curve.runs) if key == "kl_to_base" and len(series) == 1 else None
+                draw_band(axes, band(series) if spread is None else spread, curve.label, curve.style)
+            mark_resets(axes, shown)
+            axes.set(title=title, xlabel="optimizer step", ylabel=unit)
+            axes.grid(alpha=0.2)
+
+        return Panel(f"{title} over optimizer steps", draw)
+
+    measured = [key for key in PANELS if any(drift_series(run, key) is not None for run in runs)]
+    return [panel(key, *PANELS[key]) for key in measured]
+
+
+def plot_drift(result: dict, path: Path) -> None:
+    """KL, agreement, entropy and length over steps, as a PNG."""
+    points = [point for point in result["points"] if point["step"] is not None]
+    steps = [point["step"] for point in points]
+    figure = Figure(figsize=(12, 3.2), layout="constrained")
+    panels = (
+        ("kl_to_base", "KL to base (nats per token)"),
+        ("token_agreement", "same greedy token as base (share)"),
+        ("entropy", "entropy (nats per token)"),
+        ("mean_tokens", "tokens of a sample"),
+    )
+    for axes, (key, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        axes.plot(steps, [point[key] for point in points], marker="o", color="#0072B2")
+        if key == "kl_to_base":
+            low, high = zip(*(point["interval"] for point in points), strict=True)
+            axes.fill_between(steps, low, high, alpha=0.25, color="#0072B2")
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("optimizer step")
+        axes.grid(alpha=0.2)
+    figure.savefig(path, dpi=110)
+
+
+def sections(runs: list[Run]) -> list[Section]:
+    table = runs_table(runs)
+    if table is None:
+        return []
+    text = with_band_note(
+        runs, "Over checkpoints. Band of a single run: its 95 % interval. Vertical lines are resets."
+    )
+    picture = Picture(
+        "drift.png", "Distance from base over optimizer steps", with_objective(runs, text), drift_panels(runs)
+    )
+    return [Section(table.title, [picture, table])]

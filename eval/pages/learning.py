@@ -1,0 +1,94 @@
+"""What was learned, run by run and over seeds: rewards in training, held-out pass@k, distance from the anchors."""
+
+from eval.analysis.cost import mean_step_seconds
+from eval.analysis.passk import gain, score
+from eval.analysis.repetitions import repetitions, seed_count
+from eval.analysis.smoothing import first_mean, last_mean
+from eval.pages.cells import NOT_MEASURED, cell, interval_cell, over_seeds, resets_cell, sides_cell
+from eval.pages.document import Section
+from eval.pages.objective import objective_notes
+from eval.pages.table import Column, Table, table_of
+from eval.run_folder.run import Run
+from trl_prorl.variants import VARIANTS
+
+
+def _is_clipping_measured(runs: list[Run]) -> bool:
+    return any(run.measured("clip_region_mean") is not None for run in runs)
+
+
+def _reward_cell(run: Run) -> str:
+    reward = run.measured("reward")
+    return NOT_MEASURED if reward is None else f"{first_mean(reward):.3f} → {last_mean(reward):.3f}"
+
+
+def _value(run: Run, k: int) -> float | None:
+    """Held-out pass@k of the trained model."""
+    estimate = score(run, "trained", k)
+    return None if estimate is None else estimate.value
+
+
+def _gain(run: Run):
+    return None if run.passk is None else gain(run.passk, 1)
+
+
+def _last(run: Run, key: str) -> float | None:
+    return last_mean(run.measured(key))
+
+
+RUN_COLUMNS = [
+    Column("arm", lambda run: run.name),
+    Column("variant", lambda run: run.variant),
+    Column("anchor", lambda run: VARIANTS[run.variant].anchor if run.variant in VARIANTS else NOT_MEASURED),
+    Column("resets", resets_cell),
+    Column("steps", lambda run: str(int(run.metrics["step"].max()))),
+    Column("training reward, first 5 % → last 10 %", _reward_cell),
+    Column(
+        "held-out pass@1, base → trained [95 %]",
+        lambda run: sides_cell(score(run, "base", 1), score(run, "trained", 1), ".3f"),
+    ),
+    Column("gain in pass@1 [95 %]", lambda run: interval_cell(_gain(run), "+.3f")),
+    Column("pass@4", lambda run: cell(_value(run, 4), ".3f")),
+    Column("pass@8", lambda run: cell(_value(run, 8), ".3f")),
+    Column("final kl_ref", lambda run: cell(_last(run, "kl_ref"), ".2e")),
+    Column("final kl_old", lambda run: cell(_last(run, "kl_old"), ".2e")),
+    Column("final clip ratio", lambda run: cell(_last(run, "clip_region_mean"), ".4f"), shown=_is_clipping_measured),
+]
+
+
+def learning_table(runs: list[Run]) -> Table:
+    """What each run learned, a row each."""
+    clipping = ", the clip ratio the share of tokens clipped" if _is_clipping_measured(runs) else ""
+    notes = [
+        "pass@k is of the trained model where only one number stands. KL is the k3 mean over tokens in "
+        f"nats{clipping}; final means the mean of the last 10 % of the steps. {NOT_MEASURED} means not measured."
+    ]
+    return table_of("What was learned", RUN_COLUMNS, runs, notes + objective_notes(runs))
+
+
+SEED_COLUMNS = [
+    Column("variant", lambda group: group[0].variant),
+    Column("arms", lambda group: ", ".join(run.name for run in group)),
+    Column("seeds", lambda group: str(seed_count(group))),
+    Column(
+        "training reward, last 10 % [95 %]", lambda group: over_seeds([_last(run, "reward") for run in group], ".3f")
+    ),
+    Column("held-out pass@1, trained [95 %]", lambda group: over_seeds([_value(run, 1) for run in group], ".3f")),
+    Column(
+        "gain in pass@1 [95 %]",
+        lambda group: over_seeds([found and found.value for found in map(_gain, group)], "+.3f"),
+    ),
+    Column("mean seconds a step [95 %]", lambda group: over_seeds([mean_step_seconds(run) for run in group], ".3g")),
+]
+
+
+def seeds_table(runs: list[Run]) -> Table | None:
+    """Mean over training seeds with its 95 % t-interval, a row per configuration; `None` if none has 2 seeds."""
+    groups = repetitions(runs)
+    if all(seed_count(group) < 2 for group in groups):
+        return None
+    notes = ["Mean over training seeds with Student's t-interval; no interval where there is one seed."]
+    return table_of("Over seeds", SEED_COLUMNS, groups, notes + objective_notes(runs))
+
+
+def sections(runs: list[Run]) -> list[Section]:
+    return [Section(table.title, [table]) for table in (learning_table(runs), seeds_table(runs)) if table]

@@ -1,0 +1,46 @@
+"""The commands that make runs, evaluations and this report again."""
+
+import shlex
+
+from eval.pages.document import Code, Section, Text
+from eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, Run
+
+
+def passk_command(runs: list[Run]) -> str:
+    """The command that evaluates these runs."""
+    return "python -m eval.passk " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
+
+
+def evaluation_commands(runs: list[Run]) -> str:
+    """The commands that evaluated the runs, one per setting; with the defaults for runs not evaluated yet."""
+    by_setting = {}
+    for run in runs:
+        if not run.can_be_evaluated:
+            continue
+        options = ""
+        if run.passk:
+            split, prompts, n, ks = (run.passk[key] for key in ("split", "prompts", "n", "k"))
+            temperature, seed = run.passk["temperature"], run.passk["seed"]
+            sampling = f"--temperature {temperature:g}" if temperature else "--greedy"
+            tokens = run.passk.get("max_new_tokens")
+            own = run.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+            sampling += f" --max-new-tokens {tokens}" if tokens and tokens != own else ""
+            options = (
+                f" --split {split} --prompts {prompts} --n {n} --k {' '.join(map(str, ks))} {sampling} --seed {seed}"
+            )
+        by_setting.setdefault(options, []).append(run)
+    return "\n".join(passk_command(group) + options for options, group in by_setting.items())
+
+
+def sections(runs: list[Run], command: str) -> list[Section]:
+    """
+    Args:
+        runs (`list[Run]`): The runs.
+        command (`str`): The command that makes the report again.
+    """
+    how = Text(
+        "`python recipes/grpo_variantA.py --config <run folder>/config.yaml --output_dir <new folder>` trains a run "
+        "from a recipe again, whatever its variant: its `config.yaml` decides. `env.json` holds versions, hardware "
+        "and seed. Then:"
+    )
+    return [Section("How to reproduce", [how, Code(f"{evaluation_commands(runs)}\n{command}".strip())])]

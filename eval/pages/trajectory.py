@@ -1,0 +1,140 @@
+"""pass@k over training with the curve of one constant rate: of one run with its picture, of all runs in a table."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from eval.analysis.statistics import Estimate
+from eval.analysis.trajectory import MIN_CHECKPOINTS, SaturationCheck, check_run, default_sizes
+from eval.pages.cells import NOT_MEASURED, cell, interval_cell
+from eval.pages.curves import DPI, OTHER_COLOUR, arm_label, colour_of
+from eval.pages.document import Block, Bullets, Section, Text
+from eval.pages.objective import objective_notes
+from eval.pages.panels import save_figure
+from eval.pages.table import Column, Table, table_of
+from eval.run_folder.run import Run
+from trl_prorl.errors import InputError
+
+
+# Enough to see p = 0.025 well; `python -m eval.trajectory` draws more.
+RESAMPLES = 199
+NAMED = 6
+
+
+def _ends_cell(check: SaturationCheck) -> str:
+    first, last = check.points["value"].iloc[[0, -1]]
+    return f"{first:.3f} → {last:.3f}"
+
+
+def _halving_cell(check: SaturationCheck) -> str:
+    halving = check.fit.halving_steps
+    return cell(halving, ".0f") if math.isfinite(halving) else NOT_MEASURED
+
+
+COLUMNS = [
+    Column("arm", lambda row: arm_label(row[0])),
+    Column("k", lambda row: str(row[1].k)),
+    Column("base → last", lambda row: _ends_cell(row[1])),
+    Column("1000 alpha", lambda row: interval_cell(Estimate(*(1000 * part for part in row[1].alpha)), ".2f")),
+    Column("halves in", lambda row: _halving_cell(row[1])),
+    Column("chi²/df", lambda row: f"{row[1].fit.reduced_chi2:.2f}, p {row[1].p_value:.2g}"),
+    Column("holds?", lambda row: "yes" if row[1].holds else "no"),
+]
+
+
+def trajectory_table(checks: list[tuple[Run, SaturationCheck]]) -> Table:
+    """A row per run and k: where it began and ended, the rate, and whether the curve holds."""
+    runs = [run for run, _ in checks]
+    notes = [
+        "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base unless fitted; 'halves in' is "
+        "the steps in which the unsolved part halves; [95 %] and p from resampled prompts, p at least 1/(resamples + "
+        "1). 'holds' means that no departure was seen, at 5 %."
+    ]
+    return table_of("pass@k over training", COLUMNS, checks, notes + objective_notes(runs))
+
+
+def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
+    """Whether the curve holds for this run and k, and how large a departure would have shown."""
+    steps, residuals, errors = check.fit.steps, check.fit.residuals, check.fit.errors
+    worst = int(np.argmax(np.abs(residuals / errors)))
+    clearest = f"the clearest residual is {residuals[worst]:+.3f} at step {steps[worst]:.0f}"
+    run_length = (
+        f"{check.longest_run} of {len(steps)} checkpoints in a row lie on one side (p = {check.longest_run_p:.2g})"
+    )
+    heading = f"`{run.name}`, pass@{check.k}: "
+    if check.holds:
+        body = (
+            f"no departure from a constant rate seen (p = {check.p_value:.2g}); {clearest}, {run_length}. A single "
+            f"checkpoint is known to ±{1.96 * float(np.median(errors)):.3f} only."
+        )
+    else:
+        body = f"the constant rate does not hold (p = {check.p_value:.2g}): {clearest}, {run_length}."
+    if check.alpha.low <= 0 <= check.alpha.high:
+        body += " The rate itself is not told from 0."
+    return [heading + body]
+
+
+def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None:
+    """
+    Write pass@k over steps with the fitted curve, and the residuals below, as a PNG; a column per k.
+
+    Args:
+        run ([`Run`]): The run, for its name, colour and resets.
+        checks (`list[SaturationCheck]`): One per k.
+        path (`Path`): The file.
+    """
+    colour = colour_of(run)
+    figure = Figure(figsize=(7 * len(checks), 7), dpi=DPI)
+    panels = figure.subplots(2, len(checks), sharex=True, squeeze=False, height_ratios=(2.4, 1))
+    resets = run.reset_steps() or []
+    for (above, below), check in zip(panels.T, checks, strict=True):
+        points, fit = check.points, check.fit
+        spread = np.abs(points[["low", "high"]].to_numpy().T - points["value"].to_numpy())
+        label = "measured, 95 % over prompts"
+        above.errorbar(points["step"], points["value"], spread, fmt="o", color=colour, capsize=3, label=label)
+        dense = np.linspace(0, points["step"].iloc[-1], 200)
+        label = f"1 − (1 − {fit.p0:.3f}) exp(−{fit.alpha.value:.2e} t)"
+        above.plot(dense, fit.curve(dense), color="#000000", linewidth=1.4, linestyle="--", label=label)
+        above.set(ylabel=f"pass@{check.k}", ylim=(0, 1.02))
+        verdict = "no departure seen" if check.holds else "the curve does not hold"
+        above.set_title(f"pass@{check.k}: {verdict} (p = {check.p_value:.2g})", fontsize=11)
+        below.axhline(0, color="#000000", linewidth=1.0, linestyle="--")
+        below.errorbar(fit.steps, fit.residuals, 1.96 * fit.errors, fmt="o", color=colour, capsize=3)
+        below.set(ylabel="residual", xlabel="optimizer step")
+        for axes in (above, below):
+            for place, step in enumerate(resets):
+                label = "reset" if place == 0 else None
+                axes.axvline(step, color=OTHER_COLOUR, linewidth=0.9, linestyle=":", zorder=0, label=label)
+            axes.grid(alpha=0.2)
+        above.legend(loc="lower right", framealpha=0.9)
+    figure.suptitle(f"{arm_label(run)}: held-out pass@k over training, base at step 0", fontsize=13)
+    figure.tight_layout()
+    save_figure(figure, path)
+
+
+def saturation_blocks(runs: list[Run]) -> list[Block]:
+    """Whether pass@k rises towards 1 at one constant rate, for runs with at least 3 evaluated checkpoints."""
+    checks, lines = [], []
+    for run in runs:
+        if len((run.passk or {}).get("checkpoints") or []) < MIN_CHECKPOINTS:
+            continue
+        for k in default_sizes(run):
+            try:
+                checks.append((run, check_run(run, k, resamples=RESAMPLES)))
+            except InputError as error:
+                lines.append(f"Not fitted: {str(error).rstrip('.')}.")
+    if not checks:
+        return [Bullets(lines)] if lines else []
+    departing = [f"`{run.name}` (pass@{check.k})" for run, check in checks if not check.holds]
+    named = f": {', '.join(departing)}" if len(departing) <= NAMED else ""
+    seen = f"The constant rate does not hold for {len(departing)} of {len(checks)} fits{named}." if departing else ""
+    rest = "Where no departure was seen, single checkpoints may be too noisy to show one."
+    return [trajectory_table(checks), Bullets([*lines, *([seen] if seen else []), rest])]
+
+
+def sections(runs: list[Run]) -> list[Section]:
+    blocks = saturation_blocks(runs)
+    curve = Text("Fitted: 1 - (1 - p0) e^(-alpha t), what is unsolved shrinking by the same share each step.")
+    return [Section("One constant rate?", [curve, *blocks])] if blocks else []

@@ -1,0 +1,118 @@
+"""A training run as its folder records it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from trl_prorl.errors import InputError
+from trl_prorl.run.folder import EVALUATION_KEYS
+from trl_prorl.variants import VARIANTS
+
+
+# TRL's own defaults, for the keys a recipe leaves out.
+DEFAULT_TEMPERATURE = 1.0
+DEFAULT_MAX_COMPLETION_LENGTH = 512
+# The counter of each stage in metrics.jsonl: it tells a stage that did not run from one that was not timed.
+STAGE_COUNTERS = {
+    "rollout": "tokens_generated",
+    "old": "old_forward_calls",
+    "ref": "ref_forward_calls",
+    "update": "policy_forward_calls",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    One training run as its folder records it.
+
+    Attributes:
+        path (`Path`): The run folder.
+        name (`str`): Name of the arm in tables and figures.
+        config (`dict`): `config.yaml`; a missing key means the default.
+        env (`dict`): `env.json`: variant, execution, seed, versions.
+        metrics (`pd.DataFrame`): `metrics.jsonl`, one row per optimizer step, sorted by `step`. NaN or a missing
+            column means not measured.
+        events (`pd.DataFrame` or `None`): `events.jsonl`, one row per event; `None` if there is no such file.
+        passk (`dict` or `None`): `passk.json`; `None` if the run was not evaluated.
+        drift (`dict` or `None`): `drift.json`, the distance from base over checkpoints; `None` if it was not measured.
+        evaluations (`pd.DataFrame` or `None`): `evaluations.jsonl`, one row per evaluation during training; `None` if
+            there is no such file.
+    """
+
+    path: Path
+    name: str
+    config: dict
+    env: dict
+    metrics: pd.DataFrame
+    events: pd.DataFrame | None
+    passk: dict | None
+    drift: dict | None = None
+    evaluations: pd.DataFrame | None = None
+
+    @property
+    def variant(self) -> str:
+        return str(self.env.get("variant", "unknown"))
+
+    @property
+    def can_be_evaluated(self) -> bool:
+        """Whether `eval.passk` finds model and task in `config.yaml`."""
+        return all(self.config.get(key) for key in EVALUATION_KEYS)
+
+    @property
+    def seed(self):
+        return self.env.get("seed", self.config.get("seed"))
+
+    def measured(self, key: str) -> pd.Series | None:
+        """Values of one metric at the steps where it was measured, indexed by step; `None` if it never was."""
+        rows = self.evaluations if key.startswith("eval_") else self.metrics
+        if rows is None or key not in rows:
+            return None
+        values = pd.to_numeric(rows.set_index("step")[key], errors="coerce").dropna()
+        return None if values.empty else values
+
+    def total(self, key: str) -> float | None:
+        """Sum of one metric over the steps; `None` if it was never measured."""
+        values = self.measured(key)
+        return None if values is None else float(values.sum())
+
+    def stage_total(self, stage: str) -> float | None:
+        """
+        Seconds of one stage (`rollout`, `old`, `ref`, `update`) over the whole run; `None` if it was not timed.
+
+        A stage leaves no time in a step that never entered it, so a run that timed no such stage at all but counted 0
+        of its calls spent 0 seconds there.
+        """
+        seconds = self.total(f"time_{stage}")
+        if seconds is None and self.total(STAGE_COUNTERS[stage]) == 0:
+            return 0.0
+        return seconds
+
+    def reset_steps(self) -> list[int] | None:
+        """Optimizer steps at which a reset was applied; `None` if the run kept no record of events."""
+        if self.events is None:
+            return None
+        if self.events.empty:
+            return []
+        # The same file also records growth and resumes.
+        resets = self.events[self.events["event"].str.contains("reset")]
+        return [int(step) for step in resets["step_applied"]]
+
+
+def sort_runs(runs: list[Run]) -> list[Run]:
+    """Runs in the order of the variants, those of an unknown one last; within a variant by name."""
+    rank = {variant: position for position, variant in enumerate(VARIANTS)}
+    return sorted(runs, key=lambda run: (rank.get(run.variant, len(rank)), run.name))
+
+
+def require_passk(run: Run) -> dict:
+    """
+    The run's `passk.json`.
+
+    Raises:
+        InputError: If the run was not evaluated, naming the command that does it.
+    """
+    if run.passk is None:
+        raise InputError(f"'{run.path / 'passk.json'}' is missing; run `python -m eval.passk --run {run.path}`")
+    return run.passk

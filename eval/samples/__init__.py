@@ -1,0 +1,1 @@
+"""Samples of a run's models on held-out prompts: drawn where missing, kept on disk."""

@@ -1,0 +1,269 @@
+"""Held-out prompts of a run's task, and samples of the run's models on them: drawn where missing, kept on disk."""
+
+import functools
+import hashlib
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pandas as pd
+import torch
+from transformers import set_seed
+
+from eval.run_folder.reading import load_config, read_env
+from eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
+from eval.samples.local_paths import with_local_paths
+from eval.samples.models import identity, load_point, load_tokenizer
+from eval.samples.points import Point, trained_point
+from eval.samples.progress import progress
+from eval.samples.sampling import sample
+from eval.samples.store import SampleStore, content_ids
+from eval.samples.task_name import TaskName
+from trl_prorl.errors import InputError
+from trl_prorl.own_packages import tasks
+from trl_prorl.run.folder import EVALUATION_KEYS
+from trl_prorl.shown import visible
+
+
+SAMPLES_FOLDER = "samples"
+
+
+class HeldOut:
+    """
+    A run's models on P held-out prompts.
+
+    Args:
+        run_dir (`Path`): The run folder.
+        split (`str`): Split of the task.
+        prompts (`int`): P.
+        temperature (`float`, *optional*): Sampling temperature; by default the run's. 0 decodes greedily.
+        max_new_tokens (`int`, *optional*): Tokens after which a completion is cut; by default the run's.
+        seed (`int`, *optional*, defaults to `0`): Seed of the sampling.
+        batch_size (`int`, *optional*, defaults to `512`): Sequences per call of `generate`.
+        name ([`TaskName`], *optional*): Another task than the run's.
+
+    Raises:
+        InputError: If the run cannot be evaluated so.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        split: str,
+        prompts: int,
+        *,
+        temperature: float | None = None,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+        batch_size: int = 512,
+        name: TaskName | None = None,
+    ):
+        self.run_dir, self.config, self.split = run_dir, check_run(run_dir), split
+        self.name = name or TaskName.of_run(self.config)
+        self.task, self.seed, self.batch_size = self.name.make(), seed, batch_size
+        try:
+            self.rows = list(self.task.rows(split, prompts, seed=self.name.seed))
+        except ValueError as error:
+            raise InputError(f"--split {split} --prompts {prompts}: {error}") from error
+        self.prompt_ids = content_ids(self.rows)
+        self.temperature = float(
+            (self.config.get("temperature") or DEFAULT_TEMPERATURE) if temperature is None else temperature
+        )
+        self.max_new_tokens = (
+            max_new_tokens or self.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
+        )
+        self.chat_template_kwargs = self.config.get("chat_template_kwargs")
+        self.grader = grader_version()
+        self.trained = trained_point(run_dir, self.config)
+        self.tokenizer = load_tokenizer(self.trained.folder)
+        self.base = Point("base", 0, None)
+
+    def store(self, point: Point, temperature: float) -> SampleStore:
+        """
+        Where the samples of a model are; those of a neighbouring run are taken over if they are the same model's.
+        """
+        settings = {
+            "model": identity(point.folder, self.config),
+            "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
+            "tokenizer": digest(self.tokenizer.get_vocab(), self.tokenizer.chat_template),
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "task": [self.name.task, self.name.level, self.name.options],
+            "temperature": temperature,
+            "max_new_tokens": self.max_new_tokens,
+            "seed": self.seed,
+        }
+        store = SampleStore(self.run_dir / SAMPLES_FOLDER, point.label, json.loads(json.dumps(settings)))
+        store.adopt(sorted(self.run_dir.resolve().parent.glob(f"*/{SAMPLES_FOLDER}")))
+        return store
+
+    def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
+        """
+        `n` samples of every prompt by one model, with the columns of [`~eval.samples.store.COLUMNS`]; what is not on
+        disk is drawn and kept.
+
+        Args:
+            point ([`~eval.samples.points.Point`]): The model.
+            n (`int`): Samples per prompt.
+            temperature (`float`, *optional*): Another temperature than this evaluation's.
+
+        Returns:
+            `DataFrame`: P·n rows, prompt by prompt in the order of `rows`.
+        """
+        temperature = self.temperature if temperature is None else temperature
+        store = self.store(point, temperature)
+        missing = self._missing(store, n)
+        batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)
+        if batches:
+            self._draw(point, batches, {p: n - count for p, count in missing.items()}, temperature, store)
+        store.merge()
+        frame = self._regraded(store)
+        frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
+        return frame.loc[self.prompt_ids].reset_index(drop=True)
+
+    def _missing(self, store: SampleStore, n: int) -> dict[int, int]:
+        """
+        Samples of each prompt, by its place, that are not on disk; where there are more than `n`, a negative number.
+        """
+        have = store.frame().groupby("prompt_id").size()
+        return {place: n - int(have.get(name, 0)) for place, name in enumerate(self.prompt_ids)}
+
+    def count_missing(self, point: Point, n: int, *, temperature: float | None = None) -> int:
+        """How many samples [`HeldOut.samples`] would draw."""
+        store = self.store(point, self.temperature if temperature is None else temperature)
+        return sum(count for count in self._missing(store, n).values() if count > 0)
+
+    def _regraded(self, store: SampleStore) -> pd.DataFrame:
+        """
+        All samples of a store; samples of these prompts that an older version of the graders judged are judged anew.
+        """
+        frame, places = store.frame(), dict(zip(self.prompt_ids, range(len(self.rows)), strict=True))
+        stale = frame["prompt_id"].isin(places) & (frame["grader"] != self.grader)
+        if stale.any():
+            old = frame[stale]
+            rows = [self.rows[places[name]] for name in old["prompt_id"]]
+            verdicts = list(map(bool, self.task.verify_many(list(old["completion"]), rows)))
+            changed = sum(new != then for new, then in zip(verdicts, old["correct"], strict=True))
+            frame.loc[stale, "correct"], frame.loc[stale, "grader"] = verdicts, self.grader
+            store.replace(frame)
+            if changed:
+                folder = visible(str(store.folder))
+                print(f"{folder}: the graders have changed, and {changed} of {len(old)} verdicts with them.")
+        return frame
+
+    def _draw(self, point: Point, batches, have: dict[int, int], temperature: float, store: SampleStore) -> None:
+        model = load_point(point, self.config)
+        description = f"{self.run_dir.name}: {point.label}" + (", greedy" if temperature == 0 else "")
+        with progress(sum(len(p) * n for p, n in batches), visible(description)) as bar:
+            for places, count in batches:
+                names = [self.prompt_ids[place] for place in places]
+                # A batch of its own seed: the same samples, whether or not there was a stop before it.
+                set_seed(int(digest(self.seed, names, have[places[0]])[:8], 16))
+                drawn = sample(
+                    model,
+                    self.tokenizer,
+                    self.task,
+                    [self.rows[place] for place in places],
+                    count,
+                    temperature=temperature,
+                    max_new_tokens=self.max_new_tokens,
+                    chat_template_kwargs=self.chat_template_kwargs,
+                )
+                store.add(
+                    [
+                        self._record(place, have[place] + number, one)
+                        for place, samples in zip(places, drawn, strict=True)
+                        for number, one in enumerate(samples)
+                    ]
+                )
+                for place in places:
+                    have[place] += count
+                bar.update(len(places) * count)
+
+    def _record(self, place: int, number: int, one) -> dict:
+        row = self.rows[place]
+        return {
+            "prompt_id": self.prompt_ids[place],
+            "sample": number,
+            "prompt": row["prompt"][-1]["content"],
+            "task": row.get("task"),
+            "level": row.get("level"),
+            "completion": one.text,
+            "ids": one.ids,
+            "truncated": one.truncated,
+            "correct": one.correct,
+            "grader": self.grader,
+        }
+
+
+def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]]:
+    """
+    Batches of prompts that all lack the same number of samples, and how many of each a batch draws.
+
+    Args:
+        missing (`dict[int, int]`): Samples lacking, by place of the prompt; each at least 1.
+        batch_size (`int`): Sequences of a batch. A prompt that lacks more is drawn in several batches.
+
+    Returns:
+        `list[tuple[list[int], int]]`: Places and samples of each, in order.
+    """
+    batches = []
+    by_count: dict[int, list[int]] = {}
+    for place, count in missing.items():
+        by_count.setdefault(count, []).append(place)
+    for count, places in by_count.items():
+        together = max(1, batch_size // count)
+        for start in range(0, len(places), together):
+            group, left = places[start : start + together], count
+            while left:
+                draw = min(left, batch_size)
+                batches.append((group, draw))
+                left -= draw
+    return batches
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # it is optional
+        return None
+
+
+@functools.cache
+def grader_version() -> str:
+    """
+    A name for the code that judges completions: it changes with any file of `tasks` and with the libraries it asks.
+    """
+    files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
+    return digest(_version("math-verify"), _version("reasoning-gym"), *(path.read_text() for path in files))[:12]
+
+
+def digest(*parts) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_run(run_dir: Path) -> dict:
+    """
+    The configuration of a run that can be evaluated, local paths found.
+
+    Raises:
+        InputError: If it cannot be, naming everything that is missing.
+    """
+    config, wrong = load_config(run_dir), []
+    if missing := [key for key in EVALUATION_KEYS if not config.get(key)]:
+        noted = read_env(run_dir).get("base_model") or {}
+        values = {"model_name_or_path": noted.get("name") or "…", "task": "…"}
+        wrong.append(
+            f"'{run_dir / 'config.yaml'}' has no {' and no '.join(missing)}; add what the run was trained with: "
+            + ", ".join(f"{key}: {values[key]}" for key in missing)
+            + (" (a task of `python -m tasks list`, whose data they were)" if "task" in missing else "")
+        )
+    for check in (with_local_paths, trained_point):
+        try:
+            found = check(run_dir, config)
+            config = found if check is with_local_paths else config
+        except InputError as error:
+            own_script = "; a script of your own ends with trainer.save_model()" if "task" in missing else ""
+            wrong.append(f"{error}{own_script if check is trained_point else ''}")
+    if wrong:
+        raise InputError(". And ".join(wrong))
+    return config

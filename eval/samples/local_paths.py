@@ -1,0 +1,120 @@
+"""Local paths in a run's configuration, found from whichever directory one evaluates in."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from eval.run_folder.reading import read_env
+from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha256
+from trl_prorl.errors import InputError
+from trl_prorl.run.base_model import fingerprint, is_hub_name
+from trl_prorl.run.run_id import RUN_ID, saved_run_id
+
+
+def with_local_paths(run_dir: Path, config: dict) -> dict:
+    """
+    A run's configuration, its relative paths as they lead to their target from here, the base model as it was then.
+
+    A path is tried as written, then from the run's folder and its parents, the nearest first: the run was started in
+    one of them, as a rule. What may be a name on the Hub stays as it is. What the run noted of base model and output
+    folder decides: another model of that name is passed over, and `model_revision` is the Hub's commit that the run
+    began from.
+
+    Args:
+        run_dir (`Path`): The run folder.
+        config (`dict`): Its configuration.
+
+    Raises:
+        InputError: If the base model was a local folder and is nowhere, or has other weights now.
+    """
+    env = read_env(run_dir)
+    found = {
+        "model_name_or_path": _model(run_dir, config.get("model_name_or_path"), env),
+        # A bare word only as a file: that a folder above a run bears the name of a data set says nothing.
+        "dataset_name": _find(
+            run_dir, config.get("dataset_name"), lambda path, name: path.is_file() or ("/" in name and path.is_dir())
+        ),
+        "output_dir": find_output_dir(run_dir, config, env),
+    }
+    if (env.get("base_model") or {}).get("name") == config.get("model_name_or_path"):
+        found["model_revision"] = env.get("base_commit")
+    return {**config, **{key: path for key, path in found.items() if path}}
+
+
+def find_output_dir(run_dir: Path, config: dict, env: dict) -> str | None:
+    """
+    The run's `output_dir` from here: the folder of that name whose weights are this run's, else any folder of that
+    name.
+    """
+
+    def this_runs(path, name):
+        return path.is_dir() and saved_run_id(path) == env[RUN_ID]
+
+    name = config.get("output_dir")
+    found = _find(run_dir, name, this_runs) if env.get(RUN_ID) else None
+    return found or _find(run_dir, name, lambda path, name: path.is_dir())
+
+
+def _model(run_dir: Path, name: str | None, env: dict) -> str | None:
+    others = []
+
+    def is_model(path, name):
+        if not (path / "config.json").is_file():
+            return False
+        as_then = env.get("base_weights") in (None, fingerprint(str(path)))
+        if not as_then:
+            others.append(path)
+        return as_then
+
+    if name and is_embedded(name):
+        return _embedded(run_dir, name, env)
+    if not name or is_model(Path(name), name):
+        return name
+    # A name on the Hub stays one: a run folder of that name is no base model.
+    found = name
+    if others or ("/" in name and (not is_hub_name(name) or _was_local(name, env))):
+        found = _find(run_dir, name, is_model)
+    if found is None and others:
+        raise InputError(
+            f"'{run_dir / 'config.yaml'}' names model_name_or_path: {name}, and '{others[0]}' has other weights than "
+            "the model that the run began from; write there where that one is now"
+        )
+    if found is None:
+        raise InputError(
+            f"'{run_dir / 'config.yaml'}' names model_name_or_path: {name}, and no such folder with a config.json is "
+            "here, beside the run or above it; start where the run was trained, or write there where its base model "
+            "is now"
+        )
+    return found
+
+
+def _embedded(run_dir: Path, name: str, env: dict) -> str:
+    """The folder of an embedded model, if its weights are those that the run began from."""
+    try:
+        found = embedded_model(name)
+    except ValueError as error:
+        raise InputError(f"'{run_dir / 'config.yaml'}': {error}") from error
+    then, now = (env.get("base_model") or {}).get("sha256"), weights_sha256(found)
+    if then not in (None, now):
+        raise InputError(
+            f"'{run_dir}' began from another {name}: its weights had SHA-256 {then[:12]}…, those that come with this "
+            f"version of trl-prorl have {now[:12]}…; install the version that '{run_dir / 'env.json'}' names"
+        )
+    return found
+
+
+def _was_local(name: str, env: dict) -> bool:
+    """Whether the run noted that its base model was a local folder."""
+    noted = env.get("base_model") or {}
+    return noted.get("name") == name and noted.get("hub_id") is None
+
+
+def _find(run_dir: Path, name: str | None, accepts: Callable[[Path, str], bool]) -> str | None:
+    if not name:
+        return None
+    if accepts(Path(name), name):
+        return name
+    # The parents of a link, and the parents of its target.
+    starts = (Path(os.path.abspath(run_dir)), run_dir.resolve())
+    paths = (folder / name for start in starts for folder in (start, *start.parents))
+    return next((str(path) for path in paths if accepts(path, name)), None)

@@ -1,0 +1,135 @@
+"""
+Samples of a model: batched generation from the full softmax, each sample with its text, its tokens and its verdict.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from peft import PeftModel
+from transformers import GenerationConfig
+
+from eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
+
+
+@dataclass(frozen=True)
+class Sample:
+    """
+    One completion.
+
+    Attributes:
+        text (`str`): The completion as plain text.
+        ids (`list[int]`): Its tokens, the one that ended it included.
+        truncated (`bool`): Whether it was cut at the greatest length instead of ending.
+        correct (`bool`): The task's verdict.
+    """
+
+    text: str
+    ids: list[int]
+    truncated: bool
+    correct: bool
+
+
+def stop_token_ids(model, tokenizer) -> list[int]:
+    """Every token that ends a completion: the tokenizer's and those the model declares, as in TRL's rollouts."""
+    declared = model.generation_config.eos_token_id
+    declared = declared if isinstance(declared, list) else [declared]
+    return [token for token in dict.fromkeys([tokenizer.eos_token_id, *declared]) if token is not None]
+
+
+def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = None) -> list[list[int]]:
+    """The tokens of every row's prompt, by the tokenizer's chat template."""
+    texts = [
+        tokenizer.apply_chat_template(
+            row["prompt"], tokenize=False, add_generation_prompt=True, **(chat_template_kwargs or {})
+        )
+        for row in rows
+    ]
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+@contextmanager
+def nothing_but_the_softmax(model) -> Iterator[None]:
+    """
+    Without the wishes of a model's own generation config (min_p, suppressed tokens, beams, ...), which `generate`
+    fills in wherever a call leaves something open.
+    """
+    owners = [model, *([model.get_base_model()] if isinstance(model, PeftModel) else [])]
+    before = [owner.generation_config for owner in owners]
+    for owner in owners:
+        owner.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        for owner, config in zip(owners, before, strict=True):
+            owner.generation_config = config
+
+
+@torch.no_grad()
+def sample(
+    model,
+    tokenizer,
+    task,
+    rows: list[dict],
+    n: int,
+    *,
+    temperature: float = DEFAULT_TEMPERATURE,
+    max_new_tokens: int = DEFAULT_MAX_COMPLETION_LENGTH,
+    chat_template_kwargs: dict | None = None,
+) -> list[list[Sample]]:
+    """
+    Sample `n` completions for each prompt in one call of `generate`, and verify them.
+
+    The full softmax at `temperature` is sampled, whatever a model's own generation config asks for. Samples depend on
+    torch's global seed and on what is batched together.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): A causal language model.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template and a padding token.
+        task ([`~tasks.Task`]): Its `verify_many(completions, rows)` judges the samples.
+        rows (`list[dict]`): P rows with a `prompt` of chat messages, and what `task.verify` needs.
+        n (`int`): Samples per prompt.
+        temperature (`float`, *optional*, defaults to `1.0`): Sampling temperature; 0 decodes greedily.
+        max_new_tokens (`int`, *optional*, defaults to `512`): Tokens after which a completion is cut.
+        chat_template_kwargs (`dict`, *optional*): Further arguments of the chat template.
+
+    Returns:
+        `list[list[Sample]]`: Shape (P, n).
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    sampling = {"do_sample": False}
+    if temperature > 0:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    inputs = tokenizer.pad(
+        {"input_ids": prompt_ids(tokenizer, rows, chat_template_kwargs)}, padding_side="left", return_tensors="pt"
+    ).to(device)
+    stops = stop_token_ids(model, tokenizer)
+    with nothing_but_the_softmax(model):
+        sequences = model.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            num_return_sequences=n,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=stops,
+            pad_token_id=tokenizer.pad_token_id,
+            **sampling,
+        )
+    completions = [until_stop(ids, stops) for ids in sequences[:, inputs["input_ids"].shape[1] :].tolist()]
+    texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
+    asked = [row for row in rows for _ in range(n)]
+    verdicts = map(bool, task.verify_many(texts, asked))
+    samples = [
+        Sample(text, ids, not ended, verdict)
+        for text, (ids, ended), verdict in zip(texts, completions, verdicts, strict=True)
+    ]
+    return [samples[start : start + n] for start in range(0, len(samples), n)]
+
+
+def until_stop(ids: list[int], stops: list[int]) -> tuple[list[int], bool]:
+    """Tokens up to and including the first that stops, and whether there is one; what follows is padding."""
+    for place, token in enumerate(ids):
+        if token in stops:
+            return ids[: place + 1], True
+    return ids, False

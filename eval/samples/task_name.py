@@ -1,0 +1,45 @@
+"""A task as a recipe or the command line names it."""
+
+import re
+from dataclasses import dataclass
+
+from trl_prorl.errors import InputError
+from trl_prorl.own_packages import tasks
+
+
+@dataclass(frozen=True)
+class TaskName:
+    """A task to evaluate on, as a recipe or the command line names it."""
+
+    task: str
+    level: int | None = None
+    options: dict | None = None
+    path: str | None = None
+    seed: int = 0
+
+    @classmethod
+    def of_run(cls, config: dict) -> "TaskName":
+        keys = ("task", "task_level", "task_options", "dataset_name")
+        return cls(*(config.get(key) for key in keys), config.get("task_seed") or 0)
+
+    @classmethod
+    def parse(cls, text: str) -> "TaskName":
+        """`NAME`, `NAME@LEVEL`, either with `=PATH` behind it."""
+        match = re.fullmatch(r"([^@=]+)(?:@(\d+))?(?:=(.+))?", text)
+        if match is None:
+            raise InputError(f"--others {text}: write NAME, NAME@LEVEL or NAME@LEVEL=PATH, as in parity@2")
+        return cls(match[1], int(match[2]) if match[2] else None, path=match[3])
+
+    def make(self):
+        """
+        The task.
+
+        Raises:
+            InputError: If there is no such task, or it does not take the level or the options.
+        """
+        given = {"level": self.level, "options": self.options, "path": self.path}
+        try:
+            return tasks.task_of_recipe(self.task, **given)
+        except (KeyError, TypeError, ValueError) as error:
+            message = " ".join(str(error).split())
+            raise InputError(f"task '{self.task}' with {given}: {message}; correct config.yaml or --others") from error

@@ -1,0 +1,83 @@
+from math import comb
+
+import numpy as np
+import pytest
+
+from eval.analysis.boundary import boundary, changed_prompts, rate_limit, separable_from
+from trl_prorl.errors import InputError
+
+
+def separation(n):
+    """Two-sided Fisher p-value of none against all of n: the two extreme tables of C(2n, n)."""
+    return 2 / comb(2 * n, n)
+
+
+def test_who_was_solved_and_who_lost(passk_result):
+    result = boundary(passk_result(base=[0, 3, 0, 5, 0], trained=[8, 0, 0, 6, 1]))
+    assert [(c.prompt, c.base, c.trained) for c in result.newly_solved] == [(0, 0, 8), (4, 0, 1)]
+    assert [(c.prompt, c.base, c.trained) for c in result.lost] == [(1, 3, 0)]
+    assert (result.both, result.neither) == (1, 1)
+    assert result.solved_at_all == (2, 1, 1.0)  # of three coins, 2 to 1 is as even as it gets
+    # 0 of 8 against 8 of 8: 2 / C(16, 8) = 2 / 12870, times 5 prompts; the others have p = 1 or near.
+    first, second = result.newly_solved
+    assert first.p_value == pytest.approx(5 * separation(8))
+    assert first.separated
+    assert not second.separated
+    # 3 of 8 against 0 of 8, both tails of the hypergeometric: 2 C(8,3) / C(16,3) = 1/5, times 4 prompts left.
+    assert result.lost[0].p_value == pytest.approx(4 / 5)
+    assert not result.lost[0].separated
+
+
+def test_separated_at_five_per_cent_of_all_prompts_not_of_those_picked():
+    # 0 of 3 against 3 of 3 has p = 2 / 20: never separated. At n = 4 p = 2 / 70 = 0.029: alone yes, among two no.
+    assert not changed_prompts([0], [3], n=3)[0][0].separated
+    assert changed_prompts([0], [4], n=4)[0][0].separated
+    assert not changed_prompts([0, 4], [4, 4], n=4)[0][0].separated
+
+
+def test_no_change_is_found_where_none_is():
+    # One policy sampled twice, many hard prompts: hundreds turn, hardly ever is one told apart.
+    rng = np.random.default_rng(0)
+    rates = rng.beta(0.3, 1.0, size=400)
+    turned = wrong = 0
+    for _ in range(20):
+        base, trained = (rng.binomial(16, rates).tolist() for _ in range(2))
+        new, lost = changed_prompts(base, trained, n=16)
+        turned += len(new) + len(lost)
+        wrong += any(change.separated for change in new + lost)
+    assert turned > 400
+    assert wrong <= 3
+
+
+@pytest.mark.parametrize(("n", "limit"), [(1, 0.95), (2, 1 - 0.05**0.5), (300, 0.01)])
+def test_rate_limit(n, limit):
+    # The highest rate at which n wrong samples in a row still have a chance of 5 %.
+    assert rate_limit(n) == pytest.approx(limit, abs=1e-4)
+    assert (1 - rate_limit(n)) ** n == pytest.approx(0.05)
+
+
+def test_separable_from():
+    assert separable_from(4, prompts=1) == 4  # 2 / 70, but 3 of 4: 2 C(4,3) / C(8,3) = 1 / 7
+    assert separable_from(4, prompts=2) is None
+    # n = 8: 5 of 8 has p = 2 C(8,5) / C(16,5) = 0.0256; 4 of 8: 2 C(8,4) / C(16,4) = 0.077
+    assert separable_from(8, prompts=1) == 5
+
+
+def test_pass_at_k_and_its_bound(passk_result):
+    # n = 2: base counts 0 and 1, so pass@1 = 1/4, pass@2 = 1/2; trained 1 and 2: 3/4 and 1.
+    rows = boundary(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2)).rows
+    assert [row.k for row in rows] == [1, 2]
+    assert [(row.base.value, row.trained.value, row.gain.value) for row in rows] == [(0.25, 0.75, 0.5), (0.5, 1, 0.5)]
+    assert [(row.base_bound, row.trained_bound) for row in rows] == [(0.25, 0.75), (0.5, 1.0)]
+    # n = 4, counts 1 and 3: E[(1-p)^2] from pairs is (C(3,2) + C(1,2)) / 2 C(4,2) = 1/4, so at k = 4 1 - (1/4)^2.
+    last = boundary(passk_result(base=[1, 3] * 10, trained=[1, 3] * 10, n=4)).rows[-1]
+    assert last.base == (1, pytest.approx(0.05 ** (1 / 20)), 1)
+    assert last.base_bound == pytest.approx(15 / 16)
+
+
+def test_broken_results_are_refused(passk_result):
+    complete = passk_result([0, 1], [1, 2])
+    with pytest.raises(InputError, match="'trained'"):
+        boundary({key: value for key, value in complete.items() if key != "trained"})
+    with pytest.raises(InputError, match="2 base and 3 trained"):
+        boundary(passk_result([0, 1], [1, 2, 3]))

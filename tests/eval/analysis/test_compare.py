@@ -1,0 +1,161 @@
+import pytest
+
+from eval import compare as command
+from eval.analysis.compare import compare
+from eval.pages.compare import comparison_statements
+from eval.run_folder.reading import load_run
+from trl_prorl.errors import InputError
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
+
+
+@pytest.fixture
+def evaluated(make_run, make_rows, passk_result):
+    """A run whose trained model got these counts of n = 8 right."""
+
+    def make(name, trained, variant="A", config=None, steps=20, **changes):
+        passk = passk_result([0] * len(trained), list(trained), **changes)
+        return load_run(make_run(name, variant, make_rows(steps), passk=passk, config=config))
+
+    return make
+
+
+def test_by_hand(evaluated):
+    result = compare(evaluated("a", [8, 4, 0, 2, 1, 5] * 4), evaluated("b", [4, 4, 0, 0, 2, 1] * 4), k=1)
+    assert result.first_value.value == pytest.approx(20 / 48)
+    assert result.second_value.value == pytest.approx(11 / 48)
+    assert result.difference.value == pytest.approx(9 / 48)
+    assert (result.better, result.worse, result.equal) == (12, 4, 8)
+    # Solved at all: of six a prompts 0, 1, 3, 4, 5, b 0, 1, 4, 5: one pair differs, 4 of 24, 2 / 2^4.
+    assert result.paired == (4, 0, pytest.approx(1 / 8))
+    assert result.paired_on == "any of 8 samples right"
+    # (1.95996 + 0.84162) / 1.95996
+    assert result.visible == pytest.approx(1.42941 * (result.difference.high - result.difference.low) / 2, rel=1e-5)
+
+
+def test_pairing_sees_what_the_intervals_of_each_do_not(evaluated):
+    # One more right at every prompt: certain, though prompts vary far more than the runs.
+    counts = [0, 7, 1, 6, 2, 5, 3, 4] * 4
+    result = compare(evaluated("a", [count + 1 for count in counts]), evaluated("b", counts), k=1)
+    # Of 32 prompts that all agree up to 1 - 0.05^(1/32) = 8.94 % of others are not excluded, from -1 to 1.
+    assert result.difference == pytest.approx((1 / 8, 1 / 8 - 0.0894 * 9 / 8, 1 / 8 + 0.0894 * 7 / 8), abs=1e-4)
+    assert result.differ
+    assert result.first_value.low < result.second_value.high
+    back = compare(evaluated("c", counts), evaluated("d", [count + 1 for count in counts]), k=1)
+    assert back.difference.value == pytest.approx(-1 / 8)
+    assert (back.better, back.worse) == (0, 32)
+
+
+def test_pass_at_8_is_solved_at_all(evaluated):
+    result = compare(evaluated("a", [1, 1, 1, 0]), evaluated("b", [8, 0, 0, 0]), k=8)
+    assert result.difference.value == pytest.approx(2 / 4)
+
+
+def test_greedy_decoding_is_preferred_where_both_have_it(evaluated):
+    def greedy(correct):
+        return {"greedy": {"base": {"correct": [0] * 8}, "trained": {"correct": correct}}}
+
+    counts = [4] * 8
+    a = evaluated("a", counts, **greedy([1] * 7 + [0]))
+    b = evaluated("b", counts, **greedy([1, 0, 0, 0, 0, 0, 0, 1]))
+    # 6 for a, 1 for b: 2 (C(7,6) + C(7,7)) / 2^7
+    assert compare(a, b, k=1).paired == (6, 1, pytest.approx(1 / 8))
+    assert compare(a, b, k=1).paired_on == "greedy decoding"
+    assert compare(a, evaluated("c", counts), k=1).paired_on == "any of 8 samples right"
+    only_greedy = [evaluated(name, [1, 0, 1], n=1, k=[1], temperature=0.0) for name in ("d", "e")]
+    assert compare(*only_greedy, k=1).paired_on == "greedy decoding"
+
+
+def test_prompt_ids_decide_where_both_have_them(evaluated):
+    a = evaluated("a", [1, 2], prompt_ids=["x", "y"])
+    # Another seed of the tasks gave the same prompts, whatever the settings say.
+    assert compare(a, evaluated("b", [2, 2], prompt_ids=["x", "y"], config={"task_seed": 7}), k=1).worse == 1
+    with pytest.raises(InputError, match=r"not evaluated on the same prompts \(1 in common\)"):
+        compare(a, evaluated("c", [2, 2], prompt_ids=["x", "z"]), k=1)
+    with pytest.raises(InputError, match=r"in the same order \(2 in common\)"):
+        compare(a, evaluated("d", [2, 2], prompt_ids=["y", "x"]), k=1)
+    with pytest.raises(InputError, match="only 'a' has prompt_ids"):
+        compare(a, evaluated("e", [2, 2]), k=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n": 16}, "'a' has n = 8 in passk.json, 'b' 16"),
+        ({"temperature": 0.5}, "temperature = 1.0 in passk.json, 'b' 0.5"),
+        ({"max_new_tokens": 32}, "max_new_tokens = None in passk.json, 'b' 32"),
+        ({"config": {"task_seed": 1}}, "task_seed decide"),
+        ({"split": "validation"}, "same prompts in the same way"),
+    ],
+)
+def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, changes, message):
+    a, b = evaluated("a", [1, 2]), evaluated("b", [1, 2], **changes)
+    with pytest.raises(InputError, match=message) as refusal:
+        compare(a, b, k=1)
+    assert f"python -m eval.passk --run {a.path} --run {b.path}" in str(refusal.value)
+
+
+def test_completions_cut_at_other_lengths_are_refused(evaluated):
+    a = evaluated("a", [1, 2], max_new_tokens=16, config={"max_completion_length": 16})
+    with pytest.raises(InputError, match=r"'b' 32; evaluate them alike: `python .* --max-new-tokens 32`"):
+        compare(a, evaluated("b", [1, 2], max_new_tokens=32), k=1)
+    # An older result, which was cut at the run's own length.
+    compare(a, evaluated("c", [1, 2], config={"max_completion_length": 16}), k=1)
+
+
+def test_sampling_must_agree_with_prompt_ids_too(evaluated):
+    with pytest.raises(InputError, match="n = 8"):
+        compare(
+            evaluated("a", [1, 2], prompt_ids=["x", "y"]),
+            evaluated("b", [1, 2], prompt_ids=["x", "y"], n=4, k=[4]),
+            k=1,
+        )
+
+
+def test_b_is_told_apart_from_all_others(evaluated):
+    a, control, b, other_b = (
+        evaluated(name, [1, 2], variant=variant)
+        for name, variant in (("a", "A"), ("control", "control"), ("b", "B"), ("b2", "B"))
+    )
+    assert DIFFERENT_OBJECTIVE in compare(a, b, k=1).notes
+    assert DIFFERENT_OBJECTIVE in compare(b, control, k=1).notes
+    assert DIFFERENT_OBJECTIVE not in compare(b, other_b, k=1).notes
+    assert DIFFERENT_OBJECTIVE not in compare(a, control, k=1).notes
+
+
+def test_other_models_and_lengths_are_noted(evaluated):
+    a = evaluated("a", [1, 2])
+    notes = " ".join(compare(a, evaluated("b", [1, 2], config={"model_name_or_path": "big"}, steps=40), k=1).notes)
+    assert "different models: tiny and big" in notes
+    assert "20 and 40 steps" in notes
+    assert "different models" not in " ".join(compare(a, evaluated("c", [1, 2]), k=1).notes)
+
+
+def test_statements(evaluated):
+    a, b = evaluated("a", [8, 0] * 10), evaluated("b", [0, 8] * 10)
+    same = comparison_statements([compare(a, a, k=1)])
+    assert "no difference at any prompt" in same[0]
+    even = compare(a, b, k=1)
+    [first, counts, paired, *_] = comparison_statements([even])
+    assert f"one of {even.visible:.3f} would be found four times in five, a smaller one less often." in first
+    assert "more often at 10, less often at 10, equally often at 0 (8 samples each)" in counts
+    assert "only `a` right at 10, only `b` at 10, p = 1" in paired
+    worse = compare(evaluated("c", [1, 2, 3] * 7), evaluated("d", [3, 4, 5] * 7), k=1)
+    assert comparison_statements([worse])[0].endswith("`d` is higher.")
+    few = compare(evaluated("e", [1, 2, 3]), evaluated("f", [3, 4, 5]), k=1)
+    assert not few.differ
+    assert "-0.250 (n/a): n/a: fewer than 20 prompts give no interval" in comparison_statements([few])[0]
+
+
+def test_command(evaluated, make_run, make_rows, capsys):
+    a, b = evaluated("a", [1, 2, 3] * 10), evaluated("b", [3, 4, 5] * 10, variant="B", k=[1, 8])
+    assert command.main(["--runs", str(a.path), str(b.path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "pass@1: `a` less `b` -0.250 [-0.321, -0.131]: `b` is higher." in printed
+    assert "pass@8" in printed
+    assert "pass@4" not in printed
+    assert DIFFERENT_OBJECTIVE in printed
+    assert command.main(["--runs", str(a.path), str(b.path), "--k", "9"]) == 2
+    assert "--k 9 must lie between 1 and the 8" in capsys.readouterr().err
+    bare = make_run("bare", "A", make_rows(2))
+    assert command.main(["--runs", str(a.path), str(bare)]) == 2
+    assert f"run `python -m eval.passk --run {bare}`" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+import dataclasses
+
+from trl import GRPOConfig, ScriptArguments
+
+from eval.analysis import repetitions
+from eval.run_folder.reading import load_run
+from trl_prorl import ProRLConfig
+from trl_prorl.train import TaskArguments
+
+
+def test_what_changes_no_number_makes_no_other_configuration(make_run, make_rows):
+    def run(seed, **config):
+        return load_run(make_run(f"s{seed}", "A", make_rows(2), env={"seed": seed}, config={"seed": seed, **config}))
+
+    harmless = {"hub_model_id": "me/a", "resume_from_checkpoint": True, "logging_steps": 5, "output_dir": "elsewhere"}
+    runs = [run(0), run(1, **harmless), run(2, model_name_or_path="big"), run(3, dataset_name="other"), run(4, beta=1)]
+    groups = repetitions.repetitions(runs)
+    assert [[one.name for one in group] for group in groups] == [["s0", "s1"], ["s2"], ["s3"], ["s4"]]
+    labels = repetitions.configuration_labels([[runs[1]], *groups])
+    assert not any(key in label for label in labels for key in harmless)
+    assert "model_name_or_path: big" in labels[2] and "dataset_name: other" in labels[3]
+
+
+def test_labels_name_what_differs_and_has_an_effect(make_run, make_rows):
+    configs = [
+        {"optimizer_reset": "hard", "optimizer_reset_alpha": 0.1, "beta": 1.0},
+        {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.1, "beta": 1.0},
+        {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.25, "beta": 1.0},
+        # The same as the first: what does nothing there, and what no number depends on.
+        {"optimizer_reset": "hard", "optimizer_reset_alpha": 0.25, "beta": 1.0, "eval_steps": 7, "run_name": "x"},
+        # An evaluation that a trigger watches does change numbers.
+        {"optimizer_reset": "hard", "beta": 1.0, "ref_reset_stall": 2, "eval_steps": 5},
+        {"optimizer_reset": "hard", "beta": 1.0, "ref_reset_stall": 2, "eval_steps": 7},
+    ]
+    runs = [
+        load_run(make_run(f"c{i}", "C", make_rows(2), config={"ref_reset_stall": 0, **config}, env={"seed": i}))
+        for i, config in enumerate(configs)
+    ]
+    groups = repetitions.repetitions(runs)
+    assert [[run.name for run in group] for group in groups] == [["c0", "c3"], ["c1"], ["c2"], ["c4"], ["c5"]]
+    assert repetitions.configuration_labels(groups[:3]) == [
+        "C (optimizer_reset: hard)",
+        "C (optimizer_reset: soft, optimizer_reset_alpha: 0.1)",
+        "C (optimizer_reset: soft, optimizer_reset_alpha: 0.25)",
+    ]
+    assert repetitions.configuration_labels([groups[0], *groups[3:]]) == [
+        "C (ref_reset_stall: 0)",
+        "C (eval_steps: 5, ref_reset_stall: 2)",
+        "C (eval_steps: 7, ref_reset_stall: 2)",
+    ]
+    assert repetitions.configuration_labels(groups[:1]) == ["C"]
+
+
+# A configuration in which a key has its effect.
+ENABLING = {
+    "optimizer_reset_alpha": {"optimizer_reset": "soft"},
+    "kl_horizon": {"kl_target": 0.1},
+    "base_anchor_every": {"beta_base": 0.1},
+    "pack_max_tokens": {"pack_groups": "auto"},
+    "elastic_ema": {"elastic_reset_every": 5},
+    "entropy_patience": {"entropy_floor": 0.1},
+    "ref_reset_kl_window": {"ref_reset_kl": 0.1},
+    "dynamic_sampling_rewards": {"dynamic_sampling_rounds": 1},
+    **dict.fromkeys(("length_least", "length_on", "length_off"), {"length_reward": "cosine"}),
+    **dict.fromkeys(("length_target", "length_cost"), {"length_reward": "target"}),
+    "length_margin": {"length_reward": "overlong"},
+    **dict.fromkeys(("thinking_text", "thinking_answer_tokens"), {"thinking_budget": 8}),
+    **dict.fromkeys(("ref_reset_metric", "ref_reset_metric_mode", "ref_reset_min_delta"), {"ref_reset_drop": 0.1}),
+}
+# Other values than the defaults, each of which a check of the value alone accepts.
+OTHER_VALUES = {
+    "ref_reset_metric": "eval_rewards/x/mean",
+    "ref_reset_metric_mode": "min",
+    "dynamic_sampling_rewards": ["x"],
+    "optimizer_reset_alpha": 0.5,
+    "elastic_ema": 0.5,
+}
+
+
+def refused_as_without_effect():
+    """Our own keys of which the configuration says, when nothing else is set, that they need another one."""
+    quiet = {"bf16": False, "use_cpu": True, "report_to": "none"}
+    for cls, host, common in ((ProRLConfig, GRPOConfig, quiet), (TaskArguments, ScriptArguments, {})):
+        inherited = {field.name for field in dataclasses.fields(host)}
+        for field in dataclasses.fields(cls):
+            if field.name in inherited:
+                continue
+            value = OTHER_VALUES.get(field.name, other_value(field.default))
+            try:
+                cls(**common, **{field.name: value})
+            except ValueError as error:
+                if f"{field.name}={value!r} has no effect without" in str(error):
+                    yield field.name
+
+
+def other_value(default):
+    if isinstance(default, bool) or default is None or isinstance(default, str):
+        return "x" if isinstance(default, str) else 7 if default is None else not default
+    return default + 1
+
+
+def test_the_configuration_and_the_report_agree_on_what_has_no_effect():
+    """A rule of one alone would split or join runs wrongly."""
+    refused = set(refused_as_without_effect())
+    assert refused == set(ENABLING) == set(repetitions.EFFECTIVE_WITH) - repetitions.VALIDATION_KEYS
+    for key, enabling in ENABLING.items():
+        assert not repetitions.matters(key, {}), key
+        assert repetitions.matters(key, enabling), key

@@ -1,0 +1,248 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eval.analysis.statistics import (
+    Estimate,
+    bootstrap_interval,
+    fieller_ratio,
+    found_four_times_in_five,
+    holm,
+    mcnemar,
+    paired_bootstrap_difference,
+    paired_bootstrap_ratio,
+    pass_at_k,
+    pass_at_k_per_prompt,
+    pass_at_k_upper_bound,
+    prediction_interval,
+    ratio_interval,
+    t_interval,
+)
+from eval.metrics.pass_at_k import pass_at_k as metric_module
+
+
+def test_one_estimator():
+    assert pass_at_k is metric_module.pass_at_k
+    np.testing.assert_allclose(pass_at_k_per_prompt([0, 1, 4], n=4, k=2), [0, 1 / 2, 1])
+
+
+def test_bootstrap_interval_is_near_the_normal_one():
+    values = [0.0] * 200 + [1.0] * 200
+    half_width = 1.96 * 0.5 / math.sqrt(400)
+    low, high = bootstrap_interval(values)
+    assert low == pytest.approx(0.5 - half_width, abs=0.006)
+    assert high == pytest.approx(0.5 + half_width, abs=0.006)
+
+
+def test_bootstrap_interval_follows_level_and_seed():
+    values = np.random.default_rng(0).random(50)
+    low, high = bootstrap_interval(values)
+    narrow_low, narrow_high = bootstrap_interval(values, level=0.5)
+    assert low < narrow_low < values.mean() < narrow_high < high
+    assert bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3)
+    assert bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
+
+
+def test_bootstrap_interval_covers_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(300):
+        low, high = bootstrap_interval(rng.random(60) < 0.3, resamples=400, seed=trial)
+        hits += low <= 0.3 <= high
+    # 95 % of 300 is 285; the percentile interval is slightly liberal at 60 prompts, the binomial spread is 4.
+    assert 0.90 <= hits / 300 <= 0.99
+
+
+def test_values_that_do_not_vary_are_no_certainty():
+    # 1 - 0.05^(1/20) = 0.1391 of the prompts may be otherwise: 0 of 20 right excludes only rates above it.
+    assert bootstrap_interval([0.0] * 20) == pytest.approx((0, 0.1391), abs=1e-4)
+    assert bootstrap_interval([1.0] * 20) == pytest.approx((1 - 0.1391, 1), abs=1e-4)
+    assert bootstrap_interval([0.25] * 20) == pytest.approx((0.25 - 0.25 * 0.1391, 0.25 + 0.75 * 0.1391), abs=1e-4)
+    assert bootstrap_interval([0.0] * 20, bounds=(-1.0, 1.0)) == pytest.approx((-0.1391, 0.1391), abs=1e-4)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.1])
+def test_agreement_misses_no_more_often_than_it_says(rate):
+    # All of 40 prompts wrong, which happens at this rate: the interval of such a draw must reach it, or that be rare.
+    missed = (1 - rate) ** 40 if bootstrap_interval([0.0] * 40)[1] < rate else 0.0
+    assert missed <= 0.05
+
+
+def test_few_prompts_give_no_interval():
+    assert np.isnan(bootstrap_interval(np.arange(19) / 19)).all()
+    assert np.isfinite(bootstrap_interval(np.arange(20) / 20)).all()
+    difference, ratio = paired_bootstrap_difference([1, 0], [0, 0]), paired_bootstrap_ratio([1, 0], [1, 1])
+    assert (difference.value, ratio.value) == (0.5, 0.5)
+    assert np.isnan([*difference[1:], *ratio[1:]]).all()
+
+
+def test_pairing_removes_what_prompts_share():
+    # b is a less 0.1 at every prompt: prompts vary a lot, the difference not at all.
+    a = np.random.default_rng(0).random(40)
+    difference = paired_bootstrap_difference(a, a - 0.1)
+    # 1 - 0.05^(1/40) = 0.0722 of the prompts may be otherwise, from -1 to 1.
+    assert difference == pytest.approx((0.1, 0.1 - 1.1 * 0.0722, 0.1 + 0.9 * 0.0722), abs=1e-4)
+
+
+def test_paired_ratio():
+    b = np.random.default_rng(0).random(40)
+    # The same share: those prompts could be right on one side alone.
+    seen, mean = 0.05 ** (1 / 40), b.mean()
+    low, high = 0.9 * mean * seen / (mean * seen + 1 - seen), (0.9 * mean * seen + 1 - seen) / (mean * seen)
+    assert paired_bootstrap_ratio(0.9 * b, b) == pytest.approx((0.9, low, high))
+    ratio = paired_bootstrap_ratio([1, 0, 1, 1] * 5, [1, 1, 1, 1] * 5)
+    assert ratio.value == 0.75
+    assert 0 <= ratio.low < 0.75 < ratio.high <= 1
+
+
+def test_paired_ratio_without_a_denominator():
+    with pytest.raises(ValueError, match="no ratio"):
+        paired_bootstrap_ratio([1, 0], [0, 0])
+    assert paired_bootstrap_ratio([1] * 20, [1] + [0] * 19).high == math.inf
+
+
+def test_pairs_need_the_same_prompts():
+    with pytest.raises(ValueError, match="same prompts"):
+        paired_bootstrap_difference([1, 0, 1], [1, 0])
+
+
+def test_t_interval_by_hand():
+    # mean 2, standard error 1/sqrt(3), t(0.975, 2) = 4.302653
+    half_width = 4.302653 / math.sqrt(3)
+    assert t_interval([1, 2, 3]) == pytest.approx((2, 2 - half_width, 2 + half_width), rel=1e-6)
+    with pytest.raises(ValueError, match="2 seeds"):
+        t_interval([1.0])
+
+
+def test_prediction_interval_by_hand():
+    # mean 2, s = 1, t(0.975, 2) = 4.302653, one more value beside three
+    half_width = 4.302653 * math.sqrt(1 + 1 / 3)
+    assert prediction_interval([1, 2, 3]) == pytest.approx((2, 2 - half_width, 2 + half_width), rel=1e-6)
+    with pytest.raises(ValueError, match="2 seeds"):
+        prediction_interval([1.0])
+
+
+def test_prediction_interval_holds_a_new_value_as_often_as_it_says():
+    values = np.random.default_rng(0).normal(0.6, 0.02, size=(4000, 7))
+    for level in (0.5, 0.95):
+        held = [low <= row[6] <= high for row in values for _, low, high in [prediction_interval(row[:6], level)]]
+        assert np.mean(held) == pytest.approx(level, abs=0.02)
+
+
+def test_mcnemar_by_hand():
+    # 7 pairs differ, 6 of them for a: 2 (C(7,6) + C(7,7)) / 2^7 = 16 / 128. Pairs that agree do not count.
+    a = [1] * 6 + [0] + [1] * 5 + [0] * 3
+    b = [0] * 6 + [1] + [1] * 5 + [0] * 3
+    assert mcnemar(a, b) == (6, 1, pytest.approx(1 / 8))
+    assert mcnemar(b, a) == (1, 6, pytest.approx(1 / 8))
+    assert mcnemar([True, False], [True, False]) == (0, 0, 1.0)
+
+
+def test_mcnemar_takes_booleans_of_the_same_prompts():
+    with pytest.raises(ValueError, match="booleans"):
+        mcnemar([2, 0], [1, 0])
+    with pytest.raises(ValueError, match="same prompts"):
+        mcnemar([1, 0], [1])
+
+
+def test_holm_by_hand():
+    # Smallest first: 0.01 * 4, 0.02 * 3, 0.022 * 2 raised to the one before it, 0.5 * 1.
+    np.testing.assert_allclose(holm([0.022, 0.01, 0.5, 0.02]), [0.06, 0.04, 0.5, 0.06])
+    np.testing.assert_allclose(holm([0.9, 0.8]), [1.0, 1.0])
+
+
+def test_upper_bound_by_hand():
+    # mean 1/2, population variance 1/16: 1 - (1/4 + 1/16)^(k/2); (5/16)^2 = 25/256.
+    assert pass_at_k_upper_bound([0.25, 0.75], 1) == 0.5
+    assert pass_at_k_upper_bound([0.25, 0.75], 2) == pytest.approx(11 / 16)
+    assert pass_at_k_upper_bound([0.25, 0.75], 4) == pytest.approx(1 - 25 / 256)
+
+
+rates = st.lists(st.floats(0, 1), min_size=1, max_size=30)
+
+
+@given(rates, st.integers(1, 64))
+def test_upper_bound_holds(p, k):
+    assert pass_at_k_upper_bound(p, k) >= 1 - np.mean((1 - np.array(p)) ** k) - 1e-9
+
+
+@given(st.floats(0, 1), st.integers(2, 64))
+def test_upper_bound_is_reached_where_prompts_are_alike(p, k):
+    assert pass_at_k_upper_bound([p, p], k) == pytest.approx(1 - (1 - p) ** k, abs=1e-9)
+
+
+@given(st.lists(st.integers(0, 16), min_size=1, max_size=30))
+def test_upper_bound_without_sampling_noise_is_pass_at_2_at_2(counts):
+    expected = pass_at_k_per_prompt(counts, n=16, k=2).mean()
+    assert pass_at_k_upper_bound(np.array(counts) / 16, 2, n=16) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given_rates", "k", "n", "message"),
+    [([], 2, None, "at least one"), ([1.5], 2, None, "each in"), ([0.5], 0, None, "k=0"), ([0.5], 2, 1, "n=1")],
+)
+def test_upper_bound_refuses(given_rates, k, n, message):
+    with pytest.raises(ValueError, match=message):
+        pass_at_k_upper_bound(given_rates, k, n)
+
+
+def test_four_studies_in_five_find_it():
+    # 100 prompts, differences of spread 1: half the width is 1.96 / sqrt(100).
+    true = found_four_times_in_five(Estimate(0.0, -0.196, 0.196))
+    rng, trials = np.random.default_rng(0), 20_000
+    means, errors = rng.normal(true, 0.1, trials), 0.1
+    assert np.mean(means - 1.96 * errors > 0) == pytest.approx(0.8, abs=4 * math.sqrt(0.16 / trials))
+    assert np.mean(rng.normal(0.196, 0.1, trials) - 1.96 * errors > 0) == pytest.approx(0.5, abs=0.02)
+
+
+def test_fieller_by_hand():
+    # b = 1, 3 and a = 2, 2: means 2 and 2, standard error of b 1, a does not vary, t(0.975, 1) = 12.706.
+    assert fieller_ratio([1, 3], [2, 2], paired=True) == pytest.approx((1.0, 0.0, 1 + 12.7062 / 2), rel=1e-5)
+    # b = 4, 5, 6 and a = 5, 4, 6: means 5, 5; variances of the means 1/3, covariance 1/6; t(0.975, 2)^2 = 18.5128.
+    # 18.8291 r^2 - 2 * 21.9145 r + 18.8291 <= 0: r = 1.16387 -+ sqrt(1.16387^2 - 1).
+    estimate = fieller_ratio([4, 5, 6], [5, 4, 6], paired=True)
+    assert estimate == pytest.approx((1.0, 0.56839, 1.75935), rel=1e-4)
+    # Unpaired the covariance is 0: 18.8291 r^2 - 50 r + 18.8291 <= 0.
+    assert fieller_ratio([4, 5, 6], [5, 4, 6], paired=False) == pytest.approx((1.0, 0.45430, 2.20118), rel=1e-4)
+
+
+def test_fieller_where_a_is_not_told_from_nothing():
+    # a = 0, 2: 1 - 161.45 * 1 < 0. b = 1, 1: -160.45 r^2 - 2 r + 1 <= 0 from r = (-2 + sqrt(4 + 641.79)) / 320.89.
+    value, low, high = fieller_ratio([1, 1], [0, 2], paired=True)
+    assert (value, high) == (1.0, math.inf)
+    assert low == pytest.approx(0.07296, rel=1e-3)
+    # Nor is b: nothing is excluded.
+    assert fieller_ratio([2, 0], [0, 2], paired=True) == (1.0, 0.0, math.inf)
+    assert fieller_ratio([3], [2], paired=True) == (1.5, 0.0, math.inf)
+    assert fieller_ratio([0, 0], [2, 2], paired=True) == (0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="mean of a is 0"):
+        fieller_ratio([1, 2], [0, 0], paired=True)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_fieller_covers_as_often_as_it_says(paired):
+    rng, trials, true = np.random.default_rng(0), 2000, 0.85
+    hits = 0
+    for _ in range(trials):
+        shared = rng.normal(0, 0.05, 4) if paired else np.zeros(4)
+        a = 0.6 + shared + rng.normal(0, 0.03, 4)
+        b = true * (0.6 + shared) + rng.normal(0, 0.05, 4)
+        _, low, high = fieller_ratio(b, a, paired)
+        hits += low <= true <= high
+    # Exact where paired; more than asked for where not, because the fewest degrees of freedom are used. 4 standard
+    # errors.
+    error = 4 * math.sqrt(0.05 * 0.95 / trials)
+    assert 0.95 - error < hits / trials < (0.95 + error if paired else 1.0)
+
+
+def test_bootstrap_of_a_ratio():
+    """The mean is over tokens: prompts in lockstep leave no spread, whatever their lengths."""
+    sums, tokens = np.tile([1.0, 30.0], 10), np.tile([10.0, 300.0], 10)
+    assert ratio_interval(sums, tokens) == pytest.approx((0.1, 0.1))
+    # 20 coins of 0 and 3: mean 1.5, standard error 1.5 / sqrt(20).
+    low, high = ratio_interval(np.tile([0.0, 30.0], 10), np.full(20, 10.0))
+    assert (low, high) == pytest.approx((1.5 - 1.96 * 0.335, 1.5 + 1.96 * 0.335), abs=0.1)
+    assert np.isnan(ratio_interval(sums[:19], tokens[:19])).all()

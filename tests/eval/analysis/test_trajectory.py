@@ -1,0 +1,232 @@
+import math
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from eval import trajectory as command
+from eval.analysis.trajectory import (
+    check_run,
+    check_saturation,
+    default_sizes,
+    fit_saturation,
+    longest_run,
+    per_prompt_by_step,
+    standard_errors,
+    trajectory,
+)
+from eval.pages.trajectory import plot_trajectory
+from eval.run_folder.reading import load_run
+from trl_prorl.errors import InputError
+
+
+STEPS = np.array([0.0, 50, 100, 150, 200, 300, 400, 500])
+
+
+def rates(curve, prompts, steps=STEPS, seed=0, n=16):
+    """n samples of prompts whose difficulty stays with them: what each leaves unsolved is its share of the curve's."""
+    rng = np.random.default_rng(seed)
+    difficulty = rng.beta(2, 2, size=prompts) * 2  # mean 1
+    p = np.clip(1 - np.outer([1 - curve(step) for step in steps], difficulty), 0, 1)
+    return rng.binomial(n, p) / n
+
+
+def constant_rate(step):
+    return 1 - 0.5 * math.exp(-step / 250)
+
+
+@pytest.fixture
+def evaluated(make_run, make_rows, passk_result):
+    """A run with checkpoints, each given as correct counts of n = 8."""
+
+    def make(base=(0, 4), checkpoints=((10, (4, 4)), (20, (8, 8))), variant="A", name="run", **changes):
+        passk = passk_result(list(base), list(checkpoints[-1][1]) if checkpoints else list(base), **changes)
+        passk["checkpoints"] = [{"step": step, "correct": list(correct)} for step, correct in checkpoints]
+        events = [{"event": "reset", "step_applied": 15}]
+        return load_run(make_run(name, variant, make_rows(20), events=events, passk=passk))
+
+    return make
+
+
+def points_of(run, k):
+    return trajectory(*per_prompt_by_step(run, k))
+
+
+def test_points_over_steps(evaluated):
+    points = points_of(evaluated((0, 4) * 10, ((20, (8, 8) * 10), (10, (4, 4) * 10))), k=1)
+    assert points["step"].tolist() == [0, 10, 20]
+    assert points["value"].tolist() == pytest.approx([0.25, 0.5, 1.0])
+    # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from 0 to 1.
+    agreeing = [0.5 - 0.0696, 0.5 + 0.0696, 1 - 0.1391, 1]
+    assert points[["low", "high"]].iloc[1:].to_numpy().ravel() == pytest.approx(agreeing, abs=1e-4)
+    # 20 coins of 0 and 1/2: a standard error of 0.056.
+    assert tuple(points.iloc[0, 2:]) == pytest.approx((0.25 - 1.96 * 0.056, 0.25 + 1.96 * 0.056), abs=0.03)
+    # 4 of 8 correct: pass@2 = 1 - C(4,2)/C(8,2) = 1 - 6/28
+    assert points_of(evaluated(name="again"), k=2)["value"].tolist() == pytest.approx([11 / 28, 22 / 28, 1.0])
+
+
+def test_points_need_checkpoints_and_samples(evaluated):
+    run = evaluated(checkpoints=())
+    with pytest.raises(InputError, match=f"python -m eval.passk --run {run.path} --checkpoints all"):
+        points_of(run, k=1)
+    with pytest.raises(InputError, match="--k 9 must lie between 1 and the 8 samples"):
+        points_of(evaluated(name="again"), k=9)
+    with pytest.raises(InputError, match="same prompts"):
+        points_of(evaluated(checkpoints=((10, (1, 2, 3)), (20, (4, 4))), name="other"), k=1)
+
+
+def test_fit_finds_the_curve_it_is_given():
+    values = 1 - 0.75 * np.exp(-STEPS / 250)
+    errors = np.full(8, 0.02)
+    fit = fit_saturation(STEPS, values, errors)
+    assert fit.p0 == 0.25
+    assert fit.alpha.value == pytest.approx(1 / 250, rel=1e-6)
+    assert fit.halving_steps == pytest.approx(250 * math.log(2), rel=1e-6)
+    np.testing.assert_allclose(fit.residuals, 0, atol=1e-8)
+    assert fit.steps.tolist() == STEPS[1:].tolist()
+    # Gauss: the error of alpha is 1 / sqrt(sum of (slope / error)^2), slope = 0.75 t e^(-t/250).
+    slopes = 0.75 * STEPS * np.exp(-STEPS / 250)
+    error = 0.02 / math.sqrt(np.sum(slopes**2))
+    assert fit.alpha.high - fit.alpha.value == pytest.approx(1.959964 * error, rel=1e-4)
+    assert fit.alpha.value - fit.alpha.low == pytest.approx(1.959964 * error, rel=1e-4)
+    free = fit_saturation(STEPS, values + np.eye(8)[0] * 0.01, errors, free_start=True)
+    assert 0.25 < free.p0 < 0.26
+    assert len(free.steps) == 8
+
+
+def test_residuals_and_chi2_by_hand():
+    # Residuals r with sum of r t = 0 leave alpha at 0: 0.1 + 2 * 0.1 - 3 * 0.1. chi2 is 3 (0.1 / 0.05)^2 over 3 - 1.
+    fit = fit_saturation([0, 1, 2, 3], [0.5, 0.6, 0.6, 0.4], [0.05] * 4)
+    assert fit.alpha.value == pytest.approx(0, abs=1e-6)
+    np.testing.assert_allclose(fit.residuals, [0.1, 0.1, -0.1], atol=1e-5)
+    assert fit.reduced_chi2 == pytest.approx(6, rel=1e-4)
+    assert fit_saturation([0, 1, 2, 3], [0.5, 0.6, 0.6, 0.4]).reduced_chi2 is None
+
+
+def test_points_weigh_by_their_errors():
+    # Two rates in the data; the point known better decides.
+    values = [0.0, 1 - math.exp(-1.0), 1 - math.exp(-4.0)]
+    assert fit_saturation([0, 1, 2], values, [1, 1e-4, 1]).alpha.value == pytest.approx(1, abs=1e-3)
+    assert fit_saturation([0, 1, 2], values, [1, 1, 1e-4]).alpha.value == pytest.approx(2, abs=1e-2)
+
+
+def test_falling_and_hopeless_curves():
+    falling = fit_saturation([0, 10, 20, 30], [0.5, 0.4, 0.28, 0.136])
+    assert falling.alpha.value == pytest.approx(-math.log(1.2) / 10, rel=1e-6)
+    assert falling.halving_steps == math.inf
+    with pytest.raises(ValueError, match="nothing left"):
+        fit_saturation([0, 1, 2], [1.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match="step 0"):
+        fit_saturation([1, 2, 3], [0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match="do not determine"):
+        fit_saturation([0, 1], [0.1, 0.2])
+    with pytest.raises(ValueError, match="differ in shape"):
+        fit_saturation([0, 1, 2], [0.1, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("residuals", "expected"), [([1], 1), ([1, -1, 1], 1), ([1, 2, 3, -1], 3), ([-1, 1, 1, -1, -1, -2, -3], 4)]
+)
+def test_longest_run(residuals, expected):
+    assert longest_run(residuals) == expected
+
+
+def test_prompts_stay_together_over_steps():
+    # Each prompt follows the curve from its own start, so any choice of prompts does: no residual, no doubt about
+    # alpha.
+    starts = np.random.default_rng(0).uniform(0, 0.9, size=40)
+    per_prompt = 1 - np.outer(np.exp(-STEPS / 250), 1 - starts)
+    check = check_saturation(STEPS, per_prompt, resamples=50)
+    assert check.alpha == pytest.approx((1 / 250,) * 3, rel=1e-5)
+    assert check.p_value == 1
+    assert check.points["high"][0] - check.points["low"][0] > 0.1
+
+
+def test_a_curve_that_holds_is_seldom_denied():
+    checks = [check_saturation(STEPS, rates(constant_rate, 100, seed=1000 + i), resamples=60) for i in range(40)]
+    assert sum(check.p_value <= 0.05 for check in checks) <= 5  # 2 expected
+    assert np.mean([check.p_value for check in checks]) == pytest.approx(0.5, abs=0.15)
+    assert sum(check.alpha.low <= 1 / 250 <= check.alpha.high for check in checks) >= 34  # 38 expected
+
+
+def test_a_plateau_below_one_is_seen():
+    steps = np.linspace(0, 500, 21)
+    per_prompt = rates(lambda step: 0.7 - 0.2 * math.exp(-step / 60), 300, steps)
+    check = check_saturation(steps, per_prompt, resamples=100)
+    assert check.p_value == pytest.approx(1 / 101)  # no resample departs as far
+    assert check.longest_run >= 8
+    assert check.longest_run_p < 0.05
+    assert not check.holds
+
+
+def test_where_all_prompts_agree_the_error_is_half_a_prompt():
+    half = 0.5 / 50
+    expected = math.sqrt(half * (1 - half) / 50)
+    assert standard_errors(np.ones((2, 50))) == pytest.approx([expected, expected])
+    # 0 and 1 in equal parts: sqrt(1/4 * 4/3) / sqrt(4)
+    assert standard_errors(np.array([[0, 1, 0, 1]])) == pytest.approx([math.sqrt(1 / 3) / 2])
+
+
+def test_too_few_checkpoints_names_the_cure(evaluated):
+    run = evaluated()
+    with pytest.raises(
+        InputError, match=r"holds 2 checkpoint\(s\), a fit needs at least 3; run `python -m eval.passk"
+    ):
+        check_run(run, k=1)
+    solved = evaluated(base=(8, 8), checkpoints=[(step, (8, 8)) for step in (5, 10, 20)], name="solved")
+    with pytest.raises(InputError, match="--k 1: Everything is solved"):
+        check_run(solved, k=1)
+
+
+def along_the_curve(steps=(5, 10, 15, 20), prompts=30):
+    counts = np.rint(8 * rates(lambda step: 1 - 0.6 * math.exp(-step / 12), prompts, (0, *steps), n=8)).astype(int)
+    return counts[0].tolist(), [(step, row.tolist()) for step, row in zip(steps, counts[1:], strict=True)]
+
+
+def test_picture_has_points_curve_residuals_and_resets(evaluated, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.write_bytes(b"")))
+    run = evaluated(*along_the_curve())
+    checks = [check_run(run, k, resamples=20) for k in (1, 4)]
+    plot_trajectory(run, checks, tmp_path / "unused.png")
+    assert [axes.get_ylabel() for axes in figures[0].axes] == ["pass@1", "pass@4", "residual", "residual"]
+    above, _, below, _ = figures[0].axes
+    fit = checks[0].fit
+    assert {15} == {line.get_xdata()[0] for line in above.lines if line.get_label() == "reset"}
+    [curve] = [line for line in above.lines if line.get_label().startswith("1 −")]
+    assert curve.get_ydata()[-1] == pytest.approx(fit.fitted[-1])
+    [bars] = below.containers
+    assert bars[0].get_ydata().tolist() == fit.residuals.tolist()
+
+
+def test_command(evaluated, capsys):
+    few = ["--resamples", "50"]
+    runs = [evaluated(*along_the_curve(), name=name, variant=name) for name in ("A", "B")]
+    assert command.main(["--run", str(runs[0].path), "--run", str(runs[1].path), "--k", "1", *few]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "`A`, pass@1: no departure from a constant rate seen" in printed
+    assert "B optimises a different objective from A" in printed
+    for run in runs:
+        with Image.open(run.path / "trajectory.png") as picture:
+            picture.load()
+    assert default_sizes(runs[0]) == [1, 8]
+    for option, value, message in (("--k", "9", "--k 9 must lie"), ("--resamples", "38", "--resamples 38")):
+        assert command.main(["--run", str(runs[0].path), option, value]) == 2
+        assert message in capsys.readouterr().err
+    # With all 8 samples drawn nearly every prompt starts out solved.
+    assert command.main(["--run", str(runs[0].path), "--k", "8", *few]) == 2
+    assert "--k 8: Too few prompts are unsolved" in capsys.readouterr().err
+
+
+def test_one_k_without_a_curve_does_not_take_the_others_with_it(make_run, make_rows, passk_result, capsys):
+    counts = [[3] * 40, [5] * 40, [6] * 20 + [7] * 20, [7] * 40]
+    points = [{"step": step, "correct": count} for step, count in zip((10, 20, 30), counts[1:], strict=True)]
+    result = passk_result(base=counts[0], trained=counts[-1], checkpoints=points)
+    folder = make_run("A", "A", make_rows(30), passk=result)
+    assert (
+        command.main(["--run", str(folder), "--k", "1", "8", "--resamples", "200"]) == 0
+    )  # of 8 draws all are right at once
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--k 8" in out and "pass@1" in out
+    assert command.main(["--run", str(folder), "--k", "1", "9", "--resamples", "200"]) == 2

@@ -1,0 +1,86 @@
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from eval import drift
+from eval.analysis.drift import drift_series
+from eval.pages.drift import runs_table
+from eval.run_folder.reading import load_run
+from eval.samples.held_out import HeldOut
+from eval.samples.models import load_tokenizer
+
+
+def test_drift_of_a_run(run_dir, base, task, add_checkpoints, capsys):
+    """Every number against a plain loop: one sample at a time, no padding."""
+    add_checkpoints(run_dir, 8)
+    (run_dir / "metrics.jsonl").write_text('{"step": 20}\n')
+    arguments = ["--run", str(run_dir), "--prompts", "4", "--samples", "3", "--checkpoints", "all"]
+    assert drift.main(arguments) == 0
+    result = json.loads((run_dir / "drift.json").read_text())
+    assert [point["step"] for point in result["points"]] == [0, 8, 20]
+    assert result["points"][0]["kl_to_base"] == pytest.approx(0.0, abs=1e-6)
+    assert result["points"][0]["token_agreement"] == 1.0
+    assert result["points"][0]["entropy"] == pytest.approx(result["points"][0]["base_entropy"])
+
+    held_out = HeldOut(run_dir, "test", 4)
+    samples = held_out.samples(held_out.trained, 3)
+    tokenizer = load_tokenizer(base)
+    plain = AutoModelForCausalLM.from_pretrained(base).eval()
+    trained = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), run_dir).eval()
+    kl, same, entropy, tokens = 0.0, 0, 0.0, 0
+    for _, sample in samples.iterrows():
+        question = tokenizer(sample["prompt"] + ">").input_ids
+        for place, _ in enumerate(sample["ids"]):
+            so_far = torch.tensor([question + list(sample["ids"][:place])])
+            with torch.no_grad():
+                p, q = (torch.softmax(model(so_far).logits[0, -1] / 0.7, -1) for model in (trained, plain))
+            kl += float((p * (p / q).log()).sum())
+            entropy -= float((p * p.log()).sum())
+            same += int(p.argmax() == q.argmax())
+            tokens += 1
+    last = result["points"][-1]
+    assert last["kl_to_base"] == pytest.approx(kl / tokens, rel=1e-4)
+    assert last["entropy"] == pytest.approx(entropy / tokens, rel=1e-4)
+    assert last["token_agreement"] == pytest.approx(same / tokens)
+    assert last["mean_tokens"] == pytest.approx(tokens / 12)
+    assert last["interval"] == [None, None]  # of 4 prompts
+    assert (run_dir / "drift.png").stat().st_size > 1000
+    assert "Drift of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--samples", "0"], ["--samples 0", "at least 1"]),
+        (["--prompts", "1"], ["--prompts 1", "at least 2"]),
+        (["--temperature", "0"], ["--temperature 0", "above 0"]),
+        (["--checkpoints", "5"], ["--checkpoints 5", "no such checkpoint"]),
+    ],
+)
+def test_bad_input_is_one_line(run_dir, task, capsys, arguments, named):
+    assert drift.main(["--run", str(run_dir), *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    for part in named:
+        assert part in message
+    assert not (run_dir / "drift.json").exists()
+
+
+def test_a_point_whose_step_is_not_known_is_shown_and_not_drawn(make_run, make_rows):
+    points = [
+        {
+            "step": step,
+            "kl_to_base": kl,
+            "interval": [0.0, 1.0],
+            "token_agreement": 0.9,
+            "entropy": 1.0,
+            "mean_tokens": 5,
+        }
+        for step, kl in ((0, 0.0), (None, 0.25))
+    ]
+    run = load_run(make_run("A", "A", make_rows(20), drift={"points": points}))
+    assert list(drift_series(run, "kl_to_base").index) == [0]
+    assert runs_table([run]).rows[0][1] == "–"

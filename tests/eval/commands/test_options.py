@@ -1,0 +1,52 @@
+"""Options that are spelled in two ways: every command takes both."""
+
+from pathlib import Path
+
+import pytest
+
+from eval import boundary, compare, drift, passk, report, step_cost, trajectory
+
+
+def test_sampling():
+    args = passk.parse_args(["--run", "a", "--runs", "b", "c", "--other", "parity@2", "--no_greedy"])
+    assert (args.runs, args.others, args.with_greedy) == ([Path("a"), Path("b"), Path("c")], ["parity@2"], False)
+    args = passk.parse_args(["--run", "a", "--others", "parity@2", "sorting", "--no-greedy"])
+    assert (args.runs, args.others, args.with_greedy) == ([Path("a")], ["parity@2", "sorting"], False)
+    assert passk.parse_args(["--run", "a"]).with_greedy
+    assert drift.parse_args(["--runs", "a", "--run", "b"]).runs == [Path("a"), Path("b")]
+
+
+def test_step_cost():
+    for option in ("--no_generation", "--no-generation"):
+        assert step_cost.parse([option, "--device", "cpu"]).no_generation
+
+
+@pytest.fixture
+def runs(make_run, make_rows, passk_result):
+    passk = passk_result([0] * 20, [4] * 20)
+    result = passk | {"others": {"parity@2": passk_result([8] * 20, [0] * 20)}}
+    return [str(make_run(name, "A", make_rows(4), passk=result)) for name in ("x", "y", "z")]
+
+
+@pytest.mark.parametrize("spelled", [("--run",), ("--runs",), ("--run", "--runs")])
+def test_runs(runs, spelled, tmp_path):
+    """As many runs as one likes after each option, and the option as often as one likes."""
+    pair = [spelled[0], runs[0], spelled[1], runs[1]] if len(spelled) > 1 else [spelled[0], *runs[:2]]
+    for main, further in ((report.main, ["--out", str(tmp_path)]), (boundary.main, []), (compare.main, [])):
+        assert main([*pair, *further]) == 0
+    assert sorted(path.parent.name for path in Path(runs[0]).parent.glob("*/boundary.png")) == ["x", "y"]
+    assert trajectory.main(pair) == 2  # without checkpoints, which is said of the first
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_comparison_is_of_two(runs, count, capsys):
+    with pytest.raises(SystemExit) as exit:
+        compare.main(["--runs", *runs[:count]])
+    assert exit.value.code == 2
+    assert f"--runs needs two run folders, and was given {count}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--other", "--others"])
+def test_a_task_that_was_not_trained(runs, option, capsys):
+    assert boundary.main(["--run", runs[0], option, "parity@2"]) == 0
+    assert "0 newly solved, 20 lost" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,295 @@
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from datasets import Dataset
+from peft import PeftModel
+from rich.console import Console
+from transformers import AutoModelForCausalLM
+
+from eval import passk
+from eval.samples import held_out
+from eval.samples.models import load_tokenizer
+
+
+@pytest.fixture
+def labels(monkeypatch):
+    """Which models were sampled, in order, and at which temperature."""
+    drawn, original = [], held_out.HeldOut._draw
+
+    def spy(self, point, batches, have, temperature, store):
+        drawn.append(f"{self.run_dir.name}: {point.label}{' greedy' if temperature == 0 else ''}")
+        return original(self, point, batches, have, temperature, store)
+
+    monkeypatch.setattr(held_out.HeldOut, "_draw", spy)
+    return drawn
+
+
+def result_of(folder):
+    return json.loads((folder / "passk.json").read_text())
+
+
+@pytest.mark.parametrize("option", ["--greedy", "beside the samples"])
+def test_greedy_is_what_each_model_says_alone(base, run_dir, task, greedy_by_hand, option):
+    """Prompts of several lengths in one batch, adapter and all, against a plain loop over single prompts."""
+    options = [option] if option.startswith("--") else ["--n", "2", "--k", "1"]
+    assert passk.main(["--run", str(run_dir), "--prompts", "5", *options]) == 0
+    result = result_of(run_dir)
+    if option == "--greedy":
+        assert (result["n"], result["k"], result["temperature"]) == (1, [1], 0.0)
+        assert "greedy" not in result
+        result = {side: {**result[side], "accuracy": result[side]["pass@1"]} for side in ("base", "trained")}
+    else:
+        result = result["greedy"]
+    tokenizer, rows = load_tokenizer(base), task.rows("test", 5)
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    said = {"base": [greedy_by_hand(plain, tokenizer, row["prompt"][0]["content"] + ">") for row in rows]}
+    trained = PeftModel.from_pretrained(plain, run_dir)
+    said["trained"] = [greedy_by_hand(trained, tokenizer, row["prompt"][0]["content"] + ">") for row in rows]
+    for side in ("base", "trained"):
+        correct = [int(task.verify(text, row)) for text, row in zip(said[side], rows, strict=True)]
+        assert result[side]["correct"] == correct
+        assert result[side]["accuracy"] == pytest.approx(sum(correct) / 5)
+    assert said["base"] != said["trained"]
+
+
+def test_cli_writes_what_it_measured(run_dir, task, capsys):
+    arguments = ["--run", str(run_dir), "--prompts", "6", "--n", "8", "--k", "1", "4", "--batch-size", "20"]
+    assert passk.main([*arguments, "--no-greedy"]) == 0
+    first = (run_dir / "passk.json").read_text()
+    result = json.loads(first)
+    settings = {key: value for key, value in result.items() if key not in ("base", "trained", "prompt_ids", "gain")}
+    assert settings == {
+        "split": "test",
+        "prompts": 6,
+        "n": 8,
+        "k": [1, 4],
+        "temperature": 0.7,
+        "max_new_tokens": 6,
+        "seed": 0,
+        "task": "parity",
+        "level": None,
+        "step": None,
+        "steps_on_record": None,
+    }
+    assert len(set(result["prompt_ids"])) == 6
+    rows, seen = task.rows("test", 6), task.seen
+    for side, verdicts in (("base", seen[:48]), ("trained", seen[48:])):
+        counts = [sum(task.verify(text, rows[i]) for text in verdicts[8 * i : 8 * i + 8]) for i in range(6)]
+        assert result[side]["correct"] == counts
+        assert result[side]["pass@1"] == pytest.approx(sum(counts) / 48)
+        assert result[side]["interval@1"] == [None, None]  # of 6 prompts
+        assert result[side]["pass@4"] >= result[side]["pass@1"]
+        # One token a character: the tokens are the text's, and one more where the model ended by itself.
+        (folder,) = run_dir.glob(f"samples/{side}-*")
+        samples = pd.read_parquet(folder)
+        ended = [not cut for cut in samples["truncated"]]
+        lengths = [len(text.replace(" ", "")) + end for text, end in zip(samples["completion"], ended, strict=True)]
+        assert samples["ids"].map(len).mean() == result[side]["mean_tokens"]
+        assert result[side]["mean_tokens"] >= sum(lengths) / 48  # special tokens are no text
+        assert result[side]["truncated"] == 1 - sum(ended) / 48
+    for k in ("pass@1", "pass@4"):
+        value, low, high = result["gain"][k]
+        assert value == pytest.approx(result["trained"][k] - result["base"][k]) and low is high is None
+    printed = capsys.readouterr().out
+    assert "pass@k of" in printed and "(n/a)" in printed
+    assert printed.count("n/a: fewer than 20 prompts") == 1
+    announced = f"{run_dir}: 2 models × 6 prompts × 8 samples: 96 samples, at most"
+    assert printed.startswith(announced) and "on disk" not in printed.splitlines()[0]
+    assert not list(run_dir.rglob("*.part"))
+
+    assert passk.main([*arguments, "--no-greedy"]) == 0
+    assert "; 96 are on disk." in capsys.readouterr().out.splitlines()[0]
+    assert (run_dir / "passk.json").read_text() == first
+    assert passk.main([*arguments, "--no-greedy", "--seed", "1", "--replace"]) == 0
+    assert result_of(run_dir)["base"]["correct"] != result["base"]["correct"]
+
+
+def test_base_is_sampled_once_for_runs_that_share_it(run_dir, task, tmp_path, labels, base):
+    shutil.copytree(run_dir, tmp_path / "B")
+    other = tmp_path / "longer"
+    shutil.copytree(run_dir, other)
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    (other / "config.yaml").write_text(yaml.safe_dump({**config, "max_completion_length": 2}))
+    runs = ["--run", str(run_dir), "--run", str(tmp_path / "B"), "--run", str(other)]
+    assert passk.main([*runs, "--prompts", "3", "--n", "2", "--k", "1", "--no-greedy"]) == 0
+    # B is a copy of A, so its trained model is A's too.
+    assert labels == ["A: base", "A: trained", "longer: base", "longer: trained"]
+    assert (run_dir / "passk.json").read_text() == (tmp_path / "B" / "passk.json").read_text()
+
+
+def test_full_model(run_dir, base, task):
+    for file in run_dir.glob("adapter_*"):
+        file.unlink()
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(run_dir)
+    assert passk.main(["--run", str(run_dir), "--prompts", "4", "--n", "4", "--k", "1"]) == 0
+    result = result_of(run_dir)
+    # The trained model is base here, and each is sampled from the same seed.
+    assert result["trained"] == result["base"]
+
+
+def test_every_checkpoint(run_dir, task, add_checkpoints, labels, capsys):
+    add_checkpoints(run_dir, 20, 10)
+    rows = "".join(json.dumps({"step": step}) + "\n" for step in range(1, 31))
+    (run_dir / "metrics.jsonl").write_text(rows)
+    arguments = ["--run", str(run_dir), "--prompts", "4", "--n", "8", "--k", "1", "8", "--no-greedy"]
+    assert passk.main([*arguments, "--checkpoints", "all"]) == 0
+    assert labels == ["A: base", "A: trained", "A: step-10", "A: step-20"]
+    result = result_of(run_dir)
+    assert result["step"] == 30
+    assert [point["step"] for point in result["checkpoints"]] == [10, 20, 30]
+    assert {key: result["checkpoints"][2][key] for key in result["trained"]} == result["trained"]
+    counts = [tuple(point["correct"]) for point in result["checkpoints"]]
+    assert len({tuple(result["base"]["correct"]), *counts}) == 4
+    for point in result["checkpoints"]:
+        assert point["pass@1"] == pytest.approx(sum(point["correct"]) / 32)
+    assert "pass@k over training steps" in capsys.readouterr().out
+    assert passk.main([*arguments, "--checkpoints", "20"]) == 0
+    assert result_of(run_dir) == result
+    assert len(labels) == 4
+    assert passk.main([*arguments, "--checkpoints", "20", "--replace"]) == 0
+    assert [point["step"] for point in result_of(run_dir)["checkpoints"]] == [20, 30]
+    assert len(labels) == 4
+
+
+def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):
+    """A mixture's prompts, each group's numbers from its own samples; and tasks that were not trained."""
+
+    def rows(split, n, seed=0):
+        plain = type(task).rows(task, split, n, seed)
+        columns = {"task": ["x", "y"] * (n // 2), "level": [1, 1, 2, 2] * (n // 4)}
+        return Dataset.from_dict({**plain.to_dict(), **columns})
+
+    monkeypatch.setattr(task, "rows", rows, raising=False)
+    arguments = ["--run", str(run_dir), "--prompts", "8", "--n", "4", "--k", "1", "2", "--no-greedy"]
+    assert passk.main([*arguments, "--others", "elsewhere@3"]) == 0
+    result = result_of(run_dir)
+    groups = {(part["task"], part["level"]): part for part in result["by"]}
+    places = {("x", 1): [0, 4], ("y", 1): [1, 5], ("x", 2): [2, 6], ("y", 2): [3, 7]}
+    assert set(groups) == set(places)
+    for group, part in groups.items():
+        for side in ("base", "trained"):
+            expected = [result[side]["correct"][place] for place in places[group]]
+            assert part[side]["correct"] == expected
+            assert part[side]["pass@1"] == pytest.approx(sum(expected) / 8)
+    other = result["others"]["elsewhere@3"]
+    assert (other["task"], other["level"]) == ("elsewhere", 3)
+    assert other["base"]["correct"] != [] and len(other["trained"]["correct"]) == 8
+    shown = capsys.readouterr().out
+    assert "x@1" in shown and "elsewhere@3" in shown and "not trained" in shown
+
+
+def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
+    asked = []
+
+    class Recorder(type(task)):
+        def rows(self, split, n, seed=0):
+            asked.append((split, n, seed))
+            return super().rows(split, n, seed)
+
+    def get_task(name, **options):
+        asked.append((name, options))
+        return Recorder()
+
+    monkeypatch.setattr("tasks.registry.get_task", get_task)
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    config |= {"task_level": 4, "task_options": {"base": 2}, "task_seed": 7, "dataset_name": "some/where"}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
+    arguments = ["--run", str(run_dir), "--prompts", "2", "--n", "1", "--split", "validation"]
+    assert passk.main(arguments) == 0
+    assert ("parity", {"level": 4, "base": 2, "path": "some/where"}) in asked
+    assert ("validation", 2, 7) in asked
+    assert result_of(run_dir)["level"] == 4
+
+
+def break_config(folder):
+    (folder / "config.yaml").unlink()
+
+
+def break_model(folder):
+    (folder / "adapter_config.json").unlink()
+
+
+def break_task(folder):
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    del config["task"]
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+
+def break_all(folder):
+    """As a script of one's own leaves a run that neither names its task nor saves its model."""
+    break_model(folder)
+    (folder / "config.yaml").write_text("beta: 0.1\n")
+    env = {"base_model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "hub_id": "Qwen/Qwen2.5-0.5B-Instruct"}}
+    (folder / "env.json").write_text(json.dumps(env))
+
+
+def break_nothing(folder):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "named"),
+    [
+        (break_config, [], ["config.yaml", "is missing", "give a run folder"]),
+        (break_model, [], ["no trained model", "let the run finish"]),
+        (break_task, [], ["has no task", "add"]),
+        (
+            break_all,
+            [],
+            [
+                "no model_name_or_path and no task",
+                ": Qwen/Qwen2.5-0.5B-Instruct, task: …",
+                "no trained model",
+                "save_model()",
+            ],
+        ),
+        (break_nothing, ["--n", "4", "--k", "1", "8"], ["--k 8", "--n 4", "lower k"]),
+        (break_nothing, ["--n", "0"], ["--n 0", "at least 1"]),
+        (break_nothing, ["--n", "257"], ["--n 257", "at most 256"]),
+        (break_nothing, ["--prompts", "1"], ["--prompts 1", "at least 2"]),
+        (break_nothing, ["--temperature", "0"], ["--temperature 0", "--greedy"]),
+        (break_nothing, ["--greedy", "--n", "4"], ["--n 4", "--greedy"]),
+        (break_nothing, ["--max-new-tokens", "0"], ["--max-new-tokens 0", "at least 1"]),
+        (break_nothing, ["--batch-size", "0"], ["--batch-size 0", "at least 1"]),
+        (break_nothing, ["--checkpoints", "all"], ["--checkpoints all", "has no checkpoint", "save_strategy: steps"]),
+        (break_nothing, ["--others", "parity@x"], ["--others parity@x", "NAME@LEVEL"]),
+        (break_nothing, ["--run", "nowhere"], ["'nowhere'", "does not exist"]),
+    ],
+)
+def test_bad_input_is_one_line(run_dir, task, capsys, damage, arguments, named):
+    damage(run_dir)
+    assert passk.main(["--run", str(run_dir), *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    for part in named:
+        assert part in message
+    assert not (run_dir / "passk.json").exists()
+    assert not (run_dir / "samples").exists()
+    assert not task.seen
+
+
+def test_the_tables_fit_80_columns_and_cut_nothing(passk_result):
+    # Gains may have a sign, so these are the widest cells there are.
+    result = passk_result([1] * 8, [6] * 8, others={"reverse_digits@12=some/where": passk_result([2] * 8, [1] * 8)})
+    greedy = {"accuracy": 1.0, "interval": [0.0, 1.0]}
+    result["greedy"] = {"base": greedy, "trained": greedy, "gain": [-1.0, -1.0, -1.0]}
+    console = Console(width=80, record=True, file=io.StringIO())
+    for table in (passk.result_table(Path("runs/study/variantA"), result), passk.parts_table(result)):
+        console.print(table)
+    shown = console.export_text()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown and "greedy" in shown and "-1.000 [-1.000, -1.000]" in shown
+
+
+def test_an_unknown_task_is_one_line(run_dir, monkeypatch, capsys):
+    def get_task(name, **options):
+        raise ValueError(f"name={name!r} is not a task")
+
+    monkeypatch.setattr("tasks.registry.get_task", get_task)
+    assert passk.main(["--run", str(run_dir)]) == 2
+    assert "'parity' is not a task" in capsys.readouterr().err

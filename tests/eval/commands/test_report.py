@@ -1,0 +1,149 @@
+import pytest
+from PIL import Image
+
+from eval import report
+from eval.pages import arms
+from eval.pages.document import Bullets, Code, Picture, Report, Section, Text, said_once
+from eval.pages.table import Table
+from eval.run_folder.finding import find_run_folders, load_runs
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
+
+
+@pytest.fixture
+def demo(make_run, make_rows, passk_result):
+    """Three arms, of which the plain one was neither evaluated nor timed."""
+    events = [{"event": "reset", "step_requested": 9, "step_applied": 10}]
+    rows = make_rows(20, reward=0.5, kl_ref=0.01, kl_old=1e-5, ref_forward_calls=2, time_ref=0.1, time_step=1.0)
+    make_run("A", "A", rows, events=events, passk=passk_result([1] * 8, [6] * 8), config={"beta": 0.04})
+    rows = make_rows(20, reward=0.5, kl_old=1e-5, ref_forward_calls=0, time_step=1.0)
+    make_run("B", "B", rows, passk=passk_result([1] * 8, [6] * 8), config={"beta_old": 0.04})
+    return make_run("plain", "plain", make_rows(20, reward=0.25)).parent
+
+
+def test_report_from_a_quoted_glob(demo, capsys):
+    (demo / "notes.txt").write_text("not a run")
+    (demo / "empty").mkdir()
+    assert report.main(["--runs", f"{demo}/*"]) == 0
+    text = (demo / "report.md").read_text()
+    for picture in ("summary.png", "ref_cost.png"):
+        assert f"]({picture})" in text
+        with Image.open(demo / picture) as image:
+            assert image.width == 1600
+    lines = text.splitlines()
+    plain = next(line for line in lines if line.startswith("| plain | plain"))
+    assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
+    assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A | A |"))
+    assert "B reaches 100 % (n/a) of A's, too few prompts for an interval." in text
+    assert f"Run `python -m eval.passk --run {demo / 'plain'}`" in text
+    assert text.count("n/a: fewer than 20 prompts give no interval") == 1
+    for heading in ("## What each arm is", "## How to reproduce", "## Caveats"):
+        assert heading in text
+    out = capsys.readouterr().out
+    assert "Held-out pass@1" in out and "What was learned" in text
+    assert "B reaches 100 %" in out
+    assert f"Wrote {demo / 'report.html'}" in out
+    assert not list(demo.glob(".*.part"))
+
+
+def test_the_matrix_comes_first(demo):
+    report.main(["--runs", f"{demo}/*"])
+    headings = [line for line in (demo / "report.md").read_text().splitlines() if line.startswith("## ")]
+    assert headings == [
+        "## Result matrix",
+        "## Success rule: B against A",
+        "## What the numbers say",
+        "## Curves",
+        "## What was learned",
+        "## pass@k against k",
+        "## Newly solved and lost prompts",
+        "## Arms of the same seed, paired by prompt",
+        "## Reset close-ups",
+        "## What it cost",
+        "## Caveats",
+        "## What each arm is",
+        "## How to reproduce",
+    ]
+
+
+def test_b_is_told_from_a_once_above_the_first_comparison(demo, capsys):
+    report.main(["--runs", f"{demo}/*"])
+    assert " ".join(capsys.readouterr().out.split()).count(DIFFERENT_OBJECTIVE) == 1
+    text = (demo / "report.md").read_text()
+    assert text.count(DIFFERENT_OBJECTIVE) == 1
+    assert text.index("## Result matrix") < text.index(DIFFERENT_OBJECTIVE) < text.index("\n| ")
+    assert "same objective" not in text
+
+    report.main(["--runs", str(demo / "A"), str(demo / "plain")])
+    assert DIFFERENT_OBJECTIVE not in (demo / "report.md").read_text()
+
+
+def test_what_is_said_once_leaves_everything_else():
+    table = Table("t", ["a"], [["1"]], ["before", "S.", "after"])
+    blocks = [
+        Bullets(["S.", "x S.", "S. y"]),
+        Picture("f", "alt", "caption S. more", []),
+        table,
+        Text("S."),
+        Code("S."),
+    ]
+    whole = Report("r", [Text("z"), Text("S.")], [Section("s", blocks)])
+    found = said_once(whole, "S.")
+    assert found.lead == whole.lead
+    bullets, picture, kept, code = found.sections[0].blocks
+    assert (bullets.items, picture.caption, kept.notes, code) == (
+        ["x", "y"],
+        "caption more",
+        ["before", "after"],
+        blocks[-1],
+    )
+    assert table.notes == ["before", "S.", "after"]
+
+
+def test_out_folder(demo, tmp_path):
+    assert report.main(["--runs", str(demo / "A"), "--out", str(tmp_path / "new" / "folder")]) == 0
+    text = (tmp_path / "new" / "folder" / "report.md").read_text()
+    assert f"python -m eval.report --runs {demo / 'A'} --out {tmp_path / 'new' / 'folder'}" in text
+    assert "--split test --prompts 8 --n 8 --k 1 4 8 --temperature 1 --seed 0" in text
+    assert not (demo / "report.md").exists()
+
+
+def test_arms_of_several_folders_keep_distinct_names(make_run, make_rows):
+    first = make_run("seed0/A", "A", make_rows(3))
+    second = make_run("seed1/A", "A", make_rows(3))
+    runs = load_runs(find_run_folders([str(first), str(second), str(first)]))
+    assert [run.name for run in runs] == ["seed0/A", "seed1/A"]
+
+
+def test_runs_of_several_folders_need_an_out_folder(demo, make_run, make_rows, tmp_path, capsys):
+    elsewhere = make_run("study/C", "C", make_rows(3))
+    before = sorted(demo.parent.rglob("*"))
+    assert report.main(["--runs", str(demo / "A"), str(elsewhere)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "--out" in message and f"'{demo}', '{elsewhere.parent}'" in message
+    assert sorted(demo.parent.rglob("*")) == before
+    assert report.main(["--runs", str(demo / "A"), str(elsewhere), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_bad_input_is_one_line(demo, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for argument, named in (("nowhere/*", "matches nothing"), (str(tmp_path / "empty"), "no run folder")):
+        assert report.main(["--runs", argument]) == 2
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        assert named in message
+        assert argument in message
+
+
+def test_arms_are_told_apart_by_their_settings(make_run, make_rows):
+    settings = {"kl_estimator": "k3", "beta_old": 0.0}
+    folders = [
+        make_run(name, name, make_rows(2), config={**settings, "beta": 0.04, "ref_reset_every": every})
+        for name, every in (("control", 0), ("A", 50))
+    ]
+    control, a, common = arms.arm_list(load_runs(folders))
+    assert control.startswith("**control** (control, seed 0): KL to the initial policy")
+    assert "ref_reset_every" not in control
+    assert a.endswith("`ref_reset_every: 50`")
+    assert common == "All arms: `beta: 0.04`, `kl_estimator: k3`"

@@ -1,0 +1,39 @@
+from matplotlib.figure import Figure
+
+from eval.analysis.boundary import boundary
+from eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
+
+
+def test_statements_say_what_is_not_known(passk_result):
+    lines = boundary_statements(boundary(passk_result(base=[0, 3, 0, 5, 0], trained=[8, 0, 0, 6, 1])))
+    assert "2 newly solved, 1 lost, 1 solved by both, 1 by neither" in lines[0]
+    assert "Of the 2 newly solved, sampling noise is excluded for 1" in lines[1]
+    assert "#0 0 → 8*, #4 0 → 1." in lines[1]
+    assert "excluded for 0" in lines[2]
+    assert "excludes only rates above 0.312" in lines[3]  # 1 - 0.05^(1/8)
+    assert "not even 2 of 2" in boundary_statements(boundary(passk_result([0, 1], [2, 1], n=2)))[-1]
+
+
+def test_table_has_a_row_per_k(passk_result):
+    table = boundary_table(boundary(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2)))
+    assert [row[0] for row in table.rows] == ["1", "2"]
+    assert table.rows[0][1].startswith("0.250 [")
+    assert table.rows[1][4] == "1.000"
+
+
+def test_picture_shows_every_prompt_once(passk_result, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.write_bytes(b"")))
+    result = boundary(passk_result(base=[0, 3, 0, 5, 0, 0], trained=[8, 0, 0, 6, 1, 1]))
+    plot_boundary(result, tmp_path / "unused.png")
+    curves, rates = figures[0].axes
+    solved, lost, others = rates.collections
+    assert solved.get_offsets().tolist() == [[0, 1 / 8], [0, 1]]
+    assert lost.get_offsets().tolist() == [[3 / 8, 0]]
+    assert others.get_offsets().tolist() == [[0, 0], [5 / 8, 6 / 8]]
+    assert solved.get_sizes()[0] > solved.get_sizes()[1]  # two prompts at 0 -> 1, one at 0 -> 8
+    assert curves.get_xscale() == "log"
+    drawn = {line.get_label(): list(line.get_ydata()) for line in curves.lines}
+    assert drawn["trained"] == [row.trained.value for row in result.rows]
+    assert drawn["base"] == [row.base.value for row in result.rows]
+    assert len(curves.collections) == 2

@@ -1,0 +1,146 @@
+import math
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from eval.analysis import passk
+from eval.pages import by_task, checkpoints, drift, k_curve
+from eval.run_folder.reading import load_run
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
+
+
+def drawn(panel):
+    axes = Figure().subplots()
+    panel.draw(axes)
+    return axes
+
+
+def point(step, value, **more):
+    sides = {f"pass@{k}": value for k in (1, 4, 8)} | {f"interval@{k}": [value - 0.1, value + 0.1] for k in (1, 4, 8)}
+    return {"step": step, **sides, **more}
+
+
+@pytest.fixture
+def arm(make_run, make_rows, passk_result):
+    def make(variant="A", seed=0, drift=None, base=None, trained=None, **passk):
+        result = passk_result(base or [2] * 10, trained or [4] * 10, **passk)
+        return load_run(
+            make_run(f"{variant}{seed}", variant, make_rows(3), passk=result, env={"seed": seed}, drift=drift)
+        )
+
+    return make
+
+
+def test_k_curve_by_hand(arm):
+    frame = passk.k_curve(arm(base=[0, 2, 8, 1], trained=[8] * 4), "base")
+    # 1 - C(n-c, k) / C(n, k), n = 8.
+    expected = {k: np.mean([1 - math.comb(8 - c, k) / math.comb(8, k) for c in (0, 2, 8, 1)]) for k in (1, 2, 4, 8)}
+    assert dict(frame["mean"]) == pytest.approx(expected)
+    assert frame[["low", "high"]].isna().all(axis=None)  # of 4 prompts
+    frame = passk.k_curve(arm(seed=1, base=[0, 2, 8, 1] * 5, trained=[8] * 20), "base")
+    assert (frame["low"] <= frame["mean"]).all() and (frame["mean"] <= frame["high"]).all()
+
+
+def test_one_panel_per_arm_base_and_trained_on_a_base_2_axis(arm, make_run, make_rows):
+    runs = [arm("A", 0), arm("A", 1, trained=[6] * 10), arm("B", 0), load_run(make_run("bare", "C", make_rows(2)))]
+    a, b = map(drawn, k_curve.k_panels(runs))
+    assert (a.get_title(), b.get_title()) == ("A, 2 seeds", "B0")
+    assert a.get_xscale() == "log"
+    base, trained = a.lines
+    assert (base.get_label(), trained.get_label()) == ("base", "trained")
+    assert trained.get_ydata()[0] == pytest.approx(0.625)  # the mean of 4/8 and 6/8
+    assert list(base.get_xdata()) == [1, 2, 4, 8]
+
+
+def test_checkpoints_with_base_at_0(arm):
+    run = arm(checkpoints=[point(10, 0.4), point(20, 0.7), point(30, 0.6)])
+    frame = passk.checkpoint_curve(run, 1)
+    assert dict(frame["mean"]) == pytest.approx({0: 0.25, 10: 0.4, 20: 0.7, 30: 0.6})
+    assert frame["low"][0] == pytest.approx(0.2)
+    panels = checkpoints.checkpoint_panels([run])
+    assert [drawn(panel).get_title() for panel in panels] == ["Held-out pass@1", "Held-out pass@8"]
+    table = checkpoints.checkpoint_table([run])
+    assert table.rows[0] == ["A0", "1", "0.250", "at 20: 0.700 [0.600, 0.800]", "at 30: 0.600 [0.500, 0.700]"]
+    assert [row[1] for row in table.rows] == ["1", "8"]
+
+
+def test_checkpoints_over_seeds(arm):
+    runs = [arm("A", seed, checkpoints=[point(10, value)]) for seed, value in ((0, 0.4), (1, 0.8))]
+    axes = drawn(checkpoints.checkpoint_panels(runs)[0])
+    (line,) = axes.lines
+    assert list(line.get_ydata()) == pytest.approx([0.25, 0.6])
+    corners = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (corners.min(), corners.max()) == pytest.approx((0.25, 0.8))
+
+
+def test_older_files_have_none_of_it(arm):
+    runs = [arm("A"), arm("B")]
+    for view in (
+        checkpoints.checkpoint_table,
+        by_task.tasks_table,
+        by_task.forgetting_table,
+        k_curve.decoding_table,
+        drift.runs_table,
+    ):
+        assert view(runs) is None
+    assert checkpoints.checkpoint_panels(runs) == drift.drift_panels(runs) == []
+
+
+def other(base, trained):
+    sides = {"base": {"correct": base}, "trained": {"correct": trained}}
+    return {"parity@2": {"task": "parity", "level": 2, "prompts": len(base), "n": 8, "k": [1], **sides}}
+
+
+@pytest.mark.parametrize(
+    ("trained", "interval", "found"),
+    [
+        (2, "[-0.354, -0.076]", "worse"),
+        (6, "[+0.076, +0.354]", "better"),
+        (4, "[-0.139, +0.139]", "no change found"),
+    ],
+)
+def test_forgetting_is_paired(arm, trained, interval, found):
+    # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
+    # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from -1 to 1.
+    base = [2, 6] * 10
+    table = by_task.forgetting_table([arm(others=other(base, [count + trained - 4 for count in base]))])
+    change = (trained - 4) / 8
+    assert table.rows == [
+        [
+            "A0",
+            "parity",
+            "2",
+            "20",
+            f"0.500 → {0.5 + change:.3f}",
+            f"{change:+.3f} {interval}",
+            found,
+        ]
+    ]
+
+
+def test_tasks_table(arm):
+    part = {"task": "add", "level": 1, "prompts": 5, "base": point(0, 0.2), "trained": point(0, 0.6)}
+    table = by_task.tasks_table([arm(by=[part, {**part, "level": 2}])])
+    assert table.rows[0] == ["A0", "add", "1", "5", *["0.200 → 0.600 [0.500, 0.700]"] * 2]
+    assert table.rows[1][2] == "2"
+
+
+def test_decoding_table(arm):
+    greedy = {side: {"accuracy": value} for side, value in (("base", 0.25), ("trained", 0.5))}
+    assert k_curve.decoding_table([arm(greedy=greedy), arm("B")]).rows == [["A0", "0.250 → 0.500", "–", "–"]]
+
+
+def test_drift(arm):
+    points = [
+        {"step": step, "kl_to_base": step / 100, "interval": [step / 200, step / 50], "token_agreement": 0.9}
+        for step in (10, 20)
+    ]
+    runs = [arm("A", drift={"points": points}), arm("B")]
+    assert drift.runs_table(runs).rows == [["A0", "20", "0.2000 [0.1000, 0.4000]", "0.900", "–", "–"]]
+    assert DIFFERENT_OBJECTIVE in drift.runs_table(runs).notes
+    kl, agreement = map(drawn, drift.drift_panels(runs))
+    assert list(kl.lines[0].get_ydata()) == [0.1, 0.2]
+    corners = kl.collections[0].get_paths()[0].vertices[:, 1]
+    assert (corners.min(), corners.max()) == (0.05, 0.4)
+    assert agreement.get_title() == "Agreement with base"

@@ -1,0 +1,363 @@
+"""The HTML page, read as a file and opened in a real browser."""
+
+import base64
+import io
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pytest
+from PIL import Image
+
+from eval import report
+from eval.pages import html
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PATIENCE = 300_000  # milliseconds; a busy machine is no failure
+PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
+HOSTILE = "A <b>&amp; 'x' [y](http://z)"
+
+
+def point(step, value):
+    correct = [round(8 * value) - 1, round(8 * value) + 1] * 8
+    return {"step": step, "truncated": 0.0, "mean_tokens": 5.0, "correct": correct} | {
+        f"{kind}@{k}": value if kind == "pass" else [value - 0.05, value + 0.05]
+        for k in (1, 4, 8)
+        for kind in ("pass", "interval")
+    }
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory, run_writer, make_rows, passk_result):
+    """The page of a study with everything in it: seeds, resets, checkpoints, other tasks, drift, and gaps."""
+    root = tmp_path_factory.mktemp("study")
+    resets = {"A": range(10, 60, 10), "C": range(4, 60, 4)}
+    for variant, solved in (("control", 3), ("A", 6), ("B", 5), ("C", 7)):
+        for seed in (0, 1):
+            rows = make_rows(
+                60,
+                reward=lambda step: 0.2 + 0.01 * step + 0.02 * seed,  # noqa: B023
+                kl_ref=lambda step: step % 10 / 100,
+                kl_old=1e-4,
+                entropy=0.7,
+                grad_norm=lambda step: 1 + step % 7,
+                ref_forward_calls=0 if variant == "B" else 1,
+                time_step=1.0 - 0.1 * (variant == "B") + 0.01 * seed,
+                time_ref=0.0 if variant == "B" else 0.1,
+                time_rollout=0.3,
+                tokens_generated=50,
+                tokens_per_second=1000.0,
+            )
+            result = passk_result(
+                [1, 3] * 8,
+                [solved, solved + 1] * 8,
+                checkpoints=[point(step, 0.2 + step / 200) for step in (20, 40, 60)],
+                greedy={side: {"accuracy": 0.5} for side in ("base", "trained")},
+                by=[
+                    {"task": "add", "level": level, "prompts": 16, "base": point(0, 0.2), "trained": point(0, 0.5)}
+                    for level in (1, 2)
+                ],
+                others={
+                    "parity@2": {
+                        "task": "parity",
+                        "level": 2,
+                        "prompts": 4,
+                        "n": 8,
+                        "base": {"correct": [1, 2, 3, 4]},
+                        "trained": {"correct": [1, 1, 3, 4]},
+                    }
+                },
+            )
+            drift = {"points": [{"step": step, "kl_to_base": step / 100, "entropy": 0.6} for step in (20, 40)]}
+            run_writer(
+                root,
+                f"{variant}_seed{seed}",
+                variant,
+                rows,
+                events=[{"event": "reset", "step_applied": step} for step in resets.get(variant, ())],
+                passk=result,
+                drift=drift,
+                env={"seed": seed},
+                config={"seed": seed},
+            )
+    run_writer(root, HOSTILE.replace("/", "|"), "A", make_rows(3), events=None, env={"seed": 7}, config={"beta": 0.5})
+    assert report.main(["--runs", f"{root}/*"]) == 0
+    return root / "report.html"
+
+
+class Page(HTMLParser):
+    """The links and the text of a page."""
+
+    VOID = {"meta", "link", "img", "br", "wbr", "hr"}
+
+    def __init__(self, source: str):
+        super().__init__()
+        self.ids, self.links, self.images, self.text, self.tags, self.open = [], [], [], [], [], []
+        self.problems = []
+        self.feed(source)
+        self.close()
+        if self.open:
+            self.problems.append(f"never closed: {self.open}")
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if tag == "img":
+            self.images.append(attributes)
+        self.links += [attributes[name] for name in ("href", "src") if name in attributes]
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(f"</{tag}> closes what is not open")
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("style", "title"):
+            self.text.append(data)
+
+
+def problems_in_source(source: str) -> list[str]:
+    """Faults of a page that should need nothing beside it."""
+    page = Page(source)
+    problems = list(page.problems)
+    for link in page.links:
+        if link.startswith("#"):
+            if link[1:] not in page.ids:
+                problems.append(f"no target {link}")
+        elif not link.startswith("data:"):
+            problems.append(f"outside link {link[:80]}")
+    problems += [f"two targets #{name}" for name in set(page.ids) if page.ids.count(name) > 1]
+    for image in page.images:
+        if not image.get("alt"):
+            problems.append("picture without alt")
+        try:
+            encoded = image["src"].removeprefix("data:image/png;base64,")
+            Image.open(io.BytesIO(base64.b64decode(encoded, validate=True))).load()
+        except Exception as error:
+            problems.append(f"picture does not open: {error}")
+    text = " ".join(page.text)
+    problems += [f"says {word}" for word in re.findall(r"\b(?:None|nan|NaN|inf|undefined)\b", text)]
+    problems += [f"tag {tag}" for tag in page.tags if tag in ("script", "iframe", "object", "embed")]
+    problems += [f"css loads {url}" for url in re.findall(r"url\(|@import", source)]
+    return problems
+
+
+def test_source_is_whole(page):
+    source = page.read_text()
+    assert problems_in_source(source) == []
+    parsed = Page(source)
+    # 4 curves, 2 checkpoints, 4 + 0 of pass@k, 2 drift, 3 metrics of 2 arms, 3 of cost.
+    assert len(parsed.images) == 4 + 2 + 4 + 2 + 6 + 3
+    assert len([link for link in parsed.links if link.startswith("#")]) == parsed.tags.count("h2") >= 15
+    assert len(source) < 5e6
+
+
+def test_names_are_text(page):
+    """Whatever a run is called, it is shown, not interpreted."""
+    parsed = Page(page.read_text())
+    name = HOSTILE.replace("/", "|")
+    # In its row of two tables, which have no code around it, and in the list of arms.
+    assert "".join(parsed.text).count(name) >= 3
+    assert not any("z" in link for link in parsed.links if not link.startswith(("data:", "#")))
+
+
+def test_page_says_what_the_markdown_says(page):
+    """Every number of report.md stands in the page, in the same order."""
+    markdown = page.with_name("report.md").read_text()
+    said = " ".join(Page(page.read_text()).text)
+    numbers = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]\d+)?")
+    table_rows = [line for line in markdown.splitlines() if line.startswith("| ") and "---" not in line]
+    place = 0
+    expected = [number for row in table_rows for number in numbers.findall(row)]
+    assert len(expected) > 300
+    stream = numbers.findall(said)
+    for number in expected:
+        assert number in stream[place:], number
+        place += stream[place:].index(number) + 1
+    assert said.count(DIFFERENT_OBJECTIVE) == markdown.count(DIFFERENT_OBJECTIVE) == 1
+    for file in re.findall(r"\]\((\S+\.png)\)", markdown):
+        Image.open(page.with_name(file)).load()
+
+
+def test_matrix_is_grouped_and_explained(page):
+    said = " ".join(Page(page.read_text()).text)
+    first = said.index("Result matrix", said.index("Contents") if "Contents" in said else 0)
+    for group in ("Performance, held-out", "Stability", "Cost", "What the columns mean"):
+        assert said.index(group) > first
+    assert "seed spread : highest less lowest" in re.sub(r"\s+", " ", said)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a **b** `c`", "a <strong>b</strong> <code>c</code>"),
+        ("<script>", "&lt;script&gt;"),
+        ("![x](http://y/z.png)", "![x](http://y/z.png)"),
+        ("[x](http://y)", "[x](http://y)"),
+        ("&amp;", "&amp;amp;"),
+        ("run_a_b", "run_a_b"),
+    ],
+)
+def test_inline_markdown(text, shown):
+    rendered = str(html.inline(text))
+    assert rendered == shown
+
+
+def test_interval_goes_below_its_value():
+    assert html.cell("0.5 [0.4, 0.6]") == '0.5 <span class="interval">[0.4, 0.6]</span>'
+    assert html.short("0.232 → 0.656 [0.615, 0.694]")
+    assert not html.short("KL to pi_old (a different objective)")
+
+
+@pytest.mark.parametrize(
+    ("broken", "found"),
+    [
+        (lambda s: s.replace('id="caveats"', 'id="caveat"'), "no target #caveats"),
+        (lambda s: s.replace("data:image/png;base64,iVBOR", "data:image/png;base64,AAAA", 1), "does not open"),
+        (lambda s: s.replace("data:image/png;base64,", "https://x.org/", 1), "outside link"),
+        (lambda s: s.replace(' alt="', ' title="', 1), "without alt"),
+        (lambda s: s.replace("0 of 2", "nan", 1), "says nan"),
+        (lambda s: s.replace("</table>", "", 1), "closes what is not open"),
+    ],
+)
+def test_the_check_of_the_source_finds(page, broken, found):
+    assert any(found in problem for problem in problems_in_source(broken(page.read_text())))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The Chromium of the machine; Playwright drives it and brings none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
+    with playwright.sync_playwright() as driver:
+        # A fresh profile each time, --headless=new: Playwright's own defaults.
+        started = driver.chromium.launch(executable_path=executable, args=list(FLAGS), timeout=PATIENCE)
+        yield started
+        started.close()
+
+
+LOOK = """() => ({
+    pictures: [...document.images].filter(i => !(i.complete && i.naturalWidth > 0)).map(i => i.alt),
+    shown: document.images.length,
+    anchors: [...document.querySelectorAll('a[href^="#"]')].map(a => a.getAttribute('href'))
+        .filter(href => !document.getElementById(decodeURIComponent(href.slice(1)))),
+    relative: [...document.querySelectorAll('a[href], img[src], link[href]')]
+        .map(e => e.getAttribute('href') ?? e.getAttribute('src')).filter(to => !/^(#|data:)/.test(to)),
+    wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
+})"""
+
+
+def problems_in_browser(browser, path: Path, viewport: dict, scheme: str = "light") -> list[str]:
+    """Open a page as a reader would and look for missing pictures, dead links, sideways scrolling and errors."""
+    problems = []
+    context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True)
+    try:
+        context.set_default_timeout(PATIENCE)
+        tab = context.new_page()
+        tab.on(
+            "console", lambda message: problems.append(f"console: {message.text}") if message.type == "error" else None
+        )
+        tab.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        tab.on(
+            "request",
+            lambda request: (
+                problems.append(f"asks for {request.url[:80]}")
+                if not request.url.startswith(("data:", path.as_uri()))
+                else None
+            ),
+        )
+        tab.goto(path.as_uri(), wait_until="load")
+        for fold in tab.locator("summary").all():
+            fold.click()  # what is folded must be in order too
+        seen = tab.evaluate(LOOK)
+        problems += [f"missing picture: {alt}" for alt in seen["pictures"]]
+        problems += [f"no target {href}" for href in seen["anchors"]]
+        for link in seen["relative"]:
+            parts = urlparse(link)
+            if parts.scheme or not (path.parent / unquote(parts.path)).exists():
+                problems.append(f"dead link {link}")
+        problems += ["no pictures at all"] if not seen["shown"] else []
+        problems += ["scrolls sideways"] if seen["wide"] else []
+    finally:
+        context.close()
+    return problems
+
+
+@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_a_browser(browser, page, viewport, scheme):
+    assert problems_in_browser(browser, page, viewport, scheme) == []
+
+
+def test_contents_lead_there(browser, page):
+    """Following every link of the contents brings its heading onto the screen, below the bar that stays."""
+    tab = browser.new_page(viewport=PHONE)
+    tab.set_default_timeout(PATIENCE)
+    tab.goto(page.as_uri())
+    links = tab.locator("nav a")
+    for place in range(links.count()):
+        links.nth(place).click()
+        heading = tab.locator(links.nth(place).get_attribute("href"))
+        top, bar = heading.bounding_box()["y"], tab.locator("nav").bounding_box()
+        assert bar["y"] + bar["height"] - 1 <= top < PHONE["height"]
+    tab.close()
+
+
+def test_first_screen_shows_the_matrix(browser, page):
+    for viewport in (PHONE, DESKTOP):
+        tab = browser.new_page(viewport=viewport)
+        tab.set_default_timeout(PATIENCE)
+        tab.goto(page.as_uri())
+        first_row = tab.locator("tbody tr").first.bounding_box()
+        assert first_row["y"] + first_row["height"] < viewport["height"]
+        tab.close()
+
+
+def test_pictures_stay_on_white_in_the_dark(browser, page):
+    tab = browser.new_page(color_scheme="dark")
+    tab.set_default_timeout(PATIENCE)
+    tab.goto(page.as_uri())
+    style = "element => getComputedStyle(element).backgroundColor"
+    assert tab.locator("body").evaluate(style) == "rgb(20, 24, 29)"
+    assert tab.locator("img").first.evaluate(style) == "rgb(255, 255, 255)"
+    tab.close()
+
+
+@pytest.mark.parametrize(
+    ("broken", "found"),
+    [
+        (lambda s: s.replace('id="caveats"', 'id="caveat"'), "no target #caveats"),
+        (lambda s: s.replace("data:image/png;base64,iVBOR", "data:image/png;base64,AAAA", 1), "missing picture"),
+        (lambda s: re.sub(r'src="data:[^"]*"', 'src="gone.png"', s, count=1), "missing picture"),
+        (lambda s: s.replace("</nav>", '</nav><a href="gone.md">x</a>'), "dead link gone.md"),
+        (lambda s: s.replace(".scroll { overflow: auto;", ".scroll {"), "scrolls sideways"),
+        (lambda s: s.replace("</nav>", '</nav><div style="width: 400px">x</div>'), "scrolls sideways"),
+        (lambda s: s.replace("</body>", "<script>console.error('x')</script></body>"), "console: x"),
+        (lambda s: s.replace("</body>", "<script>nowhere()</script></body>"), "error: "),
+        (lambda s: s.replace("</head>", '<link rel="stylesheet" href="http://127.0.0.1:9/x.css"></head>'), "asks for"),
+    ],
+)
+def test_the_check_in_the_browser_finds(browser, page, tmp_path, broken, found):
+    copy = tmp_path / "report.html"
+    source = page.read_text()
+    changed = broken(source)
+    assert changed != source
+    copy.write_text(changed)
+    assert any(found in problem for problem in problems_in_browser(browser, copy, PHONE))

@@ -1,0 +1,169 @@
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import tasks
+from eval.samples import held_out
+from eval.samples.held_out import HeldOut, plan
+from eval.samples.task_name import TaskName
+from trl_prorl.errors import InputError
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Prompts and samples of every call that draws."""
+    made, original = [], held_out.sample
+
+    def spy(model, tokenizer, task, rows, n, **settings):
+        made.append((len(rows), n))
+        return original(model, tokenizer, task, rows, n, **settings)
+
+    monkeypatch.setattr(held_out, "sample", spy)
+    return made
+
+
+def texts(samples):
+    return samples["completion"].tolist()
+
+
+@given(missing=st.dictionaries(st.integers(0, 40), st.integers(1, 300), max_size=20), batch_size=st.integers(1, 64))
+def test_a_plan_draws_exactly_what_is_missing(missing, batch_size):
+    drawn = dict.fromkeys(missing, 0)
+    for places, count in plan(missing, batch_size):
+        assert 1 <= len(places) * count <= batch_size
+        for place in places:
+            drawn[place] += count
+    assert drawn == missing
+
+
+def test_nothing_is_sampled_twice(run_dir, task, calls):
+    first = HeldOut(run_dir, "test", 4, batch_size=8)
+    few = first.samples(first.trained, 2)
+    assert calls == [(4, 2)]
+    again = HeldOut(run_dir, "test", 4, batch_size=8)
+    assert texts(again.samples(again.trained, 2)) == texts(few)
+    assert calls == [(4, 2)]
+    # More samples: what is there stays, and only the rest is drawn; more prompts: only the new ones.
+    more = again.samples(again.trained, 5)
+    assert calls[1:] == [(2, 3), (2, 3)]
+    assert texts(more[more["sample"] < 2]) == texts(few)
+    wider = HeldOut(run_dir, "test", 5, batch_size=8)
+    assert texts(wider.samples(wider.trained, 5))[:20] == texts(more)
+    assert calls[3:] == [(1, 5)]
+    # Fewer: the first ones.
+    assert texts(first.samples(first.trained, 2)) == texts(few)
+    assert len(calls) == 4
+
+
+def test_samples_of_two_batches_differ(run_dir, task):
+    """Every batch has a seed of its own; with one seed for all, the second half would repeat the first."""
+    one = HeldOut(run_dir, "test", 2, batch_size=20)
+    drawn = texts(one.samples(one.base, 40))
+    assert drawn[:20] != drawn[20:40]
+
+
+@pytest.mark.parametrize(
+    "change", [{"temperature": 0.3}, {"max_new_tokens": 3}, {"seed": 1}], ids=lambda change: next(iter(change))
+)
+def test_another_setting_is_drawn_anew(run_dir, task, calls, change):
+    for settings in ({}, change):
+        evaluation = HeldOut(run_dir, "test", 3, **settings)
+        evaluation.samples(evaluation.trained, 2)
+    assert len(calls) == 2
+
+
+def test_changed_weights_are_sampled_anew(run_dir, task, calls):
+    evaluation = HeldOut(run_dir, "test", 3)
+    evaluation.samples(evaluation.trained, 2)
+    path = run_dir / "adapter_model.safetensors"
+    save_file({name: tensor + 1e-3 for name, tensor in load_file(path).items()}, path)
+    evaluation.samples(evaluation.trained, 2)
+    evaluation.samples(evaluation.base, 2)
+    assert len(calls) == 3
+
+
+def test_greedy_and_sampled_lie_apart(run_dir, task, calls):
+    evaluation = HeldOut(run_dir, "test", 3)
+    sampled = evaluation.samples(evaluation.trained, 1)
+    greedy = evaluation.samples(evaluation.trained, 1, temperature=0.0)
+    assert len(calls) == 2
+    assert texts(evaluation.samples(evaluation.trained, 1)) == texts(sampled)
+    assert texts(evaluation.samples(evaluation.trained, 1, temperature=0.0)) == texts(greedy)
+    assert len(calls) == 2
+
+
+def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
+    """
+    Killed from outside in the middle of sampling; its samples and the rest are those of an undisturbed evaluation.
+    """
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    (run_dir / "config.yaml").write_text(yaml.safe_dump({**config, "task": "parity", "task_level": 2}))
+    settings = {"batch_size": 4}
+    arguments = ["--run", str(run_dir), "--prompts", "20", "--n", "6", "--k", "1", "--batch-size", "4"]
+    process = forks.start(run="-m", argv=["eval.passk", *arguments], log=str(tmp_path / "log"))
+    while len(list(run_dir.glob("samples/base-*/part-*.parquet"))) < 5:
+        os.kill(process, 0)  # it has not ended
+        time.sleep(0.02)
+    os.kill(process, signal.SIGKILL)
+    assert forks.status() == -signal.SIGKILL
+    left = len(list(run_dir.glob("samples/base-*/part-*.parquet")))
+    assert left >= 5
+    torch.set_num_threads(1)
+    resumed = HeldOut(run_dir, "test", 20, **settings)
+    kept = resumed.store(resumed.base, resumed.temperature).frame()
+    assert 0 < len(kept) < 120
+    whole = resumed.samples(resumed.base, 6)
+
+    undisturbed = run_dir.parent / "elsewhere" / "A"
+    undisturbed.parent.mkdir()
+    shutil.copytree(run_dir, undisturbed, ignore=shutil.ignore_patterns("samples"))
+    control = HeldOut(undisturbed, "test", 20, **settings)
+    assert texts(control.samples(control.base, 6)) == texts(whole)
+    assert not (undisturbed / "samples").samefile(run_dir / "samples")
+
+
+def test_names_of_tasks():
+    assert TaskName.parse("parity@2") == TaskName("parity", 2)
+    assert TaskName.parse("rg:chain_sum") == TaskName("rg:chain_sum")
+    assert TaskName.parse("gsm8k=/some/where") == TaskName("gsm8k", path="/some/where")
+    for wrong in ("parity@hard", "@2", ""):
+        with pytest.raises(InputError, match="write NAME"):
+            TaskName.parse(wrong)
+
+
+def test_verdicts_of_other_graders_are_given_anew_and_nothing_is_sampled(run_dir, task, calls, monkeypatch, capsys):
+    point = HeldOut(run_dir, "test", 4).trained
+    before = HeldOut(run_dir, "test", 4).samples(point, 3)
+    drawn = len(calls)
+    monkeypatch.setattr(type(task), "verify_many", lambda self, texts, rows: [True] * len(texts))
+    assert HeldOut(run_dir, "test", 4).samples(point, 3)["correct"].tolist() == before["correct"].tolist()
+    monkeypatch.setattr("eval.samples.held_out.grader_version", lambda: "another")
+    after = HeldOut(run_dir, "test", 4).samples(point, 3)
+    assert after["correct"].all() and not before["correct"].all() and len(calls) == drawn
+    assert after["completion"].tolist() == before["completion"].tolist()
+    assert "the graders have changed" in capsys.readouterr().out
+    monkeypatch.setattr(type(task), "verify_many", None)
+    assert HeldOut(run_dir, "test", 4).samples(point, 3)["correct"].all()  # they are kept
+
+
+def test_the_graders_version_is_of_all_their_files(tmp_path, monkeypatch):
+    """Those of the locked workers too, which stand in a folder of their own."""
+    package = tmp_path / "tasks"
+    shutil.copytree(Path(tasks.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(tasks, "__file__", str(package / "__init__.py"))
+    versions = set()
+    for file in ("math.py", "isolated/math_worker.py", "isolated/rg_worker.py"):
+        (package / file).write_text((package / file).read_text() + "# another\n")
+        held_out.grader_version.cache_clear()
+        versions.add(held_out.grader_version())
+    held_out.grader_version.cache_clear()
+    assert len(versions) == 3

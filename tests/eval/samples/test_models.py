@@ -1,0 +1,141 @@
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from eval import drift, passk, push
+from eval.samples.models import identity, load_point, load_tokenizer
+from eval.samples.points import Point, checkpoint_points, find_trained_model, last_step, trained_point
+from trl_prorl.errors import InputError
+from trl_prorl.run.run_id import write_run_id
+
+
+def test_the_models_of_a_run(run_dir, base, add_checkpoints):
+    config = {"model_name_or_path": str(base)}
+    add_checkpoints(run_dir, 8, 100, 20)
+    (run_dir / "checkpoint-12").mkdir()  # no weights in it
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 100)))
+    assert trained_point(run_dir, config) == Point("trained", 100, run_dir)
+    found = checkpoint_points(run_dir, config, ["all"])
+    # The last step's is the trained model.
+    assert [(point.label, point.step, point.folder.name) for point in found] == [
+        ("step-8", 8, "checkpoint-8"),
+        ("step-20", 20, "checkpoint-20"),
+    ]
+    assert [point.step for point in checkpoint_points(run_dir, config, ["20", "8", "8"])] == [8, 20]
+    for asked in ("12", "x"):
+        with pytest.raises(InputError, match=f"--checkpoints {asked}: .* it has 8, 20, 100"):
+            checkpoint_points(run_dir, config, [asked])
+
+
+def test_every_point_loads_its_own_weights(run_dir, base, add_checkpoints):
+    config = {"model_name_or_path": str(base)}
+    add_checkpoints(run_dir, 8)
+    tokenizer = load_tokenizer(run_dir)
+    inputs = tokenizer("777>", return_tensors="pt").input_ids
+    points = [Point("base", 0, None), *checkpoint_points(run_dir, config, ["all"]), trained_point(run_dir, config)]
+    with torch.no_grad():
+        logits = [load_point(point, config).eval()(input_ids=inputs).logits for point in points]
+        plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()(input_ids=inputs).logits
+    assert torch.equal(logits[0], plain)
+    assert not torch.allclose(logits[1], logits[0], atol=1e-3)
+    assert not torch.allclose(logits[2], logits[1], atol=1e-3)
+    hashes = [json.dumps(identity(point.folder, config)) for point in points]
+    assert len(set(hashes)) == 3
+
+
+def test_without_checkpoints_the_cure_is_named(run_dir, base):
+    with pytest.raises(InputError, match="has no checkpoint; train with save_strategy: steps"):
+        checkpoint_points(run_dir, {"model_name_or_path": str(base)}, ["all"])
+
+
+def test_the_record_may_lie_elsewhere(run_dir, tmp_path):
+    record = tmp_path / "record"
+    record.mkdir()
+    (record / "env.json").write_text('{"run_id": "1"}')
+    write_run_id(run_dir, "1")
+    assert find_trained_model(record, {"run_dir": str(record), "output_dir": str(run_dir)}) == run_dir
+    assert last_step(record) is None
+    with pytest.raises(InputError, match="no trained model"):
+        find_trained_model(record, {})
+
+
+def test_what_a_run_left_behind_may_be_an_earlier_checkpoint(run_dir, base, add_checkpoints):
+    """The best one, or files that were copied there after a kill: it bears that step, and stands there once."""
+    config = {"model_name_or_path": str(base)}
+    add_checkpoints(run_dir, 8, 20)
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 20, 57)))
+    assert trained_point(run_dir, config).step == 57
+    for path in (run_dir / "checkpoint-8").glob("*.safetensors"):
+        (run_dir / path.name).write_bytes(path.read_bytes())
+    (run_dir / "checkpoint-8" / "buffer-0.safetensors").write_bytes(
+        b"a generation batch"
+    )  # saved in the middle of one
+    assert trained_point(run_dir, config) == Point("trained", 8, run_dir)
+    assert [point.step for point in checkpoint_points(run_dir, config, ["all"])] == [20]
+
+
+def record_of(folder, run_id, **config):
+    folder.mkdir(exist_ok=True)
+    (folder / "env.json").write_text(json.dumps({"run_id": run_id} if run_id else {}))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return config
+
+
+def test_a_renamed_run_is_not_evaluated_with_the_weights_of_the_new_run_of_its_name(run_dir, base, tmp_path):
+    """`runs/A` became `runs/A_old` before its adapter was saved; the run that is `runs/A` now is another."""
+    old = tmp_path / "A_old"
+    config = record_of(old, "old", output_dir=str(run_dir), model_name_or_path=str(base), task="parity")
+    write_run_id(run_dir, "new")
+    for of_the_old in (config, {**config, "run_dir": str(run_dir)}):
+        with pytest.raises(InputError, match="A_old' has no trained model"):
+            find_trained_model(old, of_the_old)
+    (old / "config.yaml").write_text(yaml.safe_dump(config))
+    for command in (passk, drift, push):
+        assert command.main(["--run", str(old), *(["--dry-run"] if command is push else [])]) == 2
+
+
+def test_a_model_in_output_dir_counts_where_the_ids_agree(run_dir, base, tmp_path, add_checkpoints):
+    record = tmp_path / "record"
+    config = {"model_name_or_path": str(base), "run_dir": str(record), "output_dir": str(run_dir)}
+    for ours, saved in (("1", "2"), ("1", None), (None, "1"), (None, None)):
+        record_of(record, ours, **config)
+        write_run_id(run_dir, saved)
+        with pytest.raises(InputError, match="nothing says that the one in output_dir .* is this run's"):
+            find_trained_model(record, config)
+    record_of(record, "1", **config)
+    write_run_id(run_dir, "1")
+    assert find_trained_model(record, config) == run_dir
+    add_checkpoints(run_dir, 8, 16, 24)
+    write_run_id(run_dir / "checkpoint-8", "1")
+    write_run_id(run_dir / "checkpoint-16", "2")
+    assert [point.step for point in checkpoint_points(record, config, ["all"])] == [8]
+
+
+def test_a_folder_that_two_runs_had(run_dir, base, add_checkpoints, capsys):
+    """The second was stopped before it saved a model: the first one's lies there still."""
+    config = record_of(run_dir, "2", model_name_or_path=str(base))
+    add_checkpoints(run_dir, 8, 16)
+    write_run_id(run_dir / "checkpoint-8", "1")
+    assert find_trained_model(run_dir, config) == run_dir  # copied there, or of an older version
+    assert [point.step for point in checkpoint_points(run_dir, config, ["all"])] == [16]
+    assert "checkpoint-8 of another run, left out" in capsys.readouterr().err
+    with pytest.raises(InputError, match="--checkpoints 8: .* it has 16"):
+        checkpoint_points(run_dir, config, ["8"])
+    write_run_id(run_dir, "1")
+    with pytest.raises(InputError, match="holds the model of another run"):
+        find_trained_model(run_dir, config)
+
+
+def test_of_two_folders_of_a_name_the_runs_own_is_taken(run_dir, tmp_path, monkeypatch):
+    """`output_dir: out` from a directory that has an `out` of its own."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder, run_id in ((project, "1"), (elsewhere, "2")):
+        shutil.copytree(run_dir, folder / "out")
+        write_run_id(folder / "out", run_id)
+    config = record_of(project / "record", "1", run_dir="record", output_dir="out")
+    monkeypatch.chdir(elsewhere)
+    assert find_trained_model(project / "record", config) == project / "out"

@@ -1,0 +1,86 @@
+"""Every variant that a configuration can be has its entry, and everything by variant is read from there."""
+
+import ast
+import inspect
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from eval.pages.curves import colour_of
+from eval.pages.learning import learning_table
+from eval.run_folder.reading import load_run
+from eval.run_folder.run import sort_runs
+from trl_prorl import ProRLConfig
+from trl_prorl.hub.card import model_card
+from trl_prorl.variants import DIFFERENT_OBJECTIVE, VARIANTS
+
+
+ROOT = Path(__file__).parent.parent
+KEYS = {
+    "plain": {},
+    "control": {"beta": 0.1},
+    "A": {"beta": 0.1, "ref_reset_every": 4},
+    "B": {"beta_old": 0.1, "num_iterations": 2},
+    "C": {"beta": 0.1, "ref_reset_every": 4, "optimizer_reset": "hard"},
+    "optimizer-only": {"beta": 0.1, "ref_reset_every": 4, "ref_reset_mix": 0.0, "optimizer_reset": "hard"},
+    "elastic": {"elastic_reset_every": 4},
+    "base-anchored": {"beta_base": 0.1},
+}
+
+
+def test_every_value_that_variant_returns_has_an_entry():
+    """From the code of `ProRLConfig.variant`: each string in one of its `return` statements, but for keys it looks at."""
+    code = ast.parse(textwrap.dedent(inspect.getsource(ProRLConfig.variant.fget)))
+    returned = {
+        node.value
+        for statement in ast.walk(code)
+        if isinstance(statement, ast.Return)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert returned == set(VARIANTS)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_configuration_can_be_every_one_of_them(name):
+    assert ProRLConfig(bf16=False, use_cpu=True, report_to="none", num_generations=4, **KEYS[name]).variant == name
+
+
+def test_entries_are_told_apart_and_lead_somewhere():
+    entries = list(VARIANTS.values())
+    for field in ("name", "short", "description", "recipe", "colour"):
+        assert len({getattr(entry, field) for entry in entries}) == len(entries), field
+    for entry in entries:
+        assert (ROOT / "recipes" / entry.launcher).is_file()
+        assert not entry.description.endswith(".")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_report_and_card_know_it(name, tmp_path):
+    (tmp_path / "config.yaml").write_text("task: parity\nmodel_name_or_path: tiny\n")
+    (tmp_path / "env.json").write_text(f'{{"variant": "{name}", "seed": 0}}')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    run, entry = load_run(tmp_path), VARIANTS[name]
+    assert colour_of(run) == entry.colour
+    assert dict(zip(*_first_row(learning_table([run])), strict=True))["anchor"] == entry.anchor
+    card = model_card(tmp_path).text
+    assert f"**{name}**: {entry.description}." in card
+    assert f"recipes/{entry.launcher} --config" in card
+    assert (DIFFERENT_OBJECTIVE in card) is entry.different_objective is (name == "B")
+
+
+def _first_row(table):
+    return table.header, table.rows[0]
+
+
+def test_runs_stand_in_the_order_of_the_entries(tmp_path):
+    runs = []
+    for name in reversed([*VARIANTS, "own"]):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.yaml").write_text("task: parity\n")
+        (folder / "env.json").write_text(f'{{"variant": "{name}"}}')
+        (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+        runs.append(load_run(folder))
+    assert [run.variant for run in sort_runs(runs)] == [*VARIANTS, "own"]
