@@ -36,7 +36,7 @@ def show_task(name: str, options: dict, split: str, n: int) -> Table:
 
 
 def json_object(text: str) -> dict:
-    """What the command line gives as a JSON object."""
+    """A JSON object from the command line."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What a task is, and how the content of a question decides its split."""
+"""The interface of a task, and the split of a question by its content."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -25,9 +25,9 @@ def stable_hash(*parts: object) -> int:
 
 def content_bucket(task: str, question: str) -> int:
     """
-    The bucket, 0 to 9, that a question's content puts it in.
+    The bucket of a question's content, 0 to 9.
 
-    Neither a seed nor a level enters, so that a question is in the same split wherever it turns up.
+    Neither a seed nor a level enters, so a question is always in the same split.
     """
     return stable_hash(task, question) % NUM_BUCKETS
 
@@ -38,14 +38,14 @@ def content_split(task: str, question: str) -> str:
 
 
 def check_integer(name: str, value: object) -> None:
-    """Raises `ValueError` unless `value` is an integer (a bool is not)."""
+    """Raise `ValueError` unless `value` is an integer (a bool is not)."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be an integer")
 
 
 def check_request(split: object, n: object, seed: object) -> None:
     """
-    Checks the arguments of [`Task.rows`].
+    Check the arguments of [`Task.rows`].
 
     Raises:
         `ValueError`: if the split is unknown, `n` is neither `None` nor an integer >= 1, or `seed` is no integer.
@@ -60,7 +60,7 @@ def check_request(split: object, n: object, seed: object) -> None:
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raises `ValueError` unless `value` is one of the choices."""
+    """Raise `ValueError` unless `value` is one of the choices."""
     if value not in tuple(choices):
         raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
 
@@ -75,7 +75,7 @@ def build_dataset(
     """
     The rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`.
 
-    `columns` holds, row by row, what the task needs beyond; every row has the same keys.
+    `columns` holds the task's further columns, row by row; every row has the same keys.
     """
     further = {key: [row[key] for row in columns] for key in columns[0]} if columns else {}
     return Dataset.from_dict(
@@ -111,11 +111,11 @@ class Task(ABC):
         Args:
             split (`str`): `"train"`, `"validation"` or `"test"`.
             n (`int` or `None`): number of rows; `None` means all of them, which only a finite data set has.
-            seed (`int`, *optional*, defaults to `0`): which rows, and in which order.
+            seed (`int`, *optional*, defaults to `0`): selects the rows and their order.
 
         Returns:
             `datasets.Dataset` with the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
-            `level` (`int`) and what the task needs beyond.
+            `level` (`int`) and the task's further columns.
 
         Raises:
             `ValueError`: if an argument is wrong or the split has fewer than `n` questions.
@@ -129,8 +129,8 @@ class Task(ABC):
         """
         Reward of the completion in [0, 1]; never raises on any text.
 
-        It is 1.0 if the completion is correct and, unless the task says otherwise, only then; else 0.0 unless the task
-        grades.
+        It is 1.0 if the completion is correct and, unless the task says otherwise, only then. Otherwise it is 0.0,
+        unless the task grades.
         """
         return float(self.verify(completion, row))
 

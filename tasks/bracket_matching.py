@@ -9,7 +9,7 @@ CLOSER = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_balanced(brackets: str) -> bool:
-    """Whether every bracket of a string of `()[]{}` closes the latest one that is still open, and none stays open."""
+    """Whether every closing bracket of a string of `()[]{}` closes the latest open bracket, and none stays open."""
     expected = []
     for bracket in brackets:
         if bracket in CLOSER:
@@ -38,8 +38,8 @@ def sample_unbalanced(rng: Random, pairs: int) -> str:
     """
     An unbalanced string of `2 * pairs` brackets, `pairs` >= 2: a balanced one with two brackets swapped.
 
-    The first and the last bracket stay, and so do the counts of each kind, so that neither the length, nor the ends,
-    nor counting tells the two classes apart.
+    The first and the last bracket and the count of each kind stay the same, so neither the length, nor the ends, nor
+    counting distinguishes the two classes.
     """
     while True:
         brackets = list(sample_balanced(rng, pairs))
@@ -54,14 +54,14 @@ class BracketMatching(GeneratedTask):
     Is a string of brackets balanced: `balanced, yes or no? ([]{})` -> `yes`.
 
     Level L, 1 to 8, has 5 to L + 5 pairs of brackets, every number equally likely; about half of the questions are
-    balanced (fewer, once nearly all balanced strings of a split are drawn). The reward can be guessed: one of the two words scores 0.5 on average.
+    balanced (fewer, once nearly all balanced strings of a split are drawn). A guess scores 0.5 on average.
     """
 
     name = "bracket_matching"
 
     def sample(self, rng: Random) -> tuple[str, str]:
-        # Fewer than 5 pairs have so few balanced strings that drawing without repetition would leave mostly
-        # unbalanced ones, and a short length would give the answer away.
+        # Fewer than 5 pairs have so few balanced strings that draws without repetition would leave mostly unbalanced
+        # strings, and a short length would give the answer away.
         pairs = rng.randint(5, self.level + 5)
         balanced = rng.random() < 0.5
         brackets = sample_balanced(rng, pairs) if balanced else sample_unbalanced(rng, pairs)

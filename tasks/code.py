@@ -16,15 +16,16 @@ from .sandbox import Limits, Program, Sandbox
 
 
 REWARDS = ("exact", "share")
-# A fence that is never closed ends with the text, for the closing one may be a stop string.
+# An unclosed fence ends with the text, because the closing fence may be a stop string.
 FENCED = re.compile(r"^[ \t]*(`{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def extract_code(completion: str, entry_point: str = "") -> str:
     """
-    The last fenced block of a completion that defines the function, or else the last; all of it if there is none.
+    The last fenced block of a completion that defines the function, else the last block; the whole completion if there
+    is none.
 
-    After the solution there may be an example or its output. A block of a list item is indented as a whole.
+    An example or its output may follow the solution. A block in a list item is indented as a whole.
     """
     blocks = [dedented(block.group(2)) for block in FENCED.finditer(completion)]
     name = re.escape(entry_point)
@@ -34,7 +35,10 @@ def extract_code(completion: str, entry_point: str = "") -> str:
 
 
 def dedented(code: str) -> str:
-    """Without the indentation of all its lines; `dedent` empties lines of spaces, so only code that has one goes there."""
+    """
+    Code without the indentation that all its lines share. `dedent` empties lines of spaces, so it gets indented code
+    only.
+    """
     return textwrap.dedent(code) if code[:1] in (" ", "\t") else code
 
 
@@ -42,8 +46,9 @@ class Code(GeneratedTask):
     """
     Write a Python function that passes unit tests.
 
-    Without a path the functions are generated: level L, 1 to 8, has L steps on a list of numbers or on words, and a last
-    one. The code is the last fenced block of a completion that defines the function, or all of it; it runs in a [`~tasks.sandbox.Sandbox`].
+    Without a path the functions are generated: level L, 1 to 8, has L steps on a list of numbers or on words, and a
+    last step. The code is the last fenced block of a completion that defines the function, or the whole completion; it
+    runs in a [`~tasks.sandbox.Sandbox`].
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty of the generated functions, from 1 to 8.
@@ -51,13 +56,14 @@ class Code(GeneratedTask):
             MBPP, of HumanEval, or with `prompt` and `tests`; see `tasks/code_formats.py`.
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (all tests or nothing) or `"share"` (the share of
             tests that pass).
-        seconds (`int`, *optional*, defaults to `2`): processor time of a run; the clock's limit is three times that.
-        memory_mib (`int`, *optional*, defaults to `512`): its memory.
-        allow_weak_sandbox (`bool`, *optional*, defaults to `False`): where bubblewrap does not work, run without it.
-        workers (`int`, *optional*): runs at a time; as many as there are processors.
+        seconds (`int`, *optional*, defaults to `2`): processor time of a run; the limit of wall-clock time is three
+            times that.
+        memory_mib (`int`, *optional*, defaults to `512`): memory of a run.
+        allow_weak_sandbox (`bool`, *optional*, defaults to `False`): run without bubblewrap where it does not work.
+        workers (`int`, *optional*): runs at a time; by default as many as there are processors.
 
     Raises:
-        `ValueError`: if an option has a value it cannot have, if the file is not as described, or if there is no sandbox.
+        `ValueError`: if an option has an impossible value, if the file is not as described, or if there is no sandbox.
     """
 
     name = "code"
@@ -90,11 +96,11 @@ class Code(GeneratedTask):
         return f"{function.text}\n{INSTRUCTION}", function.source, columns
 
     def content(self, prompt: str) -> str:
-        # Another name does not make another function.
+        # The same function under another name is the same question.
         return prompt.partition(". ")[2]
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
-        """See [`Task.rows`]; only questions from a file have an `n=None`."""
+        """See [`Task.rows`]; only questions from a file accept `n=None`."""
         if self._problems is None:
             return super().rows(split, n, seed)
         return loaded_rows(self.name, self.path, self._problems, split, n, seed)
@@ -123,7 +129,7 @@ class Code(GeneratedTask):
             )
             for completion, row in zip(completions, rows, strict=True)
         ]
-        # What does not even name the function cannot define it; and the same program need not run twice.
+        # A text without the function's name cannot define it, and the same program need not run twice.
         to_run = list(dict.fromkeys(program for program in programs if program.entry_point in program.code))
         passed = dict(zip(to_run, self._sandbox.run_many(to_run), strict=True))
         return [passed.get(program, 0) / len(program.tests) for program in programs]

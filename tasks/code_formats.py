@@ -1,4 +1,4 @@
-"""Files of programming problems: MBPP's form, HumanEval's, and the plain one of this project."""
+"""Files of programming problems: MBPP's form, HumanEval's form, and this project's plain form."""
 
 import ast
 import builtins
@@ -28,8 +28,8 @@ def parse_problem(row: Mapping, source: str) -> Problem:
     if row.get("tests") is not None:
         return parse_plain(row, source)
     raise ValueError(
-        f"{source}: there is no 'test_list' (as in MBPP), no 'test' (as in HumanEval) and no 'tests' (a list of assert "
-        f"statements); there are: {', '.join(row) or 'none'}"
+        f"{source}: there is no 'test_list' (as in MBPP), no 'test' (as in HumanEval) and no 'tests' (a list of "
+        f"assert statements); there are: {', '.join(row) or 'none'}"
     )
 
 
@@ -39,7 +39,7 @@ def make_problem(question: str, solution: str, tests: list[str], entry_point: st
 
 
 def parse_mbpp(row: Mapping, source: str) -> Problem:
-    """The function under test is the one that the first test calls; that test is shown, for its name and its types."""
+    """The first test calls the function under test; the prompt shows that test, for the function's name and types."""
     question = need(row, ["text", "prompt"], str, source)
     solution = need(row, ["code"], str, source)
     tests = checked_tests(need(row, ["test_list"], list, source), "test_list", source)
@@ -51,7 +51,7 @@ def parse_mbpp(row: Mapping, source: str) -> Problem:
 
 
 def parse_humaneval(row: Mapping, source: str) -> Problem:
-    """What stands in the prompt before the function (imports, helpers) is the setup of code and tests."""
+    """The part of the prompt before the function (imports, helpers) is the setup of code and tests."""
     prompt = need(row, ["prompt"], str, source)
     entry_point = need(row, ["entry_point"], str, source)
     solution = need(row, ["canonical_solution"], str, source)
@@ -76,7 +76,7 @@ def parse_plain(row: Mapping, source: str) -> Problem:
 
 
 def check_syntax(code: object, source: str) -> None:
-    """Raises `ValueError` unless it is Python."""
+    """Raise `ValueError` unless the code is Python."""
     try:
         ast.parse(code)
     except (SyntaxError, ValueError, TypeError) as error:
@@ -84,14 +84,14 @@ def check_syntax(code: object, source: str) -> None:
 
 
 def checked_tests(tests: list, key: str, source: str) -> list[str]:
-    """The tests, each of which has to be Python."""
+    """The tests; each must be Python."""
     for index, test in enumerate(tests):
         check_syntax(test, f"{source}: {key!r}, test {index}")
     return tests
 
 
 def defined_names(code: str) -> set[str]:
-    """Names that statements define at their top level; none if they are not Python."""
+    """The names that statements define at their top level; none if the code is not Python."""
     try:
         statements = ast.parse(code).body
     except (SyntaxError, ValueError):
@@ -109,9 +109,10 @@ def defined_names(code: str) -> set[str]:
 
 def called_name(test: str, setup: str, solution: str, source: str) -> str:
     """
-    The first name that a test calls and the solution defines, or else one that neither Python nor the setup defines.
+    The first name that a test calls and the solution defines, else the first that neither Python nor the setup
+    defines.
 
-    The solution comes first because it may well redefine a name of Python's, as MBPP's do with `sum`.
+    The solution comes first because it may redefine a built-in name, as MBPP's solutions do with `sum`.
 
     Raises:
         `ValueError`: if there is none.

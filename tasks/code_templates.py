@@ -1,4 +1,4 @@
-"""Small functions to write, put together from steps: what each does in words, and as Python."""
+"""Small functions to write, composed of steps, each with a description in words and in Python."""
 
 from collections.abc import Callable
 from random import Random
@@ -10,8 +10,8 @@ class Step(NamedTuple):
     One step of a function.
 
     Attributes:
-        text (`str`): what it does, as part of a sentence in the imperative; may hold `{k}`.
-        source (`str`): the same as an expression of `xs`; may hold `{k}`.
+        text (`str`): a description, as part of a sentence in the imperative; may hold `{k}`.
+        source (`str`): the step as an expression of `xs`; may hold `{k}`.
         low, high (`int`): range of `k`.
     """
 
@@ -31,7 +31,7 @@ class Family(NamedTuple):
     Functions of one type of argument.
 
     Attributes:
-        argument (`str`): what the argument is, in words.
+        argument (`str`): a description of the argument.
         name (`str`): name of the argument.
         steps (`tuple[Step, ...]`): from the type to the type.
         last (`tuple[Step, ...]`): from the type to the result.
@@ -142,7 +142,7 @@ TEXT = Family(
 
 FAMILIES = (NUMBERS, TEXT)
 NUM_TESTS = 8
-MIN_RESULTS = 4  # of the tests; a constant would pass too many of fewer
+MIN_RESULTS = 4  # different results of the tests; with fewer a constant would pass too many tests
 
 
 class Function(NamedTuple):
@@ -153,7 +153,7 @@ class Function(NamedTuple):
         text (`str`): its description.
         entry_point (`str`): its name.
         source (`str`): a solution.
-        arguments, results (`list`): what to call it with in a test, and what the solution returns then.
+        arguments, results (`list`): arguments of the tests, and the solution's results for them.
     """
 
     text: str
@@ -164,7 +164,7 @@ class Function(NamedTuple):
 
 
 def sample_function(rng: Random, level: int) -> Function:
-    """A function of `level` steps and a last one, which is not constant on its tests."""
+    """A function of `level` steps and a last step; it is not constant on its tests."""
     while True:
         family = rng.choice(FAMILIES)
         steps = [step.filled(rng) for step in rng.sample(family.steps, k=level)]
@@ -185,7 +185,7 @@ def sample_function(rng: Random, level: int) -> Function:
 
 
 def sample_arguments(rng: Random, family: Family) -> list:
-    """The empty argument, which is easily forgotten, and others, all different."""
+    """The empty argument, which solutions often forget, and others, all different."""
     found = {}
     while len(found) < NUM_TESTS - 1:
         argument = family.sample(rng)
@@ -195,7 +195,7 @@ def sample_arguments(rng: Random, family: Family) -> list:
 
 
 def run(source: str, entry_point: str, arguments: list) -> list:
-    """What a function of ours returns for each argument."""
+    """The result of one of our functions for each argument."""
     namespace: dict = {}
     exec(source, namespace)
     return [namespace[entry_point](argument) for argument in arguments]

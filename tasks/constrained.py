@@ -1,4 +1,4 @@
-"""Short texts of a prescribed form, of which there are many."""
+"""Short texts of a prescribed form, with many correct answers."""
 
 import json
 import re
@@ -13,7 +13,7 @@ WORD = re.compile("[A-Za-z]{2,}")
 
 
 def has_initials(text: str, letters: str) -> bool:
-    """Whether a text is one word of two or more letters a to z for each of `letters`, which it starts with."""
+    """Whether a text has, for each of `letters`, one word of two or more letters a to z that starts with it."""
     words = text.split()
     return (
         len(words) == len(letters)
@@ -35,7 +35,7 @@ def has_lengths(text: str, count: int, length: int, letter: str) -> bool:
 def has_keys(text: str, keys: str) -> bool:
     """Whether a text is a JSON object with exactly these keys of one letter, each once, whatever the values."""
     try:
-        # As pairs, because a dict would hide a key that occurs twice.
+        # Pairs, because a dict would hide a key that occurs twice.
         pairs = json.loads(text, object_pairs_hook=lambda pairs: ("object", [key for key, _ in pairs]))
     except (ValueError, RecursionError):
         return False
@@ -49,8 +49,8 @@ class Constrained(GeneratedTask):
     """
     Write a text of a given form: `3 words of 2+ letters starting with b q t`, `JSON object with exactly the keys a k`.
 
-    Level L, 1 to 8, asks for 2 to L + 2 words or keys; a third of the questions each is about first letters, about
-    different words of one length and first letter, and about JSON. Whatever has the form is correct.
+    Level L, 1 to 8, asks for 2 to L + 2 words or keys; a third of the questions each asks for first letters, for
+    different words of one length and first letter, and for JSON. Every text of the form is correct.
     """
 
     name = "constrained"

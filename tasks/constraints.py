@@ -1,4 +1,4 @@
-"""Constraints on a text that a program can check, in the manner of IFEval ([Zhou et al., 2023](https://arxiv.org/abs/2311.07911))."""
+"""Constraints on a text that a program can check, in the manner of IFEval (Zhou et al. 2023, arXiv 2311.07911)."""
 
 import re
 import string
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-# A line that only separates paragraphs.
+# A line that does nothing but separate paragraphs.
 SEPARATOR = re.compile(r"(?m)^[ \t]*\*\*\*[ \t]*$")
 BULLET = re.compile(r"(?m)^[ \t]*- +\S")
 PLACEHOLDER = re.compile(r"\[[^\[\]\n]+\]")
@@ -15,7 +15,7 @@ SIGNS = string.punctuation + "“”‘’„«»…–—"
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, without what surrounds them; a lone sign such as a bullet is no word."""
+    """The words of a text in lower case, without surrounding signs; a lone sign such as a bullet is no word."""
     return [word for word in (part.strip(SIGNS) for part in text.casefold().split()) if word]
 
 
@@ -91,9 +91,10 @@ def has_placeholders(text: str, n: int) -> bool:
 class Constraint(NamedTuple):
     """
     Attributes:
-        slot (`str`): of one slot a question has one constraint at most, so that they do not contradict one another.
-        text (`str`): what the prompt says, to be formatted with the parameters.
-        check (`Callable[..., bool]`): whether a text fulfils it, given the parameters by name.
+        slot (`str`): a question has at most one constraint of a slot, so that its constraints do not contradict one
+            another.
+        text (`str`): the sentence of the prompt, to be formatted with the parameters.
+        check (`Callable[..., bool]`): whether a text fulfils the constraint, given the parameters by name.
     """
 
     slot: str

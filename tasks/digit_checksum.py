@@ -14,8 +14,8 @@ class DigitChecksum(GeneratedTask):
     """
     Last digit of the sum of digits: `digit sum mod 10: 12345` -> `5`.
 
-    Level L, 1 to 8, has strings of 3 to L + 5 digits, every length equally likely, leading zeros included. The reward
-    can be guessed: any digit scores 0.1 on average.
+    Level L, 1 to 8, has strings of 3 to L + 5 digits, every length equally likely, leading zeros included. A guess
+    scores 0.1 on average.
     """
 
     name = "digit_checksum"

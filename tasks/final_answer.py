@@ -1,4 +1,4 @@
-"""How a solution marks its final answer, and what counts as one number rather than a sum or a list."""
+"""The marks of a final answer, and the texts that count as one number rather than a sum or a list."""
 
 import re
 from fractions import Fraction
@@ -7,28 +7,28 @@ from fractions import Fraction
 # An opening \boxed{, any escaped character, or a brace.
 TOKENS = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
-MAX_LENGTH = 200  # characters of a text that may be a number; some of what reads it takes more than linear time
+MAX_LENGTH = 200  # characters of a text that may be a number, because some of the parsing takes more than linear time
 
 DIGITS = "[0-9]{1,40}"
 DECIMAL = rf"(?:{DIGITS}(?:\.{DIGITS})?|\.{DIGITS})"
 FRACTION = rf"\\frac\s*(?:\{{\s*-?{DIGITS}\s*\}}|[0-9])\s*(?:\{{\s*-?{DIGITS}\s*\}}|[0-9])"
 POWER_OF_TEN = r"(?:e[+-]?[0-9]{1,3}|\s*(?:\\times|\\cdot|×|\*)\s*10\s*\^\s*(?:\{\s*-?[0-9]{1,3}\s*\}|-?[0-9]))"
 NUMBER = re.compile(rf"[+-]?\s*(?:(?:{DIGITS}\s*)?{FRACTION}|{DECIMAL}{POWER_OF_TEN}?)", re.IGNORECASE)
-# Sign; whole, top and bottom of a fraction, or a decimal number and its power of ten: what as_number writes.
+# The form that as_number writes: sign; whole, top and bottom of a fraction, or a decimal number and its power of ten.
 VALUE = re.compile(
     r"([+-]?)(?:([0-9]+)?\\frac(\{-?[0-9]+\}|[0-9])(\{-?[0-9]+\}|[0-9])|([0-9.]+)(?:(?:\\times|\\cdot|×|\*)10\^\{?([+-]?[0-9]+)\}?)?)"
 )
 EXPONENT = r"(?:\^\{?[23]\}?|[²³])"
-# A unit outside \text{} is one that no product of variables looks like: a word of four letters, or one of these.
+# A unit outside \text{} must not look like a product of variables: a word of four letters, or one of these.
 SHORT_UNITS = "mm|cm|km|ft|yd|in|mi|kg|mg|lbs?|oz|ml|mL|min|hrs?|sec|mph|kph|rpm|Hz|kWh|days?|men|cups?|eggs?|USD|EUR"
 BARE_UNIT = rf"(?:\s*(?:cm|mm|kg|mph)|\s+(?:{SHORT_UNITS}|m/s|[A-Za-z]{{4,}}))(?![A-Za-z]){EXPONENT}?"
 BARE_UNITS = rf"{BARE_UNIT}(?:(?:\s+|-|\s*/\s*)(?:[A-Za-z]{{2,}}|[ahs](?![A-Za-z])){EXPONENT}?)*"
-# \text{} becomes <>, which no LaTeX has.
-# A single upright letter may be the imaginary unit or Euler's number; these are not.
+# \text{} becomes <>, which LaTeX does not use. A single upright letter may be the imaginary unit or Euler's number;
+# these are not.
 TEXT_UNIT = rf"<(?:[A-Za-z][A-Za-z .,'/-]+|[mghslLAVWJNCF]){EXPONENT}?>{EXPONENT}?"
 TEXT_UNITS = rf"(?:\s*(?:/\s*)?{TEXT_UNIT})+"
 UNIT = re.compile(rf"(?:\s*(?:\\?%|°|\^\{{?\\circ\}}?))?(?:{TEXT_UNITS}|{BARE_UNITS})?\s*(?:\.\s*)?")
-# What is no unit: words that scale the number, calculate with it, or bring another.
+# Words that are no unit, because they scale the number, calculate with it, or bring another number.
 NOT_A_UNIT = re.compile(
     r"\b(?:M(?!&)|(?i:k|mn|bn|mil|million|billion|trillion|lakh|crore|thousand|hundred|dozen|tenth|hundredth|thousandth|half|"
     r"third|minus|plus|negative|divided|multiplied|squared|cubed|factorial|or|sqrt|pi|zero|two|three|four|five|six|seven|"
@@ -48,13 +48,13 @@ SLASHED = re.compile(rf"({DIGITS})\s*/\s*({DIGITS})")
 
 def boxed(text: str) -> list[str]:
     """
-    The contents of every `\\boxed{}` of a text, in order of their ends; one that is never closed is passed over.
+    The contents of every `\\boxed{}` of a text, in order of their ends; an unclosed box is skipped.
 
-    Of nested boxes only the innermost counts. It takes linear time.
+    Of nested boxes only the innermost counts. The function takes linear time.
     """
     found = []
     opened = 0
-    # For each brace that is open: where its content starts and the how-manieth box it opens, or nothing.
+    # For each open brace: the start of its content and the number of the box that it opens, or nothing.
     stack: list[tuple[int, int] | None] = []
     for token in TOKENS.finditer(text):
         if token.group().startswith(("\\boxed", "\\fbox")):
@@ -64,14 +64,14 @@ def boxed(text: str) -> list[str]:
             stack.append(None)
         elif token.group() == "}" and stack:
             box = stack.pop()
-            # Another box opened in the meantime lay inside.
+            # A box that was opened in the meantime lies inside.
             if box is not None and box[1] == opened:
                 found.append(text[box[0] : token.start()])
     return found
 
 
 def number_value(number: str) -> Fraction | None:
-    """The exact value of a number as [`as_number`] writes it; `None` if it divides by zero."""
+    """The exact value of a number in the form of [`as_number`]; `None` if it divides by zero."""
     sign, whole, top, bottom, decimal, power = VALUE.fullmatch(number).groups()
     if decimal is not None:
         value = Fraction(decimal) * Fraction(10) ** int(power or 0)
@@ -83,7 +83,7 @@ def number_value(number: str) -> Fraction | None:
 
 
 def unwrapped(command: re.Match) -> str:
-    """The content of a `\\text{}`: as it is where it begins like a number, otherwise in the brackets of [`UNIT`]."""
+    """The content of a `\\text{}`: unchanged if it begins like a number, otherwise in the brackets of [`UNIT`]."""
     content = command.group(1).strip()
     return f"<{content}>" if content[:1].isalpha() else f" {content}"
 
@@ -92,15 +92,15 @@ def as_number(text: str) -> str | None:
     """
     A text that is one number in whatever notation, as plain LaTeX without its unit; `None` for anything else.
 
-    Fractions (`\\frac{1}{2}`, `\\dfrac12`, `1/2`), mixed numbers, powers of ten (`4\\times 10^{3}`), thousands separators
-    (`1,234`, `1{,}234`, `1\\,234`), signs, currencies, units, tags and emphasis are notation. What would have to be worked
-    out (`40+2`, `6\\cdot 7`, `\\sqrt{9}`) and several numbers (`41 42`, `1, 2`) are not, nor are terms (`5x`, `2ab`): a
-    unit stands in a `\\text{}`, or is a word that is no product of variables.
+    Fractions (`\\frac{1}{2}`, `\\dfrac12`, `1/2`), mixed numbers, powers of ten (`4\\times 10^{3}`), thousands
+    separators (`1,234`, `1{,}234`, `1\\,234`), signs, currencies, units, tags and emphasis are notation. Calculations
+    (`40+2`, `6\\cdot 7`, `\\sqrt{9}`), several numbers (`41 42`, `1, 2`) and terms (`5x`, `2ab`) are not: a unit
+    stands in a `\\text{}`, or is a word that is no product of variables.
     """
     if len(text) > MAX_LENGTH:
         return None
     text = TAG.sub(" ", text).replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    # A space between groups of three digits is thin in LaTeX; an ordinary one separates two numbers.
+    # LaTeX has a thin space between groups of three digits; an ordinary space separates two numbers.
     text = re.sub(r"(?<=[0-9])(?:\\[,!]|~)(?=[0-9]{3})", ",", text)
     text = TEXT_COMMAND.sub(unwrapped, SPACING.sub(" ", text))
     text = DELIMITERS.sub("", text).strip(EMPHASIS)

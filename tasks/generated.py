@@ -10,7 +10,7 @@ from .base import Task, build_dataset, check_integer, check_request, content_spl
 
 
 MAX_LEVEL = 8
-# A new question of the rarest split turns up in one attempt of ten, so this many misses mean there is none left.
+# One attempt in ten finds a new question of the rarest split, so this many misses mean that none is left.
 MAX_MISSES = 1000
 
 
@@ -19,7 +19,7 @@ class GeneratedTask(Task):
     A task that draws its questions from a random generator.
 
     Args:
-        level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8; what it sets, the task says.
+        level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8; the task's docstring says what it sets.
 
     Raises:
         `ValueError`: if the level is not an integer from 1 to 8.
@@ -33,14 +33,16 @@ class GeneratedTask(Task):
 
     @abstractmethod
     def sample(self, rng: Random) -> tuple[str, str] | tuple[str, str, dict]:
-        """Draws one question; returns the text of its prompt, its answer and, if the task has any, further columns."""
+        """Draw one question; return the text of its prompt, its answer and, if the task has any, further columns."""
 
     def content(self, prompt: str) -> str:
-        """What of a prompt makes the question: it decides the split, and of equal ones only one is drawn."""
+        """
+        The part of a prompt that identifies the question: it decides the split, and no two drawn questions share it.
+        """
         return prompt
 
     def rows(self, split: str, n: int, seed: int = 0) -> Dataset:
-        """See [`Task.rows`]; `n=None` is refused, for there is no such thing as all generated questions."""
+        """See [`Task.rows`]; `n=None` is refused, because generated questions have no end."""
         check_request(split, n, seed)
         if n is None:
             raise ValueError(f"n=None: {self.name} generates its questions, so say how many")
@@ -54,9 +56,9 @@ class GeneratedTask(Task):
         return completion.strip() == row["answer"]
 
     def _draw(self, split: str, n: int, seed: int, seen: Mapping[str, tuple]) -> tuple:
-        """The next question of the split that is not in `seen`: what [`GeneratedTask.sample`] returned."""
+        """The next question of the split that is not in `seen`, as [`GeneratedTask.sample`] returned it."""
         for attempt in range(MAX_MISSES):
-            # Hashing every coordinate, rather than adding seed and index, keeps the streams of two seeds apart.
+            # A hash of every coordinate, rather than the sum of seed and index, keeps the streams of two seeds apart.
             rng = Random(stable_hash(self.name, self.level, split, seed, len(seen), attempt))
             question = self.sample(rng)
             content = self.content(question[0])

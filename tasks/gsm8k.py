@@ -29,10 +29,10 @@ NUMBER = re.compile(
     r"(.*)",  # a unit, a percent sign, a full stop
     re.DOTALL,
 )
-# Square metres and degrees, whose digits and signs are no calculation.
+# Square metres and degrees: their digits and signs are no calculation.
 UNIT_SIGNS = re.compile(r"(?<=[A-Za-z])(?:\^\{?[23]\}?|[²³])|\^\{?\\circ\}?")
-# What makes a calculation of a number and the text after it: signs, commands of LaTeX, and variables, which are single
-# letters other than units, "a" and those of "T-shirts".
+# Signs of a calculation in the text after a number: operators, commands of LaTeX, and variables, which are single
+# letters other than units, "a" and the T of "T-shirts".
 CALCULATION = re.compile(
     r"^[^A-Za-z]*!|[+^=<>]|\\(?!(?:text\w*|math\w*|mbox|operatorname|left|right|quad)(?![A-Za-z]))[A-Za-z]"
     r"|(?<![A-Za-z'’])[b-fi-kn-oqrt-zBDEG-KM-UX-Z](?![A-Za-z]|[-&][A-Za-z]{2})"
@@ -42,11 +42,11 @@ HEADING = re.compile(r"[\s*_]*(?:step|part|case|stage|phase|section|method)\s+#?
 
 def parse_number(text: str) -> Decimal | None:
     """
-    The number that a text begins with, or `None` if it does not begin with one or does not end with it.
+    The number at the beginning of a text, or `None` if the text does not begin with a number or goes on after it.
 
-    Thousands separators, a currency sign, `x =`, a bracket and Markdown emphasis before the number and a unit after it are
-    allowed, but neither a second number (`41 42`, `40+2`, `1/2`, `18 or nineteen`), nor a variable (`18/x`), nor a word or
-    sign that changes the first (`2 million`, `2M`, `3!`).
+    Thousands separators, a currency sign, `x =`, a bracket and Markdown emphasis before the number and a unit after it
+    are allowed, but neither a second number (`41 42`, `40+2`, `1/2`, `18 or nineteen`), nor a variable (`18/x`), nor a
+    word or sign that changes the number (`2 million`, `2M`, `3!`).
     """
     if len(text) > MAX_LENGTH:
         return None
@@ -62,9 +62,9 @@ def parse_number(text: str) -> Decimal | None:
 
 def marked_answers(text: str) -> list[str]:
     """
-    What stands after `####`, up to the end of the line, and in `\\boxed{}`.
+    The texts after `####`, up to the end of the line, and in `\\boxed{}`.
 
-    Markers without any digit and those like `#### Step 1` are headings of Markdown, and passed over.
+    Markers without any digit, and markers like `#### Step 1`, are Markdown headings and are skipped.
     """
     # `#### \boxed{42}` is one answer in two markers.
     marked = BOXED.findall(text) + HASHES.findall(BOXED.sub(r"\1", text))
@@ -73,7 +73,7 @@ def marked_answers(text: str) -> list[str]:
 
 def is_number(part: str, gold: str) -> bool:
     """
-    Whether a marked answer is the number, however it is written.
+    Whether a marked answer is the number, in any notation.
 
     Numbers are compared exactly, whether they are decimal or in another notation (`\\frac{1}{2}`, `4 \\times 10^{3}`).
     """
@@ -83,7 +83,7 @@ def is_number(part: str, gold: str) -> bool:
 
 def check_path(path: str) -> str:
     """
-    Where the data lie: the absolute path of a local folder, or the name of a data set on the Hub.
+    The place of the data: the absolute path of a local folder, or the name of a data set on the Hub.
 
     Raises:
         `ValueError`: if the path is neither, or if the folder misses a file.
@@ -126,10 +126,10 @@ def parse_problem(row: Mapping, source: str) -> Problem:
 @lru_cache(maxsize=8)
 def load_problems(path: str) -> dict[str, list[Problem]]:
     """
-    Loads the data, once per process, and splits it by content.
+    Load the data, once per process, and split it by content.
 
     Args:
-        path (`str`): what [`check_path`] returned.
+        path (`str`): the result of [`check_path`].
 
     Returns:
         The problems of `"train"`, `"validation"` (the tenth of the training file that the hash of the question picks)
@@ -187,7 +187,7 @@ class GSM8K(Task):
 
     def verify(self, completion: str, row: Mapping) -> bool:
         marked = marked_answers(completion)
-        # More markers than one have to agree; a completion with a thousand of them is no answer.
+        # Several markers have to agree; a completion with a thousand of them is no answer.
         return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"]) for part in marked)
 
     def gold(self, row: Mapping) -> str:

@@ -11,32 +11,33 @@ from .generated import GeneratedTask
 
 REWARDS = ("exact", "share")
 TOPICS = (
-    "a bicycle, a bridge, a garden, a harbour, a kitchen, a lighthouse, a long journey, a market, a mountain, a new job, "
-    "a piano, a quiet street, a railway station, a rainy day, a school, a small island, a snowstorm, an old clock, "
-    "autumn, bees, bread, coffee, dreams, fishing, friendship, glass, maps, music, paper, rivers, sleep, spring, stars, "
-    "tea, the city at night, the desert, the first day of a holiday, the moon, the sea, trees, water, winter"
+    "a bicycle, a bridge, a garden, a harbour, a kitchen, a lighthouse, a long journey, a market, a mountain, a new "
+    "job, a piano, a quiet street, a railway station, a rainy day, a school, a small island, a snowstorm, an old "
+    "clock, autumn, bees, bread, coffee, dreams, fishing, friendship, glass, maps, music, paper, rivers, sleep, "
+    "spring, stars, tea, the city at night, the desert, the first day of a holiday, the moon, the sea, trees, water, "
+    "winter"
 ).split(", ")
 WORDS = (
-    "always answer blue bright build carry child clear cloud cold corner deep door dream early earth evening field fire "
-    "follow forest garden gentle gold green ground happy heart hidden hour house island kind lake language leaf letter "
-    "light little long lost market meadow memory middle morning mountain narrow night open orange paper pattern people "
-    "plain quiet rain remember river road round season secret seven shadow shore silent silver simple slow small song "
-    "south spring stone story strong summer table thread tower travel under valley village voice walk warm water white "
-    "wild window winter wonder wood yellow young"
+    "always answer blue bright build carry child clear cloud cold corner deep door dream early earth evening field "
+    "fire follow forest garden gentle gold green ground happy heart hidden hour house island kind lake language leaf "
+    "letter light little long lost market meadow memory middle morning mountain narrow night open orange paper "
+    "pattern people plain quiet rain remember river road round season secret seven shadow shore silent silver simple "
+    "slow small song south spring stone story strong summer table thread tower travel under valley village voice walk "
+    "warm water white wild window winter wonder wood yellow young"
 ).split()
 
 
 class Instructions(GeneratedTask):
     """
-    A short text about a topic that meets every one of some checkable constraints.
+    A short text about a topic that meets each of several checkable constraints.
 
     Level L, 1 to 8, sets 1 + L // 2 constraints (length, words to use or avoid, capitals, layout, ending, letters,
-    placeholders) and texts of about 8 + 4 L words. Only the constraints are checked, not what the text says.
+    placeholders) and texts of about 8 + 4 L words. Only the constraints are checked, not the meaning of the text.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
-        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (all constraints or nothing) or `"share"` (the share
-            of constraints met).
+        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (all constraints or nothing) or `"share"` (the
+            share of constraints met).
 
     Raises:
         `ValueError`: if the level or the reward is not one of these.
@@ -55,7 +56,7 @@ class Instructions(GeneratedTask):
             rng.choice([kind for kind, constraint in CONSTRAINTS.items() if constraint.slot == slot])
             for slot in rng.sample(slots, 1 + self.level // 2)
         ]
-        # The text comes first and the constraints are read off it, so that they can be met together.
+        # The text comes first and its constraints are derived from it, so that they can be met together.
         answer, known = compose(rng, kinds, rng.randint(8, 8 + 4 * self.level))
         constraints = [{"kind": kind, **known[kind]} for kind in kinds]
         wishes = "\n".join(f"- {describe(kind, known[kind])}" for kind in kinds)

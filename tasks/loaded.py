@@ -1,4 +1,4 @@
-"""Tasks whose questions lie in a file: JSON Lines, checked when it is read and split by content."""
+"""Tasks whose questions come from a file of JSON Lines, which is checked on reading and split by content."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ class Problem(NamedTuple):
     One question of a file.
 
     Attributes:
-        question (`str`): what decides the split and the order; two questions that are equal but for case and spaces
-            count as one.
+        question (`str`): decides the split and the order; two questions that differ only in case and spaces count as
+            one.
         answer (`str`): the column `answer`.
         columns (`dict`): further columns.
-        prompt (`str`): what the model reads.
+        prompt (`str`): the text that the model reads.
     """
 
     question: str
@@ -38,7 +38,7 @@ def normalise_question(question: str) -> str:
 
 def read_jsonl(file: Path) -> list[dict]:
     """
-    The objects of a JSON Lines file; empty lines are passed over.
+    The objects of a JSON Lines file; empty lines are skipped.
 
     Raises:
         `ValueError`: if the file is missing or empty, or a line is no JSON object.
@@ -94,21 +94,21 @@ def _expected(wanted: str, kind: type | tuple) -> str:
 
 def load_problems(name: str, path: str | Path, parse: Callable[[dict, str], Problem]) -> dict[str, list[Problem]]:
     """
-    Reads a file, or a folder with `train.jsonl` and `test.jsonl`, and splits it by content.
+    Read a file, or a folder with `train.jsonl` and `test.jsonl`, and split it by content.
 
-    Of one file, a tenth is test and a tenth validation, by the hash of the question. Of a folder, the test file is test
-    and a tenth of the training file is validation; training questions that occur in the test file are dropped.
+    Of one file, a tenth is test and a tenth validation, by the hash of the question. Of a folder, the test file is
+    test and a tenth of the training file is validation; training questions that occur in the test file are dropped.
 
     Args:
         name (`str`): name of the task; it enters the hash.
         path (`str` or `Path`): the file or the folder.
-        parse (`Callable[[dict, str], Problem]`): makes a problem of a row, given the row and what to call it in an error.
+        parse (`Callable[[dict, str], Problem]`): makes a problem of a row, given the row and its name for errors.
 
     Returns:
         The problems of `"train"`, `"validation"` and `"test"`.
 
     Raises:
-        `ValueError`: if there is nothing at the path, or if a row is not as `parse` needs it.
+        `ValueError`: if the path does not exist, or if `parse` refuses a row.
     """
     if not isinstance(path, (str, Path)):
         raise ValueError(
@@ -129,7 +129,7 @@ def _parse_file(file: Path, parse: Callable[[dict, str], Problem]) -> dict[str, 
 
 
 def by_question(problems: Iterable) -> dict:
-    """Problems by their normalised question; of equal ones the first is kept."""
+    """Problems by their normalised question; of equal questions the first is kept."""
     found: dict = {}
     for problem in problems:
         found.setdefault(normalise_question(problem.question), problem)
@@ -137,7 +137,7 @@ def by_question(problems: Iterable) -> dict:
 
 
 def split_training_file(name: str, train: Mapping[str, Problem], test: Mapping[str, Problem]) -> dict:
-    """Validation is a tenth of the training problems; those that are in the test file as well are dropped."""
+    """Split off a tenth of the training problems as validation; drop those that are in the test file as well."""
     splits: dict[str, list[Problem]] = {"train": [], "validation": [], "test": list(test.values())}
     for text, problem in train.items():
         if text not in test:
@@ -150,7 +150,7 @@ def loaded_rows(
     name: str, path: str | Path, splits: Mapping[str, Sequence[Problem]], split: str, n: int | None, seed: int
 ) -> Dataset:
     """
-    Rows of one split in the order that the seed gives, whatever the order of the file; `n=None` is all of them.
+    Rows of one split in the order that the seed gives, whatever the order of the file; `n=None` means all rows.
 
     Raises:
         `ValueError`: if an argument is wrong or there are fewer than `n`.

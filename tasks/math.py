@@ -12,19 +12,19 @@ from .math_equality import MAX_LENGTH, equal, equal_number
 
 
 INSTRUCTION = "Reason step by step and put the final answer in \\boxed{}."
-# Signs of a calculation that was left to the reader; an answer has them only if the reference has them too.
+# Signs of a calculation that is left to the reader; an answer may have them only if the reference has them too.
 UNEVALUATED = re.compile(
     r"\\(?:int|sum|prod|lim|binom|partial)(?![A-Za-z])|\\d?frac\s*\{\s*d\s*\}\s*\{\s*d\s*[A-Za-z]|!"
 )
 VARIABLE = re.compile(r"\s*[A-Za-z]\s*=(?!=)")
 IGNORED = re.compile(r"\s|\\[,;:! ]|\\(?:left|right)(?![A-Za-z])|\\?\$|\.$")
-# A number with its base: 2516_8, 1A_{16}, (101)_{\text{two}}. math-verify takes it for the number without.
-# Only a base above ten has letters, for 2A_1 is a term.
+# A number with its base: 2516_8, 1A_{16}, (101)_{\text{two}}. math-verify ignores the base. Only a base above ten has
+# letters, because 2A_1 is a term.
 BASE = re.compile(r"[0-9][)}]*_(?:[0-9]|\{)|(?<![A-Za-z\\])[0-9A-F]{2,}[)}]*_\{?(?:1[1-9]|[23][0-9]|\\text)")
-# Upright i and e, which math-verify passes over.
+# Upright i and e, which math-verify ignores.
 UPRIGHT = re.compile(r"([A-Za-z]?)\\(?:text|mathrm)\s*\{\s*([A-Za-z])\s*\}")
 WRAPPING = re.compile(r"\\(?:text|mathrm|mathbf|textbf)(?![A-Za-z])|[{}()]")
-# What makes an answer a calculation or a formula, rather than a name or a letter that the question mentions.
+# Signs of a calculation or a formula, as opposed to a name or a letter that the question mentions.
 FORMULA = re.compile(r"[-+*/^]|\\[A-Za-z]")
 
 
@@ -53,7 +53,7 @@ def normalise(answer: str) -> str:
 
 
 def bracketed(text: str) -> str | None:
-    """The bracket that a normalised answer of several parts is in, `(` or `\\{`; `None` if there is none."""
+    """The bracket around a normalised answer of several parts, `(` or `\\{`; `None` if there is none."""
     for opening, closing in (("(", ")"), ("\\{", "\\}")):
         if text.startswith(opening) and text.endswith(closing) and "," in text:
             return opening
@@ -62,11 +62,11 @@ def bracketed(text: str) -> str | None:
 
 def is_answer(answer: str, gold: str) -> bool:
     """
-    Whether an answer is the reference: the same text, or else the same in the opinion of math-verify.
+    Whether an answer equals the reference: as text, or else according to math-verify.
 
-    Where the reference is a number, the answer has to be one number too, not a sum or a list; elsewhere an expression is
-    fine, but no integral, limit, sum sign or factorial that the reference does not have, and no decimal number that is
-    only near. A number with a base is compared as text. What is in parentheses has an order, and is no set.
+    If the reference is a number, the answer has to be one number too, not a sum or a list. Otherwise an expression is
+    allowed, but no integral, limit, sum sign or factorial that the reference does not have, and no approximate decimal
+    number. A number with a base is compared as text. A tuple in parentheses has an order, and is no set.
     """
     short, wanted = normalise(answer), normalise(gold)
     if short == wanted:
@@ -87,7 +87,7 @@ def is_answer(answer: str, gold: str) -> bool:
 
 
 def plain(answer: str) -> str:
-    """An answer with its upright letters in italics; a space keeps one from becoming a part of the command before it."""
+    """An answer with its upright letters in italics; a space keeps a letter apart from the command before it."""
     return UPRIGHT.sub(lambda match: f"{match.group(1)} {match.group(2)}".strip(), answer)
 
 
@@ -99,13 +99,13 @@ def exact(answer: str) -> str:
 
 
 def repeats(answer: str, gold: str, question: str) -> bool:
-    """Whether an answer that is a formula stands in the question, so that nothing was done, and the reference does not."""
+    """Whether an answer is a formula copied from the question, in which the reference does not stand."""
     asked, short = normalise(question), normalise(VARIABLE.sub("", answer, count=1))
     return FORMULA.search(short) is not None and as_number(short) is None and short in asked and gold not in asked
 
 
 def question_of(row: Mapping) -> str:
-    """The text of a row's prompt, which a reward function of TRL knows by another name; empty if there is none."""
+    """The text of a row's prompt, for which TRL's reward functions have another name; empty if there is none."""
     messages = row.get("prompt") or row.get("prompts") or []
     return messages if isinstance(messages, str) else "\n".join(message["content"] for message in messages)
 
@@ -114,13 +114,13 @@ class Math(Task):
     """
     Problems from a file, answered in `\\boxed{}` ([Hendrycks et al., 2021](https://arxiv.org/abs/2103.03874)).
 
-    The completion needs one answer: all its boxes have to hold the same text. A formula of the question is no answer
-    unless the reference is one too. `level` is always 1.
+    The completion needs a single answer: all its boxes have to hold the same text. A formula of the question is no
+    answer unless the reference is in the question too. `level` is always 1.
 
     Args:
-        path (`str`): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`; every line is an object with
-            `problem` (or `question`) and `answer` (or `solution`, which holds the answer in `\\boxed{}`). How it is
-            split says [`load_problems`].
+        path (`str`): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`; every line is an object
+            with `problem` (or `question`) and `answer` (or `solution`, which holds the answer in `\\boxed{}`).
+            [`load_problems`] describes the split.
 
     Raises:
         `ValueError`: if there is no such file, it is empty, or a row is not like that.

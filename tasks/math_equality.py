@@ -1,4 +1,4 @@
-"""Whether two mathematical answers are the same, in the opinion of math-verify."""
+"""Whether two mathematical answers are the same, according to math-verify."""
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -15,10 +15,10 @@ WORKER = Worker(Path(__file__).with_name("isolated") / "math_worker.py", SECONDS
 
 def equal(gold: str, answer: str) -> bool:
     """
-    Whether math-verify takes the two for the same; never raises on any text, and says no after 5 s.
+    Whether math-verify considers the two equal; never raises on any text, and returns `False` after 5 s.
 
-    It works in a process of its own, which is killed at the limit: `9^{9^{9^{9}}}` is one integer power, which no signal
-    interrupts, and math-verify's signals fail outside the main thread.
+    It works in a separate process, which is killed at the limit. No signal interrupts `9^{9^{9^{9}}}`, a single
+    integer power, and math-verify's signals fail outside the main thread.
 
     Args:
         gold (`str`), answer (`str`): LaTeX without delimiters, such as `\\frac{1}{2}`.
@@ -33,7 +33,7 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def is_integer(number: str) -> bool:
-    """Whether a number in plain LaTeX is written as an integer, or as one with zeros after the point."""
+    """Whether a number in plain LaTeX is written as an integer, perhaps with zeros after the point."""
     try:
         return Decimal(number) % 1 == 0
     except InvalidOperation:
@@ -42,9 +42,10 @@ def is_integer(number: str) -> bool:
 
 def equal_number(gold: str, answer: str) -> bool:
     """
-    Whether the answer is exactly the number, in any notation of [`as_number`]; nothing that has to be worked out is.
+    Whether the answer is exactly the number, in any notation of [`as_number`]; a calculation is not.
 
-    Rational numbers are compared, for math-verify rounds: it takes 0.333333 for a third. A fraction in place of an integer, as in `84/2`, is a division not carried out.
+    Rational numbers are compared exactly, because math-verify rounds: it takes 0.333333 for a third. A fraction in
+    place of an integer, as in `84/2`, counts as a division that was not carried out.
 
     Args:
         gold (`str`): a number in plain LaTeX.

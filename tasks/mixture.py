@@ -32,9 +32,9 @@ def check_members(tasks: object) -> dict[str, dict]:
 
 def shares(weights: Sequence[float], n: int) -> list[int]:
     """
-    For each of `n` places, whose it is, so that every beginning is as near to the weights as can be.
+    The owner of each of `n` places, such that every beginning is as close to the weights as possible.
 
-    Each place goes to the one that is furthest behind its share; of equals the first.
+    Each place goes to the member that is furthest behind its share; among equals to the first.
     """
     total, counts, places = sum(weights), [0] * len(weights), []
     for place in range(1, n + 1):
@@ -47,13 +47,13 @@ def shares(weights: Sequence[float], n: int) -> list[int]:
 
 class Mixture(Task):
     """
-    Several tasks in given proportions; every row is its task's, and is verified and rewarded by it.
+    Several tasks in given proportions; every row belongs to one task, which verifies and rewards it.
 
     The column `task` holds the name of the member. Columns that a member does not have are `None` in its rows.
 
     Args:
         tasks (`dict`): name -> weight, or name -> options of the task and `weight`; with the option `task` the name is
-            free, so that one task can come in twice:
+            free, so that a task can occur twice:
             `{"gsm8k": 0.5, "easy": {"task": "code", "level": 1, "weight": 0.2}}`.
 
     Raises:

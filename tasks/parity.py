@@ -6,7 +6,7 @@ from .generated import GeneratedTask
 
 
 def parity(bits: str) -> str:
-    """`"even"` or `"odd"`, after the number of ones in a string of `0` and `1`."""
+    """`"even"` or `"odd"`: the parity of the number of ones in a string of `0` and `1`."""
     return "odd" if bits.count("1") % 2 else "even"
 
 
@@ -14,8 +14,7 @@ class Parity(GeneratedTask):
     """
     Is the number of ones even or odd: `ones even or odd? 10110` -> `odd`.
 
-    Level L, 1 to 8, has strings of 4 to 4 L + 8 bits, every length equally likely. The reward can be guessed: one of
-    the two words scores 0.5 on average.
+    Level L, 1 to 8, has strings of 4 to 4 L + 8 bits, every length equally likely. A guess scores 0.5 on average.
     """
 
     name = "parity"

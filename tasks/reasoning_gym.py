@@ -1,4 +1,4 @@
-"""The families of reasoning-gym, by one adapter."""
+"""The families of reasoning-gym, through one adapter."""
 
 import json
 import re
@@ -23,7 +23,9 @@ WORKER = Worker(Path(__file__).with_name("isolated") / "rg_worker.py", SECONDS)
 
 
 def extract_answer(completion: str) -> str:
-    """What stands in the last `<answer></answer>`, or the whole completion if there is none, without space around it."""
+    """
+    The content of the last `<answer></answer>`, or the whole completion if there is none, without surrounding space.
+    """
     answers = ANSWER.findall(completion)
     return (answers[-1] if answers else completion).strip()
 
@@ -32,15 +34,15 @@ class ReasoningGym(GeneratedTask):
     """
     A family of [reasoning-gym](https://arxiv.org/abs/2505.24760), such as `rg:chain_sum`.
 
-    Correct is only what its scorer gives exactly 1.0, for it gives parts of a point for much else. Making and scoring
-    happen in a process of their own that is locked up and killed at its limits (5 s for a score), because some scorers
-    evaluate the answer.
+    An answer is correct only if the scorer gives exactly 1.0, because scorers give parts of a point for many wrong
+    answers. Questions are made and scored in a separate process that is locked up and killed at its limits (5 s for a
+    score), because some scorers evaluate the answer.
 
     Args:
         family (`str`): name of the family, `chain_sum` in `rg:chain_sum`.
-        level (`int`, *optional*): level of the family's curriculum, from 1 to 8; above its highest it is the highest. By
-            default the family's own settings are used, and the column `level` is 0.
-        config (`dict`, *optional*): settings of the family, such as `{"min_terms": 2}`; they go before the level's.
+        level (`int`, *optional*): level of the family's curriculum, from 1 to 8; a higher level than the family has
+            means its highest. By default the family's own settings are used, and the column `level` is 0.
+        config (`dict`, *optional*): settings of the family, such as `{"min_terms": 2}`; they override the level's.
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` or `"score"`, the scorer's points.
 
     Raises:
@@ -74,7 +76,7 @@ class ReasoningGym(GeneratedTask):
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
         # The random generator comes from a hash of name, level, split, seed and index. reasoning-gym adds seed and
-        # index, so that its own streams would overlap.
+        # index, so its own streams would overlap.
         seed = rng.getrandbits(32)
         reply = WORKER.ask({"do": "make", **self._settings, "seed": seed}, MAKING_SECONDS)
         if not reply:
@@ -98,5 +100,5 @@ class ReasoningGym(GeneratedTask):
         return min(max(score, 0.0), 1.0) if score == score else 0.0
 
     def gold(self, row: Mapping) -> str:
-        """The family's own answer; a few families have none, only a scorer, and then this is not accepted."""
+        """The family's own answer; a few families have only a scorer, and then this text is not accepted."""
         return f"<answer>{row['answer']}</answer>"

@@ -1,4 +1,4 @@
-"""The one place that knows which tasks there are."""
+"""The list of all tasks."""
 
 import inspect
 from difflib import get_close_matches
@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from .base import Task
 
 
-# name -> "module:class", imported when it is asked for.
+# name -> "module:class", imported on demand.
 TASKS = {
     "bracket_matching": "tasks.bracket_matching:BracketMatching",
     "code": "tasks.code:Code",
@@ -44,15 +44,15 @@ def task_class(name: str) -> type[Task]:
         place = PREFIXES.get(name.partition(":")[0])
     if place is None:
         raise ValueError(
-            f"name={name!r} is not a task.{_suggest(name, task_names())} Tasks: {', '.join(task_names())}; rg:NAME for "
-            "the families of reasoning-gym"
+            f"name={name!r} is not a task.{_suggest(name, task_names())} Tasks: {', '.join(task_names())}; rg:NAME "
+            "for the families of reasoning-gym"
         )
     module, _, attribute = place.partition(":")
     return getattr(import_module(_here(module)), attribute)
 
 
 def _here(module: str) -> str:
-    """A module of this package by the name that this package has, which is another one where a user's is called `tasks`."""
+    """A module of this package by the package's name, which differs if a user's own package is called `tasks`."""
     here = module.replace("tasks.", f"{__package__}.", 1) if module.startswith("tasks.") else module
     return here if find_spec(here) else module
 
@@ -63,11 +63,11 @@ def get_task(name: str, **options) -> Task:
 
     Args:
         name (`str`): one of [`task_names`], `rg:` and a family of reasoning-gym, or several names with weights
-            (`"gsm8k:0.5,code:0.3"`), which is a [`~tasks.mixture.Mixture`] of them as they are by default.
+            (`"gsm8k:0.5,code:0.3"`), which make a [`~tasks.mixture.Mixture`] of the tasks with their defaults.
         options: options of the task, such as `level`; its docstring lists them.
 
     Raises:
-        `ValueError`: if there is no such task, if it has no such option, or if an option has a value it cannot have.
+        `ValueError`: if there is no such task, if it has no such option, or if an option has an impossible value.
 
     Example:
 
@@ -126,10 +126,11 @@ def task_of_recipe(name: str, level: int | None = None, options: dict | None = N
     The task that a recipe's keys name, for training and for evaluation alike.
 
     Args:
-        name (`str`): the key `task`; a mixture is `mixture`, with its members in `task_options`, or names with weights.
+        name (`str`): the key `task`; a mixture is `mixture`, with its members in `task_options`, or names with
+            weights.
         level (`int`, *optional*): the key `task_level`; `None` is the task's own default.
         options (`dict`, *optional*): the key `task_options`.
-        path (`str`, *optional*): the key `dataset_name`: a Hub name or a local folder, of a task that reads one.
+        path (`str`, *optional*): the key `dataset_name`: a Hub name or a local folder, for a task that reads data.
 
     Raises:
         `ValueError`: as [`get_task`].

@@ -30,19 +30,19 @@ from .isolated.lockdown import MACHINES
 
 ISOLATED = Path(__file__).with_name("isolated")
 HARNESS = "harness.py"
-START_SECONDS = 30.0  # beyond a run's own time; starting takes well below one second
+START_SECONDS = 30.0  # in addition to a run's own time; a start takes well below one second
 INSTALL = "`apt-get install -y bubblewrap` (elsewhere: your distribution's package `bubblewrap`)"
 WEAK = (
     "allow_weak_sandbox: without bubblewrap model-written code can read every file that this user can read, other "
-    "processes' memory and environment included, and it sees this machine's name, users and processes. It cannot write "
-    "files, open connections or start processes, and its time and memory are limited."
+    "processes' memory and environment included, and it sees this machine's name, users and processes. It cannot "
+    "write files, open connections or start processes, and its time and memory are limited."
 )
 
 
 @dataclass(frozen=True)
 class Limits:
     """
-    What one run may use.
+    The limits of one run.
 
     Attributes:
         cpu_seconds (`int`): processor time of the code, and of the tests.
@@ -60,9 +60,9 @@ class Program(NamedTuple):
     Code and its tests.
 
     Attributes:
-        code (`str`): what the model wrote.
-        tests (`tuple[str, ...]`): statements, usually one `assert` each; they call the code's functions by name, and see
-            arguments and results by value.
+        code (`str`): the model's code.
+        tests (`tuple[str, ...]`): statements, usually one `assert` each; they call the code's functions by name, and
+            see arguments and results by value.
         entry_point (`str`): name of the function under test.
         setup (`str`): statements that run before the code and, in their own process, before the tests.
     """
@@ -74,7 +74,7 @@ class Program(NamedTuple):
 
 
 def mounts(paths: Sequence[Path]) -> Iterator[str]:
-    """Arguments of bubblewrap that show these folders and files, read-only, and links as links."""
+    """Arguments that make bubblewrap show these folders and files, read-only, and links as links."""
     # The folders above them, which bubblewrap would close to everyone but root.
     for parent in sorted({parent for path in paths for parent in path.parents if parent != Path("/")}):
         yield from ("--perms", "0755", "--dir", str(parent))
@@ -89,9 +89,9 @@ def bubblewrap_command(python: Path, root: bool) -> list[str]:
     """
     The command that starts the harness in a file system which holds Python, the system's libraries and nothing else.
 
-    There is no `/proc`, `/tmp`, `/home` or `/etc` in it, and nothing can be written. As root no user namespace is made:
-    in one, root would stay the kernel's root, to whom the limit on processes does not apply. The harness becomes nobody
-    instead.
+    It has no `/proc`, `/tmp`, `/home` or `/etc`, and nothing in it can be written. As root no user namespace is made,
+    because root would remain the kernel's root there, to whom the limit on processes does not apply. The harness
+    becomes nobody instead.
     """
     prefix = python.parent.parent
     libraries = [Path(root, name) for root in ("/usr", "/") for name in ("lib", "lib32", "lib64", "libx32")]
@@ -112,7 +112,7 @@ def bubblewrap_command(python: Path, root: bool) -> list[str]:
 
 
 def python_command(python: Path, folder: Path) -> list[str]:
-    """The harness under an interpreter without packages, its own or the user's."""
+    """The harness under an interpreter that sees neither its own nor the user's packages."""
     return [str(python), "-s", "-S", str(folder / HARNESS)]
 
 
@@ -120,18 +120,20 @@ class Sandbox:
     """
     A place to run model-written code.
 
-    Under bubblewrap it is unprivileged and sees no network, environment, home folder or other process; it cannot write,
-    start processes or threads, and is killed at its limits. The tests run in a process of their own, which calls the
-    code by value and answers with a nonce that the code's process never held: see `tasks/isolated/harness.py`.
+    Under bubblewrap it is unprivileged and sees no network, environment, home folder or other process; it cannot
+    write, start processes or threads, and is killed at its limits. The tests run in a process of their own, which
+    calls the code by value and answers with a nonce that the code's process never held: see
+    `tasks/isolated/harness.py`.
 
     Args:
-        limits ([`Limits`], *optional*): what a run may use.
-        allow_weak (`bool`, *optional*, defaults to `False`): where bubblewrap does not work, run without it and warn;
-            see `WEAK` for what that does not stop.
-        workers (`int`, *optional*): runs at a time in [`Sandbox.run_many`]; as many as there are processors.
+        limits ([`Limits`], *optional*): the limits of a run.
+        allow_weak (`bool`, *optional*, defaults to `False`): run without bubblewrap where it does not work, and warn;
+            `WEAK` says what that mode does not stop.
+        workers (`int`, *optional*): runs at a time in [`Sandbox.run_many`]; by default as many as there are
+            processors.
 
     Raises:
-        `ValueError`: if bubblewrap does not work here and the weaker mode is not allowed, or that does not work either.
+        `ValueError`: if bubblewrap does not work here and the weaker mode is not allowed or does not work either.
     """
 
     def __init__(self, limits: Limits | None = None, allow_weak: bool = False, workers: int | None = None):
@@ -153,7 +155,7 @@ class Sandbox:
 
     def run(self, program: Program) -> int:
         """
-        Number of tests that pass; 0 if the run is cut off by its limits, for then the nonce never comes.
+        Number of tests that pass; 0 if the limits end the run, because the nonce never arrives then.
 
         Raises:
             `RuntimeError`: if the sandbox itself does not start, which says nothing about the code.
@@ -167,7 +169,7 @@ class Sandbox:
 
 
 def frame(content: dict) -> bytes:
-    """What `tasks/isolated/harness.py` reads: 4 bytes of length, then a pickle."""
+    """A frame for `tasks/isolated/harness.py`: 4 bytes of length, then a pickle."""
     payload = pickle.dumps(content)
     return len(payload).to_bytes(4, "big") + payload
 
@@ -182,12 +184,12 @@ def run_here(isolation: str, limits: Limits, program: Program) -> int:
 
 def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program: Program) -> int:
     """
-    Starts the harness and returns the number of tests that pass; see [`Sandbox.run`].
+    Start the harness and return the number of tests that pass; see [`Sandbox.run`].
 
     Args:
-        command (`Sequence[str]`): what starts it.
+        command (`Sequence[str]`): the command that starts it.
         drop_root (`bool`): whether it starts as root and has to become nobody.
-        limits ([`Limits`]), program ([`Program`]): what to run.
+        limits ([`Limits`]), program ([`Program`]): the run.
     """
     nonce = secrets.token_hex(16)
     open_part = {
@@ -214,7 +216,7 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
         except subprocess.TimeoutExpired as late:
             if late.output:
                 raise
-            # It has not even started, as can happen on a busy machine: that is not the code's fault.
+            # The harness has not even started, as can happen on a busy machine: that is not the code's fault.
             output, errors = process.communicate(timeout=START_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
@@ -235,7 +237,7 @@ PROBE = Program("def twice(n):\n    return 2 * n", ("import decimal, heapq\nasse
 
 @lru_cache(maxsize=2)
 def find_problem(isolation: str) -> str | None:
-    """Why this kind of isolation does not work here, and the cure; `None` if it does. Tried once per process."""
+    """Why this kind of isolation does not work here, and the cure; `None` if it works. Tested once per process."""
     if sys.platform != "linux" or os.uname().machine not in MACHINES:
         return f"it works on Linux on {' or '.join(MACHINES)} only"
     if isolation == "bubblewrap" and shutil.which("bwrap") is None:
@@ -247,8 +249,8 @@ def find_problem(isolation: str) -> str | None:
         reason = str(error)
     if reason and isolation == "bubblewrap":
         reason += (
-            " (bubblewrap is installed; in a container it needs `--security-opt seccomp=unconfined` or `--privileged`, on "
-            "Ubuntu `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`)"
+            " (bubblewrap is installed; in a container it needs `--security-opt seccomp=unconfined` or "
+            "`--privileged`, on Ubuntu `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`)"
         )
     return reason
 

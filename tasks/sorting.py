@@ -10,7 +10,7 @@ from random import Random
 from .generated import GeneratedTask
 
 
-# Without leading zeros, so that two numbers are equal exactly if their texts are.
+# No leading zeros, so that two numbers are equal exactly if their texts are equal.
 INTEGER = re.compile("0|-?[1-9][0-9]*")
 
 
@@ -20,7 +20,7 @@ def exact_reward(given: Sequence[str], required: Sequence[str]) -> float:
 
 
 def are_as_many_numbers(given: Sequence[str], required: Sequence[str]) -> bool:
-    """Whether an answer has as many words as is required, each an integer written without leading zeros."""
+    """Whether an answer has the required number of words, each an integer written without leading zeros."""
     return len(given) == len(required) and all(INTEGER.fullmatch(text) for text in given)
 
 
@@ -38,14 +38,14 @@ def distance_reward(given: Sequence[str], required: Sequence[str]) -> float:
 def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
     One point for each number of the question that occurs in the answer, one for each adjacent pair of the answer whose
-    second number is not the smaller one, over the 2n - 1 points that n numbers can have.
+    second number is not the smaller one, divided by the 2n - 1 points possible with n numbers.
 
-    Of the question `3 1 0 2` the answer `7 2 2 5` has only the 2, and the pairs 2 2 and 2 5 in order: 3/7. The answer
-    `0 3 1 2` has all four numbers, and the pairs 0 3 and 1 2: 6/7. It is 0 if the count is wrong or something is not an
-    integer written without leading zeros.
+    For the question `3 1 0 2` the answer `7 2 2 5` has only the 2, and the pairs 2 2 and 2 5 in order: 3/7. The answer
+    `0 3 1 2` has all four numbers, and the pairs 0 3 and 1 2: 6/7. It is 0 if the count is wrong or something is not
+    an integer written without leading zeros.
 
-    How often a number occurs is not looked at: where digits repeat, *some wrong answers have 1 too*, such as `1 2 2` to
-    the question `1 1 2`.
+    The reward ignores how often a number occurs: where digits repeat, *some wrong answers score 1 too*, such as
+    `1 2 2` for the question `1 1 2`.
     """
     if not are_as_many_numbers(given, required):
         return 0.0
@@ -58,8 +58,8 @@ def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> 
 
 def nearness_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    How near each number is to the one that belongs in its place: `distance` gives 8 nothing where 9 is required, this
-    one nearly a point.
+    The closeness of each number to the required number in its place. Where 9 is required, `distance` gives nothing for
+    8, and `nearness` gives nearly a point.
 
     With the required digits b_i and the largest error m_i = max(b_i, 9 - b_i) that a digit can have in place i, it is
     1 - sum_i min(|a_i - b_i|, m_i) / sum_i m_i. It is 0 if the count is wrong or something is not an integer written
@@ -67,7 +67,7 @@ def nearness_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
     if not are_as_many_numbers(given, required):
         return 0.0
-    # float, because int refuses texts of some thousand digits; those become inf, which the minimum cuts.
+    # float, because int refuses texts of some thousand digits; they become inf, which the minimum cuts.
     numbers = [float(text) for text in given]
     targets = [float(text) for text in required]
     largest = [max(target, 9 - target) for target in targets]
@@ -89,12 +89,12 @@ def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
 
 def inclusion_lcs_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    Half for having the required numbers, half for having them in order; also where the count is wrong. Unlike that of
+    Half of the points for the required numbers, half for their order; graded even if the count is wrong. Unlike
     `inclusion_ordering` it is 1 for the right answer alone.
 
     With N = max(len(given), len(required)), it is (|given ∩ required| + LCS(given, required)) / (2 N), where the
-    intersection is that of multisets and LCS the length of the longest common subsequence. The larger of the two
-    lengths in the denominator is there so that padding does not pay.
+    intersection is that of multisets and LCS the length of the longest common subsequence. The denominator has the
+    larger of the two lengths, so that padding does not pay.
     """
     included = (Counter(given) & Counter(required)).total()
     ordered = longest_common_subsequence(given, required)
@@ -115,7 +115,7 @@ class Sorting(GeneratedTask):
     Sort digits in ascending order: `sort 7 3 9 1` -> `1 3 7 9`.
 
     Level L, 1 to 8, has L + 3 digits, repetitions included. Every reward lies in [0, 1] and is 1.0 for a correct
-    answer; only `"inclusion_ordering"` is 1.0 for some wrong ones too.
+    answer; only `"inclusion_ordering"` is 1.0 for some wrong answers too.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
@@ -125,7 +125,7 @@ class Sorting(GeneratedTask):
             |---|---|---|
             | `"exact"` | the correct answer | yes |
             | `"distance"` | each position that matches: [`distance_reward`] | yes |
-            | `"inclusion_ordering"` | each number of the question, each pair in order: [`inclusion_ordering_reward`] | yes |
+            | `"inclusion_ordering"` | each number included, each ordered pair: [`inclusion_ordering_reward`] | yes |
             | `"nearness"` | each position, less by its error: [`nearness_reward`] | yes |
             | `"inclusion_lcs"` | each number, each that is in order: [`inclusion_lcs_reward`] | no |
 

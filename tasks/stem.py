@@ -18,7 +18,7 @@ INSTRUCTION = "Reason step by step and end with `Answer: ` and the letter."
 # The letter may stand on the next line, after a heading.
 MARKED = re.compile(r"(?i:answer)[*_]{0,3}[ \t]*:[ \t*_]*\n?([^\n]*)")
 DRESS = " *_`$.()}"
-# The letter, bare or in the usual dress, and at most the text of the choice after it.
+# The letter, bare or with the usual marks, followed by nothing but the text of its choice.
 LETTER = re.compile(r"[\s*_`$(\[]*(?:\\text\{)?([A-Z])(?![A-Za-z])[\s*_`$)\]}.:,]*(.*)", re.DOTALL | re.IGNORECASE)
 
 
@@ -45,16 +45,17 @@ def parse_problem(row: Mapping, source: str) -> Problem:
         raise ValueError(
             f"{source}: 'answer' is {answer!r}; it must be a letter from A to {letters[-1]}, or its place from 0"
         )
-    # The same words with other choices are another question, with the same choices in another order they are not.
+    # The same words with other choices are another question; the same choices in another order are not.
     content = "\n".join([question, *sorted(choices)])
     return Problem(content, letter, {"choices": choices}, format_question(question, choices))
 
 
 def extract_letter(completion: str, choices: list[str]) -> str | None:
     """
-    The letter after `Answer:` or in `\\boxed{}`, or that a completion consists of; `None` unless there is exactly one.
+    The letter after `Answer:` or in `\\boxed{}`, or the letter that is the whole completion; `None` unless there is
+    exactly one.
 
-    After the letter only the text of its choice may follow.
+    Only the text of its choice may follow the letter.
     """
     marked = MARKED.findall(completion) + boxed(completion)
     letters = {read_letter(part, choices) for part in marked or [completion]}
@@ -75,14 +76,14 @@ class Stem(GeneratedTask):
     """
     Multiple-choice questions of science: physics, chemistry and biology.
 
-    Without a path they are generated from formulas, with four choices; level L, 1 to 8, draws from the 2 + 2 L simplest
-    of 18 kinds. The choices are the right answers of four questions of one kind, so that guessing, even with an eye on
-    the choices, scores one over their number.
+    Without a path they are generated from formulas, with four choices; level L, 1 to 8, draws from the 2 + 2 L
+    simplest of 18 kinds. The choices are the right answers of four questions of one kind, so a guess, even one that
+    considers the choices, scores 1 over their number.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty of the generated questions, from 1 to 8.
-        path (`str`, *optional*): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`; every line is an
-            object with `question`, `choices` (a list of texts) and `answer` (a letter, or the place from 0).
+        path (`str`, *optional*): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`; every line is
+            an object with `question`, `choices` (a list of texts) and `answer` (a letter, or the place from 0).
 
     Raises:
         `ValueError`: if the level is not one of these, or the file is not as described.
@@ -103,7 +104,7 @@ class Stem(GeneratedTask):
         return prompt.partition(f"\n{LETTERS[0]})")[0]
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
-        """See [`Task.rows`]; only questions from a file have an `n=None`."""
+        """See [`Task.rows`]; only questions from a file accept `n=None`."""
         if self._problems is None:
             return super().rows(split, n, seed)
         return loaded_rows(self.name, self.path, self._problems, split, n, seed)

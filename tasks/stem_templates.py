@@ -11,8 +11,8 @@ class Template(NamedTuple):
 
     Attributes:
         text (`str`): the question, to be formatted with the quantities.
-        unit (`str`): of the answer.
-        quantities (`dict[str, tuple[int, ...]]`): values to choose from, by name; in the units that the text names.
+        unit (`str`): unit of the answer.
+        quantities (`dict[str, tuple[int, ...]]`): possible values by name, in the units that the text names.
         answer (`Callable[..., float]`): the right value.
     """
 
@@ -25,7 +25,7 @@ class Template(NamedTuple):
 SMALL = tuple(range(2, 60))
 LARGE = tuple(range(10, 500, 5))
 
-# From one step to two or three; level L of the task uses the first 2 + 2 L.
+# From one step of calculation to two or three; level L of the task uses the first 2 + 2 L.
 TEMPLATES = (
     Template(
         "A car covers {s} m in {t} s at constant speed. What is its speed?",
@@ -94,7 +94,8 @@ TEMPLATES = (
         lambda m, d: 4.2 * m * d,
     ),
     Template(
-        "A solution of {n} mmol of salt in {v} ml of water is diluted to {k} times its volume. What is its concentration?",
+        "A solution of {n} mmol of salt in {v} ml of water is diluted to {k} times its volume. What is its "
+        "concentration?",
         "mol/l",
         {"n": LARGE, "v": LARGE, "k": (2, 4, 5)},
         lambda n, v, k: n / (v * k),
@@ -106,15 +107,15 @@ TEMPLATES = (
         lambda v, p, q: v * p / q,
     ),
     Template(
-        "A lens has a focal length of {f} cm. An object stands {k} focal lengths in front of it. How far behind the lens is "
-        "its image?",
+        "A lens has a focal length of {f} cm. An object stands {k} focal lengths in front of it. How far behind the "
+        "lens is its image?",
         "cm",
         {"f": tuple(range(5, 60)), "k": (2, 3, 4, 5)},
         lambda f, k: f * k / (k - 1),
     ),
     Template(
-        "Two plants that are heterozygous for {n} unlinked genes are crossed, and there are {m} offspring. How many of them "
-        "are expected to show the recessive trait in every one of these genes?",
+        "Two plants that are heterozygous for {n} unlinked genes are crossed, and there are {m} offspring. How many "
+        "of them are expected to show the recessive trait in every one of these genes?",
         "plants",
         {"n": (1, 2, 3), "m": tuple(range(64, 6400, 64))},
         lambda n, m: m / 4**n,
@@ -146,7 +147,7 @@ def shown(value: float, unit: str) -> str:
 
 
 def varied(rng: Random, template: Template, base: dict[str, int]) -> dict[str, int]:
-    """The quantities with another draw of one of them."""
+    """The quantities with a new draw of one of them."""
     name = rng.choice(list(template.quantities))
     return {**base, name: rng.choice(template.quantities[name])}
 
@@ -155,9 +156,9 @@ def sample_question(rng: Random, level: int, num_choices: int) -> tuple[str, lis
     """
     Text, choices (all different) and the place of the right one; level 1 to 8.
 
-    Each choice is the right answer of a question of this kind, and which of them is asked is drawn last. So the choices
-    alone say nothing: wrong values that were derived from the right one, by a mistake or a factor, would give it away as
-    the one that the others have in common.
+    Each choice is the right answer of a question of this kind, and the question is drawn from these at the end. So the
+    choices alone say nothing. Wrong values derived from the right value, by a mistake or a factor, would give it away
+    as the value that the others have in common.
     """
     template = rng.choice(TEMPLATES[: 2 + 2 * level])
     base = {name: rng.choice(options) for name, options in template.quantities.items()}

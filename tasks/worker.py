@@ -1,4 +1,4 @@
-"""A helper process that answers one question at a time, and is killed when it takes too long over one."""
+"""A helper process that answers one question at a time, and is killed if an answer takes too long."""
 
 import atexit
 import json
@@ -16,11 +16,11 @@ START_SECONDS = 120.0
 
 class Worker:
     """
-    A script that reads JSON objects, a line each, from its standard input and writes one for each; its first line is
+    A script that reads JSON objects, one a line, from its standard input and writes one for each; its first line is
     `{"ready": true}`.
 
-    It is started when it is first needed, serves threads in turn, and is started anew after it was killed or in a
-    forked process. It ends with this process, because its input does.
+    It is started at the first question, serves threads in turn, and is started anew after it was killed and in a
+    forked process. It ends with this process, because its input ends.
 
     Args:
         script (`Path`): file of the script.
@@ -36,7 +36,7 @@ class Worker:
 
     def ask(self, request: dict, seconds: float | None = None) -> dict | None:
         """
-        The answer; `None` if none came in time or the process died over it, in which case it is gone for good.
+        The answer; `None` if none came in time or the process died. That answer is then lost.
 
         Raises:
             `RuntimeError`: if the process does not start.
@@ -47,7 +47,7 @@ class Worker:
             if self._process is None:
                 self._start()
             try:
-                # ASCII, so that any text, a lone surrogate too, arrives as it is.
+                # ASCII, so that any text arrives unchanged, even a lone surrogate.
                 self._process.stdin.write(json.dumps(request).encode("ascii") + b"\n")
                 self._process.stdin.flush()
             except OSError:
@@ -60,7 +60,7 @@ class Worker:
             return json.loads(line)
 
     def close(self) -> None:
-        """Ends the process, if this one owns it; the next question starts another."""
+        """End the process, if this process owns it; the next question starts another."""
         atexit.unregister(self.close)
         if self._owner == os.getpid() and self._process is not None:
             self._stop()
@@ -71,7 +71,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # Sets come in the same order every time; and threads of a linear algebra library would only reserve memory.
+            # Sets have the same order every time. Threads of a linear algebra library would only reserve memory.
             env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         if self._read_line(START_SECONDS) is None:
@@ -81,7 +81,7 @@ class Worker:
             reason = " ".join(errors[-2:]).strip() or f"no sign of it in {START_SECONDS:g} s"
             raise RuntimeError(f"{self.script.name} did not start: {reason}")
         atexit.register(self.close)
-        # Nobody reads it from now on, and a full pipe would stop the process.
+        # Nobody reads the pipe from now on, and a full pipe would stop the process.
         self._process.stderr.close()
 
     def _stop(self) -> None:

@@ -1,6 +1,6 @@
 """
-What runs in processes of its own: scripts of the standard library (and the one library each of them is for).
+Scripts that run in separate processes, with the standard library (and the one library that each serves).
 
-They are started by their path and import nothing of `tasks`, so that they start fast. Being in a folder of their own
-keeps `tasks/code.py` and the like from hiding modules of the standard library.
+They are started by their path and import nothing of `tasks`, so that they start fast. In a separate folder,
+`tasks/code.py` and similar files do not hide modules of the standard library from them.
 """

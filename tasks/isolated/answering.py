@@ -11,15 +11,15 @@ from lockdown import limit, refuse_system_calls
 
 def answer_lines(answer: Callable[[dict], dict], memory_mib: int, seconds: int) -> None:
     """
-    Locks this process up and answers until the input ends; an exception is an empty answer.
+    Lock this process up and answer until the input ends; an exception gives an empty answer.
 
     Args:
         answer (`Callable[[dict], dict]`): makes an answer of a request.
         memory_mib (`int`): address space.
-        seconds (`int`): after so long over one request the kernel ends the process, should its owner not have done so,
-            because it is gone.
+        seconds (`int`): limit for one request, after which the kernel ends the process if its owner is gone and has
+            not.
     """
-    # Nothing but answers may reach the pipe, whatever a library prints.
+    # Only answers may reach the pipe, whatever a library prints.
     output = os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)

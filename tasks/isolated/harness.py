@@ -1,14 +1,14 @@
 """
 Runs tests against code, inside a sandbox: the tests in one process, the code in another.
 
-The process with the tests calls the code over a pipe, and only plain values come back, so that the code can look for
-nothing: neither the tests nor the nonce were ever in its memory, an `__eq__` of its own does not travel, and there is
-no `assert` in its reach that it could patch.
+The process with the tests calls the code over a pipe, and only plain values come back. So the code has nothing to
+find: the tests and the nonce are never in its memory, an `__eq__` of its own does not pass the pipe, and there is no
+`assert` in its reach to patch.
 
-Standard input holds two frames (4 bytes of length, big endian, then a pickle): first what the code's process may know,
-`{"setup", "code", "memory_mib", "cpu_seconds", "drop_root"}`, and after the fork what only the tests'
-process may know, `{"tests", "entry_point", "nonce"}`. Standard output gets `ready`, and at the end a line with the
-nonce and the number of tests passed.
+Standard input holds two frames (4 bytes of length, big endian, then a pickle): first the data for the code's process,
+`{"setup", "code", "memory_mib", "cpu_seconds", "drop_root"}`, and after the fork the data for the tests' process
+alone, `{"tests", "entry_point", "nonce"}`. Standard output gets `ready`, and at the end a line with the nonce and the
+number of tests passed.
 """
 
 import builtins
@@ -22,12 +22,12 @@ from lockdown import become_nobody, die_with_parent, hide_memory, limit, no_more
 
 MAX_FRAME = 2**24
 MODULE = "solution"
-PROTOCOL = 5  # the first that has a bytearray without naming its class
+PROTOCOL = 5  # the first that holds a bytearray without naming its class
 PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
 
 
 class PlainUnpickler(Unpickler):
-    """Unpickles built-in containers and values, and no class or function whatever."""
+    """Unpickles built-in containers and values, but no class or function."""
 
     def find_class(self, module, name):
         if (module, name) == ("builtins", "complex"):
@@ -36,7 +36,7 @@ class PlainUnpickler(Unpickler):
 
 
 def read_frame(descriptor: int) -> bytes:
-    """The next frame, and not a byte more; raises `EOFError` at the end and if a frame is too long."""
+    """The next frame, and not a byte more. Raises `EOFError` at the end, and if a frame is too long."""
     size = int.from_bytes(read_exactly(descriptor, 4), "big")
     if size > MAX_FRAME:
         raise EOFError(f"a frame of {size} bytes")
@@ -61,10 +61,12 @@ def write_frame(descriptor: int, payload: bytes) -> None:
 
 
 def plain(value):
-    """The value in built-in types; subclasses of these become the type itself. Raises `TypeError` for anything else."""
+    """
+    The value in built-in types; subclasses of these become the type itself. Raises `TypeError` for anything else.
+    """
     for kind in PLAIN:
         if isinstance(value, kind):
-            # Called on the type, which a method of a subclass cannot answer for.
+            # Called on the type, so that no method of a subclass answers.
             return value if type(value) is kind else kind(value)
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
@@ -83,7 +85,7 @@ def new_module(setup: str) -> dict:
 
 
 def serve(given: dict, requests: int, replies: int) -> None:
-    """Runs the code, then calls its functions as asked, until the other side closes."""
+    """Run the code, then call its functions on request, until the other side closes."""
     limit(given["memory_mib"], given["cpu_seconds"])
     no_more_processes()
     refuse_system_calls()
@@ -113,7 +115,7 @@ class Remote:
         if succeeded is True:
             return value
         kind = getattr(builtins, value, None)
-        # `__new__`, because some exceptions cannot be called without arguments.
+        # `__new__`, because some exceptions cannot be made without arguments.
         raise kind.__new__(kind) if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError(value)
 
 
@@ -127,7 +129,7 @@ def names_of(code) -> set[str]:
 
 
 def count_passed(setup: str, tests: list[str], entry_point: str, requests: int, replies: int) -> int:
-    """Number of tests that run to their end; names that neither the setup nor Python defines are the code's."""
+    """Number of tests that run to their end. Names that neither the setup nor Python defines belong to the code."""
     namespace = new_module(setup)
     namespace[entry_point] = Remote(entry_point, requests, replies)
     passed = 0
@@ -145,7 +147,7 @@ def count_passed(setup: str, tests: list[str], entry_point: str, requests: int, 
 
 def main() -> None:
     os.environ.clear()
-    sys.path.pop(0)  # the folder of this script, from which `lockdown` came
+    sys.path.pop(0)  # the folder of this script, from which `lockdown` was imported
     given = loads(read_frame(0))
     nowhere = os.open(os.devnull, os.O_RDWR)
     answer = os.dup(1)
@@ -156,7 +158,7 @@ def main() -> None:
     hide_memory()
     child = os.fork()
     if child == 0:
-        # Nothing of the tests' side stays open, above all not standard input, where the nonce is still to come.
+        # Nothing of the tests' side stays open, above all not standard input, because the nonce will arrive there.
         for descriptor in (0, 1, 2):
             os.dup2(nowhere, descriptor)
         for descriptor in (nowhere, answer, requests_in, replies_out):

@@ -1,9 +1,11 @@
 """
-A process gives up what text written by a model must not have: other processes, the network, changing files.
+A process gives up everything that text written by a model must not have: other processes, the network, changes of
+files.
 
 Linux's seccomp refuses system calls, for good and for every descendant
-([manual](https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html)). It is a list of what is refused,
-because an interpreter needs hundreds of calls: a second wall behind bubblewrap, and the only one where there is none.
+([manual](https://www.kernel.org/doc/html/latest/userspace-api/seccomp_filter.html)). The list names the refused calls,
+because an interpreter needs hundreds of others. It is a second wall behind bubblewrap, and the only wall where
+bubblewrap is missing.
 """
 
 import ctypes
@@ -41,7 +43,7 @@ PROCESSES = {
     "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274),
 }
-# Memory that outlives a process or is not counted as its own belongs here too.
+# Calls for memory that outlives a process, or that is not counted as its own, belong here too.
 CHANNELS = {
     "socket": (41, 198),
     "io_uring_setup": (425, 425),
@@ -114,17 +116,17 @@ KERNEL = {
     "reboot": (169, 142),
 }
 REFUSED = {**PROCESSES, **CHANNELS, **FILES, **KERNEL}
-# Calls that open a file, and which of their arguments holds the flags: these are refused for anything but reading.
+# Calls that open a file, with the index of the argument that holds the flags: refused for anything but reading.
 OPENING = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# Numbers from here on are younger than this list; x86_64's second set of numbers (x32) lies above as well.
+# Calls from this number on are newer than this list; x86_64's second set of numbers (x32) lies above it as well.
 FIRST_UNKNOWN = 452
 
 # Machine -> (its name in the kernel, place in the pairs of numbers above).
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # 1 is EPERM: an exception in Python, not the end
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | 1, 0x80000000  # 1 is EPERM, which raises an exception in Python
 NUMBER_AT, MACHINE_AT, ARGUMENTS_AT = 0, 4, 16  # bytes into the kernel's `seccomp_data`
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
@@ -179,7 +181,7 @@ def prctl(operation: int, first: int, second: int = 0) -> None:
 
 def refuse_system_calls() -> None:
     """
-    Refuses the system calls of `REFUSED` from now on.
+    Refuse the system calls of `REFUSED` from now on.
 
     Raises:
         `OSError`: if the machine is not known or the kernel has no seccomp.
@@ -191,17 +193,17 @@ def refuse_system_calls() -> None:
 
 
 def hide_memory() -> None:
-    """Keeps other processes of the same user, children included, from reading this one's memory."""
+    """Keep other processes of the same user, including children, from reading this process's memory."""
     prctl(PR_SET_DUMPABLE, 0)
 
 
 def die_with_parent() -> None:
-    """Has the kernel end this process when the one that started it ends."""
+    """Make the kernel end this process when its parent ends."""
     prctl(PR_SET_PDEATHSIG, 9)
 
 
 def become_nobody() -> None:
-    """Gives up root for good: the kernel applies limits on the number of processes to everyone but root."""
+    """Give up root for good, because the kernel applies limits on the number of processes to everyone but root."""
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
@@ -209,7 +211,7 @@ def become_nobody() -> None:
 
 def limit(memory_mib: int, cpu_seconds: int | None = None) -> None:
     """
-    Limits the address space (MiB) and the time on a processor (s); no files are written, no memory is dumped.
+    Limit the address space (MiB) and the processor time (s); forbid files and memory dumps.
 
     Beyond the time the kernel kills the process; beyond the memory Python raises `MemoryError`.
     """
@@ -224,5 +226,5 @@ def limit(memory_mib: int, cpu_seconds: int | None = None) -> None:
 
 
 def no_more_processes() -> None:
-    """Refuses further processes and threads by the limit on their number, which holds for everyone but root."""
+    """Refuse further processes and threads by the limit on their number, which holds for everyone but root."""
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))

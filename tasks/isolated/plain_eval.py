@@ -1,8 +1,8 @@
 """
 An `eval` for answers: numbers, lists and formulas, and nothing that could reach the scorer.
 
-Whoever evaluates an answer hands it the process, and with it the score. So libraries that call `eval` on one get this
-in its place.
+A plain `eval` would give an answer control of the process, and with it of the score. So libraries that call `eval` on
+an answer get this function in its place.
 """
 
 import ast
@@ -21,16 +21,16 @@ NODES = (
 BUILTINS = ("abs", "bool", "complex", "float", "int", "max", "min", "pow", "round", "sum")
 FUNCTIONS = ("cbrt", "root", "sqrt")  # sympy's, beside its classes
 
-# A calculation that was only written down: the integral of a question is its own antiderivative.
+# Unevaluated calculations: otherwise the integral of a question would be its own antiderivative.
 UNEVALUATED = ("Derivative", "Integral", "Limit", "Product", "Subs", "Sum")
 
 
 def check_plain(source: str, names: dict) -> None:
     """
-    Raises `ValueError` unless an expression is made of constants, operators, containers, and calls of plain names.
+    Raise `ValueError` unless an expression is made of constants, operators, containers, and calls of plain names.
 
-    A name is plain if it is a class or an object of sympy, but no unevaluated calculation, or one of a few functions. There are no attributes, so that
-    nothing leads from these to anything else.
+    A name is plain if it is one of a few functions, or a class or an object of sympy but no unevaluated calculation.
+    There are no attributes, so nothing leads from these names to anything else.
     """
     for node in ast.walk(ast.parse(source.strip(), mode="eval")):
         if not isinstance(node, NODES):
@@ -47,7 +47,10 @@ def check_plain(source: str, names: dict) -> None:
 
 
 def guard(modules: tuple[str, ...]) -> None:
-    """Has `eval` refuse what is not plain when a module whose name starts with one of these calls it on a text."""
+    """
+    Make `eval` refuse an expression that is not plain if a module whose name starts with one of these calls it on a
+    text.
+    """
     builtins.eval = guarded(builtins.eval, modules)
 
 

@@ -1,9 +1,10 @@
 """
 Makes and scores questions of reasoning-gym; `tasks/reasoning_gym.py` talks to it.
 
-Some of its scorers call `eval` on the answer (`spiral_matrix`, `string_insertion`, `n_queens`, `binary_matrix`; sympy's
-parser elsewhere). Here it takes plain values and formulas only, in a process that can start no other, open no connection
-and change no file. And its questions depend on the order of sets, which is fixed for this process.
+Some of its scorers call `eval` on the answer (`spiral_matrix`, `string_insertion`, `n_queens`, `binary_matrix`;
+sympy's parser elsewhere). Here `eval` takes plain values and formulas only, in a process that can start no other
+process, open no connection and change no file. The questions depend on the order of sets, which is fixed for this
+process.
 """
 
 import re
@@ -17,15 +18,15 @@ from reasoning_gym.coaching.base_curriculum import BaseCurriculum
 from reasoning_gym.factory import DATASETS, create_curriculum, has_curriculum
 
 
-# Answers that are right by chance at most, tried on a few questions.
+# Answers that can be right only by chance, tried on a few questions.
 PROBES = ("no such answer", "", "0", "nan", "inf")
 PROBE_SEEDS = range(4)
-# Each comparison with such a number is false, and each distance from it no number: what a scorer makes of it is chance.
+# Every comparison with such a number is false, and every distance from it is no number, so its score is chance.
 NO_NUMBER = re.compile(r"(?<![A-Za-z0-9_])(?:nan|inf|infinity|oo|zoo)j?(?![A-Za-z0-9_])", re.IGNORECASE)
 
 
 def configuration(family: str, level: int | None, config: tuple) -> dict:
-    """The settings of a family at a level of its curriculum (from 1), or its own; `config` has the last word."""
+    """The settings of a family at a level of its curriculum (from 1), or its own settings; `config` overrides both."""
     settings = {}
     if level is not None:
         curriculum: BaseCurriculum = create_curriculum(family)
@@ -36,7 +37,7 @@ def configuration(family: str, level: int | None, config: tuple) -> dict:
 
 @lru_cache(maxsize=4096)
 def question(family: str, level: int | None, config: tuple, seed: int) -> tuple:
-    """The data set of one question, and the question."""
+    """A data set of one question, and that question."""
     settings = {**configuration(family, level, config), "seed": seed, "size": 1}
     dataset = reasoning_gym.create_dataset(family, **settings)
     return dataset, dataset[0]
@@ -59,7 +60,7 @@ def answer(request: dict) -> dict:
 
 
 def score(dataset, entry: dict, text: str) -> float:
-    """The scorer's points; none for what is no number, unless the family's own answer has such a thing too."""
+    """The scorer's points; 0 for an answer with NaN or an infinity, unless the family's own answer has one too."""
     if NO_NUMBER.search(text) and not NO_NUMBER.search(entry["answer"] or ""):
         return 0.0
     return float(dataset.score_answer(text, entry))
@@ -74,7 +75,7 @@ def is_fooled(dataset, entry: dict, text: str) -> bool:
 
 
 def find_problem(family: str, level: int | None, config: tuple) -> str | None:
-    """What is wrong with the name or the settings."""
+    """The problem with the name or the settings."""
     if family not in DATASETS:
         nearest = get_close_matches(family, DATASETS, n=3) or sorted(DATASETS)
         return f"reasoning-gym has no family {family!r}; the nearest of its {len(DATASETS)} are {', '.join(nearest)}"
