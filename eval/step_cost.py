@@ -2,10 +2,10 @@
 What a step costs, side by side with TRL: `python -m eval.step_cost`.
 
 Every arm trains the same model on the same batches in one process, in turns: TRL with and without a reference, and A,
-B and C, padded and packed. The completions have lengths of GSM8K's distribution (`eval/gsm8k_lengths.json`, counted in
-the pieces of Qwen2's pre-tokenizer) times `--scale`, because models write more than the gold answers; their tokens are
-random. Generation is the same work for every arm: it is done once a round, by the first arm's model. Ratios to TRL are
-what to quote.
+B and C, padded and packed; the packed arms also sample compactly. The completions have lengths of GSM8K's distribution
+(`eval/gsm8k_lengths.json`, counted in the pieces of Qwen2's pre-tokenizer) times `--scale`, because models write more
+than the gold answers; their tokens are random. Each arm generates in its own way, with its own model, and every
+completion is made to end at the length that was drawn for it. Ratios to TRL are what to quote.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import functools
 import io
 import itertools
 import json
+import math
 import multiprocessing
 import random
 import re
@@ -30,11 +31,18 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from matplotlib.figure import Figure
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    TrainerCallback,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from eval.command import command
@@ -52,7 +60,7 @@ SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vo
 }
 BASELINE = "TRL β>0"
 ACCELERATED = {"reuse_old_logps": True}
-PACKED = {"reuse_old_logps": True, "pack_groups": "on"}
+PACKED = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}
 ARMS = {
     BASELINE: (GRPOTrainer, {"beta": 0.02}),
     "TRL β=0": (GRPOTrainer, {"beta": 0.0}),
@@ -69,6 +77,8 @@ GROWTH_STYLES = {
     "A packed": {"color": VARIANTS["A"].colour, "marker": "s"},
     "B packed": {"color": VARIANTS["B"].colour, "marker": "^"},
 }
+FIRST = 3  # of the token ids that say which completion is which; the byte tokenizer's own are below
+ROUNDS = {"generation": "generated", "update phase": "phase", "whole step": "whole"}  # heading and key of every round
 COLOURS = {"generation": "#BBBBBB", "scoring": "#CC79A7", "update": "#56B4E9"}
 
 
@@ -216,21 +226,59 @@ def make_trainer(
     return trainer
 
 
+class ForcedEnds(LogitsProcessor):
+    """
+    Ends every completion at its length. A completion's first token is forced too, and says which one it is, for rows
+    are dropped on the way.
+    """
+
+    def __init__(self, lengths: list[int], width: int, end: int, device: torch.device):
+        self.lengths, self.width, self.end = torch.tensor(lengths, device=device), width, end
+
+    def __call__(self, input_ids, scores):
+        done = input_ids.shape[1] - self.width
+        rows = torch.arange(len(input_ids), device=scores.device)
+        if done == 0:
+            scores = torch.full_like(scores, -math.inf)
+            scores[rows, FIRST + rows] = 0.0
+            return scores
+        # A row that has ended and is still computed, as transformers computes it, ends again and again.
+        last = self.lengths[input_ids[:, self.width] - FIRST] <= done + 1
+        scores[:, self.end] = -math.inf
+        scores[last] = -math.inf
+        scores[last, self.end] = 0.0
+        return scores
+
+
 def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> float:
-    """One generation of a batch's prompts by transformers, for as many tokens as its longest completion has."""
+    """
+    One generation of a batch by the trainer's own method, its completions as long as they were drawn.
+
+    Raises:
+        `RuntimeError`: they are not.
+    """
     prompts, completions = batches.draw(number)
-    longest, device = max(map(len, prompts)), trainer.accelerator.device
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-    tokens = max(map(len, completions))
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    watch = trainer.watch
-    began = watch.now()
-    with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
-        model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True
-        )
-    return watch.now() - began
+    lengths = [max(2, len(ids)) for ids in completions]
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    models = [policy.get_base_model() if isinstance(policy, PeftModel) else policy]
+    compact = getattr(trainer, "parts", {}).get("generation")
+    if compact is not None and compact.copy is not None:
+        models.append(compact.copy.model)
+    end = trainer.processing_class.eos_token_id
+    ends = ForcedEnds(lengths, max(map(len, prompts)), end, trainer.accelerator.device)
+    for model in models:
+        model.generate = functools.partial(type(model).generate, model, logits_processor=LogitsProcessorList([ends]))
+    began = trainer.watch.now()
+    try:
+        with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+            made, _ = trainer._generate_single_turn(prompts, None, {}, batches.args.num_generations)
+    finally:
+        for model in models:
+            del model.generate
+    seconds = trainer.watch.now() - began
+    if [len(ids) for ids in made] != lengths:
+        raise RuntimeError("the completions are not as long as they were drawn")
+    return seconds
 
 
 def measure(
@@ -241,10 +289,9 @@ def measure(
 
     Returns:
         `dict[str, dict]`: by arm the median seconds of an optimizer step's `generation`, `scoring` and `update`, every
-        round's `phase` (all but generation), and on a GPU the `peak` memory in GiB.
+        round's seconds of what `ROUNDS` names, and on a GPU the `peak` memory in GiB.
     """
     rounds = {name: defaultdict(list) for name in arms}
-    generation = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainers = {
@@ -253,11 +300,10 @@ def measure(
         }
         order = list(trainers)
         for number in range(args.rounds + 1):
-            if generate:
-                generation.append(generation_seconds(trainers[order[0]], batches, number))
             # In turns, and not always in the same order.
             for name in order[number % len(order) :] + order[: number % len(order)]:
                 trainer = trainers[name]
+                generation = generation_seconds(trainer, batches, number) if generate else 0.0
                 trainer.watch.seconds.clear()
                 if torch.cuda.is_available():
                     torch.cuda.reset_peak_memory_stats()
@@ -269,13 +315,15 @@ def measure(
                 rounds[name]["scoring"].append(seconds["scoring"] / iterations)
                 rounds[name]["update"].append((seconds["step"] - seconds["scoring"]) / iterations)
                 rounds[name]["phase"].append(seconds["step"] / iterations)
+                rounds[name]["generation"].append(generation / iterations)
+                rounds[name]["generated"].append(generation / iterations)
+                rounds[name]["whole"].append((generation + seconds["step"]) / iterations)
                 if torch.cuda.is_available():
                     rounds[name]["peak"].append(torch.cuda.max_memory_allocated() / 2**30)
     result = {}
     for name, values in rounds.items():
-        result[name] = {key: statistics.median(values[key]) for key in ("scoring", "update")}
-        result[name]["phase"] = values["phase"]
-        result[name]["generation"] = statistics.median(generation[1:]) / iterations if generate else 0.0
+        result[name] = {key: statistics.median(values[key]) for key in ("generation", "scoring", "update")}
+        result[name] |= {key: values[key] for key in ROUNDS.values()}
         if "peak" in values:
             result[name]["peak"] = max(values["peak"])
     return result
@@ -283,11 +331,13 @@ def measure(
 
 def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
     """GiB by which one arm's training raises its process's peak of resident memory; for a process of its own."""
-    _, batches, iterations, checkpoint, _ = setting
+    _, batches, iterations, checkpoint, generate = setting
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = make_trainer(name, ARMS[name], args, batches, iterations, checkpoint, folder)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if generate:
+            generation_seconds(trainer, batches, 0)
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.train()
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
@@ -304,35 +354,39 @@ def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     return results
 
 
-def ratio(result: dict[str, dict], name: str, baseline: str = BASELINE) -> tuple[float, float, float]:
+def ratio(
+    result: dict[str, dict], name: str, baseline: str = BASELINE, rounds: str = "phase"
+) -> tuple[float, float, float]:
     """
-    How many times as fast as the baseline an arm's update phase is: median, least and greatest over paired rounds.
+    How many times as fast as the baseline an arm is in what `ROUNDS` names: median, least and greatest over paired
+    rounds.
     """
-    pairs = [theirs / mine for mine, theirs in zip(result[name]["phase"], result[baseline]["phase"], strict=True)]
+    pairs = [theirs / mine for mine, theirs in zip(result[name][rounds], result[baseline][rounds], strict=True)]
     return statistics.median(pairs), min(pairs), max(pairs)
 
 
-def whole_step(values: dict) -> float:
-    return values["generation"] + statistics.median(values["phase"])
+def generates(result: dict[str, dict]) -> bool:
+    """Whether generation was timed."""
+    return all(values["generation"] > 0 for values in result.values())
 
 
 def show(console: Console, title: str, result: dict[str, dict]) -> None:
     table = Table(title=title)
-    columns = ["arm", "generation", "scoring", "update", "update phase ×", "whole step", "whole step ×"]
+    timed = {title: rounds for title, rounds in ROUNDS.items() if rounds == "phase" or generates(result)}
+    columns = ["arm", "generation", "scoring", "update", *(f"{title} ×" for title in timed), "whole step"]
     columns += ["peak GiB"] if any("peak" in values for values in result.values()) else []
     for column in columns:
         table.add_column(column, justify="left" if column == "arm" else "right")
     for name, values in result.items():
-        median, least, greatest = ratio(result, name)
         cells = [name, *(f"{values[key]:.3f} s" for key in ("generation", "scoring", "update"))]
-        cells += [f"{median:.2f} [{least:.2f}, {greatest:.2f}]", f"{whole_step(values):.3f} s"]
-        cells += [f"{whole_step(result[BASELINE]) / whole_step(values):.2f}"]
+        cells += ["{:.2f} [{:.2f}, {:.2f}]".format(*ratio(result, name, rounds=rounds)) for rounds in timed.values()]
+        cells += [f"{statistics.median(values['whole']):.3f} s"]
         table.add_row(*cells, *([f"{values['peak']:.2f}"] if "peak" in values else []))
     console.print(table)
 
 
 def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
-    """One panel a setting: bars of generation, scoring and update, and the ratio of the update phase to TRL's."""
+    """One panel a setting: bars of generation, scoring and update, and the ratio of the whole to TRL's."""
     figure = Figure(figsize=(5.2 * min(3, len(results)), 3.4 * ((len(results) + 2) // 3)), layout="constrained")
     axes = figure.subplots((len(results) + 2) // 3, min(3, len(results)), squeeze=False).flatten()
     for panel, (title, result) in zip(axes, results.items(), strict=False):
@@ -343,10 +397,10 @@ def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
             panel.barh(names, widths, left=left, color=colour, label=stage)
             left = [a + b for a, b in zip(left, widths, strict=True)]
         for place, name in enumerate(names):
-            panel.text(left[place], place, f" {ratio(result, name)[0]:.2f}×", va="center", fontsize=8)
+            panel.text(left[place], place, f" {ratio(result, name, rounds='whole')[0]:.2f}×", va="center", fontsize=8)
         panel.set_title(title, fontsize=9)
         panel.set_xlim(0, 1.18 * max(left))
-        panel.set_xlabel("seconds an optimizer step; ×: update phase against TRL's", fontsize=8)
+        panel.set_xlabel("seconds an optimizer step; ×: against TRL's", fontsize=8)
         panel.tick_params(labelsize=8)
     for panel in axes[len(results) :]:
         panel.set_visible(False)
@@ -357,7 +411,8 @@ def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
 
 def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
     """
-    The update phase's seconds over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes.
+    A step's seconds over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes; without
+    generation if that was not timed.
     """
     sizes = {
         tuple(map(int, re.findall(r"(\d+) tokens.*G=(\d+)", title)[0])): result for title, result in results.items()
@@ -369,13 +424,13 @@ def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for panel, (label, by_size) in zip(figure.subplots(1, 2), panels, strict=True):
         for name, style in GROWTH_STYLES.items():
-            points = sorted((size, statistics.median(result[name]["phase"])) for size, result in by_size.items())
+            points = sorted((size, statistics.median(result[name]["whole"])) for size, result in by_size.items())
             if points:
                 panel.plot(*zip(*points, strict=True), label=name, **style)
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
         panel.set_xlabel(label)
-        panel.set_ylabel("update phase, seconds a step")
+        panel.set_ylabel("seconds a step" if all(map(generates, results.values())) else "update phase, seconds a step")
         panel.grid(alpha=0.3)
     panel.legend()
     figure.supxlabel("B optimises another objective than A.", fontsize=8, style="italic")
@@ -449,7 +504,7 @@ def settings(args: argparse.Namespace):
                 title, batches = f"{length} tokens on average, G={group}", Batches(args, length / mean)
             else:
                 title, batches = f"every completion of {length} tokens, G={group}", Batches(args, 1.0, fixed=length)
-            yield title, arms, batches, 2, checkpointing[0], False
+            yield title, arms, batches, 2, checkpointing[0], not args.no_generation
         return
     for iterations, scale, checkpoint in itertools.product(args.iterations, args.scale, checkpointing):
         chosen = OVERHEAD_ARMS if args.mode == "overhead" else arms
@@ -462,7 +517,7 @@ def settings(args: argparse.Namespace):
             Batches(args, scale),
             iterations,
             checkpoint,
-            not args.no_generation and args.mode == "arms",
+            not args.no_generation and args.mode != "overhead",
         )
 
 

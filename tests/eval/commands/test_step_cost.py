@@ -37,7 +37,6 @@ def test_ratios_are_of_pairs():
     """10/5, 30/10 and 20/20: the median of ratios is 2, though the ratio of medians were 2, 3 or 1 by pairs."""
     result = {step_cost.BASELINE: {"phase": [10.0, 30.0, 20.0]}, "A": {"phase": [5.0, 10.0, 20.0]}}
     assert step_cost.ratio(result, "A") == (2.0, 1.0, 3.0)
-    assert step_cost.whole_step({"generation": 4.0, "phase": [1.0, 9.0, 2.0]}) == 6.0
 
 
 def test_settings():
@@ -75,7 +74,8 @@ def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, mode):
         for values in result.values():
             assert len(values["phase"]) == 1 and values["update"] > 0
             assert values["phase"][0] == pytest.approx(values["scoring"] + values["update"])
-            assert (values["generation"] > 0) == (mode == "arms")
+            assert (values["generation"] > 0) == (mode != "overhead")
+            assert values["whole"][0] == pytest.approx(values["phase"][0] + values["generated"][0])
     assert (tmp_path / f"{mode}.png").read_bytes().startswith(b"\x89PNG")
     assert "B packed" in capsys.readouterr().out
 
@@ -94,3 +94,28 @@ def test_a_step_ends_when_its_row_is_written(tmp_path, monkeypatch, name):
     trainer.train()
     rows = [row for row in written if "time_step" in row]
     assert len(rows) == (0 if name == step_cost.BASELINE else 2) and trainer.watch.seconds["step"] == len(rows)
+
+
+@pytest.mark.parametrize("name", [step_cost.BASELINE, "A", "B packed"])
+def test_each_arm_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkeypatch):
+    """The lengths are those of the batch; rows that a forward computes, by the arm's own way."""
+    args = step_cost.parse(["--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "20"])
+    batches = step_cost.Batches(args, 1.0)
+    trainer = step_cost.make_trainer(name, step_cost.ARMS[name], args, batches, 2, False, str(tmp_path))
+    rows, forward = [], Qwen2ForCausalLM.forward
+
+    def watched(self, input_ids=None, **kwargs):
+        rows.append(tuple(input_ids.shape))
+        return forward(self, input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(Qwen2ForCausalLM, "forward", watched)
+    assert step_cost.generation_seconds(trainer, batches, 0) > 0
+    _, completions = batches.draw(0)
+    lengths = [len(ids) for ids in completions]
+    if "packed" in name:
+        assert rows[0][0] == 2 and [shape[0] for shape in rows[1:]] == [
+            sum(length > step for length in lengths) for step in range(1, max(lengths))
+        ]
+    else:
+        assert {shape[0] for shape in rows} == {8} and len(rows) == max(lengths)
+    assert "generate" not in vars(trainer.accelerator.unwrap_model(trainer.model).get_base_model())
