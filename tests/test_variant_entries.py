@@ -30,7 +30,7 @@ KEYS = {
 
 
 def test_every_value_that_variant_returns_has_an_entry():
-    """From the code of `ProRLConfig.variant`: each string in one of its `return` statements, but for keys it looks at."""
+    """From the code of `ProRLConfig.variant`: each string in a `return` statement, but for keys it looks at."""
     code = ast.parse(textwrap.dedent(inspect.getsource(ProRLConfig.variant.fget)))
     returned = {
         node.value

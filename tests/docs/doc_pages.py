@@ -37,7 +37,7 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that GitHub makes of headings: lower case, no punctuation, hyphens for spaces, a number for a repetition."""
+    """GitHub's anchors of headings: lower case, no punctuation, hyphens for spaces, a number for a repetition."""
     found: dict[str, int] = {}
     result = set()
     for heading in re.findall(r"^#+ +(.+?) *$", FENCE.sub("", text), re.MULTILINE):
@@ -50,7 +50,7 @@ def anchors(text: str) -> set[str]:
 
 
 def commands(text: str) -> list[str]:
-    """Shell commands of a page: of `bash` blocks and of text indented by four, continued lines joined, comments cut."""
+    """Shell commands of a page, from `bash` blocks and text indented by four: lines joined, comments cut."""
     text = re.sub(r" *\\\n *", " ", text)
     lines = [line for block in blocks(text) if block.language == "bash" for line in block.text.split("\n")]
     lines += [line[4:] for line in FENCE.sub("", text).split("\n") if re.match(r" {4}[a-z]", line)]

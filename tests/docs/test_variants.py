@@ -1,4 +1,7 @@
-"""docs/variants: what a step costs is what runs count, what was measured is in the log, and B is said to be another objective."""
+"""
+docs/variants: a step's cost is the cost that runs count, measurements are in the log, and B is said to be another
+objective.
+"""
 
 import json
 import re
