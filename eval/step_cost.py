@@ -77,7 +77,7 @@ GROWTH_STYLES = {
     "A packed": {"color": VARIANTS["A"].colour, "marker": "s"},
     "B packed": {"color": VARIANTS["B"].colour, "marker": "^"},
 }
-FIRST = 3  # of the token ids that say which completion is which; the byte tokenizer's own are below
+FIRST = 8  # of the token ids that say which completion is which; special tokens are below
 ROUNDS = {"generation": "generated", "update phase": "phase", "whole step": "whole"}  # heading and key of every round
 COLOURS = {"generation": "#BBBBBB", "scoring": "#CC79A7", "update": "#56B4E9"}
 
@@ -371,18 +371,21 @@ def generates(result: dict[str, dict]) -> bool:
 
 
 def show(console: Console, title: str, result: dict[str, dict]) -> None:
-    table = Table(title=title)
+    """Two tables: seconds of a step, and how many times as fast as the baseline an arm is."""
+    peaks = any("peak" in values for values in result.values())
+    seconds = Table("arm", *(f"{name}, s" for name in ("generation", "scoring", "update", "whole step")), title=title)
+    if peaks:
+        seconds.add_column("peak GiB")
     timed = {title: rounds for title, rounds in ROUNDS.items() if rounds == "phase" or generates(result)}
-    columns = ["arm", "generation", "scoring", "update", *(f"{title} ×" for title in timed), "whole step"]
-    columns += ["peak GiB"] if any("peak" in values for values in result.values()) else []
-    for column in columns:
-        table.add_column(column, justify="left" if column == "arm" else "right")
+    ratios = Table("arm", *(f"{name} ×" for name in timed), title=f"times as fast as {BASELINE}, [least, greatest]")
     for name, values in result.items():
-        cells = [name, *(f"{values[key]:.3f} s" for key in ("generation", "scoring", "update"))]
-        cells += ["{:.2f} [{:.2f}, {:.2f}]".format(*ratio(result, name, rounds=rounds)) for rounds in timed.values()]
-        cells += [f"{statistics.median(values['whole']):.3f} s"]
-        table.add_row(*cells, *([f"{values['peak']:.2f}"] if "peak" in values else []))
-    console.print(table)
+        cells = [*(values[key] for key in ("generation", "scoring", "update")), statistics.median(values["whole"])]
+        peak = [f"{values['peak']:.2f}"] if peaks else []
+        seconds.add_row(name, *(f"{cell:.3f}" for cell in cells), *peak)
+        shown = (ratio(result, name, rounds=rounds) for rounds in timed.values())
+        ratios.add_row(name, *(f"{median:.2f} [{least:.2f}, {most:.2f}]" for median, least, most in shown))
+    console.print(seconds)
+    console.print(ratios)
 
 
 def draw(results: dict[str, dict[str, dict]], path: Path) -> None:

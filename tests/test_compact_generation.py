@@ -114,7 +114,10 @@ def exact(model, prompt, temperature, top_p, length):
 
 @torch.no_grad()
 def test_samples_have_the_right_distribution_and_are_independent(model):
-    """64 sequences of four tokens, by enumeration, for two prompts of different lengths in one batch; every third row ends early."""
+    """
+    64 sequences of four tokens, by enumeration, for two prompts of different lengths in one batch; every third row
+    ends early.
+    """
     temperature, top_p, number, length = 6.0, 0.7, 4000, 3
     ids, mask = padded_left(PROMPTS[:2], 0)
     copies = torch.arange(2).repeat_interleave(number)
@@ -326,7 +329,9 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
 
 
 def test_first_ratios_are_one(make_trainer):
-    """The samples are the policy's: with reused log-probabilities or with a forward, nothing is off policy at first."""
+    """
+    The samples are the policy's: with reused log-probabilities or with a forward, nothing is off policy at first.
+    """
     trainer = make_trainer(**A, num_iterations=1)
     trainer.train()
     ratios = [line.get("sampling/importance_sampling_ratio/mean", 1.0) for line in trainer.state.log_history]

@@ -105,8 +105,8 @@ class ProRLConfig(GRPOConfig):
             Most tokens of one packed forward, with a single process: no less than the longest prompt and
             `max_completion_length`. `None`: a micro-batch is one forward.
         compact_generation (`str`, *optional*, defaults to `"off"`):
-            `"on"`: rollouts compute each prompt once for all its completions, drop a completion when it ends, and sample
-            from a copy of the policy with LoRA merged (see [`~trl_prorl.rollout.compact`] and
+            `"on"`: rollouts compute each prompt once for all its completions, drop a completion when it ends, and
+            sample from a copy of the policy with LoRA merged (see [`~trl_prorl.rollout.compact`] and
             [`~trl_prorl.rollout.merged_copy`]). Settings of the generation mean what they mean in TRL. A model or a
             setting for which that is not possible is refused; with `"auto"` transformers' `generate` samples, and
             `env.json` says why. The copy takes memory of its own for the weights that LoRA changes.

@@ -173,9 +173,12 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
     on_a_gpu = set(gpu_row(torch.device("cuda", 0)))
     in_metrics = {general(key) for row in read(again, "metrics.jsonl") for key in row}
+    monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", -1.0)
+    bf16 = run(compact_generation="on", max_steps=1, model_init_kwargs={"dtype": "bfloat16"})
+    in_metrics |= read(bf16, "metrics.jsonl")[0].keys() & {"mean_abs_dlogp_sampler"}
     assert in_metrics | on_a_gpu == set(METRICS)
 
-    events = read(again, "events.jsonl")
+    events = read(again, "events.jsonl") + read(bf16, "events.jsonl")
     kinds = {kind for key in EVENTS.values() for kind in key.events}
     assert {event["event"] for event in events} == kinds
     for event in events:

@@ -1,9 +1,10 @@
-"""Sampling without waste: a prompt is computed once for all its completions, and a completion that has ended is dropped.
+"""
+Sampling without waste: a prompt is computed once for all its completions, and a completion that has ended is dropped.
 
-Transformers' `generate` computes a prompt once for every completion, and keeps a completion that has ended in the batch, as
-padding, until the longest one ends. [`compact_sample`] is a decoding loop for its argument `custom_generate`: `generate`
-prepares logits processors, stopping criteria and the cache as it does for its own loop, so that every setting of a generation
-means here what it means there.
+Transformers' `generate` computes a prompt once for every completion, and keeps a completion that has ended in the
+batch, as padding, until the longest one ends. [`compact_sample`] is a decoding loop for its argument
+`custom_generate`: `generate` prepares logits processors, stopping criteria and the cache as it does for its own loop,
+so that every setting of a generation means here what it means there.
 """
 
 import copy
@@ -51,14 +52,17 @@ def compact_sample(
             A decoder of text.
         input_ids (`torch.LongTensor` of shape `(P, W)`):
             Prompts that differ, padded on the left.
-        logits_processor ([`~transformers.LogitsProcessorList`]), stopping_criteria ([`~transformers.StoppingCriteriaList`]):
-            As `generate` prepares them. They are given the rows that have not ended, with their prompts.
+        logits_processor ([`~transformers.LogitsProcessorList`]):
+            As `generate` prepares it. It is given the rows that have not ended, with their prompts.
+        stopping_criteria ([`~transformers.StoppingCriteriaList`]):
+            The same.
         generation_config ([`~transformers.GenerationConfig`]):
             As `generate` prepares it.
         copies (`torch.LongTensor` of shape `(R,)`):
             For every completion the index of its prompt.
         logps_at (`float`, *optional*):
-            Also give log-probabilities, at this temperature. (A name of its own: `generate` keeps its own arguments only where the loop has none of that name.)
+            Also give log-probabilities, at this temperature. It is not called `temperature`, because `generate` would
+            then hand its own argument to this loop and sample at 1.
         model_kwargs:
             Of the model's forward, as `generate` prepares them.
 

@@ -27,7 +27,8 @@ class _Some(StoppingCriteria):
 
 def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     """
-    Why compact sampling is refused for a model whose samples it would change, in one sentence, or `None` where it does not.
+    Why compact sampling is refused for a model whose samples it would change, in one sentence, or `None` where it does
+    not.
 
     The model is in evaluation mode meanwhile; nothing of it changes, and no random number is drawn.
 

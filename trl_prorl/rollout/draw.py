@@ -10,11 +10,12 @@ SHORT_OF_ALL = 1.0 - 1e-12  # a sum that rounding reaches would lie behind the l
 
 def draw(probabilities: torch.Tensor) -> torch.Tensor:
     """
-    Sample a token of each row by inverting its cumulative distribution, first over blocks of tokens and then within one.
+    Sample a token of each row by inverting its cumulative distribution, first over blocks of tokens and then within
+    one.
 
-    `torch.multinomial` draws a random number for every token of the vocabulary: for 16 rows of 8,192 tokens that takes 40
-    times as long on a CPU, as long as a third of a small model's forward. Sums are in double precision, so that a token's
-    probability is met to the rounding of `probabilities` themselves; a token of probability 0 is never drawn.
+    `torch.multinomial` draws a random number for every token of the vocabulary: for 16 rows of 8,192 tokens that takes
+    40 times as long on a CPU, as long as a third of a small model's forward. Sums are in double precision, so that a
+    token's probability is met to the rounding of `probabilities` themselves; a token of probability 0 is never drawn.
 
     Args:
         probabilities (`torch.Tensor` of shape `(R, V)`):
@@ -34,5 +35,8 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Shape `(R, 1)`: the first of ascending sums that is greater than what is wanted, or than all but nothing of the last."""
+    """
+    Shape `(R, 1)`: the first of ascending sums that is greater than what is wanted, or than all but nothing of the
+    last.
+    """
     return torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(ends[:, -1:] * SHORT_OF_ALL), right=True)

@@ -1,4 +1,7 @@
-"""Which way rollouts are sampled: by transformers' `generate`, or compactly (compact.py), from the policy or a merged copy of it."""
+"""
+Which way rollouts are sampled: by transformers' `generate`, or compactly (compact.py), from the policy or a merged
+copy of it.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -14,8 +17,9 @@ from .compact import compact_sample, distinct, padded_left, until_end
 from .merged_copy import MergedCopy, why_not_merged
 
 
-# Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6. In bf16 the
-# weights round by up to 0.4 %; of the mismatch between vLLM and trainers in bf16, 0.01 to 0.02 are reported as harmless.
+# Nats a token by which a merged copy may differ from the policy on average. In fp32 it differs by rounding, some 1e-6.
+# In bf16 the weights round by up to 0.4 %; of the mismatch between vLLM and trainers in bf16, 0.01 to 0.02 are
+# reported as harmless.
 MERGED_BOUND = 0.05
 # Settings of a generation whose loop is another one, or which keep something of every row beside the cache.
 PLAIN = {
@@ -127,8 +131,8 @@ class CompactGeneration(Part):
                 Prompts are padded to a multiple of this.
 
         Returns:
-            `list[list[int]]`: token ids, the end included where it was reached; and their log-probabilities under the merged
-            copy, if it rounds otherwise than the policy.
+            `list[list[int]]`: token ids, the end included where it was reached; and their log-probabilities under the
+            merged copy, if it rounds otherwise than the policy.
         """
         different, copies = distinct(prompts)
         device = next(model.parameters()).device

@@ -9,8 +9,8 @@ GROWTH = 64  # tokens for which a layer makes room at once
 
 class GrowingLayer(DynamicLayer):
     """
-    The cache of an attention layer. A new token is written into its place, where [`~transformers.DynamicLayer`] copies the
-    whole cache to lengthen it by one.
+    The cache of an attention layer. A new token is written into its place, where [`~transformers.DynamicLayer`] copies
+    the whole cache to lengthen it by one.
 
     Args:
         keys (`torch.Tensor` of shape `(R, H, L, D)`), values (`torch.Tensor` of shape `(R, H, L, D)`):

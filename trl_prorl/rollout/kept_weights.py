@@ -11,9 +11,9 @@ def kept_weights(model: torch.nn.Module) -> Iterator[None]:
     """
     While this lasts, a cast of the model lasts; afterwards every parameter and buffer is what it was, bit for bit.
 
-    TRL 1.16 casts the policy to bf16 or fp16 before `generate_batch` of transformers' continuous batching, and never back: fp32
-    LoRA weights are bf16 from the first generation on, and updates smaller than their rounding are lost. A cast makes new
-    tensors, so that the old ones need only be remembered.
+    TRL 1.16 casts the policy to bf16 or fp16 before `generate_batch` of transformers' continuous batching, and never
+    back: fp32 LoRA weights are bf16 from the first generation on, and updates smaller than their rounding are lost. A
+    cast makes new tensors, so that the old ones need only be remembered.
 
     Args:
         model (`torch.nn.Module`):

@@ -1,7 +1,8 @@
 """The policy with its LoRA merged, for sampling: half the matrix products of a token, and no wrapper around them.
 
-Merging into the policy itself and taking it out again would leave rounding behind in every weight, in bf16 visibly. The copy
-shares every parameter with the policy but the weights that LoRA changes; those are computed anew from base and adapter.
+Merging into the policy itself and taking it out again would leave rounding behind in every weight, in bf16 visibly.
+The copy shares every parameter with the policy but the weights that LoRA changes; those are computed anew from base
+and adapter.
 """
 
 import copy

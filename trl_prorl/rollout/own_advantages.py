@@ -1,4 +1,7 @@
-"""Advantages of a generation batch where they are not TRL's: another estimator, rows to leave out, rewards without bounds."""
+"""
+Advantages of a generation batch where they are not TRL's: another estimator, rows to leave out, rewards without
+bounds.
+"""
 
 import math
 from collections import deque

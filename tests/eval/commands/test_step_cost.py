@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from transformers import Qwen2Model
 
 from eval import step_cost
 from trl_prorl.run.meter import JsonLines
@@ -102,13 +103,13 @@ def test_each_arm_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkey
     args = step_cost.parse(["--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "20"])
     batches = step_cost.Batches(args, 1.0)
     trainer = step_cost.make_trainer(name, step_cost.ARMS[name], args, batches, 2, False, str(tmp_path))
-    rows, forward = [], Qwen2ForCausalLM.forward
+    rows, forward = [], Qwen2Model.forward
 
     def watched(self, input_ids=None, **kwargs):
         rows.append(tuple(input_ids.shape))
         return forward(self, input_ids=input_ids, **kwargs)
 
-    monkeypatch.setattr(Qwen2ForCausalLM, "forward", watched)
+    monkeypatch.setattr(Qwen2Model, "forward", watched)
     assert step_cost.generation_seconds(trainer, batches, 0) > 0
     _, completions = batches.draw(0)
     lengths = [len(ids) for ids in completions]
