@@ -2,7 +2,7 @@
 A part of a run: one idea that remembers something from step to step, and owns how it begins, is saved and is restored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,39 @@ class Part:
     A part that remembers plain values has `state_dict` and `load_state_dict`; one that remembers tensors writes its
     own file in `save` and reads it in `load`.
     """
+
+    # A step, in this order. A part that acts at none of these moments is called by name.
+
+    def at_boundary(self, step: int) -> dict[str, Any] | None:
+        """
+        A generation is about to begin; no buffered log-probability outlives this moment, so weights may change.
+
+        Args:
+            step (`int`):
+                Optimizer steps done.
+
+        Returns:
+            `dict` or `None`: an event for the record.
+        """
+
+    def after_update(self, step: int) -> None:
+        """The weights of optimizer step `step` are in place. Seconds spent here belong to that step."""
+
+    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+        """
+        A step is over, and its row is written.
+
+        Args:
+            step (`int`):
+                Optimizer steps done.
+            row (`Mapping[str, float]`):
+                Its row of `metrics.jsonl`.
+
+        Returns:
+            `dict` or `None`: an event for the record. One with `"action": "stop"` saves a checkpoint and ends the run.
+        """
+
+    # The run's beginning, and its checkpoints.
 
     def begin(self) -> None:
         """A training begins at step 0, perhaps after one that was broken off: forget the earlier one."""
@@ -42,7 +75,23 @@ class Part:
 
 
 class Parts(dict[str, Part]):
-    """The parts of a run by name; each name is a key of the checkpoint's state."""
+    """
+    The parts of a run by name; each name is a key of the checkpoint's state. They are called in the order in which
+    they were added.
+    """
+
+    def at_boundary(self, step: int) -> Iterator[dict[str, Any]]:
+        """The events of [`Part.at_boundary`], each before the next part is called."""
+        return (event for part in self.values() if (event := part.at_boundary(step)) is not None)
+
+    def after_update(self, step: int) -> None:
+        """See [`Part.after_update`]."""
+        for part in self.values():
+            part.after_update(step)
+
+    def observe_step(self, step: int, row: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+        """The events of [`Part.observe_step`], each before the next part is called."""
+        return (event for part in self.values() if (event := part.observe_step(step, row)) is not None)
 
     def begin(self) -> None:
         """See [`Part.begin`]."""

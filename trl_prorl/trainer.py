@@ -7,7 +7,6 @@ three mixins (`adapters/mixin.py`, `hub/mixin.py`, `run/checkpointing.py`) alone
 this class only observes.
 """
 
-import logging
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,8 +22,9 @@ from .errors import EvaluationError, RewardError
 from .hub.mixin import HubMixin
 from .launch.plan import Plan
 from .launch.ways import Ways, shards_weights
-from .objective.aggregation import WINDOW_LOSSES, token_weights
+from .objective.aggregation import Aggregation
 from .objective.anchors import Anchors, completion_mask, logps_key
+from .objective.loss_mode import without_ratio
 from .parts import Parts
 from .resets.callbacks import ReferenceResetCallback
 from .resets.controller import Resets, configured_triggers
@@ -47,9 +47,6 @@ from .scoring.fp32_head import cast_head_to_fp32
 from .scoring.grouping import whole_groups
 from .scoring.references import PolicyItself, base_of, reference_of
 from .scoring.scorer import Scorer, scored_rows
-
-
-logger = logging.getLogger(__name__)
 
 
 class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
@@ -101,12 +98,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             self._remember_initialisation(policy.peft_config["default"], plan.given_wrapped, plan.moves)
         if not args.is_trl:
             check_dropout(self.model)
-            if shards_weights(self):
-                logger.warning(
-                    "Weights are sharded, so that no forward has looked for dropout that has no module of its own."
-                )
-            else:
-                check_randomness(policy, accelerator.autocast())
+            check_randomness(policy, accelerator.autocast(), shards_weights(self))
         self._identity = {
             **plan.keys,
             "processes": accelerator.num_processes,
@@ -115,9 +107,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             "reward functions": list(self.reward_func_names),
         }
         self.reward_funcs = [
-            function
-            if isinstance(function, torch.nn.Module)
-            else watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
+            watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
         self.ways = Ways.of(self, policy, self._padded_logps)
@@ -134,6 +124,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         self.recorder = Recorder(args, self.meter, self.anchors, self._total, accelerator.num_processes)
         self.guard = FiniteGuard(args.nonfinite, accelerator, self.recorder.event, self._decode)
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets)
+        self.aggregation = Aggregation(args, accelerator.num_processes)
         self.parts = Parts(anchors=self.anchors, recorder=self.recorder, guard=self.guard, resets=self.resets)
         if args.elastic_reset_every:
             trained = {name: param for name, param in policy.named_parameters() if param.requires_grad}
@@ -146,10 +137,10 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             self.parts["dynamic_sampling"] = DynamicSampling(
                 args, accelerator, self.train_dataset, self.num_generations, self._tokenizer.pad_token_id, functions
             )
-        if self.ways.generation == "on":
-            self.parts["generation"] = CompactGeneration(policy, self.temperature)
         if args.entropy_floor is not None:
             self.parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
+        if self.ways.generation == "on":
+            self.parts["generation"] = CompactGeneration(policy, self.temperature)
 
         full = accelerator.unwrap_model(self.ref_model) if self.ref_model is not None else None
         fills = plan.moves and not self.is_fsdp_enabled
@@ -245,10 +236,9 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         step = self.state.global_step
-        if (elastic := self.parts.get("elastic")) is not None:
-            self._log_event(elastic.apply(step))
+        for event in self.parts.at_boundary(step):  # Elastic Reset first: the reference moves to its result
+            self._log_event(event)
         self._log_event(self.resets.apply(step, self.optimizer, self.lr_scheduler, self.recorder.kl_ref))
-        self.anchors.adapt()
         with self.meter.timer.stage("rollout"):
             if (dynamic := self.parts.get("dynamic_sampling")) is not None:
                 batch, outcome, measured = dynamic.sample(
@@ -341,27 +331,21 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         if training and args.ref_compute == "naive_epoch":
             inputs[logps_key("ref")] = self._anchor_logps("ref", inputs)
         sampler_logps = inputs.pop("sampling_per_token_logps", None) if "generation" in self.parts else None
-        trl_inputs = inputs
-        if args.loss_mode == "no_ratio":
-            # Without π_old TRL takes the policy itself: a ratio of 1 whose gradient is that of the log-probability.
-            # Its mask of samples that are too far off policy still compares with the policy that sampled.
-            trl_inputs = dict(inputs)
-            old = trl_inputs.pop(logps_key("old"), None)
-            if old is not None:
-                trl_inputs.setdefault("sampling_per_token_logps", old)
         with self.scorer.policy_pass(*(self._rows_to_score(inputs) if training else ())) as scored:
-            loss = super()._compute_loss(model, trl_inputs)
+            loss = super()._compute_loss(model, without_ratio(inputs) if args.loss_mode == "no_ratio" else inputs)
+        accumulation = self.current_gradient_accumulation_steps if training else None
         penalties, penalty = {}, None
         with torch.set_grad_enabled(torch.is_grad_enabled() and args.adds_penalty):
             if args.anchored and (training or args.adds_penalty):
                 penalties = self.anchors.penalties(inputs, scored.logps, self.importance_sampling_level)
             if penalties:
-                penalty = (self.anchors.weighted(penalties) * self._token_weights(inputs)).sum()
+                weights = self.aggregation.weights(inputs, accumulation)
+                penalty = (self.anchors.weighted(penalties) * weights).sum()
         if args.adds_penalty:
+            self._log_kl(inputs, penalties)
             if penalty is not None:
                 loss = loss + penalty
-                self._log_policy_loss(penalty.detach())
-            self._log_kl(inputs, penalties)
+                self._log_policy_loss(self.aggregation.logged(penalty.detach(), accumulation))
         if training:
             logps = scored.logps.detach()
             if args.old_logps_source == "first_pass":
@@ -390,35 +374,17 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         self.meter.add_count("rows_skipped", (~scored).sum())
         return (None, None) if scored.all() else (scored.nonzero().squeeze(1), inputs.get(logps_key("old")))
 
-    def _token_weights(self, inputs) -> torch.Tensor:
-        """Shape `(B, T)`: TRL's aggregation of its loss, as weights."""
-        training = self.model.training
-        accumulation = self.current_gradient_accumulation_steps if training else 1.0
-        window = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        if training:
-            window = window * accumulation / self.args.steps_per_generation
-        mask = completion_mask(inputs)
-        return token_weights(mask, self.loss_type, accumulation, self.max_completion_length, window)
-
     def _log_kl(self, inputs, penalties: dict[str, torch.Tensor]) -> None:
         """Log TRL's metric `kl`, which its loss leaves out when its KL term is off, and one for each anchor."""
-        mask, mode = completion_mask(inputs), "train" if self.model.training else "eval"
-        for name, penalty in penalties.items():
-            total = self._total(torch.stack([(penalty.detach() * mask).sum(), mask.sum().float()]))
-            self._metrics[mode][self.anchors[name].metric].append((total[0] / total[1].clamp(min=1.0)).item())
+        logged = self._metrics["train" if self.model.training else "eval"]
+        for metric, mean in self.anchors.means(penalties, completion_mask(inputs), self._total).items():
+            logged[metric].append(mean)
 
     def _log_policy_loss(self, penalty: torch.Tensor) -> None:
-        """
-        Add the KL term to TRL's metric `policy_loss`, which is logged beside an entropy bonus: the term of a
-        micro-batch by itself, or its share in the window that the loss averages over.
-        """
-        if not self._entropy_bonus_enabled:
-            return
-        training = self.model.training
-        by_itself = training and self.loss_type not in WINDOW_LOSSES
-        share = penalty * (self.current_gradient_accumulation_steps if by_itself else 1.0)
-        logged = self._metrics["train" if training else "eval"]["policy_loss"]
-        logged[-1] += self.accelerator.gather(share).nanmean().item()
+        """Add the KL term to TRL's metric `policy_loss`, which is logged beside an entropy bonus."""
+        if self._entropy_bonus_enabled:
+            logged = self._metrics["train" if self.model.training else "eval"]["policy_loss"]
+            logged[-1] += self.accelerator.gather(penalty).nanmean().item()
 
     # ------------------------------------------------------------------------- a step: its update, and its row
 
@@ -442,17 +408,12 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         step = self.state.global_step
         with self.meter.timer.stage("meter"):
             self.guard.check_weights(self.model, step)
-        if (elastic := self.parts.get("elastic")) is not None:
-            elastic.observe_step(step)
+        self.parts.after_update(step)
         row = self.recorder.finish_step(step, self._learning_rate, grad_norm, self.guard.skips)
-        self.anchors.observe(row)
-        if (watch := self.parts.get("entropy_watch")) is not None:
-            event = watch.observe_step(step, row.get("entropy"))
+        for event in self.parts.observe_step(step, row):
             self._log_event(event)
-            self.control.should_training_stop |= event is not None and watch.stop
-            self.control.should_save |= event is not None and watch.stop
-        if (compact := self.parts.get("generation")) is not None:
-            self._log_event(compact.observe_step(step, row.get("mean_abs_dlogp_sampler")))
+            if event.get("action") == "stop":
+                self.control.should_training_stop = self.control.should_save = True
         for name in LOGGED:
             if name in row:
                 self._metrics["train"][f"prorl/{name}"].append(row[name])

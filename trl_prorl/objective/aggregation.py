@@ -4,10 +4,53 @@ Writing it as weights keeps it linear, so a penalty added afterwards is normalis
 contained it.
 """
 
+from collections.abc import Mapping
+
 import torch
+
+from .anchors import completion_mask
 
 
 WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a whole accumulation window
+
+
+class Aggregation:
+    """
+    The aggregation of a run's loss.
+
+    Args:
+        args ([`ProRLConfig`]):
+            The loss type, and the lengths by which losses divide.
+        processes (`int`):
+            Number of processes, over which TRL counts the tokens of a window.
+    """
+
+    def __init__(self, args, processes: int):
+        self.args, self.processes = args, processes
+
+    def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
+        """
+        See [`token_weights`].
+
+        Args:
+            batch (`Mapping[str, torch.Tensor]`):
+                A micro-batch: its masks of shape `(B, T)`, and the number of tokens in its window.
+            accumulation (`float`, *optional*):
+                Micro-batches of this optimizer step; `None` in an evaluation.
+        """
+        args, window = self.args, batch["num_items_in_batch"].clamp(min=1.0) / self.processes
+        if accumulation is not None:
+            window = window * accumulation / args.steps_per_generation
+        length = args.max_completion_length
+        return token_weights(completion_mask(batch), args.loss_type, accumulation or 1.0, length, window)
+
+    def logged(self, term: torch.Tensor, accumulation: float | None) -> torch.Tensor:
+        """
+        A term of the loss as TRL logs it: that of a micro-batch by itself, or its share in the window that the loss
+        averages over. `term` is a scalar; `accumulation` as in [`Aggregation.weights`].
+        """
+        by_itself = accumulation is not None and self.args.loss_type not in WINDOW_LOSSES
+        return term * accumulation if by_itself else term
 
 
 def token_weights(

@@ -5,7 +5,7 @@ adaptation.
 Pure arithmetic on batches of log-probabilities. The scorer decides who scores them, and when.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,14 +128,34 @@ class Anchors(Part):
         """Σ coefficient · penalty over the anchors, shape `(B, T)`."""
         return sum(self[name].coefficient * penalty for name, penalty in penalties.items())
 
-    def observe(self, row: Mapping[str, float]) -> None:
-        """A step of the record: keep the active anchor's KL for the next adaptation."""
+    def means(
+        self, penalties: Mapping[str, torch.Tensor], mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, float]:
+        """
+        The mean of every penalty over the tokens of all processes, by TRL's name for it.
+
+        Args:
+            penalties (`Mapping[str, torch.Tensor]`):
+                Per token, by anchor, shape `(B, T)` each.
+            mask (`torch.Tensor` of shape `(B, T)`):
+                1 where a token counts.
+            total (`Callable`):
+                Sums a tensor over processes.
+        """
+        found = {}
+        for name, penalty in penalties.items():
+            weighed, tokens = total(torch.stack([(penalty.detach() * mask).sum(), mask.sum().float()]))
+            found[self[name].metric] = (weighed / tokens.clamp(min=1.0)).item()
+        return found
+
+    def observe_step(self, step: int, row: Mapping[str, float]) -> None:
+        """Keep the active anchor's KL for the next adaptation."""
         active = self.active
         if active is not None and active.record in row:
             self._kl_since_generation.append(row[active.record])
 
-    def adapt(self) -> None:
-        """At a generation boundary: move the active coefficient towards `kl_target`, if there is one."""
+    def at_boundary(self, step: int) -> None:
+        """Move the active coefficient towards `kl_target`, if there is one."""
         values, self._kl_since_generation = self._kl_since_generation, []
         if self.args.kl_target is None or not values:
             return

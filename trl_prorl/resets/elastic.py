@@ -90,17 +90,14 @@ class ElasticResets(Part):
     def begin(self) -> None:
         self._requested = None
 
-    def observe_step(self, step: int) -> None:
-        """Take in that `step` optimizer steps are done."""
+    def after_update(self, step: int) -> None:
+        """Take the update into the average, and see whether a reset is due."""
         self.average.update()
         if step % self.every == 0:
             self._requested = step
 
-    def apply(self, step: int) -> dict[str, Any] | None:
-        """
-        At a generation boundary: policy ← average, average ← initial policy. Returns the event, or `None` if none was
-        due.
-        """
+    def at_boundary(self, step: int) -> dict[str, Any] | None:
+        """Policy ← average, average ← initial policy, if that is due."""
         requested, self._requested = self._requested, None
         if requested is None:
             return None

@@ -156,19 +156,9 @@ class CompactGeneration(Part):
         logps = drawn.logps.tolist()
         return completions, [row[: len(ids)] for row, ids in zip(logps, completions, strict=True)]
 
-    def observe_step(self, step: int, difference: float | None) -> dict[str, Any] | None:
-        """
-        Go on with the policy itself where the copy is too far from it.
-
-        Args:
-            step (`int`):
-                Optimizer steps done.
-            difference (`float`, *optional*):
-                Mean |Δ log-probability| between the copy and the policy, in nats a token.
-
-        Returns:
-            `dict`: the event, if so.
-        """
+    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+        """Go on with the policy itself where the copy is too far from it, by `mean_abs_dlogp_sampler`."""
+        difference = row.get("mean_abs_dlogp_sampler")
         if self.copy is None or difference is None or difference <= MERGED_BOUND:
             return None
         self._unmerge(f"the copy was {difference:.2g} nats a token off the policy")

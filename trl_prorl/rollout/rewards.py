@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from trl.trainer.utils import is_async_callable
 
 from ..errors import RewardError
@@ -27,7 +28,7 @@ def watched(
     training: Callable[[], bool] = lambda: True,
 ) -> Callable:
     """
-    A reward function that raises [`RewardError`] in place of any other error.
+    A reward function that raises [`RewardError`] in place of any other error. A reward model is left as it is.
 
     Args:
         function (`Callable`):
@@ -44,6 +45,9 @@ def watched(
         training (`Callable`, *optional*):
             Whether a call is for training and not for an evaluation.
     """
+
+    if isinstance(function, torch.nn.Module):
+        return function
 
     def problem(what: str, prompts: list, row: int | None = None) -> str:
         if not prompts:

@@ -37,8 +37,9 @@ class EntropyWatch(Part):
         self.below = self.below + 1 if entropy < self.floor else 0
         return self.below == self.patience
 
-    def observe_step(self, step: int, entropy: float | None) -> dict[str, Any] | None:
-        """The event of a collapse that step `step` completes, or `None`."""
+    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+        """The event of a collapse that this step completes."""
+        entropy = row.get("entropy")
         if not self.observe(entropy):
             return None
         logger.warning("Entropy collapse at step %d: %.4g nats per token, below %.4g.", step, entropy, self.floor)

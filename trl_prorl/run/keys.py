@@ -111,7 +111,8 @@ METRICS = {
 RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE = "reset", "elastic_reset", "resume", "nonfinite", "entropy_collapse"
 UNMERGED = "unmerged_generation"
 ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED)
-FIRED = (RESET, ELASTIC, COLLAPSE, UNMERGED)
+RESETS = (RESET, ELASTIC)
+FIRED = (*RESETS, COLLAPSE, UNMERGED)
 
 # One row per event.
 EVENTS = {
@@ -130,10 +131,10 @@ EVENTS = {
     "optimizer_reset": RecordKey("", "the key of that name", events=(RESET,)),
     "alpha": RecordKey("", "`optimizer_reset_alpha`", "`optimizer_reset: soft`", events=(RESET,)),
     "kl_before": RecordKey(TOKEN, "`kl_ref` of the last step before it", "`kl_ref` measured", events=(RESET,)),
-    "seconds_copy": RecordKey(SECONDS, "for moving the parameters", events=(RESET, ELASTIC)),
+    "seconds_copy": RecordKey(SECONDS, "for moving the parameters", events=RESETS),
     "seconds_optimizer": RecordKey(SECONDS, "for the optimizer's state", events=(RESET,)),
     "seconds_sync": RecordKey(SECONDS, "for agreeing between processes", events=(RESET,)),
-    "world_size": RecordKey("processes", "that took part", events=(RESET, ELASTIC)),
+    "world_size": RecordKey("processes", "that took part", events=RESETS),
     "action": RecordKey("", "`stop`, `skip` or `log`", events=(NONFINITE, COLLAPSE)),
     "tensor": RecordKey("", "the first that was not finite", events=(NONFINITE,)),
     "prompts": RecordKey("", "of the batch in which it was found", events=(NONFINITE,)),

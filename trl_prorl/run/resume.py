@@ -16,12 +16,11 @@ from ..hub.publish import staged_leftovers
 from .checkpoint import abandon_newer, find_checkpoint, leftovers
 from .config_change import check_change
 from .identity import IDENTITY_FILE, check_same_run
+from .keys import RESETS
 from .run_files import read_json
 
 
 STATE_FILE = "prorl_state.json"
-# A reset at the checkpoint's own step came after the save, and happens again. Other events came before it.
-COME_AGAIN = ("reset", "elastic_reset")
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +80,8 @@ class Resume:
 
     def keeps_event(self, event: Mapping[str, Any]) -> bool:
         """Whether an event was there at the checkpoint."""
-        return event["step_applied"] < self.step + (event["event"] not in COME_AGAIN)
+        # A reset at the checkpoint's own step came after the save, and happens again. Other events came before it.
+        return event["step_applied"] < self.step + (event["event"] not in RESETS)
 
     def abandon_newer(self, output_dir: str | os.PathLike) -> None:
         """Rename the checkpoints newer than this one, before the record is cut: they left the run."""

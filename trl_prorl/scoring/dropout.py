@@ -2,6 +2,7 @@
 Active dropout is refused: it adds noise to every KL, and a reused log-probability would belong to another network.
 """
 
+import logging
 import random
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+
+logger = logging.getLogger(__name__)
 
 RANDOM_PARTS = ("drop", "jitter", "noise")  # parts of the names that layers give to such rates
 
@@ -52,7 +55,9 @@ def check_dropout(model: torch.nn.Module) -> None:
 
 
 @torch.no_grad()
-def check_randomness(model: torch.nn.Module, autocast: AbstractContextManager | None = None) -> None:
+def check_randomness(
+    model: torch.nn.Module, autocast: AbstractContextManager | None = None, sharded: bool = False
+) -> None:
     """
     Refuse a model whose forward in training is random, whatever the cause. Two seeds must give the same logits, up to
     the difference of two forwards with one seed on hardware that sums in no fixed order. Names of modules and of keys
@@ -62,13 +67,18 @@ def check_randomness(model: torch.nn.Module, autocast: AbstractContextManager | 
 
     Args:
         model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The model, with its weights in place and not sharded.
+            The model, with its weights in place.
         autocast (`AbstractContextManager`, *optional*):
             The context of its forwards in training.
+        sharded (`bool`, *optional*, defaults to `False`):
+            Whether its weights are sharded. Such a model is not tried, and a warning says so.
 
     Raises:
         `ValueError`: naming the first rate that could be the reason, and the cure.
     """
+    if sharded:
+        logger.warning("Weights are sharded, so that no forward has looked for dropout that has no module of its own.")
+        return
     device = next(model.parameters()).device
     length = min(16, getattr(model.config.get_text_config(), "max_position_embeddings", None) or 16)
     tokens = torch.arange(1, 2 * length + 1, device=device).remainder(model.get_input_embeddings().weight.shape[0])
