@@ -36,7 +36,7 @@ from .launch.recipe import RecipeParser
 from .needs import TASK_NEEDS, check_used
 from .own_packages import tasks
 from .quiet import quiet_warnings, show_kernel_hint
-from .rollout.length import cosine_length_reward, target_length_reward
+from .rollout.length_rewards import cosine_length_reward, target_length_reward
 from .rollout.thinking import interrupted_rollout
 from .run.base_model import WEIGHTS
 from .run.checkpoint import find_checkpoint, newest_complete

@@ -2,7 +2,7 @@
 `ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and a record.
 
 This file holds TRL's overrides in the order of a step, and the assembly of the parts that do the work. It and the
-three mixins (`adapters/mixin.py`, `hub/mixin.py`, `run/checkpointing.py`) alone know TRL's private methods, which
+three mixins (`adapters/mixin.py`, `hub/mixin.py`, `run/mixin.py`) alone know TRL's private methods, which
 `tests/test_upstream_contract.py` pins. With every ProRL key at its default TRL's own methods compute everything, and
 this class only observes.
 """
@@ -36,11 +36,11 @@ from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
-from .run.checkpointing import CheckpointMixin
 from .run.entropy_watch import EntropyWatch
 from .run.finite_guard import FiniteGuard
 from .run.identity import base_parameters, dataset_hash, weights_hash
 from .run.meter import Meter, StageTimer, UpdateNorm
+from .run.mixin import CheckpointMixin
 from .run.recorder import LOGGED, Recorder
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32

@@ -84,6 +84,11 @@ def score(run: Run, side: str, k: int) -> Estimate | None:
     return summary_score((run.passk or {}).get(side, {}), k)
 
 
+def largest_k(run: Run) -> int | None:
+    """The largest k of the held-out evaluation; `None` if the run was not evaluated."""
+    return max(run.passk["k"]) if run.passk else None
+
+
 def per_prompt(result: dict, side: str, k: int = 1) -> np.ndarray:
     """
     pass@k of each held-out prompt, shape (P,), from the counts of a `passk.json` or of a part of it that has `n`.

@@ -2,7 +2,7 @@
 
 import math
 
-from eval.analysis.passk import gain, per_prompt, summary_score
+from eval.analysis.passk import gain, largest_k, per_prompt, summary_score
 from eval.pages.cells import NOT_MEASURED, interval_cell, sides_cell
 from eval.pages.document import Section
 from eval.pages.objective import objective_notes
@@ -22,10 +22,6 @@ def _part_cell(part: dict, k: int) -> str:
     return sides_cell(*(summary_score(part[side], k) for side in ("base", "trained")), ".3f")
 
 
-def _largest_k(run: Run) -> int:
-    return max(run.passk["k"])
-
-
 def tasks_table(runs: list[Run]) -> Table | None:
     """Held-out pass@1 and pass@k per task and level, a row each per run; `None` where prompts are of one kind."""
     rows = [(run, part) for run in runs for part in (run.passk or {}).get("by") or []]
@@ -36,8 +32,8 @@ def tasks_table(runs: list[Run]) -> Table | None:
         Column("pass@1, base → trained [95 %]", lambda row: _part_cell(row[1], 1)),
         Column(
             "pass at the largest k, base → trained [95 %]",
-            lambda row: _part_cell(row[1], _largest_k(row[0])) if _largest_k(row[0]) > 1 else NOT_MEASURED,
-            shown=lambda rows: any(_largest_k(run) > 1 for run, _ in rows),
+            lambda row: _part_cell(row[1], largest_k(row[0])) if largest_k(row[0]) > 1 else NOT_MEASURED,
+            shown=lambda rows: any(largest_k(run) > 1 for run, _ in rows),
         ),
     ]
     notes = ["The prompts of each task and level alone; intervals over prompts."]

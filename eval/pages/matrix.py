@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.analysis.cost import peak_memory, reference_share, step_time_over_control
-from eval.analysis.matrix import largest_k, prompts_and_seeds, spread, worst
+from eval.analysis.over_seeds import prompts_and_seeds, spread, worst
 from eval.analysis.pairing import same_prompts
-from eval.analysis.passk import per_prompt, score
+from eval.analysis.passk import largest_k, per_prompt, score
 from eval.analysis.repetitions import configuration_labels, mean_measured, repetitions, seed_count
 from eval.analysis.smoothing import SMOOTHING_STEPS
 from eval.analysis.stability import COLLAPSE_SHARE, collapsed, gradient_spike, largest_drop

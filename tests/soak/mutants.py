@@ -4,13 +4,13 @@ import torch
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.resets.controller import Resets
-from trl_prorl.run import checkpoint, checkpointing, recorder, resume
+from trl_prorl.run import checkpoint, mixin, recorder, resume
 from trl_prorl.scoring.references import SnapshotReference
 
 
 def buffer():
     """What was generated and not yet trained on is not read back."""
-    checkpointing.load_buffer = lambda path, device: None
+    mixin.load_buffer = lambda path, device: None
 
 
 def reference():

@@ -1,7 +1,5 @@
-import numpy as np
 import pytest
 
-from eval.analysis.matrix import prompts_and_seeds
 from eval.pages.matrix import result_matrix
 from eval.run_folder.reading import load_run
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
@@ -71,16 +69,6 @@ def test_one_seed_keeps_its_interval_over_prompts(cells, make_run, make_rows, pa
     assert low == pytest.approx(0.5 - 1.96 * 0.079, abs=0.03)
     assert high == pytest.approx(0.5 + 1.96 * 0.079, abs=0.03)
     assert "pass@8" in row
-
-
-def test_hull_of_prompts_and_seeds():
-    coins = np.array([0.0, 1.0] * 20)
-    together = prompts_and_seeds([coins, coins], same=True)
-    assert together.low < 0.4 < 0.6 < together.high  # seeds agree to the last digit: the prompts speak
-    assert prompts_and_seeds([coins, coins], same=False)[1:] == (0.5, 0.5)
-    flat = prompts_and_seeds([np.full(40, 0.4), np.full(40, 0.6)], same=True)
-    assert flat.high == pytest.approx(0.5 + 12.706 * 0.1, abs=1e-3)  # prompts agree: the seeds speak
-    assert prompts_and_seeds([], same=True) is None
 
 
 def test_configurations_of_one_variant_are_told_apart(cells, make_run, make_rows):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trl_prorl.rollout.length import cosine, cosine_length_reward, is_on, target_length_reward
+from trl_prorl.rollout.length_rewards import cosine, cosine_length_reward, is_on, target_length_reward
 from trl_prorl.train import TaskArguments
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 
 from eval.analysis.statistics import Estimate, bootstrap_interval, t_interval
-from eval.run_folder.run import Run
 
 
 def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) -> Estimate | None:
@@ -26,11 +25,6 @@ def prompts_and_seeds(values: list[np.ndarray], same: bool, least: float = 0.0) 
         intervals.append(bootstrap_interval(np.mean(values, axis=0), bounds=(least, 1.0)))
     lows, highs = zip(*intervals, strict=True)
     return Estimate(float(np.mean(means)), float(np.min(lows)), float(np.max(highs)))
-
-
-def largest_k(run: Run) -> int | None:
-    """The largest k of the held-out evaluation; `None` if the run was not evaluated."""
-    return max(run.passk["k"]) if run.passk else None
 
 
 def worst(values: list[float | None]) -> float | None:
