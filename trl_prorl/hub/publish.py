@@ -34,7 +34,8 @@ from ..run.folder import CONFIG_FILE, ENV_FILE
 from ..run.meter import EVENTS_FILE, METRICS_FILE
 from ..run.run_files import read_json, read_yaml
 from ..run.run_id import RUN_ID, other_run, recorded_run_id, run_id_in
-from .card import ADAPTER, CARD_FILE, PASSK_FILE, without_secrets
+from .card import CARD_FILE
+from .record import ADAPTER, PASSK_FILE, without_secrets
 
 
 MODEL_FILES = (

@@ -1,0 +1,132 @@
+"""A run folder as a card needs it: its record without secrets, and its base model."""
+
+import os
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..run import run_files
+from ..run.base_model import BaseModel, identify
+from ..run.folder import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
+from ..run.keys import RESETS
+from ..run.meter import EVENTS_FILE, METRICS_FILE
+from ..run.run_id import RUN_ID, other_run
+from ..run.shapes import Shape, optional, table, text
+from ..variants import VARIANTS, Variant
+
+
+PASSK_FILE = "passk.json"
+ADAPTER = table(known={"base_model_name_or_path": optional(text)})
+
+# Keys and values that a recipe may hold and a card may not.
+SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
+NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
+SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """
+    The content of a run folder; parts that are missing are empty.
+
+    Attributes:
+        config (`dict`), env (`dict`):
+            `config.yaml`, without secrets, and `env.json`.
+        events (`list[dict]` or `None`):
+            `events.jsonl`.
+        passk (`dict` or `None`):
+            `passk.json`.
+        steps (`int` or `None`):
+            Optimizer steps done, by `metrics.jsonl`.
+    """
+
+    config: dict[str, Any]
+    env: dict[str, Any]
+    events: list[dict[str, Any]] | None
+    passk: dict[str, Any] | None
+    steps: int | None
+
+    @property
+    def variant(self) -> str:
+        return str(self.env.get("variant", "unknown"))
+
+    @property
+    def known_variant(self) -> Variant | None:
+        """What is known of its variant."""
+        return VARIANTS.get(self.variant)
+
+    @property
+    def can_be_evaluated(self) -> bool:
+        """Whether `eval.passk` knows its model and its task."""
+        return all(self.config.get(key) for key in EVALUATION_KEYS)
+
+    @property
+    def resets(self) -> list[dict[str, Any]]:
+        return [event for event in self.events or [] if event.get("event") in RESETS]
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether `passk.json` is there, and measured the weights that the run left behind after its last step."""
+        measured_at = (self.passk or {}).get("steps_on_record", (self.passk or {}).get("step"))
+        return self.passk is not None and (measured_at is None or self.steps is None or measured_at == self.steps)
+
+
+def read_record(run_dir: str | os.PathLike) -> Record:
+    """
+    Read a run folder, however little it holds. The evaluation of another run that had the folder before is left out.
+
+    Raises:
+        `ValueError`: a file cannot be read.
+    """
+    folder = Path(run_dir)
+    config, events, last = folder / CONFIG_FILE, folder / EVENTS_FILE, run_files.last_line(folder / METRICS_FILE)
+    env = read_if_there(folder / ENV_FILE, run_files.ENV) or {}
+    passk = read_if_there(folder / PASSK_FILE, run_files.passk)
+    if passk is not None and other_run(passk, env.get(RUN_ID)):
+        passk = None
+    return Record(
+        config=without_secrets(run_files.read_yaml(config)) if config.is_file() else {},
+        env=env,
+        events=run_files.read_jsonl(events, run_files.EVENTS) if events.is_file() else None,
+        passk=passk,
+        steps=last["step"] if last else None,
+    )
+
+
+def read_if_there(path: Path, shape: Shape) -> dict[str, Any] | None:
+    return run_files.read_json(path, shape) if path.is_file() else None
+
+
+def without_secrets(config: Any) -> Any:
+    """A recipe without its tokens and passwords, at any depth."""
+    if isinstance(config, dict):
+        return {
+            key: without_secrets(value)
+            for key, value in config.items()
+            if str(key) in NO_SECRETS or not SECRET_KEYS.search(str(key))
+        }
+    if isinstance(config, list):
+        return [without_secrets(value) for value in config]
+    return SECRET_VALUES.sub("[removed]", config) if isinstance(config, str) else config
+
+
+def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
+    """The base model: as the run noted it, else as its recipe or its adapter names it; `None` if none of them does."""
+    if record.env.get("base_model"):
+        noted = record.env["base_model"]
+        return BaseModel(**{field.name: noted[field.name] for field in fields(BaseModel) if field.name in noted})
+    name = record.config.get("model_name_or_path") or adapter_config.get("base_model_name_or_path")
+    return identify(name) if name else None
+
+
+def greedy_of(part: dict[str, Any]) -> dict[str, Any] | None:
+    """The greedy decoding of a part of `passk.json`, if both sides are whole there."""
+    found = part.get("greedy") or {}
+    whole = all({"accuracy", "interval"} <= found.get(side, {}).keys() for side in ("base", "trained"))
+    return found if whole else None
+
+
+def sizes(part: dict[str, Any]) -> list[int]:
+    """The sizes of the draw that a part of `passk.json` has for both sides."""
+    return [k for k in part.get("k", []) if all(f"pass@{k}" in part[side] for side in ("base", "trained"))]
