@@ -67,7 +67,10 @@ class ProRLConfig(GRPOConfig):
         ref_reset_mix (`float`, *optional*, defaults to `1.0`):
             What the reference becomes at a reset: `mix` · policy + (1 − `mix`) · reference. 1 is a hard copy; between
             0 and 1 the parameters are averaged (with LoRA the factors A and B, which is not the average of their
-            products BA); 0 leaves the reference where it is, so that only the optimizer is reset.
+            products BA); 0 leaves the reference where it is, so that only the optimizer is reset. A small value with
+            `ref_reset_every: 1` makes the reference a moving average of the policy (the soft update of TR-DPO, arXiv
+            2404.09656), which moves once at each generation boundary. In bf16 weights a move of less than some 0.2 %
+            of a parameter is lost in rounding.
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
             What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
             rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
