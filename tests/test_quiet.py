@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 HINT = f"{KERNEL_HINT}: %s. Please make sure you already `pip install kernels` and the kernels >= 0.11.1"
 SMALL = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --train_rows 16".split()
 SMALL += "--use_cpu true --logging_steps 1".split()
-TWO = "--max_steps 2 --save_strategy steps --save_steps 1".split()
+FEW = "--max_steps 3 --save_strategy steps --save_steps 1".split()
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_training_and_evaluating_write_nothing_to_stderr(python, tmp_path):
 def test_every_other_command_too(python, tmp_path):
     """With a progress bar, which is our own line; `eval.push` is left out, for it needs a Hub."""
     out = str(tmp_path / "run")
-    _, noise = python(str(ROOT / "recipes" / "grpo_variantB.py"), "--output_dir", out, *SMALL, *TWO)
+    _, noise = python(str(ROOT / "recipes" / "grpo_variantB.py"), "--output_dir", out, *SMALL, *FEW)
     lines = [line for line in noise.replace("\r", "\n").split("\n") if line.strip()]
     assert lines and [line for line in lines if not re.search(r"\d%\|.*\| \d+/\d+ \[", line)] == []
     few = ["--run", out, "--prompts", "20"]

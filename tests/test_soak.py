@@ -132,6 +132,7 @@ def test_a_defect_is_found(forks, tmp_path, mutant):
     arguments = ["--seed", seed, "--mutant", mutant, "--case", case, "--processes", "1", "--minutes", "0", "--first"]
     status, written = soak(forks, *arguments, "--kills", "60", "--folder", str(tmp_path / "first"))
     assert status == 1, written[-3000:]
+    assert "TypeError" not in written  # of a mutant that cannot run at all
     if mutant != "record":
         return
     assert "metrics.jsonl: " in written

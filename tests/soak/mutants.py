@@ -69,8 +69,8 @@ def record():
     """Rows that are computed again stand in the record twice."""
     log = recorder.JsonLines
 
-    def keeps_all(path, keep=None):
-        return log(path, keep and (lambda row: True))
+    def keeps_all(path, keep, shape):
+        return log(path, keep and (lambda row: True), shape)
 
     recorder.JsonLines = keeps_all
 

@@ -56,10 +56,10 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
             theirs = model.generate(
                 input_ids=ids[copies],
                 attention_mask=mask[copies],
-                generation_config=config,
+                generation_config=GenerationConfig(
+                    **config.to_diff_dict(), return_dict_in_generate=True, output_scores=True
+                ),
                 stopping_criteria=stops,
-                return_dict_in_generate=True,
-                output_scores=True,
             )
             if reason := why_not_select(theirs.past_key_values):
                 return f"{name}: {reason}"
