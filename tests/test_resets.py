@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
+from trl_prorl.parts import Part
 
 
 def events(trainer):
@@ -60,6 +61,27 @@ def test_an_event_says_what_happened(run):
     assert event["kl_before"] == metrics(trainer)[1]["kl_ref"] > 0
     assert event["world_size"] == 1
     assert all(event[key] >= 0 for key in ("seconds_copy", "seconds_optimizer", "seconds_sync"))
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_every_step_and_a_small_mix_make_the_reference_a_moving_average(make_trainer, lora):
+    policies = []
+
+    class Boundary(Part):
+        def at_boundary(self, step):
+            policies.append([policy.detach().clone() for _, policy in trainer.reference.pairs()])
+
+    trainer = make_trainer(lora=lora, beta=0.1, ref_reset_every=1, ref_reset_mix=0.25, max_steps=6, learning_rate=1e-2)
+    trainer.parts["boundary"] = Boundary()
+    trainer.train()
+    assert [(e["step_applied"], len(e["requests"])) for e in events(trainer)] == [(2, 2), (4, 2)]
+    average, *others = policies
+    for policy in others:
+        average = [0.25 * new + 0.75 * old for new, old in zip(policy, average, strict=True)]
+    found = [ref for ref, _ in trainer.reference.pairs()]
+    for one, other in zip(found, average, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-6)
+    assert any(not torch.equal(one, base) for one, base in zip(found, policies[0], strict=True))
 
 
 class Always(Trigger):
