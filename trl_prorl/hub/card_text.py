@@ -180,7 +180,8 @@ def training(record: Record) -> str:
     machine = hardware.get("gpu") or f"{hardware.get('cpus', '?')} CPU cores ({hardware.get('machine', '?')})"
     lines.append(f"Trained on {machine}; seed {env.get('seed')}.")
     if env.get("trainable_parameters") is not None:
-        lines.append(f"{env['trainable_parameters']:,} of {env['parameters']:,} parameters were trained.")
+        of_all = f" of {env['parameters']:,}" if env.get("parameters") is not None else ""
+        lines.append(f"{env['trainable_parameters']:,}{of_all} parameters were trained.")
     resumes = [str(event["step_applied"]) for event in record.events or [] if event.get("event") == "resume"]
     if resumes:
         lines.append(f"The run was resumed at step {', '.join(resumes)}.")

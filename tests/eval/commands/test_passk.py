@@ -136,7 +136,7 @@ def test_every_checkpoint(run_dir, task, add_checkpoints, labels, capsys):
     add_checkpoints(run_dir, 20, 10)
     rows = "".join(json.dumps({"step": step}) + "\n" for step in range(1, 31))
     (run_dir / "metrics.jsonl").write_text(rows)
-    arguments = ["--run", str(run_dir), "--prompts", "4", "--n", "8", "--k", "1", "8", "--no-greedy"]
+    arguments = ["--run", str(run_dir), "--prompts", "4", "--n", "32", "--k", "1", "8", "--no-greedy"]
     assert passk.main([*arguments, "--checkpoints", "all"]) == 0
     assert labels == ["A: base", "A: trained", "A: step-10", "A: step-20"]
     result = result_of(run_dir)
@@ -146,7 +146,7 @@ def test_every_checkpoint(run_dir, task, add_checkpoints, labels, capsys):
     counts = [tuple(point["correct"]) for point in result["checkpoints"]]
     assert len({tuple(result["base"]["correct"]), *counts}) == 4
     for point in result["checkpoints"]:
-        assert point["pass@1"] == pytest.approx(sum(point["correct"]) / 32)
+        assert point["pass@1"] == pytest.approx(sum(point["correct"]) / 128)
     assert "pass@k over training steps" in capsys.readouterr().out
     assert passk.main([*arguments, "--checkpoints", "20"]) == 0
     assert result_of(run_dir) == result
