@@ -141,7 +141,7 @@ def test_the_best_of_another_metric_is_forgotten():
     from trl_prorl.resets.triggers import KLSpike, Stall, TriggerSet
 
     old = TriggerSet([KLSpike(1.0, 3), Stall("eval_reward", 2)])
-    old.observe_step(1, 0.5)
+    old.observe_step(1, {"kl_ref": 0.5}.get)
     old.observe_evaluation(1, {"eval_reward": 0.9, "eval_loss": 3.0})
     state = json.loads(json.dumps(old.state_dict()))
     for stall, best in ((Stall("eval_reward", 5), 0.9), (Stall("eval_loss", 2, mode="min"), None)):

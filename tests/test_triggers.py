@@ -89,7 +89,7 @@ def test_cooldown_silences_every_trigger_but_they_go_on_observing():
     triggers = TriggerSet([Periodic(2), KLSpike(0.5, window=2)], cooldown=3)
     seen = {}
     for step in range(1, 9):
-        seen[step] = [reason.reason for reason in triggers.observe_step(step, 0.9)]
+        seen[step] = [reason.reason for reason in triggers.observe_step(step, {"kl_ref": 0.9}.get)]
         if step == 2:
             triggers.applied(2)
     # Silent at 3 and 4; the window that the reset emptied is full again by 4.
@@ -107,7 +107,7 @@ def test_state_survives_json_in_the_middle_of_a_series():
     def play(triggers, steps):
         fired = []
         for step in steps:
-            fired += triggers.observe_step(step, 0.2 * (step % 9))
+            fired += triggers.observe_step(step, {"kl_ref": 0.2 * (step % 9)}.get)
             fired += triggers.observe_evaluation(step, {"eval_reward": 1.0 if step == 3 else 0.5})
             if step in (6, 13):
                 triggers.applied(step)

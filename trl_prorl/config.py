@@ -7,6 +7,7 @@ from trl import GRPOConfig
 
 from .objective.kl import gradient_bias
 from .refusals import UNCLEAN_SCHEDULE, check_bf16, check_combinations, check_values
+from .resets.triggers import CONFIGURED
 
 
 @dataclass
@@ -273,7 +274,7 @@ class ProRLConfig(GRPOConfig):
     @property
     def resets(self) -> bool:
         """Whether a reset can ever be requested by a key of this configuration."""
-        return self.ref_reset_every > 0 or self.ref_reset_kl is not None or self.watches_metric
+        return any(trigger.is_on(self) for trigger in CONFIGURED)
 
     @property
     def watches_metric(self) -> bool:

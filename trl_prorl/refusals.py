@@ -13,6 +13,7 @@ from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_availab
 from .needs import NEEDS, Need, is_unused, unused_line
 from .objective.advantages import ESTIMATORS as ADVANTAGES
 from .objective.kl import ESTIMATORS
+from .resets import triggers
 from .resets.optimizer_state import MODES
 from .run.finite import MODES as NONFINITE
 
@@ -20,7 +21,6 @@ from .run.finite import MODES as NONFINITE
 if TYPE_CHECKING:
     from .config import ProRLConfig
 
-TRIGGERS = ("ref_reset_every", "ref_reset_kl", "ref_reset_stall", "ref_reset_drop")
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 # ------------------------------------------------------------------------------------------------------------- values
@@ -79,8 +79,7 @@ def _is_names(value: Any) -> bool:
 
 
 COUNTS_FROM_0 = (
-    "ref_reset_every",
-    "ref_reset_stall",
+    *triggers.COUNTS,
     "ref_reset_cooldown",
     "optimizer_reset_rewarmup_steps",
     "elastic_reset_every",
@@ -88,7 +87,7 @@ COUNTS_FROM_0 = (
 )
 COUNTS_FROM_1 = ("base_anchor_every", "ref_reset_kl_window", "kl_horizon", "entropy_patience")
 COEFFICIENTS = ("beta", "beta_old", "beta_base", "ref_reset_min_delta")
-THRESHOLDS = ("ref_reset_kl", "ref_reset_drop", "kl_target", "reward_timeout", "entropy_floor")
+THRESHOLDS = (*triggers.THRESHOLDS, "kl_target", "reward_timeout", "entropy_floor")
 
 VALUES = (
     Values(COEFFICIENTS, _number(lambda value: 0 <= value < math.inf), "a finite number that is not negative"),
@@ -178,8 +177,8 @@ def _never_applied(key: str, example: Any) -> Refusal:
         {key: example},
         lambda args: not args.resets and getattr(args, key) != args.__dataclass_fields__[key].default,
         lambda args: (
-            f"{key}={getattr(args, key)!r} is never applied: nothing requests a reset. Set ref_reset_every "
-            f"(or ref_reset_kl, ref_reset_stall, ref_reset_drop), or leave {key} out. With triggers of your "
+            f"{key}={getattr(args, key)!r} is never applied: nothing requests a reset. Set {triggers.KEYS[0]} "
+            f"(or {', '.join(triggers.KEYS[1:])}), or leave {key} out. With triggers of your "
             "own alone, set ref_reset_every to more than max_steps."
         ),
     )
@@ -198,7 +197,7 @@ def _never_measured(trigger: str, example: Any) -> Refusal:
 
 def _trigger(args: "ProRLConfig") -> str:
     """The first trigger that is set."""
-    return next(key for key in TRIGGERS if getattr(args, key))
+    return next(key for key in triggers.KEYS if getattr(args, key))
 
 
 def _by_itself(args: "ProRLConfig") -> bool:

@@ -27,9 +27,9 @@ from .objective.anchors import Anchors, completion_mask, logps_key
 from .objective.loss_mode import without_ratio
 from .parts import Parts
 from .resets.callbacks import ReferenceResetCallback
-from .resets.controller import Resets, configured_triggers
+from .resets.controller import Resets
 from .resets.elastic import ElasticAverage, ElasticResets
-from .resets.triggers import Reason
+from .resets.triggers import Reason, configured_triggers
 from .rollout.dynamic_sampling import DynamicSampling, named_functions
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
@@ -176,7 +176,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         return [cb for cb in self.callback_handler.callbacks if isinstance(cb, ReferenceResetCallback)]
 
     def _bind(self, callback: ReferenceResetCallback) -> None:
-        self.resets.bind(callback, self.recorder.kl_ref_so_far, lambda: self.is_in_train, self.eval_dataset)
+        self.resets.bind(callback, self.recorder.mean_so_far, lambda: self.is_in_train, self.eval_dataset)
 
     def add_callback(self, callback):
         if isinstance(callback, ReferenceResetCallback) and self.anchors is not None:

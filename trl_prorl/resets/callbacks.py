@@ -31,13 +31,13 @@ class ReferenceResetCallback(TrainerCallback):
     def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):
         self.triggers = TriggerSet(triggers, cooldown)
         self.requests: list[Reason] = []
-        # The trainer binds this: the KL to the reference of the step that has just ended, or None.
-        self.kl_ref: Callable[[], float | None] = lambda: None
+        # The trainer binds this: a mean over tokens of the step that has just ended, by its name, or None.
+        self.mean: Callable[[str], float | None] = lambda name: None
         # The trainer binds this too: an evaluation before or after the training is no validation.
         self.in_training: Callable[[], bool] = lambda: True
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.requests += self.triggers.observe_step(state.global_step, self.kl_ref())
+        self.requests += self.triggers.observe_step(state.global_step, self.mean)
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         if self.in_training():

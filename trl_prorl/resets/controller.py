@@ -11,27 +11,7 @@ from ..scoring.references import AdapterReference, SnapshotReference, move_refer
 from .callbacks import ReferenceResetCallback, load_callbacks
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
-from .triggers import KLSpike, Periodic, Reason, Stall, Trigger
-
-
-def configured_triggers(args) -> list[Trigger]:
-    """The triggers that the `ref_reset_*` keys of a [`ProRLConfig`] ask for."""
-    triggers: list[Trigger] = []
-    if args.ref_reset_every:
-        triggers.append(Periodic(args.ref_reset_every))
-    if args.ref_reset_kl is not None:
-        triggers.append(KLSpike(args.ref_reset_kl, args.ref_reset_kl_window))
-    if args.watches_metric:
-        triggers.append(
-            Stall(
-                args.ref_reset_metric,
-                args.ref_reset_stall,
-                args.ref_reset_drop,
-                args.ref_reset_metric_mode,
-                args.ref_reset_min_delta,
-            )
-        )
-    return triggers
+from .triggers import Reason
 
 
 class Resets(Part):
@@ -65,7 +45,7 @@ class Resets(Part):
         """Set the source of the trainer's callbacks, which a user may change."""
         self._callbacks = callbacks
 
-    def bind(self, callback: ReferenceResetCallback, kl_ref: Callable, in_training: Callable, eval_dataset) -> None:
+    def bind(self, callback: ReferenceResetCallback, mean: Callable, in_training: Callable, eval_dataset) -> None:
         """
         Give a callback the values that its triggers watch.
 
@@ -82,7 +62,7 @@ class Resets(Part):
                 f"{callback.metrics()[0]!r} is watched for resets, and eval_dataset has several sets "
                 f"({', '.join(eval_dataset)}), whose values TRL gives one name. Pass the one that decides."
             )
-        callback.kl_ref, callback.in_training = kl_ref, in_training
+        callback.mean, callback.in_training = mean, in_training
         self._untouched.append((callback, callback.state_dict()))
 
     def optimizer_made(self, optimizer) -> None:

@@ -7,7 +7,7 @@ applied (`applied`), whoever asked for it. A value that was not measured is `Non
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,7 +38,34 @@ class Reason:
 
 
 class Trigger:
-    """Base of all triggers: it sees everything and never fires."""
+    """
+    Base of all triggers: it sees everything and never fires.
+
+    A trigger that keys of [`ProRLConfig`] switch on names them, says how it is made, and stands in [`CONFIGURED`].
+
+    Attributes:
+        watches (`str`):
+            The mean over a step's tokens that `observe_step` gets, by its name in the record.
+        counts (`tuple[str, ...]`), thresholds (`tuple[str, ...]`):
+            The keys that switch it on: whole numbers, off at 0; positive numbers, off at `None`.
+        reasons (`tuple[str, ...]`):
+            What it can answer with.
+    """
+
+    watches = "kl_ref"
+    counts: tuple[str, ...] = ()
+    thresholds: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @classmethod
+    def is_on(cls, args) -> bool:
+        """Whether a key of a [`ProRLConfig`] asks for it."""
+        return any(getattr(args, key) not in (None, 0) for key in (*cls.counts, *cls.thresholds))
+
+    @classmethod
+    def of(cls, args) -> "Trigger":
+        """The trigger that a [`ProRLConfig`] asks for."""
+        raise NotImplementedError
 
     @property
     def kind(self) -> str:
@@ -50,7 +77,8 @@ class Trigger:
 
     def observe_step(self, step: int, kl_ref: float | None = None) -> Reason | None:
         """
-        `step` optimizer steps are done, from 1; `kl_ref` is the last step's KL to the reference in nats per token.
+        `step` optimizer steps are done, from 1; the second argument is the last step's mean of what it watches: KL to
+        the reference in nats per token, where it does not say otherwise.
         """
         return None
 
@@ -83,8 +111,14 @@ class Periodic(Trigger):
             Optimizer steps.
     """
 
+    counts, reasons = ("ref_reset_every",), ("periodic",)
+
     def __init__(self, every: int):
         self.every = every
+
+    @classmethod
+    def of(cls, args):
+        return cls(args.ref_reset_every)
 
     def observe_step(self, step, kl_ref=None):
         if step > 0 and step % self.every == 0:
@@ -105,9 +139,15 @@ class KLSpike(Trigger):
             Steps; the trigger does not fire before there are as many values.
     """
 
+    thresholds, reasons = ("ref_reset_kl",), ("kl_spike",)
+
     def __init__(self, threshold: float, window: int = 1):
         self.threshold = threshold
         self.values: deque[float] = deque(maxlen=window)
+
+    @classmethod
+    def of(cls, args):
+        return cls(args.ref_reset_kl, args.ref_reset_kl_window)
 
     def observe_step(self, step, kl_ref=None):
         if not measured(kl_ref):
@@ -149,6 +189,8 @@ class Stall(Trigger):
             The least difference that counts as an improvement.
     """
 
+    counts, thresholds, reasons = ("ref_reset_stall",), ("ref_reset_drop",), ("stall", "drop")
+
     def __init__(
         self, metric: str, patience: int = 0, drop: float | None = None, mode: str = "max", min_delta: float = 0.0
     ):
@@ -156,6 +198,16 @@ class Stall(Trigger):
         self.sign = {"max": 1.0, "min": -1.0}[mode]
         self.best: float | None = None
         self.without_improvement = 0
+
+    @classmethod
+    def of(cls, args):
+        return cls(
+            args.ref_reset_metric,
+            args.ref_reset_stall,
+            args.ref_reset_drop,
+            args.ref_reset_metric_mode,
+            args.ref_reset_min_delta,
+        )
 
     @property
     def kind(self):
@@ -186,6 +238,18 @@ class Stall(Trigger):
         self.best, self.without_improvement = state["best"], state["without_improvement"]
 
 
+# Those that keys ask for. Whatever depends on which there are is read from here.
+CONFIGURED = (Periodic, KLSpike, Stall)
+COUNTS = tuple(key for trigger in CONFIGURED for key in trigger.counts)
+THRESHOLDS = tuple(key for trigger in CONFIGURED for key in trigger.thresholds)
+KEYS = tuple(key for trigger in CONFIGURED for key in (*trigger.counts, *trigger.thresholds))
+
+
+def configured_triggers(args) -> list[Trigger]:
+    """The triggers that the keys of a [`ProRLConfig`] ask for."""
+    return [trigger.of(args) for trigger in CONFIGURED if trigger.is_on(args)]
+
+
 class TriggerSet:
     """
     Several triggers, which may not fire until `cooldown` optimizer steps have passed since the last applied reset.
@@ -203,9 +267,10 @@ class TriggerSet:
         self.cooldown = cooldown
         self.last: int | None = None
 
-    def observe_step(self, step: int, kl_ref: float | None = None) -> list[Reason]:
-        """Every reason of a step."""
-        return self._allowed(step, [trigger.observe_step(step, kl_ref) for trigger in self.triggers])
+    def observe_step(self, step: int, mean: Callable[[str], float | None]) -> list[Reason]:
+        """Every reason of a step, whose means over tokens `mean` gives by their names in the record."""
+        means = {name: mean(name) for name in dict.fromkeys(trigger.watches for trigger in self.triggers)}
+        return self._allowed(step, [trigger.observe_step(step, means[trigger.watches]) for trigger in self.triggers])
 
     def observe_evaluation(self, step: int, metrics: Mapping[str, float | None]) -> list[Reason]:
         """Every reason of an evaluation."""

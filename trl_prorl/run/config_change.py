@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
+from ..resets import triggers
 from .generation_buffer import buffer_file
 
 
@@ -78,9 +79,8 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
                 refuse(key, "it lies inside a generation batch, which was cut by the old value; one at its end can be")
         if switched_on(changed, "beta"):
             refuse("beta", "it lies inside a generation batch without the reference's log-probabilities")
-    triggers = ("ref_reset_every", "ref_reset_kl", "ref_reset_stall", "ref_reset_drop")
-    if now.get("beta") and not any(_is_on(now.get(key)) for key in triggers):
-        for key in triggers:
+    if now.get("beta") and not any(_is_on(now.get(key)) for key in triggers.KEYS):
+        for key in triggers.KEYS:
             if switched_off(changed, key):
                 refuse(key, "without resets the reference is the base, and this run's has moved; a larger value acts")
 

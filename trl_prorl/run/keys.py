@@ -5,6 +5,8 @@ runs.
 
 from dataclasses import dataclass
 
+from ..resets.triggers import CONFIGURED
+
 
 @dataclass(frozen=True)
 class RecordKey:
@@ -113,6 +115,7 @@ UNMERGED = "unmerged_generation"
 ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED)
 RESETS = (RESET, ELASTIC)
 FIRED = (*RESETS, COLLAPSE, UNMERGED)
+REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 
 # One row per event.
 EVENTS = {
@@ -120,7 +123,7 @@ EVENTS = {
     "step_requested": RecordKey("optimizer steps", "when it was asked for", events=ALL),
     "step_applied": RecordKey("optimizer steps", "when it happened", events=ALL),
     "reason": RecordKey(
-        "", "the triggers that fired: `periodic`, `kl_spike`, `stall`, `drop`, your own", events=FIRED
+        "", f"the triggers that fired: {', '.join(f'`{name}`' for name in REASONS)}, your own", events=FIRED
     ),
     "value": RecordKey("of what is watched", "what the first trigger saw", events=FIRED),
     "threshold": RecordKey("of what is watched", "what it compared that with", events=FIRED),

@@ -199,9 +199,9 @@ class Recorder(Part):
         if penalty is not None:
             meter.add_total("kl_penalty", penalty)
 
-    def kl_ref_so_far(self) -> float | None:
-        """KL to the reference of the step that is ending, over all processes, for triggers."""
-        value = self.meter.peek_mean("kl_ref", self.total)
+    def mean_so_far(self, name: str) -> float | None:
+        """A mean over tokens of the step that is ending, over all processes, for triggers."""
+        value = self.meter.peek_mean(name, self.total)
         return value if is_measured(value) else None
 
     def finish_step(self, step: int, lr: float | None, grad_norm: Any, skips: int) -> dict[str, float]:
