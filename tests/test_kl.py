@@ -51,7 +51,7 @@ def relative_error(theta, sampler, anchor, *args):
 
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_gradient_is_exact_where_the_table_says_so_and_biased_where_it_does_not(estimator, corrected, on_policy):
     theta, anchor = table(0), table(1)
     sampler = theta if on_policy else theta + 0.3 * table(2)
@@ -68,6 +68,11 @@ def test_corrected_k1_is_exact(on_policy):
     sampler = theta if on_policy else theta + 0.3 * table(2)
     assert relative_error(theta, sampler, anchor, "k1", True) < 1e-9
     assert gradient_bias("k1", True, "token", on_policy) is None
+
+
+def test_nothing_is_said_of_an_estimator_that_is_not_known():
+    with pytest.raises(ValueError, match="kl_estimator='k4' is not known"):
+        gradient_bias("k4", True, "token", False)
 
 
 def test_uncorrected_k1_has_zero_expected_gradient_on_policy():

@@ -1,9 +1,8 @@
 """Every variant that a configuration can be has its entry, and everything by variant is read from there."""
 
-import ast
-import inspect
-import textwrap
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,17 +28,24 @@ KEYS = {
 }
 
 
-def test_every_value_that_variant_returns_has_an_entry():
-    """From the code of `ProRLConfig.variant`: each string in a `return` statement, but for keys it looks at."""
-    code = ast.parse(textwrap.dedent(inspect.getsource(ProRLConfig.variant.fget)))
-    returned = {
-        node.value
-        for statement in ast.walk(code)
-        if isinstance(statement, ast.Return)
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
-    assert returned == set(VARIANTS)
+def test_every_configuration_is_of_exactly_one_variant():
+    """All combinations of what the rules look at."""
+    seen = set()
+    for beta, old, base, resets, mix, treats, elastic in itertools.product(
+        (0.0, 0.1), (0.0, 0.1), (0.0, 0.1), (False, True), (0.0, 0.5, 1.0), (False, True), (0, 4)
+    ):
+        args = SimpleNamespace(
+            beta=beta,
+            beta_old=old,
+            beta_base=base,
+            resets=resets,
+            ref_reset_mix=mix,
+            treats_optimizer=treats,
+            elastic_reset_every=elastic,
+        )
+        (name,) = [variant.name for variant in VARIANTS.values() if variant.when(args)]
+        seen.add(name)
+    assert seen == set(VARIANTS) == set(KEYS)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

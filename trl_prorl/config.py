@@ -8,6 +8,7 @@ from trl import GRPOConfig
 from .objective.kl import gradient_bias
 from .refusals import UNCLEAN_SCHEDULE, check_bf16, check_combinations, check_values
 from .resets.triggers import CONFIGURED
+from .variants import variant_of
 
 
 @dataclass
@@ -343,17 +344,7 @@ class ProRLConfig(GRPOConfig):
         `"plain"` (no KL), `"control"` (a reference that never moves), `"A"`, `"B"`, `"C"`, and the arms beside them:
         `"optimizer-only"` (the reference stays), `"base-anchored"` (the base anchor alone), `"elastic"`.
         """
-        if self.elastic_reset_every:
-            return "elastic"
-        if self.beta != 0.0:
-            if not self.resets:
-                return "control"
-            if self.ref_reset_mix == 0.0:
-                return "optimizer-only"
-            return "C" if self.treats_optimizer else "A"
-        if self.beta_old != 0.0:
-            return "B"
-        return "base-anchored" if self.beta_base != 0.0 else "plain"
+        return variant_of(self)
 
     @property
     def gradient_biases(self) -> dict[str, str]:

@@ -1,10 +1,16 @@
 """
 The variants: one entry each, in the order of a report. Every table, picture and model card reads them here.
 
-A new variant is its rule in [`ProRLConfig.variant`], an entry here, and a recipe.
+A new variant is an entry here, with its rule, and a recipe.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from .config import ProRLConfig
 
 
 DIFFERENT_OBJECTIVE = (
@@ -21,6 +27,8 @@ class Variant:
     Attributes:
         name (`str`):
             As [`ProRLConfig.variant`] gives it and `env.json` records it.
+        when (`Callable`):
+            Whether a configuration is of this variant. Every configuration is of exactly one.
         short (`str`):
             What it is in a few words, in a list of variants.
         description (`str`):
@@ -41,6 +49,7 @@ class Variant:
     """
 
     name: str
+    when: Callable[["ProRLConfig"], bool]
     short: str
     description: str
     anchor: str
@@ -51,11 +60,24 @@ class Variant:
     different_objective: bool = False
 
 
+def _has_reference(args: "ProRLConfig") -> bool:
+    return args.beta != 0.0 and not args.elastic_reset_every
+
+
+def _moves_reference(args: "ProRLConfig") -> bool:
+    return _has_reference(args) and args.resets and args.ref_reset_mix != 0.0
+
+
+def _has_none(args: "ProRLConfig") -> bool:
+    return args.beta == 0.0 and not args.elastic_reset_every
+
+
 VARIANTS = {
     variant.name: variant
     for variant in (
         Variant(
             name="plain",
+            when=lambda args: _has_none(args) and args.beta_old == 0.0 and args.beta_base == 0.0,
             short="no KL",
             description="no KL term at all: TRL's GRPO without a reference model",
             anchor="none",
@@ -64,6 +86,7 @@ VARIANTS = {
         ),
         Variant(
             name="control",
+            when=lambda args: _has_reference(args) and not args.resets,
             short="a reference that never moves",
             description="KL to the initial policy, a reference that is never reset",
             anchor="KL to initial policy",
@@ -72,6 +95,7 @@ VARIANTS = {
         ),
         Variant(
             name="A",
+            when=lambda args: _moves_reference(args) and not args.treats_optimizer,
             short="a reference that is reset",
             description="KL to a frozen reference that is set to the policy at each reset; the optimizer is kept",
             anchor="KL to moving reference",
@@ -80,6 +104,7 @@ VARIANTS = {
         ),
         Variant(
             name="B",
+            when=lambda args: _has_none(args) and args.beta_old != 0.0,
             short="no reference, KL to the sampling policy",
             description="KL to pi_old, the policy that sampled the batch: no reference model and no reference "
             "forward; a different objective from A's",
@@ -92,6 +117,7 @@ VARIANTS = {
         ),
         Variant(
             name="C",
+            when=lambda args: _moves_reference(args) and args.treats_optimizer,
             short="as A, optimizer reset too",
             description="as A, and the optimizer's state is reset together with the reference",
             anchor="KL to moving reference",
@@ -101,6 +127,7 @@ VARIANTS = {
         ),
         Variant(
             name="optimizer-only",
+            when=lambda args: _has_reference(args) and args.resets and args.ref_reset_mix == 0.0,
             short="a reference that stays, optimizer reset",
             description="KL to the initial policy, whose reference stays while the optimizer's state is reset",
             anchor="KL to initial policy",
@@ -109,6 +136,7 @@ VARIANTS = {
         ),
         Variant(
             name="elastic",
+            when=lambda args: args.elastic_reset_every > 0,
             short="the policy reset to its moving average",
             description="Elastic Reset: the policy becomes its moving average, the average the initial policy",
             anchor="KL to initial policy, where beta > 0",
@@ -117,6 +145,7 @@ VARIANTS = {
         ),
         Variant(
             name="base-anchored",
+            when=lambda args: _has_none(args) and args.beta_old == 0.0 and args.beta_base != 0.0,
             short="KL to the base policy alone",
             description="KL to the base policy alone, by `beta_base`",
             anchor="KL to base policy",
@@ -131,3 +160,8 @@ VARIANTS = {
 def optimises_another_objective(variant: str) -> bool:
     """Whether a variant, by its name, is known to optimise another objective than A."""
     return variant in VARIANTS and VARIANTS[variant].different_objective
+
+
+def variant_of(args: "ProRLConfig") -> str:
+    """The name of a configuration's variant."""
+    return next(variant.name for variant in VARIANTS.values() if variant.when(args))

@@ -121,7 +121,12 @@ def gradient_bias(estimator: str, corrected: bool, level: str, on_policy: bool) 
             `importance_sampling_level`: `"token"` or `"sequence"`.
         on_policy (`bool`):
             Whether π_θ = π_old wherever the penalty is evaluated.
+
+    Raises:
+        `ValueError`: nothing is known of the estimator.
     """
+    if estimator not in ("k1", "k2", "k3"):
+        raise ValueError(f"the gradient of kl_estimator={estimator!r} is not known: say here when it is exact.")
     exact = "kl_estimator: k3, use_bias_correction_kl: true, importance_sampling_level: token"
     if corrected and level == "sequence":
         return f"a sequence-level ratio corrects no estimator exactly; exact per token: {exact}"

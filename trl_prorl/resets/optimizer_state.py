@@ -117,7 +117,7 @@ def apply_changes(state: dict[str, Any], factors_by_key: Mapping[str, float]) ->
     for key, factor in factors_by_key.items():
         value = state[key]
         if key == MOMENTUM and factor == 0.0:
-            state[key] = None  # as in a new SGD, whose first update takes the gradient without dampening
+            del state[key]  # as in a new SGD, whose first update takes the gradient without dampening
         elif not isinstance(value, torch.Tensor):
             state[key] = type(value)(value * factor)
         elif factor == 0.0:
