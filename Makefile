@@ -20,7 +20,7 @@ SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial 
 .PHONY: demo test test-slow test-upstream soak quality style clean help
 
 help:
-	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (under 12 minutes)"
+	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
 	@echo "make test       the tests                make test-slow  the long ones too"
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
