@@ -90,6 +90,7 @@ CASES = {
     "adaptive coefficient": {"beta": 0.3, "kl_target": 1e-3, "kl_horizon": 5, "num_iterations": 2, "lora": True},
     "base anchor": A | {"beta_base": 0.2, "base_anchor_every": 2, "lora": True},
     "base anchor of B, full": B | {"beta_base": 0.2, "lora": False},
+    "compact generation": A | {"compact_generation": "on", "lora": True},
     "plain": {"lora": True, "num_iterations": 2},
 }
 # How many rows are written when a kill comes, mostly just before that step's checkpoint: the resume is from the one
@@ -136,6 +137,7 @@ TWO_PROCESSES = {
     # A generation serves two steps: 3 is inside its batch, 4 is at its end.
     "A": A | TWO | {"lora": True},
     "B, full": B | TWO | {"num_iterations": 2, "lora": False, "log_completions": True},
+    "compact generation": A | TWO | {"compact_generation": "on", "lora": True},
     "dynamic sampling": {"num_iterations": 2, "dynamic_sampling_rounds": 1, "max_completion_length": 1}
     | TWO
     | {"per_device_train_batch_size": 4, "lora": True},
