@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
 
 ROOT = Path(__file__).parent.parent
 SEED = 7
+PROGRESS = re.compile(r"\w+: [\w\- ,]+: \d+ of \d+ samples in \d+:\d\d(, about \d+:\d\d left)?")
 ARMS = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
 
 
@@ -27,7 +29,8 @@ def demo(tmp_path_factory):
     command = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", str(out), "--seeds", str(SEED)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
+    # Where nobody watches a bar, long work writes a line at each quarter, and nothing else is written.
+    assert [line for line in done.stderr.splitlines() if not PROGRESS.fullmatch(line)] == []
     return out, done.stdout
 
 
@@ -103,7 +106,8 @@ def test_every_arm_scores_what_is_expected(demo):
         passk = json.loads((out / arm / "passk.json").read_text())
         _, low, high = prediction_interval([float(row["pass@1"]) for row in rows if row["recipe"] == arm], 0.99)
         assert low <= passk["trained"]["pass@1"] <= high, arm
-        assert {round(passk["base"]["pass@1"], 6)} == {float(row["base_pass@1"]) for row in rows}
+        low, high = passk["base"]["interval@1"]  # the same model, by its hash; but samples of its own
+        assert all(low <= float(row["base_pass@1"]) <= high for row in rows)
 
 
 @pytest.mark.slow
