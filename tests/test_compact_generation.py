@@ -16,6 +16,7 @@ from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.growing_cache import GrowingLayer
 from trl_prorl.rollout.merged_copy import MergedCopy, why_not_merged
+from trl_prorl.rollout.packed_head import can_be_packed
 from trl_prorl.rollout.thinking import interrupted_rollout
 
 
@@ -87,8 +88,28 @@ def test_rows_that_end_are_no_longer_computed(model, monkeypatch):
     lengths = sorted(len(until_end(row, set(ends))) for row in drawn.tolist())
     assert rows[0] == tuple(ids.shape) and all(shape[1] == 1 for shape in rows[1:])  # a prompt once, then a token each
     still = [sum(length > step for length in lengths) for step in range(1, len(rows))]
-    assert [shape[0] for shape in rows[1:]] == still and len(set(still)) > 3  # of 8 rows one is an eighth
+    assert [shape[0] for shape in rows[1:]] == still and len(set(still)) > 3
     assert (drawn[:, -1] == 0).any() or len(set(lengths)) == 1
+
+
+def test_rows_of_a_growing_cache_are_those_of_a_dynamic_one():
+    """Tokens are added, rows repeated, dropped and moved, at random; both caches hold the same all the time."""
+    source = torch.Generator().manual_seed(0)
+    first = [torch.randn(3, 2, 5, 4, generator=source) for _ in "kv"]
+    theirs, mine = DynamicLayer(), GrowingLayer(*first)
+    theirs.update(*first)
+    for round in range(200):
+        rows = len(theirs.keys)
+        if round % 3:
+            new = [torch.randn(rows, 2, 1, 4, generator=source) for _ in "kv"]
+            theirs.update(*new)
+            mine.update(*new)
+        else:
+            count = int(torch.randint(1, 9 if rows < 3 else rows + 1, (), generator=source))
+            chosen = torch.randint(rows, (count,), generator=source)
+            theirs.batch_select_indices(chosen)
+            mine.batch_select_indices(chosen)
+        assert torch.equal(theirs.keys, mine.keys) and torch.equal(theirs.values, mine.values)
 
 
 LEFT = [10, 20, 30, 40]
@@ -231,8 +252,30 @@ def test_the_copy_shares_what_lora_does_not_touch(tiny_model):
     targets = [m for name, m in policy.named_modules() if name.endswith((".q_proj", ".v_proj", ".down_proj"))]
     weights = [param for module in targets for param in module.base_layer.parameters()]
     assert len(own) == len(weights)
-    assert merged.bytes == sum(param.numel() * 4 for param in weights)
+    head = policy.get_output_embeddings().weight  # held once more, in the order in which a CPU reads it
+    assert merged.bytes == sum(param.numel() * 4 for param in [*weights, head])
     assert not any("lora" in name for name, _ in merged.model.named_parameters())
+
+
+@torch.no_grad()
+def test_the_copy_follows_a_head_that_changes(tiny_model):
+    policy, tokens = adapted(tiny_model, **LORA), torch.arange(24).view(2, 12)
+    merged = MergedCopy(policy)
+    merged.refresh()
+    before = merged.model(tokens).logits
+    policy.get_output_embeddings().weight.mul_(1.5)
+    merged.refresh()
+    torch.testing.assert_close(merged.model(tokens).logits, policy(tokens).logits, atol=1e-4, rtol=0)
+    assert (merged.model(tokens).logits - before).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "dtype, bias, packed", [("float32", False, True), ("bfloat16", False, False)] + [("float32", True, False)]
+)
+def test_which_heads_are_packed(dtype, bias, packed):
+    head = torch.nn.Linear(8, 300, bias=bias, dtype=getattr(torch, dtype))
+    assert can_be_packed(head) is packed
+    assert not can_be_packed(None) and not can_be_packed(torch.nn.Sequential(head))
 
 
 def test_what_cannot_be_merged_is_said(tiny_model):

@@ -17,10 +17,6 @@ from .draw import draw
 from .growing_cache import select_rows
 
 
-# Rows are dropped once this share of the batch has ended, because dropping them copies the rest of the cache.
-DROPPED_SHARE = 0.125
-
-
 class Samples(NamedTuple):
     """
     Attributes:
@@ -94,8 +90,8 @@ def compact_sample(
         if left == 0:
             ended.append((rows, Samples(ids, logps)))
             return _together(ended, input_ids.shape[1], 0 if pad is None else pad)
-        if len(rows) - left >= DROPPED_SHARE * len(rows):
-            over, kept = (~alive).nonzero().squeeze(1), alive.nonzero().squeeze(1)
+        if left < len(rows):
+            over, kept = (~alive).nonzero().squeeze(1), _closed_up(alive, left)
             ended.append((rows[over], Samples(ids[over], None if logps is None else logps[over])))
             ids, model_kwargs = _select(ids, model_kwargs, kept)
             processors = _of_rows(processors, kept)
@@ -104,6 +100,16 @@ def compact_sample(
         outputs = model(**inputs, return_dict=True)
         model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
         logits = outputs.logits[:, -1].float()
+
+
+def _closed_up(alive: torch.Tensor, left: int) -> torch.Tensor:
+    """
+    Indices of the rows that have not ended. The last of them take the places of rows that have, so that dropping a row
+    copies one row of the cache.
+    """
+    kept = torch.arange(left, device=alive.device)
+    kept[(~alive[:left]).nonzero().squeeze(1)] = alive[left:].nonzero().squeeze(1) + left
+    return kept
 
 
 def _select(ids: torch.Tensor, model_kwargs: dict, rows: torch.Tensor) -> tuple[torch.Tensor, dict]:

@@ -44,7 +44,16 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._hold(self.keys[indices], self.values[indices])
+        """Keep some rows. A row that keeps its place is not copied; room is given back at the next growth."""
+        count, length = len(indices), self.keys.shape[-2]
+        if count > len(self.keys):
+            self._hold(self.keys[indices], self.values[indices])
+            return
+        moved = (indices != torch.arange(count, device=indices.device)).nonzero().squeeze(1)
+        for place, room in enumerate(self._room):
+            room[moved, :, :length] = room[indices[moved], :, :length]
+            self._room[place] = room[:count]
+        self._show(length)
 
 
 def select_rows(cache: Cache, rows: torch.Tensor) -> None:

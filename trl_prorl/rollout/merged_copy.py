@@ -1,8 +1,8 @@
 """The policy with its LoRA merged, for sampling: half the matrix products of a token, and no wrapper around them.
 
 Merging into the policy itself and taking it out again would leave rounding behind in every weight, in bf16 visibly.
-The copy shares every parameter with the policy but the weights that LoRA changes; those are computed anew from base
-and adapter.
+The copy shares every parameter with the policy but the weights that LoRA changes, which are computed anew from base
+and adapter, and on a CPU the LM head, which is held in another order ([`~trl_prorl.rollout.packed_head`]).
 """
 
 import copy
@@ -10,6 +10,8 @@ import copy
 import torch
 from peft import PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
+
+from .packed_head import PackedHead, can_be_packed
 
 
 class MergedCopy:
@@ -43,6 +45,11 @@ class MergedCopy:
                 self.bytes += param.numel() * param.element_size()
             self._layers.append((layer, originals))
             self.model.set_submodule(name, weights)
+        self._head = None
+        if can_be_packed(head := self.model.get_output_embeddings()):
+            self._head = PackedHead(head)
+            self.bytes += self._head.bytes
+            self.model.set_output_embeddings(self._head)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -53,6 +60,8 @@ class MergedCopy:
                 getattr(weights, key).copy_(original)
             layer.merged_adapters.clear()
             layer.merge(adapter_names=[self.adapter])
+        if self._head is not None:
+            self._head.refresh()
 
 
 def adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str, BaseTunerLayer]]:
