@@ -479,6 +479,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall", help="cpu: of this process, on a busy machine"
     )
+    parser.add_argument("--threads", type=int, default=1, help="of a CPU; the CPU time of several counts their waiting")
     parser.add_argument("--dtype", default=None, help="float32 or bfloat16; by default bfloat16 on a GPU")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/step_cost"), help="folder of results.json and the chart"
@@ -528,6 +529,7 @@ def settings(args: argparse.Namespace):
 def main(argv: list[str] | None = None) -> None:
     """Entry point."""
     args = parse(argv)
+    torch.set_num_threads(args.threads)
     console = Console()
     if args.mode == "memory":
         for title, peaks in memory(args).items():
