@@ -479,7 +479,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall", help="cpu: of this process, on a busy machine"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of a CPU; the CPU time of several counts their waiting")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of a CPU; the CPU time of several counts their waiting"
+    )
     parser.add_argument("--dtype", default=None, help="float32 or bfloat16; by default bfloat16 on a GPU")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/step_cost"), help="folder of results.json and the chart"

@@ -2,11 +2,13 @@
 
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
 from scipy.stats import chisquare
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
@@ -275,7 +277,18 @@ def test_the_copy_follows_a_head_that_changes(tiny_model):
 def test_which_heads_are_packed(dtype, bias, packed):
     head = torch.nn.Linear(8, 300, bias=bias, dtype=getattr(torch, dtype))
     assert can_be_packed(head) is packed
+    head.forward = head.forward
+    assert not can_be_packed(head)
     assert not can_be_packed(None) and not can_be_packed(torch.nn.Sequential(head))
+
+
+def test_a_forward_that_is_replaced_is_not_copied(tiny_model):
+    """A closure computes with the policy's layers, wherever it is copied to."""
+    policy = adapted(tiny_model, **LORA)
+    policy.get_base_model().model.layers[1].forward = policy.get_base_model().model.layers[1].forward
+    assert why_not_merged(policy) == (
+        "its adapter cannot be merged (ValueError: the forward of model.layers.1 is replaced)"
+    )
 
 
 def test_what_cannot_be_merged_is_said(tiny_model):
@@ -362,7 +375,24 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
         return forward(input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(sampled, "forward", watched)
+    adapted_calls, layer_forward = Counter(), LoraLinear.forward
+
+    def counted(self, *args, **kwargs):
+        adapted_calls["with" if torch.is_grad_enabled() else "without"] += 1
+        return layer_forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(LoraLinear, "forward", counted)
+    sampling = trainer._generate_single_turn
+
+    def single_turn(*args, **kwargs):
+        before = adapted_calls.total()
+        result = sampling(*args, **kwargs)
+        assert adapted_calls.total() == before  # from weights in which LoRA is merged
+        return result
+
+    monkeypatch.setattr(trainer, "_generate_single_turn", single_turn)
     trainer.train()
+    assert (adapted_calls.total() > 0) == lora
     assert prefilled == [2, 2]  # eight completions of two prompts, twice
     env = json.loads((Path(trainer.args.output_dir) / "env.json").read_text())["execution"]
     assert env["compact_generation"] == "on" and (env["merged_copy_bytes"] > 0) == lora

@@ -35,9 +35,13 @@ class MergedCopy:
         base = policy.get_base_model()
         shared = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
         self.model, self.adapter = copy.deepcopy(base, shared), adapter
+        # TRL's, for its fused LM head: a closure that computes with the policy itself. Sampling does not need it.
+        vars(self.model).pop("forward", None)
         self._layers: list[tuple[BaseTunerLayer, dict[str, torch.Tensor]]] = []
         self.bytes = 0
         for name, layer in adapted_layers(self.model, adapter):
+            if patched := _patched(self.model, name):
+                raise ValueError(f"the forward of {patched} is replaced")
             weights = layer.get_base_layer()
             originals = dict(weights.named_parameters(recurse=False))  # the policy's own
             for key, param in originals.items():
@@ -62,6 +66,13 @@ class MergedCopy:
             layer.merge(adapter_names=[self.adapter])
         if self._head is not None:
             self._head.refresh()
+
+
+def _patched(model: torch.nn.Module, name: str) -> str | None:
+    """The first module on the way to a layer whose forward is an attribute of its own, and so computes anything."""
+    parts = name.split(".")
+    way = [".".join(parts[: depth + 1]) for depth in range(len(parts))]
+    return next((part for part in way if "forward" in vars(model.get_submodule(part))), None)
 
 
 def adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str, BaseTunerLayer]]:
