@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 
 from eval import drift, passk
-from eval.run_folder.reading import load_run
 from eval.run_folder.json_files import write_json
+from eval.run_folder.reading import load_run
 from study.matrix import RunKey
 from study.rows import rows_of, stopped_at_nonfinite
 
 
 def main() -> int:
     plan = json.loads(Path(sys.argv[1]).read_text())
-    folder, began = Path(plan["folder"]), time.time()
+    folder = Path(plan["folder"])
     common = ["--run", str(folder), "--split", "test", "--prompts", str(plan["prompts"])]
     if not stopped_at_nonfinite(load_run(folder)):
         ks = [str(k) for k in (1, 8)]
@@ -27,7 +27,7 @@ def main() -> int:
         failed = failed or drift.main([*common, "--samples", str(plan["drift_samples"])])
         if failed:
             return failed
-    seconds = plan["trained_seconds"] + time.time() - began
+    seconds = time.time() - plan["began"]
     rows = rows_of(folder, RunKey(*plan["key"]), plan["recipe_hash"], plan["prompts"], plan["samples"], seconds)
     write_json(Path(plan["rows"]), rows)
     return 0

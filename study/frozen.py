@@ -86,9 +86,10 @@ def base_hash(code: Path, task: str, base_seed: int) -> str:
     sha256 = weights_sha256(str(code / MODELS / f"{task}-{base_seed}"))
     if sha256 is None:
         there = ", ".join(sorted(path.name for path in (code / MODELS).glob("*-*"))) or "none"
+        commit = git(code, "rev-parse", "--short=12", "HEAD")
         raise InputError(
-            f"embedded:{task}:{base_seed} does not come with commit {git(code, 'rev-parse', '--short=12', 'HEAD')}; its "
-            f"bases: {there}. Choose other pairs in matrix.yaml, or freeze a commit that has it: make study COMMIT=…"
+            f"embedded:{task}:{base_seed} does not come with commit {commit}; its bases: {there}. Choose other pairs "
+            "in matrix.yaml, or freeze a commit that has it: make study COMMIT=…"
         )
     return sha256
 

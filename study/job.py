@@ -143,7 +143,7 @@ class Job:
             "prompts": self.matrix.prompts,
             "samples": self.matrix.samples,
             "drift_samples": self.matrix.drift_samples,
-            "trained_seconds": seconds,
+            "began": time.time() - seconds,
         }
         self.plan.write_text(json.dumps(plan))
         self._begin("evaluation", ["-m", "study.evaluate", str(self.plan)])

@@ -113,7 +113,7 @@ def rows_of(folder: Path, key: RunKey, recipe_hash: str, prompts: int, samples: 
         "variant": run.variant,
         "base_hash": _base_hash(run),
         "base_pass@1": 0.0,  # the base's own row gives it
-        **{name: 0.0 for name in ("pass@1", "pass@8", "greedy")},
+        **dict.fromkeys(("pass@1", "pass@8", "greedy"), 0.0),
         "collapsed": int(is_collapsed(run)),
         "steps_done": len(run.metrics),
         "resets": len(run.reset_steps() or []),

@@ -158,14 +158,14 @@ def check_base(row: dict, base_hash: str, prompts_hash: str | None = None) -> No
     name = f"{row['family']}, base seed {row['base_seed']}"
     if row["base_hash"] != base_hash:
         raise InputError(
-            f"{name}: the weights here have SHA-256 {base_hash[:12]}…, in {FOLDER / BASES} {row['base_hash'][:12]}…, and "
-            "runs on different bases do not compare. Restore the base (git checkout its folder below "
+            f"{name}: the weights here have SHA-256 {base_hash[:12]}…, in {FOLDER / BASES} {row['base_hash'][:12]}…, "
+            "and runs on different bases do not compare. Restore the base (git checkout its folder below "
             f"trl_prorl/embedded/models), or `python -m study drop --families {row['family']}` to begin anew"
         )
     if prompts_hash not in (None, row["prompts_hash"]):
         raise InputError(
-            f"{name}: the held-out prompts are others than in {FOLDER / BASES} (evaluation in matrix.yaml, or the task, "
-            f"has changed). Restore them, or `python -m study drop --families {row['family']}` to begin anew"
+            f"{name}: the held-out prompts are others than in {FOLDER / BASES} (evaluation in matrix.yaml, or the "
+            f"task, has changed). Restore them, or `python -m study drop --families {row['family']}` to begin anew"
         )
 
 
