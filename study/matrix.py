@@ -15,7 +15,8 @@ from trl_prorl.launch.recipe_check import UniqueKeys, nearest, read_recipe
 
 
 MATRIX = Path("recipes", "study", "matrix.yaml")  # below the checkout
-BLOCK_KEYS = {"families", "pairs", "steps", "arms", "keys", "suffix"}
+BLOCK_KEYS = {"families", "pairs", "steps", "arms", "keys", "suffix", "references"}
+REFERENCES = ["plain", "A"]  # the arms that all others of a block are held against
 LEAST = {"prompts": 2, "samples": 8, "drift_samples": 1}  # of an evaluation; pass@8 needs 8 samples
 NAME = re.compile(r"[A-Za-z][\w.\-]*")
 # What a run is told by its place in the matrix, so that no family or arm may say it.
@@ -64,13 +65,21 @@ class Block:
         name (`str`): Its name.
         families (`tuple[str, ...]`): Families.
         arms (`tuple[str, ...]`): Arms, the block's suffix included.
+        references (`tuple[str, ...]`): Those of the arms that all others are held against.
+        suffix (`str`): What the block adds to the names of its arms.
         runs (`tuple[Run, ...]`): Its runs in the order of training: pair by pair, each through all families and arms.
     """
 
     name: str
     families: tuple[str, ...]
     arms: tuple[str, ...]
+    references: tuple[str, ...]
+    suffix: str
     runs: tuple[Run, ...]
+
+    def recipe(self, arm: str) -> dict[str, Any]:
+        """The keys of an arm, in the first family."""
+        return next(run.recipe for run in self.runs if run.key.arm == arm)
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,8 @@ class Matrix:
                         block.name,
                         tuple(name for name in block.families if name in families),
                         tuple(name for name in block.arms if name in arms),
+                        tuple(name for name in block.references if name in arms),
+                        block.suffix,
                         tuple(runs),
                     )
                 )
@@ -172,7 +183,7 @@ def _block(path: Path, name: str, block: Any, families: dict[str, dict], arms: d
         raise InputError(f"{path}: {where}={block!r} has to be a mapping with families, pairs, steps and arms")
     _check_keys(path, where, block, BLOCK_KEYS)
     for key in ("families", "pairs", "steps", "arms"):
-        if not block.get(key):
+        if block.get(key) in (None, [], {}):
             raise InputError(f"{path}: {where}.{key} is missing; give it")
     steps, suffix, keys = block["steps"], block.get("suffix") or "", block.get("keys") or {}
     _whole(path, f"{where}.steps", steps, 1)
@@ -206,7 +217,11 @@ def _block(path: Path, name: str, block: Any, families: dict[str, dict], arms: d
         for family in block["families"]
         for arm in block["arms"]
     )
-    return Block(name, tuple(block["families"]), tuple(arm + suffix for arm in block["arms"]), tuple(runs))
+    references = block.get("references", [arm for arm in REFERENCES if arm in block["arms"]])
+    if not isinstance(references, list) or any(arm not in block["arms"] for arm in references):
+        raise InputError(f"{path}: {where}.references={references!r} has to be a list of arms of the block")
+    names = (tuple(arm + suffix for arm in arms) for arms in (block["arms"], references))
+    return Block(name, tuple(block["families"]), *names, suffix, tuple(runs))
 
 
 def _run(key: RunKey, family: dict, keys: dict, arm: dict) -> Run:
