@@ -15,6 +15,7 @@ from eval.analysis.statistics import Estimate, fieller_interval
 
 LEVEL, POWER = 0.95, 0.8
 RESAMPLES, SEED = 4000, 0
+DIGITS = 12  # after the point; what is smaller is rounding, which must not be told from 0
 Pair = tuple[int, int]  # base seed, training seed
 
 
@@ -51,7 +52,8 @@ class Resampled:
         """A weighted sum of arms, such as `{"B": 1, "A": -1}`."""
         value = sum(weight * self.means[arm] for arm, weight in weights.items())
         variance = self.covariance(weights, weights)
-        return Contrast(value, math.sqrt(max(0.0, variance)) if variance == variance else math.nan, self.bases)
+        error = math.sqrt(max(0.0, variance)) if variance == variance else math.nan
+        return Contrast(round(value, DIGITS), round(error, DIGITS), self.bases)
 
     def ratio(self, above: Mapping[str, float], below: Mapping[str, float]) -> Estimate | None:
         """

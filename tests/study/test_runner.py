@@ -143,8 +143,8 @@ def test_ctrl_c_is_one_line(story):
     code, written = seen["interrupted"]
     assert code == 130 and not seen["after interrupt"]
     assert [line for line in written.splitlines() if "interrupted" in line] == [
-        "interrupted: finished runs are in docs/study. A run that was cut short goes on from its checkpoint, or begins "
-        "anew. The same command goes on."
+        "interrupted: finished runs are in docs/study. A run that was cut short goes on from its checkpoint, or "
+        "begins anew. The same command goes on."
     ]
     assert "Traceback" not in written
 

@@ -111,7 +111,7 @@ def test_a_new_run_leaves_the_bytes_of_the_others(written):
     after = (root / FOLDER / CURVES).read_bytes()
     grown = len(after) - len(before)
     place = next(place for place in range(len(before)) if before[place] != after[place])
-    # What differs is one stretch: cut it out, somewhere from the first difference backwards, and the rest is as before.
+    # What differs is one stretch: without it, from the first difference or a little before, the rest is as before.
     cuts = range(max(0, place - grown), place + 1)
     assert grown > 0 and any(after[:cut] + after[cut + grown :] == before for cut in cuts)
 
