@@ -90,6 +90,7 @@ def test_bytes_depend_on_the_rows_and_not_on_their_order(written, tmp_path):
         write_tables(tmp_path / "other", shuffled)
         shuffled = read_tables(tmp_path / "other")
     assert bytes_of(tmp_path / "other") == bytes_of(root)
+    assert (root / FOLDER / CURVES).read_bytes()[4:8] == b"\0" * 4  # the time, in a header of gzip
 
 
 def test_others_read_the_tables_too(written):
