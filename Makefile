@@ -17,13 +17,20 @@ PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocess
 MINUTES ?= 10
 SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial $(TRIAL))
 
-.PHONY: demo test test-slow test-upstream soak quality style clean help
+# What `make study` is told: BLOCKS, FAMILIES and ARMS of recipes/study/matrix.yaml; JOBS at a time; a COMMIT to freeze.
+SELECTED := $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(FAMILIES),--families $(FAMILIES)) $(if $(ARMS),--arms $(ARMS))
+JOBS ?= 2
+
+.PHONY: demo test test-slow test-upstream soak study study-status study-figures quality style clean help
 
 help:
 	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
 	@echo "make test       the tests                make test-slow  the long ones too"
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
+	@echo "make study      train what is missing of the study, two runs at a time; goes on where it was stopped"
+	@echo "                (JOBS=1 BLOCKS=core FAMILIES=\"sorting sums\" ARMS=\"plain A\")"
+	@echo "make study-status   what is finished         make study-figures  pictures and findings from docs/study"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
 # A new environment whenever the packaging changes; the stamp is written last, so that a broken install is repeated.
@@ -47,6 +54,15 @@ test-upstream: $(READY)
 
 soak: $(READY)
 	$(BIN)/python tests/soak/soak.py $(SOAK)
+
+study: $(READY)
+	$(BIN)/python -m study run --jobs $(JOBS) $(SELECTED) $(if $(COMMIT),--commit $(COMMIT))
+
+study-status: $(READY)
+	$(BIN)/python -m study status --jobs $(JOBS) $(SELECTED)
+
+study-figures: $(READY)
+	$(BIN)/python -m study figures $(SELECTED)
 
 quality: $(READY)
 	$(BIN)/ruff check .

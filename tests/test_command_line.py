@@ -15,6 +15,7 @@ from trl_prorl.train import TaskArguments
 
 
 ROOT = Path(__file__).parent.parent
+MATRIX = ROOT / "recipes" / "study" / "matrix.yaml"
 SCRIPT = str(ROOT / "recipes" / "grpo_variantA.py")
 RECIPE = ROOT / "recipes" / "tiny" / "variantA.yaml"
 # An interpreter in which the libraries that take seconds cannot be imported.
@@ -158,6 +159,8 @@ def test_what_is_right_passes_unchanged():
     assert first_look(None, [f"--config={RECIPE}", "--beta", "-1"]) == ["--config", str(RECIPE), "--beta", "-1"]
 
 
-@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "recipe", sorted(set((ROOT / "recipes").rglob("*.yaml")) - {MATRIX}), ids=lambda path: path.stem
+)
 def test_every_recipe_passes(recipe):
     assert first_look(None, ["--config", str(recipe)]) == ["--config", str(recipe)]

@@ -81,6 +81,25 @@ def source_of(module: str) -> str:
     return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
 
 
+STUDY = {module_of(file): imports_of(file) for file in (ROOT / "study").rglob("*.py")}
+
+
+def test_nothing_needs_the_study_which_is_not_installed():
+    for folder in ("trl_prorl", "tasks", "eval", "recipes"):
+        for file in (ROOT / folder).rglob("*.py"):
+            tree = ast.parse(file.read_text())
+            found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+            found |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+            assert not any((name or "").split(".")[0] == "study" for name in found), file
+
+
+def test_the_study_s_analysis_is_tables_in_numbers_out():
+    for module in ("study.hierarchical", "study.findings", "study.estimate"):
+        wrong = {name for name in STUDY[module] if name.startswith(DRAWS_READS_OR_ASKS)}
+        assert not wrong and "open(" not in source_of(module) and "read_text" not in source_of(module), module
+
+
 def test_there_are_no_circles():
-    graph = {module: imported & EVAL.keys() for module, imported in EVAL.items()}
+    modules = EVAL | STUDY
+    graph = {module: imported & modules.keys() for module, imported in modules.items()}
     tuple(TopologicalSorter(graph).static_order())  # a `CycleError` names the circle

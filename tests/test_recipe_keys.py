@@ -16,7 +16,7 @@ from trl_prorl.train import TaskArguments
 
 
 CLASSES = (TaskArguments, ProRLConfig, ModelConfig)
-RECIPES = sorted((Path(__file__).parent.parent / "recipes").rglob("*.yaml"))
+RECIPES = sorted(path for path in (Path(__file__).parent.parent / "recipes").rglob("*.yaml") if path.stem != "matrix")
 VALUES = ("", "many", 0, 1, 2.5, True, None, [], ["a"], {}, {"a": 1})
 
 

@@ -13,7 +13,7 @@ from trl_prorl.train import TaskArguments
 
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base")
+FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem not in ("base", "matrix"))
 FOLDERS = sorted({file.parent for file in FILES} - {RECIPES / "prorl_v2"})  # which compares nothing
 VARIANT_KEYS = {"output_dir", "beta", "beta_old"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")

@@ -329,15 +329,33 @@ def fieller_ratio(b, a, paired: bool, level: float = 0.95) -> Estimate:
         return Estimate(ratio, 0.0, math.inf)
     squared_t = float(stats.t.ppf((1 + level) / 2, df=fewest - 1)) ** 2
     covariance = float(np.cov(b, a)[0, 1]) / fewest if paired else 0.0
+    variances = (float(side.var(ddof=1)) / len(side) for side in (b, a))
+    return Estimate(ratio, *fieller_interval(mean_b, mean_a, *variances, covariance, squared_t))
+
+
+def fieller_interval(
+    b: float, a: float, variance_b: float, variance_a: float, covariance: float, squared_t: float
+) -> tuple[float, float]:
+    """
+    Fieller's interval of `b / a` from two means and how they vary.
+
+    Args:
+        b, a (`float`): The means.
+        variance_b, variance_a, covariance (`float`): Of the means.
+        squared_t (`float`): Square of the quantile.
+
+    Returns:
+        `tuple[float, float]`: At least 0; without an upper end where `a` is not told from 0.
+    """
     # The ends are the roots of square * rho^2 - 2 * half * rho + constant.
-    square = mean_a**2 - squared_t * float(a.var(ddof=1)) / len(a)
-    half = mean_a * mean_b - squared_t * covariance
-    constant = mean_b**2 - squared_t * float(b.var(ddof=1)) / len(b)
+    square = a**2 - squared_t * variance_a
+    half = a * b - squared_t * covariance
+    constant = b**2 - squared_t * variance_b
     root = math.sqrt(max(0.0, half**2 - square * constant))
     if square > 0:
-        return Estimate(ratio, max(0.0, (half - root) / square), (half + root) / square)
+        return max(0.0, (half - root) / square), (half + root) / square
     # Where the ends are not real, or 0 is no less likely than the ratio, nothing is excluded from below either.
-    return Estimate(ratio, constant / (half + root) if constant > 0 else 0.0, math.inf)
+    return constant / (half + root) if constant > 0 else 0.0, math.inf
 
 
 def mcnemar(a, b) -> McNemar:

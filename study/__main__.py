@@ -1,0 +1,88 @@
+"""
+The study: `python -m study run`, `status`, `figures`, `drop`; `make study`, `make study-status`, `make study-figures`.
+"""
+
+from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once
+
+
+if __name__ == "__main__":
+    end_at_once(NOTHING_CHANGED)  # until `main` runs
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from eval.command import command
+from study.matrix import Matrix, read_matrix
+from study.runner import PLACE, Options, Runner, alone
+from study.status import print_status
+from study.tables import FOLDER, read_tables, write_tables
+from trl_prorl.errors import InputError
+
+
+KEPT = (
+    "finished runs are in docs/study. A run that was cut short goes on from its checkpoint, or begins anew. The same "
+    "command goes on."
+)
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m study", description=__doc__.strip().split("\n")[0])
+    parser.add_argument("what", choices=("run", "status", "figures", "drop"))
+    for name in ("blocks", "families", "arms"):
+        parser.add_argument(f"--{name}", nargs="*", default=[], help=f"only these {name} of the matrix")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each (default 2)")
+    parser.add_argument("--commit", help="freeze the code of further runs at this commit (default: as the tables say)")
+    parser.add_argument("--no-commit", action="store_true", help="write rows, and leave it to you to commit them")
+    parser.add_argument(
+        "--commit-every", type=float, default=5.0, metavar="MINUTES", help="least time between commits (default 5)"
+    )
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: the working directory)")
+    args = parser.parse_args(argv)
+    if args.jobs < 1:
+        raise InputError(f"JOBS={args.jobs} must be at least 1")
+    if args.commit_every < 0:
+        raise InputError(f"--commit-every {args.commit_every:g} must be at least 0")
+    return args
+
+
+def drop(root: Path, matrix: Matrix, args: argparse.Namespace) -> None:
+    """Take the runs of a selection out of the tables; git keeps them."""
+    if not (args.families or args.arms or args.blocks):
+        raise InputError("drop: nothing is selected; give --blocks, --families or --arms")
+    tables, keys = read_tables(root), {run.key for run in matrix.runs}
+    with alone(root / PLACE):
+        kept = tables.without(keys.__contains__)
+        write_tables(root, kept)
+    print(f"{len(tables.runs) - len(kept.runs)} of {len(tables.runs)} runs taken out of {FOLDER}; commit it.")
+
+
+def figures(root: Path, matrix: Matrix) -> None:
+    """Pictures and findings, from the tables alone."""
+    from study.pages import write_pages
+
+    for path in write_pages(root, matrix, read_tables(root)):
+        print(path.relative_to(root))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point."""
+    args = parse_args(argv)
+    root = args.root.resolve()
+    matrix = read_matrix(root).selected(args.blocks, args.families, args.arms)
+    if args.what == "run":
+        options = Options(args.jobs, args.commit, not args.no_commit, 60 * args.commit_every)
+        Runner(root, matrix, options).run()
+    elif args.what == "status":
+        print_status(matrix, read_tables(root), args.jobs, Console())
+    elif args.what == "drop":
+        drop(root, matrix, args)
+    else:
+        figures(root, matrix)
+
+
+if __name__ == "__main__":
+    sys.exit(command(main, kept=KEPT)(None))

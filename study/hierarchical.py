@@ -1,0 +1,151 @@
+"""
+Intervals that cover the base, the training seed and the held-out prompt: a hierarchical bootstrap, with the t quantile
+of the number of bases.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from eval.analysis.statistics import Estimate, fieller_interval
+
+
+LEVEL, POWER = 0.95, 0.8
+RESAMPLES, SEED = 4000, 0
+DIGITS = 12  # after the point; what is smaller is rounding, which must not be told from 0
+Pair = tuple[int, int]  # base seed, training seed
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """
+    Means of several arms over the same bases, training seeds and prompts.
+
+    Attributes:
+        means (`dict[str, float]`): The mean of each arm: over prompts, over the seeds of a base, over bases.
+        replicates (`dict[str, np.ndarray]`): The same of each resample, shape (R,). The r-th resample of every arm is
+            of the same bases, seeds and prompts.
+        bases, pairs (`int`): Their numbers.
+    """
+
+    means: dict[str, float]
+    replicates: dict[str, np.ndarray]
+    bases: int
+    pairs: int
+
+    @property
+    def quantile(self) -> float:
+        """Of Student's t with as many degrees of freedom as bases less one, two-sided; infinite for one base."""
+        return float(stats.t.ppf((1 + LEVEL) / 2, self.bases - 1)) if self.bases > 1 else math.inf
+
+    def covariance(self, one: Mapping[str, float], other: Mapping[str, float]) -> float:
+        """Of two weighted sums of arms. Resamples of n values vary too little by the factor (n - 1)/n: put right."""
+        if self.bases < 2:
+            return math.nan
+        sums = [sum(weight * self.replicates[arm] for arm, weight in each.items()) for each in (one, other)]
+        return float(np.cov(*sums, ddof=0)[0, 1]) * self.bases / (self.bases - 1)
+
+    def contrast(self, weights: Mapping[str, float]) -> "Contrast":
+        """A weighted sum of arms, such as `{"B": 1, "A": -1}`."""
+        value = sum(weight * self.means[arm] for arm, weight in weights.items())
+        variance = self.covariance(weights, weights)
+        error = math.sqrt(max(0.0, variance)) if variance == variance else math.nan
+        return Contrast(round(value, DIGITS), round(error, DIGITS), self.bases)
+
+    def ratio(self, above: Mapping[str, float], below: Mapping[str, float]) -> Estimate | None:
+        """
+        One weighted sum by another, with the interval of Fieller: every ratio for which the contrast
+        `above - ratio · below` is not told from 0. `None` where `below` is 0 or less.
+        """
+        top, bottom = (sum(weight * self.means[arm] for arm, weight in each.items()) for each in (above, below))
+        if bottom <= 0:
+            return None
+        if self.bases < 2:
+            return Estimate(top / bottom, math.nan, math.nan)
+        variances = (self.covariance(above, above), self.covariance(below, below), self.covariance(above, below))
+        low, high = fieller_interval(top, bottom, *variances, self.quantile**2)
+        return Estimate(top / bottom, low, high)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """
+    A mean or a difference of means with its uncertainty.
+
+    Attributes:
+        value (`float`): The number.
+        error (`float`): Its standard error; NaN with a single base.
+        bases (`int`): The number of bases.
+    """
+
+    value: float
+    error: float
+    bases: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """With its 95 % interval, value ± t · error with bases - 1 degrees of freedom; NaN with a single base."""
+        half = self.error * float(stats.t.ppf((1 + LEVEL) / 2, self.bases - 1)) if self.bases > 1 else math.nan
+        return Estimate(self.value, self.value - half, self.value + half)
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided, of the t-test that it is 0; NaN with a single base."""
+        if self.error != self.error:
+            return math.nan
+        if self.error == 0:
+            return float(self.value == 0)
+        return float(2 * stats.t.sf(abs(self.value) / self.error, self.bases - 1))
+
+    @property
+    def smallest(self) -> float:
+        """The true difference that such an interval tells from 0 in four studies of five; NaN with a single base."""
+        if self.error != self.error:
+            return math.nan
+        return self.error * float(sum(stats.t.ppf([(1 + LEVEL) / 2, POWER], self.bases - 1)))
+
+
+def resample(
+    values: Mapping[str, Mapping[Pair, np.ndarray]], resamples: int = RESAMPLES, seed: int = SEED
+) -> Resampled:
+    r"""
+    Hierarchical bootstrap, paired: bases are drawn with replacement; of each drawn base, its training seeds; and then
+    prompts, once for all runs of a resample, because all runs are held against the same prompts (crossed, not nested:
+    the pigeonhole bootstrap of Owen, 2007, which errs to the wide side).
+
+    Args:
+        values (`Mapping`):
+            By arm, by (base seed, training seed): a value per prompt, shape (P,). Pairs that not all arms have are
+            left out.
+        resamples (`int`, *optional*, defaults to `4000`): R.
+        seed (`int`, *optional*, defaults to `0`): Of the resampling.
+
+    Raises:
+        ValueError: There is no pair that all arms have, or their prompts differ in number.
+    """
+    pairs = sorted(set.intersection(*(set(runs) for runs in values.values())))
+    if not pairs:
+        raise ValueError(f"{', '.join(values)} have no pair of base seed and training seed in common.")
+    arrays = {arm: np.array([runs[pair] for pair in pairs], dtype=float) for arm, runs in values.items()}
+    (count,) = {array.shape[1] for array in arrays.values()}  # a ValueError if they differ
+    members = {base: [place for place, pair in enumerate(pairs) if pair[0] == base] for base, _ in pairs}
+    even = np.zeros(len(pairs))
+    for places in members.values():
+        even[places] = 1 / (len(places) * len(members))
+    generator = np.random.default_rng(seed)
+    weights = np.zeros((resamples, len(pairs)))
+    drawn = generator.multinomial(len(members), [1 / len(members)] * len(members), size=resamples)
+    for place, places in enumerate(members.values()):
+        # A base drawn c times has its seeds drawn c times, as often as it has seeds.
+        seeds = generator.multinomial(drawn[:, place] * len(places), [1 / len(places)] * len(places))
+        weights[:, places] = seeds / (len(places) * len(members))
+    prompts = generator.multinomial(count, [1 / count] * count, size=resamples) / count
+    return Resampled(
+        means={arm: float(even @ array.mean(axis=1)) for arm, array in arrays.items()},
+        replicates={arm: ((weights @ array) * prompts).sum(axis=1) for arm, array in arrays.items()},
+        bases=len(members),
+        pairs=len(pairs),
+    )

@@ -1,0 +1,130 @@
+"""`make study-figures`: pictures and `docs/study/findings.md`, from the tables alone."""
+
+from pathlib import Path
+
+from eval.analysis.statistics import Estimate
+from eval.pages.table import Table
+from study.figures import forest, learning_curves, save, styles
+from study.findings import SHARES, differences, scores, shares
+from study.matrix import Block, Matrix
+from study.tables import FOLDER, Tables
+from trl_prorl.errors import InputError
+from trl_prorl.files import replaced
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
+
+
+PAGE = "findings.md"
+HEAD = (
+    "# The study: what the tables say so far\n\n"
+    "Written by `make study-figures` from the tables in this folder. Brackets are 95 % intervals that cover the base, "
+    "the training seed and the held-out prompt. p-values are after Holm, within a block and a hypothesis. “Smallest” "
+    f"is the true difference that such a comparison finds four times in five. {DIFFERENT_OBJECTIVE}\n"
+)
+
+
+def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
+    """
+    Write the pictures and the page.
+
+    Raises:
+        InputError: No run of the selection is in the tables.
+    """
+    folder, written, parts = root / FOLDER, [], [HEAD]
+    for block in matrix.blocks:
+        found = scores(block, tables)
+        if not found:
+            continue
+        parts.append(f"\n## {block.name}\n")
+        compared = differences(block, tables)
+        look = styles(block, tables)
+        for name, figure in (("curves", learning_curves(block, tables)), ("forest", forest(block, compared, look))):
+            if figure is not None:
+                path = folder / f"{block.name}_{name}.png"
+                save(figure, path)
+                written.append(path)
+                parts.append(f"\n![{block.name}: {name}]({path.name})\n")
+        parts += [f"\n{table.title}\n\n{table.to_markdown()}\n" for table in _tables(block, tables, found, compared)]
+    if len(parts) == 1:
+        raise InputError(f"{FOLDER}: none of these runs is finished; make study trains them")
+    with replaced(folder / PAGE) as aside:
+        aside.write_text("".join(parts))
+    return [*written, folder / PAGE]
+
+
+def _tables(block: Block, tables: Tables, found, compared) -> list[Table]:
+    made = [
+        Table(
+            "Scores after the last step:",
+            [
+                "family",
+                "arm",
+                "pairs",
+                "pass@1",
+                "pass@8",
+                "greedy",
+                "base pass@1",
+                "drift",
+                "collapsed",
+                "ref. calls",
+            ],
+            [
+                [
+                    *(one.family, one.arm, str(one.pairs)),
+                    *(_estimate(each) for each in (one.pass1, one.pass8, one.greedy)),
+                    f"{one.base:.3f}",
+                    "n/a" if one.drift is None else f"{one.drift:.3f}",
+                    f"{one.collapsed} of {one.pairs}",
+                    f"{one.ref_calls:.0f}",
+                ]
+                for one in found
+            ],
+        )
+    ]
+    if compared:
+        made.append(
+            Table(
+                "Differences of pass@1, paired by base seed, training seed and prompt:",
+                ["hypothesis", "family", "arm", "less", "pairs", "difference", "p (Holm)", "smallest", ""],
+                [
+                    [
+                        *(one.hypothesis, one.family, one.arm, one.reference, str(one.pairs)),
+                        _estimate(one.contrast.estimate, sign="+"),
+                        *(_number(each) for each in (one.adjusted, one.contrast.smallest)),
+                        one.verdict,
+                    ]
+                    for one in compared
+                ],
+            )
+        )
+    if kept := shares(block, tables):
+        heads = [f"≥ {share:.0%}" for share in SHARES]
+        made.append(
+            Table(
+                "What B, a different objective, keeps of another arm's score:",
+                ["family", "B", "by", "pairs", "of", "share", *heads],
+                [
+                    [
+                        *(one.family, one.arm, one.reference, str(one.pairs), one.of),
+                        "n/a" if one.ratio is None else _percent(one.ratio),
+                        *(one.verdict(share) for share in SHARES),
+                    ]
+                    for one in kept
+                ],
+            )
+        )
+    return made
+
+
+def _number(value: float) -> str:
+    return "n/a" if value != value else f"{value:.3f}"
+
+
+def _estimate(estimate: Estimate, sign: str = "") -> str:
+    value, low, high = estimate
+    ends = "" if low != low else f" [{low:{sign}.3f}, {high:{sign}.3f}]"
+    return f"{value:{sign}.3f}{ends}".replace("-", "−")
+
+
+def _percent(estimate: Estimate) -> str:
+    value, low, high = estimate
+    return f"{value:.0%}" + ("" if low != low else f" [{low:.0%}, {high:.0%}]".replace("inf%", "∞"))

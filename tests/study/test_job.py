@@ -1,0 +1,139 @@
+"""What a run begins with: anew, from its checkpoint, or with its evaluation; and what the runner makes of failures."""
+
+import io
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from study import job as job_module
+from study import runner as runner_module
+from study.frozen import commit_tables, frozen_commit, worktree
+from study.job import Job
+from study.matrix import read_matrix
+from study.runner import Options, Runner
+from trl_prorl.errors import InputError, RunError
+
+
+@pytest.fixture
+def job(study, tmp_path, monkeypatch):
+    """The job of the first run, of 600 steps; commands are noted in `job.began`, not started."""
+    matrix = read_matrix(study())
+    (root,) = {tmp_path}
+
+    def make(steps=600, **keys):
+        (run, *_) = matrix.runs
+        run = type(run)(run.key._replace(steps=steps), {**run.recipe, **keys})
+        made = Job(run, matrix, root / "code", root / "runs")
+        made.began = []
+        monkeypatch.setattr(made, "_begin", lambda phase, command: made.began.append((phase, command)))
+        return made
+
+    return make
+
+
+def test_it_begins_anew_without_a_checkpoint(job):
+    one = job()
+    one.start()
+    ((phase, command),) = one.began
+    assert phase == "training" and "--resume_from_checkpoint" not in command
+    (one.folder / "half").mkdir(parents=True)
+    one.start()
+    assert not one.folder.exists() and "--resume_from_checkpoint" not in one.began[1][1]
+
+
+def test_it_goes_on_from_its_checkpoint(job):
+    one = job()
+    one.start()
+    assert "save_steps: 200" in one.recipe.read_text() and "save_steps" not in job(steps=240)._recipe_text()
+    (one.folder / "checkpoint-200").mkdir(parents=True)
+    one.start()
+    assert one.began[1][1][-2:] == ["--resume_from_checkpoint", "True"] and one.folder.exists()
+
+
+def test_another_recipe_begins_anew(job):
+    one = job()
+    one.start()
+    (one.folder / "checkpoint-200").mkdir(parents=True)
+    one.rows.write_text("{}")
+    assert one.finished
+    other = job(beta=0.5)
+    assert not other.finished
+    other.start()
+    assert "--resume_from_checkpoint" not in other.began[0][1] and not one.rows.exists()
+
+
+@pytest.mark.parametrize("how", ["trained", "stopped at NaN"])
+def test_what_is_trained_is_evaluated(job, how):
+    one = job()
+    one.start()
+    one.folder.mkdir(parents=True)
+    if how == "trained":
+        (one.folder / "adapter_model.safetensors").touch()
+    else:
+        event = {"event": "nonfinite", "step_applied": 3, "action": "stop"}
+        (one.folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    one.start()
+    assert one.began[1][0] == "evaluation" and json.loads(one.plan.read_text())["samples"] == 8
+
+
+@pytest.fixture
+def failing(study, git, monkeypatch):
+    """A checkout of three arms, whose training is a process that fails with a line."""
+    root = study(
+        """
+evaluation: {prompts: 24, samples: 8, drift_samples: 2}
+blocks:
+  core:
+    families: [reverse_digits]
+    pairs: [[0, 1], [0, 2]]
+    steps: 3
+    arms: {plain: {}, A: {beta: 1.0, ref_reset_every: 2}}
+"""
+    )
+    script = root / "recipes" / "grpo_variantA.py"
+    script.write_text("import sys\nprint('warning')\nprint('error: beta=1.0 is one too many')\nsys.exit(2)\n")
+    (root / ".gitignore").write_text("runs/\n")
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "x")
+    monkeypatch.setattr(runner_module, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(runner_module, "check_bases", lambda tables, runs, code: None)
+    return root
+
+
+def test_a_failure_is_told_and_the_others_go_on_until_all_fail(failing):
+    said = Console(file=io.StringIO(), width=200)
+    runner = Runner(failing, read_matrix(failing), Options(jobs=1, commits=False), said)
+    with pytest.raises(
+        RunError, match="3 runs failed. reverse_digits, plain, base seed 0, seed 1, 3 steps: error: beta=1"
+    ):
+        runner.run()  # of four: after three in a row the others would fail too
+    assert said.file.getvalue().count("failed: error: beta=1.0 is one too many") == 3
+    assert sys.executable and job_module.NICE > 0
+
+
+def test_a_worktree_is_the_commit_whatever_was_there(failing, git, tmp_path):
+    commit, place = git(failing, "rev-parse", "HEAD"), failing / "runs" / "code"
+    assert worktree(failing, commit, place) == place
+    (place / "recipes" / "grpo_variantA.py").write_text("changed")
+    worktree(failing, commit, place)
+    assert "one too many" in (place / "recipes" / "grpo_variantA.py").read_text()
+    (place / ".git").unlink()  # as a power loss leaves it
+    worktree(failing, commit, place)
+    assert git(place, "rev-parse", "HEAD") == commit and git(place, "status", "--porcelain") == ""
+
+
+def test_the_commit_is_noted_and_moves_only_when_asked(failing, git):
+    first = git(failing, "rev-parse", "HEAD")
+    assert frozen_commit(failing) == first
+    git(failing, "config", "user.name", "Study")
+    git(failing, "config", "user.email", "study@example.org")
+    assert commit_tables(failing, "Study: the commit") and not commit_tables(failing, "Study: nothing new")
+    second = git(failing, "rev-parse", "HEAD")
+    assert second != first and frozen_commit(failing) == first
+    assert frozen_commit(failing, "HEAD") == second and frozen_commit(failing) == second
+    (failing / "docs" / "study" / "frozen_at").write_text("0" * 40)
+    with pytest.raises(InputError, match="frozen_at: 0000.*this repository has no such commit; fetch it"):
+        frozen_commit(failing)

@@ -1,0 +1,149 @@
+"""`recipes/study/matrix.yaml`: from blocks to runs, in their order, and what is wrong in one line."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from trl import ModelConfig
+
+from study.matrix import RunKey, read_matrix
+from trl_prorl import ProRLConfig
+from trl_prorl.errors import InputError
+from trl_prorl.launch.recipe import RecipeParser
+from trl_prorl.resets.optimizer_state import MODES
+from trl_prorl.train import TaskArguments
+
+
+ROOT = Path(__file__).parent.parent.parent
+TWO = """
+evaluation: {prompts: 24, samples: 8, drift_samples: 2}
+blocks:
+  core:
+    families: [digits, letters]
+    pairs: [[1, 7], [2, 8]]
+    steps: 9
+    arms:
+      plain: {}
+      A: {beta: 1.0, kl_estimator: null}
+  stress:
+    families: [digits]
+    pairs: [[1, 7]]
+    steps: 9
+    keys: {learning_rate: 1.0}
+    suffix: _lr10
+    arms:
+      A:
+  again:
+    families: [digits]
+    pairs: [[2, 8]]
+    steps: 9
+    arms:
+      A:
+      B: {beta_old: 1.0}
+"""
+
+
+def test_the_runs_and_their_order(study):
+    matrix = read_matrix(study(TWO, ("digits", "letters")))
+    assert [tuple(run.key) for run in matrix.runs] == [
+        *(("digits", "plain", 1, 7, 9), ("digits", "A", 1, 7, 9), ("letters", "plain", 1, 7, 9)),
+        *(("letters", "A", 1, 7, 9), ("digits", "plain", 2, 8, 9), ("digits", "A", 2, 8, 9)),
+        *(("letters", "plain", 2, 8, 9), ("letters", "A", 2, 8, 9)),
+        ("digits", "A_lr10", 1, 7, 9),
+        ("digits", "B", 2, 8, 9),  # `A` of this block is the run of the first
+    ]
+    by_key = {run.key: run.recipe for run in matrix.runs}
+    recipe = by_key[RunKey("digits", "A_lr10", 1, 7, 9)]
+    wanted = {"beta": 1.0, "learning_rate": 1.0, "max_steps": 9, "seed": 7, "lora_r": 32}
+    assert {key: recipe[key] for key in wanted} == wanted
+    assert recipe["model_name_or_path"] == "embedded:reverse_digits:1"
+    assert "kl_estimator" not in recipe and "kl_estimator" in by_key[RunKey("digits", "plain", 1, 7, 9)]
+    assert "output_dir" not in recipe
+
+
+def test_an_arm_is_a_row(study):
+    before = read_matrix(study(TWO, ("digits", "letters")))
+    row = "      B_noclip: {beta_old: 1.0, loss_mode: unclipped}\n"
+    after = read_matrix(study(TWO + row, ("digits", "letters")))
+    (new,) = set(after.runs) - set(before.runs)
+    assert new.key == RunKey("digits", "B_noclip", 2, 8, 9) and new.recipe["loss_mode"] == "unclipped"
+    assert {run.recipe_hash for run in before.runs} < {run.recipe_hash for run in after.runs}
+
+
+def test_the_hash_of_a_recipe_is_of_the_arm_alone(study):
+    hashes = {run.key: run.recipe_hash for run in read_matrix(study(TWO, ("digits", "letters"))).runs}
+    one = hashes[RunKey("digits", "A", 1, 7, 9)]
+    assert one == hashes[RunKey("digits", "A", 2, 8, 9)]
+    assert one not in (hashes[RunKey("digits", "A_lr10", 1, 7, 9)], hashes[RunKey("digits", "plain", 1, 7, 9)])
+
+
+def test_a_selection(study):
+    matrix = read_matrix(study(TWO, ("digits", "letters")))
+    keys = [run.key for run in matrix.selected(["core"], ["digits"], ["A"]).runs]
+    assert keys == [RunKey("digits", "A", 1, 7, 9), RunKey("digits", "A", 2, 8, 9)]
+    assert matrix.selected().runs == matrix.runs
+    with pytest.raises(InputError, match=r"BLOCKS=cor: there is none \(did you mean 'core'\?\); there is core, str"):
+        matrix.selected(["cor"])
+    with pytest.raises(InputError, match="FAMILIES=words: there is none; there is digits, letters"):
+        matrix.selected(families=["words"])
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("steps: 9", "steps: 0", r"blocks.core.steps=0 has to be a whole number of at least 1"),
+        ("steps: 9", "stepps: 9", r"blocks.core has no key 'stepps' \(did you mean 'steps'\?\)"),
+        ("[[1, 7], [2, 8]]", "[[1, 7], 2]", r"blocks.core.pairs: 2 has to be \[base seed, training seed\]"),
+        ("plain: {}", "plain:", "core.arms: plain has no keys, and no block before defines it"),
+        ("plain: {}", "plain: {seed: 3}", "core.arms.plain.seed=3: the matrix gives it to every run"),
+        ("plain: {}", "plain: 3", "core.arms.plain=3 has to be a mapping"),
+        ("      A:\n      B", "      A: {beta: 2.0}\n      B", r"again.arms.A=\{'beta': 2.0\} is .* in an earlier"),
+        ("    suffix: _lr10\n", "", "digits, A, base seed 1, seed 7, 9 steps: two blocks give this run different"),
+        ("[digits, letters]", "[digits, words]", r"words.yaml: there is no such file"),
+        ("prompts: 24", "prompts: 1", "evaluation.prompts=1 has to be a whole number of at least 2"),
+        ("samples: 8", "samples: 4", "evaluation.samples=4 has to be a whole number of at least 8"),
+        ("drift_samples: 2", "drift_samples: 9", "evaluation.drift_samples=9 exceeds samples"),
+        ("suffix: _lr10", "suffix: _lr10\n    suffix: _x", "the key 'suffix' is given twice"),
+        (
+            "suffix: _lr10",
+            "suffix: _lr10\n    references: [plain]",
+            r"references=\['plain'\] has to be a list of arms",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line(study, old, new, message):
+    assert old in TWO
+    with pytest.raises(InputError, match=message) as caught:
+        read_matrix(study(TWO.replace(old, new, 1), ("digits", "letters")))
+    assert "\n" not in str(caught.value)
+
+
+def shipped_matrix(study):
+    return read_matrix(
+        study((ROOT / "recipes" / "study" / "matrix.yaml").read_text(), ("reverse_digits", "sorting", "sums"))
+    )
+
+
+def test_the_study_s_blocks(study):
+    matrix = shipped_matrix(study)
+    counts = {block.name: len({run.key for run in block.runs}) for block in matrix.blocks}
+    assert counts == {"core": 8 * 3 * 5, "stress": 5 * 5, "long": 7 * 2 * 3, "side": 21 * 3}
+    assert len(matrix.runs) == 120 + 25 + 42 + (21 - 3) * 3  # plain, A and B of `side` are runs of `core`
+    core = matrix.blocks[0]
+    assert core.arms == ("plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step")
+    assert {run.key.base_seed for run in matrix.runs} == {1, 2, 3, 4, 5}  # 0 and 6 are for tuning alone
+
+
+def test_every_arm_is_a_recipe_that_the_launcher_takes(study, tmp_path):
+    seen = set()
+    for run in shipped_matrix(study).runs:
+        if run.key.arm in seen or (run.recipe.get("optimizer_reset", "keep") not in MODES):
+            continue
+        seen.add(run.key.arm)
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump({**run.recipe, "output_dir": str(tmp_path / "run")}))
+        parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
+        _, config, _ = parser.parse_args_and_config(["--config", str(path)])
+        others = {"A_elastic": "elastic", "C_keep_spike": "A", "optimizer_only": "optimizer-only"}
+        assert config.variant == others.get(run.key.arm, run.key.arm.split("_")[0])
+    assert len(seen) >= 35 - 1

@@ -1,0 +1,143 @@
+"""From a run's folder to rows: what counts as a collapse, where a reset stands, what a run without a policy scores."""
+
+import json
+import math
+
+import pytest
+import yaml
+
+from eval.run_folder.reading import load_run
+from study.matrix import RunKey
+from study.rows import curve_rows, is_collapsed, rows_of
+from trl_prorl.errors import RunError
+
+
+KEY = RunKey("sums", "A", 1, 2, 40)
+RISING = [step / 40 for step in range(1, 41)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A function that writes a run's folder: rewards by step, events, the counts of an evaluation."""
+
+    def write(rewards=RISING, events=(), correct=(2, 4), evaluated=True):
+        (tmp_path / "config.yaml").write_text(
+            yaml.safe_dump({"model_name_or_path": "embedded:sums:1", "task": "sums"})
+        )
+        env = {"variant": "A", "git_commit": "c", "seed": 2, "base_model": {"name": "embedded:sums:1", "sha256": "ab"}}
+        (tmp_path / "env.json").write_text(json.dumps(env))
+        steps = [
+            {
+                "step": step + 1,
+                "reward": reward,
+                "kl_ref": 0.1 / 3,
+                "ref_forward_calls": step % 2,
+                "tokens_generated": 5,
+            }
+            for step, reward in enumerate(rewards)
+        ]
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+        (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        if evaluated:
+            mean = sum(correct) / 8 / len(correct)
+            side = {"pass@1": mean, "interval@1": [None, None], "pass@8": 1.0, "interval@8": [None, None]}
+            greedy = {"accuracy": 0.5, "interval": [None, None], "correct": [0, 1]}
+            passk = {
+                **{
+                    "split": "test",
+                    "prompts": len(correct),
+                    "n": 8,
+                    "k": [1, 8],
+                    "temperature": 1.0,
+                    "task": "sums",
+                    "seed": 0,
+                },
+                "base": {**side, "pass@1": 0.125, "correct": [1] * len(correct)},
+                "trained": {**side, "correct": list(correct)},
+                "greedy": {"base": greedy, "trained": greedy},
+                "prompt_ids": [f"id{place}" for place in range(len(correct))],
+            }
+            (tmp_path / "passk.json").write_text(json.dumps(passk))
+            points = [{"step": step, "kl_to_base": kl, "mean_tokens": 6.5} for step, kl in ((0, 0.0), (40, 0.3))]
+            (tmp_path / "drift.json").write_text(json.dumps({"points": points}))
+        return tmp_path
+
+    return write
+
+
+def reset(step, reason="periodic"):
+    return {
+        "event": "reset",
+        "step_requested": step,
+        "step_applied": step,
+        "reason": reason,
+        "optimizer_reset": "keep",
+    }
+
+
+NAN = {
+    "event": "nonfinite",
+    "step_requested": 12,
+    "step_applied": 12,
+    "action": "stop",
+    "tensor": "loss",
+    "prompts": [],
+}
+
+
+def test_a_run_s_rows(folder):
+    rows = rows_of(folder(events=[reset(20)]), KEY, "hash", prompts=2, samples=8, seconds=61.4)
+    assert {name: rows["run"][name] for name in ("pass@1", "pass@8", "greedy", "drift", "drift_tokens")} == {
+        **{"pass@1": 0.375, "pass@8": 1.0, "greedy": 0.5, "drift": 0.3, "drift_tokens": 6.5}
+    }
+    counts = {"collapsed": 0, "steps_done": 40, "resets": 1, "ref_forward_calls": 20, "tokens_generated": 200}
+    assert counts.items() <= rows["run"].items() and rows["run"]["seconds"] == 61
+    assert [row["correct"] for row in rows["prompts"]] == [2, 4]
+    assert [row["correct"] for row in rows["base_prompts"]] == [1, 1] and rows["base"]["base_pass@1"] == 0.125
+    assert (rows["base_prompts"][0]["arm"], rows["base_prompts"][0]["steps"]) == ("base", 0)
+    assert rows["curve"][6]["reward"] == 0.175 and rows["curve"][6]["kl_ref"] == 0.0333333
+    assert rows["curve"][6]["kl_base"] is None
+    # The policy of step 20 becomes the reference: step 21 is the first that it acts on.
+    assert [row["step"] for row in rows["curve"] if row["event"]] == [21] and rows["curve"][20]["event"] == "periodic"
+
+
+def test_events_that_are_no_resets_are_left_out(folder):
+    events = [
+        {"event": "resume", "step_applied": 7},
+        {"event": "elastic_reset", "step_applied": 9, "reason": "periodic"},
+    ]
+    curve = curve_rows(load_run(folder(events=events)), KEY)
+    assert {row["step"]: row["event"] for row in curve if row["event"]} == {10: "elastic_reset"}
+
+
+@pytest.mark.parametrize(
+    "rewards, events, collapsed",
+    [
+        (RISING, (), False),
+        ([0.8] * 30 + [0.41] * 10, (), False),  # above half of the best
+        ([0.8] * 30 + [0.39] * 10, (), True),
+        ([0.8] * 35 + [0.0] * 5, (), False),  # the last 10 steps: 0.4
+        ([0.8] * 34 + [0.0] * 6, (), True),
+        ([0.0] * 40, (), True),  # no reward at all
+        ([0.0] * 9, (), False),  # too short to tell
+        (RISING, (NAN,), True),
+    ],
+)
+def test_what_counts_as_a_collapse(folder, rewards, events, collapsed):
+    assert is_collapsed(load_run(folder(rewards, events))) is collapsed
+
+
+def test_a_run_that_stopped_at_nan_scores_nothing(folder):
+    rows = rows_of(folder(RISING[:12], [NAN], evaluated=False), KEY, "hash", prompts=2, samples=8, seconds=1)
+    expected = {"collapsed": 1, "pass@1": 0, "pass@8": 0, "greedy": 0, "drift": None, "steps_done": 12}
+    assert expected.items() <= rows["run"].items()
+    assert [(row["correct"], row["n"], row["greedy"]) for row in rows["prompts"]] == [(0, 8, 0)] * 2
+    assert "base" not in rows and len(rows["curve"]) == 12 and not math.isnan(rows["curve"][-1]["reward"])
+
+
+def test_a_run_that_is_not_at_its_end_is_refused(folder):
+    with pytest.raises(RunError, match="12 of 40 steps"):
+        rows_of(folder(RISING[:12]), KEY, "hash", 2, 8, 1)
+    (folder() / "passk.json").unlink()
+    with pytest.raises(RunError, match="not evaluated"):
+        rows_of(folder(evaluated=False), KEY, "hash", 2, 8, 1)

@@ -1,0 +1,211 @@
+"""
+`python -m study run` as a real process on the embedded model: killed in the middle of a run, interrupted, and going on
+from a fresh clone; and what it refuses.
+"""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from study.tables import BASES, CURVES, FOLDER, PROMPTS, RUNS, read_tables
+from trl_prorl.run.lock import holder
+
+
+RUNNING = ("--commit-every", "0", "--jobs", "1")
+
+
+def start(root, *arguments):
+    env = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "study", *arguments],
+        cwd=root,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    written, _ = process.communicate(timeout=600)
+    return process.returncode, written
+
+
+def rows(root):
+    path = root / FOLDER / RUNS
+    with open(path, newline="") if path.exists() else open(os.devnull) as file:
+        return list(csv.DictReader(file))
+
+
+def wait_for(what, process):
+    while not what():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+
+
+def training(root, arm):
+    """Whether a process trains this arm: it holds the lock of the run's folder."""
+    return any(holder(folder) for folder in root.glob(f"runs/study/*/*/{arm}-seed1-3"))
+
+
+def log(root):
+    return subprocess.run(
+        ["git", "-C", str(root), "log", "--format=%s"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def story(checkout, tmp_path_factory, git):
+    """Everything that happens, with what was seen on the way."""
+    seen = {"code": git(checkout, "rev-parse", "HEAD")}
+    process = start(checkout, "run", *RUNNING)
+    wait_for(lambda: training(checkout, "plain"), process)
+    seen["refused"] = finish(start(checkout, "run", *RUNNING))
+    wait_for(lambda: training(checkout, "A"), process)
+    process.kill()
+    seen["killed"], _ = finish(process)
+    while training(checkout, "A"):  # if nothing ended it, until its three steps are done
+        time.sleep(0.05)
+    seen["models"] = [path.parent.name for path in checkout.glob("runs/study/*/*/*/adapter_model.safetensors")]
+    seen["first"] = {path.name: path.read_bytes() for path in (checkout / FOLDER).iterdir()}
+    git(checkout, "commit", "--quiet", "--allow-empty", "-m", "The project moves on")
+
+    fresh = tmp_path_factory.mktemp("fresh") / "clone"
+    git(checkout, "clone", "--quiet", str(checkout), str(fresh))
+    for key in ("user.name", "user.email"):
+        git(fresh, "config", key, "study@example.org")
+    (fresh / "changed_by_hand").write_text("staged, and nobody else's business")
+    git(fresh, "add", "changed_by_hand")
+    process = start(fresh, "run", *RUNNING)
+    wait_for(lambda: training(fresh, "A"), process)
+    process.send_signal(signal.SIGINT)
+    seen["interrupted"] = finish(process)
+    seen["after interrupt"] = training(fresh, "A")
+    seen["second"] = finish(start(fresh, "run", *RUNNING))
+    seen["third"] = finish(start(fresh, "run", *RUNNING))
+    seen["status"] = finish(start(fresh, "status"))
+    seen["figures"] = finish(start(fresh, "figures"))
+    return fresh, seen
+
+
+def test_a_second_runner_is_refused(story):
+    _, seen = story
+    code, written = seen["refused"]
+    assert code == 2 and written.startswith("error: the study runs already: process ")
+    assert len(written.strip().splitlines()) == 1
+
+
+def test_a_kill_leaves_nothing_running_and_the_finished_run_in_the_tables(story):
+    _, seen = story
+    assert seen["killed"] == -signal.SIGKILL and seen["models"] == ["plain-seed1-3"]
+    assert [line.split(",")[1] for line in seen["first"][RUNS].decode().splitlines()[1:]] == ["plain"]
+
+
+def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story):
+    fresh, seen = story
+    code, written = seen["second"]
+    assert code == 0, written
+    assert "1 of 2 runs are in docs/study" in written and "plain" not in written
+    before, after = seen["first"][RUNS].decode().splitlines(), (fresh / FOLDER / RUNS).read_text().splitlines()
+    assert before[1] in after and [row["arm"] for row in rows(fresh)] == ["A", "plain"]
+    assert (fresh / FOLDER / BASES).read_bytes() == seen["first"][BASES]  # measured once
+    tables = read_tables(fresh)
+    assert all(len(curve) == 3 for curve in tables.curves.values()) and len(tables.prompts) == 3
+    a, plain = rows(fresh)
+    assert a["base_pass@1"] == plain["base_pass@1"] and a["base_hash"] == plain["base_hash"]
+    assert (a["ref_forward_calls"], plain["ref_forward_calls"], a["resets"]) == ("2", "0", "1")
+    code, written = seen["third"]
+    assert code == 0 and "2 of 2 runs are in docs/study" in written and "left: nothing" in written
+
+
+def test_the_code_stays_frozen(story):
+    fresh, seen = story
+    assert {row["commit"] for row in rows(fresh)} == {seen["code"]}
+    assert (fresh / FOLDER / "frozen_at").read_text().strip() == seen["code"]
+
+
+def test_each_run_is_committed_and_nothing_else_is(story, git):
+    fresh, _ = story
+    first, second, *_ = log(fresh)
+    assert first.startswith("Study: reverse_digits, A, base seed 0, seed 1, 3 steps: pass@1 0.")
+    assert second == "The project moves on"
+    committed = git(fresh, "show", "--name-only", "--format=", "HEAD").splitlines()
+    assert sorted(committed) == sorted(str(FOLDER / name) for name in (RUNS, CURVES, PROMPTS))
+    assert "A  changed_by_hand" in git(fresh, "status", "--porcelain").splitlines()
+
+
+def test_ctrl_c_is_one_line(story):
+    _, seen = story
+    code, written = seen["interrupted"]
+    assert code == 130 and not seen["after interrupt"]
+    assert [line for line in written.splitlines() if "interrupted" in line] == [
+        "interrupted: finished runs are in docs/study. A run that was cut short goes on from its checkpoint, or "
+        "begins anew. The same command goes on."
+    ]
+    assert "Traceback" not in written
+
+
+def test_status_and_figures_need_the_tables_alone(story):
+    fresh, seen = story
+    assert seen["status"][0] == 0 and "2 of 2 runs finished" in seen["status"][1]
+    assert seen["figures"][0] == 0, seen["figures"][1]
+    for name in ("core_curves.png", "core_forest.png"):
+        assert (fresh / FOLDER / name).read_bytes().startswith(b"\x89PNG")
+    page = (fresh / FOLDER / "findings.md").read_text()
+    assert "| reverse_digits | A | 1 | " in page and "different objective" in page
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("beta: 1.0", "beta: 2.0", "reverse_digits, A: its keys are not those of the runs in the tables (hash"),
+        ("prompts: 24", "prompts: 25", "evaluation asks for 25 prompts and 8 samples, and reverse_digits, plain,"),
+        ("[[0, 1]]", "[[0, 1], [7, 1]]", "embedded:reverse_digits:7 does not come with commit"),
+    ],
+)
+def test_what_is_refused(story, old, new, message):
+    fresh, _ = story
+    path = fresh / "recipes" / "study" / "matrix.yaml"
+    before = path.read_text()
+    path.write_text(before.replace(old, new))
+    try:
+        code, written = finish(start(fresh, "run", *RUNNING))
+    finally:
+        path.write_text(before)
+    assert code == 2 and message in written and len(written.strip().splitlines()) == 1
+
+
+def test_another_base_is_refused(story):
+    fresh, _ = story
+    saved = {name: (fresh / FOLDER / name).read_bytes() for name in (RUNS, BASES)}
+    sha256 = rows(fresh)[0]["base_hash"]
+    try:
+        for name, content in saved.items():
+            (fresh / FOLDER / name).write_bytes(content.replace(sha256.encode(), b"0" * 64))
+        path = fresh / "recipes" / "study" / "matrix.yaml"
+        before = path.read_text()
+        path.write_text(before.replace("[[0, 1]]", "[[0, 1], [0, 2]]"))
+        code, written = finish(start(fresh, "run", *RUNNING))
+    finally:
+        path.write_text(before)
+        for name, content in saved.items():
+            (fresh / FOLDER / name).write_bytes(content)
+    assert code == 2 and f"SHA-256 {sha256[:12]}…" in written and "runs on different bases do not compare" in written
+
+
+def test_other_options_are_one_line(story):
+    fresh, _ = story
+    for arguments, message in (
+        (("run", "--jobs", "0"), "JOBS=0 must be at least 1"),
+        (("run", "--commit", "nowhere"), "COMMIT=nowhere: this repository has no such commit"),
+        (("run", "--blocks", "cor"), "BLOCKS=cor: there is none (did you mean 'core'?)"),
+        (("drop",), "drop: nothing is selected"),
+    ):
+        code, written = finish(start(fresh, *arguments))
+        assert code == 2 and message in written and len(written.strip().splitlines()) == 1

@@ -1,0 +1,181 @@
+"""The study's tables: what is read is what was written, bytes depend on rows alone, and what is wrong is one line."""
+
+import gzip
+import random
+import subprocess
+
+import pandas as pd
+import pytest
+
+from study.matrix import RunKey
+from study.tables import (
+    BASE_COLUMNS,
+    BASES,
+    CURVE_COLUMNS,
+    CURVES,
+    FOLDER,
+    PROMPT_COLUMNS,
+    PROMPTS,
+    RUN_COLUMNS,
+    RUNS,
+    BaseKey,
+    Tables,
+    as_written,
+    read_tables,
+    write_tables,
+)
+from trl_prorl.errors import InputError
+
+
+def add(tables, key, prompts=4, steps=None, pass1=0.5, base_hash="ab", correct=None):
+    """A run, and its base if it is not there."""
+    base = {
+        "family": key.family,
+        "base_seed": key.base_seed,
+        "base_hash": base_hash,
+        "prompts_hash": "p",
+        "samples": 8,
+    }
+    figures = {"base_pass@1": 0.25, "base_pass@8": 0.5, "base_greedy": 0.5, "commit": "c", "prompts": prompts}
+
+    def counts(of, right):
+        rows = (
+            {**of._asdict(), "prompt": place, "n": 8, "correct": one, "greedy": 1} for place, one in enumerate(right)
+        )
+        return [as_written(row, PROMPT_COLUMNS) for row in rows]
+
+    base_key = BaseKey(key.family, key.base_seed)
+    tables.add_base(as_written(base | figures, BASE_COLUMNS), counts(base_key.run, [2] * prompts))
+    steps = key.steps if steps is None else steps
+    row = {
+        **{**key._asdict(), "variant": "A", "base_hash": base_hash, "pass@1": pass1, "pass@8": 0.9, "greedy": 0.5},
+        **{"base_pass@1": 0.0, "drift": 1 / 3, "drift_tokens": 6.5, "collapsed": 0, "steps_done": steps, "resets": 1},
+        **{"ref_forward_calls": 7, "tokens_generated": 9, "recipe": "r", "prompts": prompts, "samples": 8},
+        **{"seconds": 12.0, "commit": "c"},
+    }
+    curve = [{**key._asdict(), "step": step + 1, "reward": 0.1 * step, "event": ""} for step in range(steps)]
+    curve = [as_written(one, CURVE_COLUMNS) for one in curve]
+    tables.add_run(as_written(row, RUN_COLUMNS), curve, counts(key, correct or [4] * prompts))
+
+
+KEYS = [RunKey("sums", arm, base, seed, 3) for arm in ("plain", "A") for base, seed in ((1, 1), (2, 1), (10, 2))]
+
+
+@pytest.fixture
+def written(tmp_path):
+    tables = Tables()
+    for key in KEYS:
+        add(tables, key)
+    write_tables(tmp_path, tables)
+    return tmp_path, tables
+
+
+def bytes_of(root):
+    return {path.name: path.read_bytes() for path in (root / FOLDER).iterdir()}
+
+
+def test_what_is_read_is_what_was_written(written):
+    root, tables = written
+    assert read_tables(root) == tables
+    assert read_tables(root).runs[KEYS[0]]["drift"] == 0.333333
+    assert read_tables(root).runs[KEYS[0]]["base_pass@1"] == 0.25  # from the base's row
+    assert read_tables(root / "elsewhere") == Tables()
+
+
+def test_bytes_depend_on_the_rows_and_not_on_their_order(written, tmp_path):
+    root, _ = written
+    shuffled = Tables()
+    for key in random.Random(0).sample(KEYS, len(KEYS)):
+        add(shuffled, key)
+        write_tables(tmp_path / "other", shuffled)
+        shuffled = read_tables(tmp_path / "other")
+    assert bytes_of(tmp_path / "other") == bytes_of(root)
+    assert (root / FOLDER / CURVES).read_bytes()[4:8] == b"\0" * 4  # the time, in a header of gzip
+
+
+def test_others_read_the_tables_too(written):
+    root, tables = written
+    curves = pd.read_csv(root / FOLDER / CURVES)
+    assert list(curves.columns) == list(CURVE_COLUMNS) and len(curves) == 3 * len(KEYS)
+    text = subprocess.run(["gzip", "-dc", str(root / FOLDER / PROMPTS)], capture_output=True, text=True, check=True)
+    assert len(text.stdout.splitlines()) == 1 + 4 * (len(KEYS) + 3)  # three bases
+    runs = pd.read_csv(root / FOLDER / RUNS)
+    assert list(runs["base_seed"]) == [1, 2, 10, 1, 2, 10] and list(runs["arm"]) == ["A"] * 3 + ["plain"] * 3
+
+
+def test_a_new_run_leaves_the_bytes_of_the_others(written):
+    """So git stores little more than the new ones."""
+    root, tables = written
+    before = (root / FOLDER / CURVES).read_bytes()
+    add(tables, RunKey("sums", "B", 1, 1, 3))
+    write_tables(root, tables)
+    after = (root / FOLDER / CURVES).read_bytes()
+    grown = len(after) - len(before)
+    place = next(place for place in range(len(before)) if before[place] != after[place])
+    # What differs is one stretch: without it, from the first difference or a little before, the rest is as before.
+    cuts = range(max(0, place - grown), place + 1)
+    assert grown > 0 and any(after[:cut] + after[cut + grown :] == before for cut in cuts)
+
+
+def test_dropping_takes_the_base_with_its_last_run(written):
+    _, tables = written
+    kept = tables.without(lambda key: key.base_seed == 10)
+    assert set(kept.runs) == {key for key in KEYS if key.base_seed != 10}
+    assert set(kept.bases) == {BaseKey("sums", 1), BaseKey("sums", 2)}
+    assert set(kept.prompts) == {*kept.runs, *(base.run for base in kept.bases)} and set(kept.curves) == set(kept.runs)
+    assert set(tables.without(lambda key: key.arm == "A").bases) == set(tables.bases)
+
+
+def test_another_base_is_refused(written):
+    _, tables = written
+    with pytest.raises(
+        InputError, match="sums, base seed 1: the weights here have SHA-256 cd…, in .* ab…, and runs on"
+    ):
+        add(tables, RunKey("sums", "B", 1, 1, 3), base_hash="cd")
+    assert len(tables.runs) == len(KEYS)
+
+
+@pytest.mark.parametrize(
+    "file, old, new, message",
+    [
+        (RUNS, "sums,A,1,1,3", "sums,A,1,1,x", "runs.csv line 2: steps='x' is no int"),
+        (
+            RUNS,
+            "sums,A,2,1,3",
+            "sums,A,1,1,3",
+            "runs.csv line 3: sums, A, base seed 1, seed 1, 3 steps is there twice",
+        ),
+        (RUNS, ",0.5,0.9", ",,0.9", "runs.csv line 2: pass@1 is empty"),
+        (RUNS, "collapsed", "fallen", r"runs.csv: the columns are not those of this version \(collapsed, fallen\)"),
+        (RUNS, ",c\n", "\n", "runs.csv line 2: 22 cells of 23"),
+        (
+            RUNS,
+            "sums,A,1,1,3",
+            "sums,B,1,1,3",
+            "curves.csv.gz: sums, B, base seed 1, seed 1, 3 steps has 0 of 3 steps",
+        ),
+        (CURVES, "sums,A,1,1,3,2,", "sums,A,2,1,3,2,", "base seed 1, seed 1, 3 steps has 2 of 3 steps"),
+        (PROMPTS, "sums,base,1,0,0,2,", "sums,base,2,0,0,2,", "sums, base, base seed 1, .* has not 4 prompts"),
+        (BASES, "sums,1,ab", "sums,1,cd", "A, base seed 1, seed 1, 3 steps has no base of its hash in bases.csv"),
+        (BASES, "sums,1,ab", "sums,2,ab", "bases.csv line 3: sums 2 is there twice"),
+    ],
+)
+def test_what_is_wrong_is_one_line(written, file, old, new, message):
+    root, _ = written
+    path = root / FOLDER / file
+    packed = path.suffix == ".gz"
+    text = (gzip.decompress(path.read_bytes()) if packed else path.read_bytes()).decode()
+    assert old in text
+    changed = text.replace(old, new, 1).encode()
+    path.write_bytes(gzip.compress(changed) if packed else changed)
+    with pytest.raises(InputError, match=message) as caught:
+        read_tables(root)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_file_is_one_line(written):
+    root, _ = written
+    path = root / FOLDER / CURVES
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(InputError, match="curves.csv.gz cannot be read .*restore it with git checkout"):
+        read_tables(root)
