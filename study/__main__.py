@@ -60,11 +60,13 @@ def drop(root: Path, matrix: Matrix, args: argparse.Namespace) -> None:
     print(f"{len(tables.runs) - len(kept.runs)} of {len(tables.runs)} runs taken out of {FOLDER}; commit it.")
 
 
-def figures(root: Path, matrix: Matrix) -> None:
+def figures(root: Path, whole: Matrix, matrix: Matrix) -> None:
     """Pictures and findings, from the tables alone."""
     from study.pages import write_pages
+    from study.tuned import with_choices
 
-    for path in write_pages(root, matrix, read_tables(root)):
+    tables = read_tables(root)
+    for path in write_pages(root, with_choices(matrix, whole, tables), tables):
         print(path.relative_to(root))
 
 
@@ -72,16 +74,17 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point."""
     args = parse_args(argv)
     root = args.root.resolve()
-    matrix = read_matrix(root).selected(args.blocks, args.families, args.arms)
+    whole = read_matrix(root)
+    matrix = whole.selected(args.blocks, args.families, args.arms)
     if args.what == "run":
         options = Options(args.jobs, args.commit, not args.no_commit, 60 * args.commit_every)
-        Runner(root, matrix, options).run()
+        Runner(root, whole, matrix, options).run()
     elif args.what == "status":
         print_status(matrix, read_tables(root), args.jobs, Console())
     elif args.what == "drop":
         drop(root, matrix, args)
     else:
-        figures(root, matrix)
+        figures(root, whole, matrix)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from study.rows import rows_of, stopped_at_nonfinite
 def main() -> int:
     plan = json.loads(Path(sys.argv[1]).read_text())
     folder = Path(plan["folder"])
-    common = ["--run", str(folder), "--split", "test", "--prompts", str(plan["prompts"])]
+    common = ["--run", str(folder), "--split", plan["split"], "--prompts", str(plan["prompts"])]
     if not stopped_at_nonfinite(load_run(folder)):
         ks = [str(k) for k in (1, 8)]
         failed = passk.main([*common, "--n", str(plan["samples"]), "--k", *ks])
@@ -28,7 +28,9 @@ def main() -> int:
         if failed:
             return failed
     seconds = time.time() - plan["began"]
-    rows = rows_of(folder, RunKey(*plan["key"]), plan["recipe_hash"], plan["prompts"], plan["samples"], seconds)
+    rows = rows_of(
+        folder, RunKey(*plan["key"]), plan["recipe_hash"], plan["split"], plan["prompts"], plan["samples"], seconds
+    )
     write_json(Path(plan["rows"]), rows)
     return 0
 

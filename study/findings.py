@@ -243,4 +243,4 @@ def _shares(block: Block, tables: Tables, family: str, b: str, other: str, b_run
 
 def of_matrix(matrix: Matrix, what, tables: Tables) -> Iterable:
     """`scores`, `differences` or `shares` of every block."""
-    return [one for block in matrix.blocks for one in what(block, tables)]
+    return [one for block in matrix.blocks if not block.tunes for one in what(block, tables)]

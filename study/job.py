@@ -140,6 +140,7 @@ class Job:
             "rows": str(self.rows),
             "key": list(self.run.key),
             "recipe_hash": self.run.recipe_hash,
+            "split": self.run.split,
             "prompts": self.matrix.prompts,
             "samples": self.matrix.samples,
             "drift_samples": self.matrix.drift_samples,

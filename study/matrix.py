@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,9 @@ from trl_prorl.launch.recipe_check import UniqueKeys, nearest, read_recipe
 
 
 MATRIX = Path("recipes", "study", "matrix.yaml")  # below the checkout
-BLOCK_KEYS = {"families", "pairs", "steps", "arms", "keys", "suffix", "references"}
+BLOCK_KEYS = {"families", "pairs", "steps", "arms", "keys", "suffix", "references", "split", "tuned_on"}
+SPLITS = ("test", "validation")  # the second for blocks that choose values
+TUNED = "tuned"  # a value that a block with the split `validation` chooses: study/tuned.py
 REFERENCES = ["plain", "A"]  # the arms that all others of a block are held against
 LEAST = {"prompts": 2, "samples": 8, "drift_samples": 1}  # of an evaluation; pass@8 needs 8 samples
 NAME = re.compile(r"[A-Za-z][\w.\-]*")
@@ -44,10 +46,17 @@ class Run:
     Attributes:
         key (`RunKey`): What tells it from others.
         recipe (`dict`): Its keys, whole but for `output_dir`.
+        split (`str`): The questions that it is evaluated on.
     """
 
     key: RunKey
     recipe: dict[str, Any] = field(hash=False)
+    split: str = "test"
+
+    @property
+    def waits(self) -> bool:
+        """Whether a value of its recipe has not been chosen yet."""
+        return TUNED in self.recipe.values()
 
     @property
     def recipe_hash(self) -> str:
@@ -68,6 +77,8 @@ class Block:
         references (`tuple[str, ...]`): Those of the arms that all others are held against.
         suffix (`str`): What the block adds to the names of its arms.
         runs (`tuple[Run, ...]`): Its runs in the order of training: pair by pair, each through all families and arms.
+        split (`str`): The questions that its runs are evaluated on.
+        tuned_on (`str` or `None`): The block that chooses its values `tuned`.
     """
 
     name: str
@@ -76,6 +87,13 @@ class Block:
     references: tuple[str, ...]
     suffix: str
     runs: tuple[Run, ...]
+    split: str = "test"
+    tuned_on: str | None = None
+
+    @property
+    def tunes(self) -> bool:
+        """Whether it chooses values for other blocks, and is no part of the results."""
+        return self.split == "validation"
 
     def recipe(self, arm: str) -> dict[str, Any]:
         """The keys of an arm, in the first family."""
@@ -118,13 +136,12 @@ class Matrix:
             if block.name in chosen:
                 runs = (run for run in block.runs if run.key.family in families and run.key.arm in arms)
                 kept.append(
-                    Block(
-                        block.name,
-                        tuple(name for name in block.families if name in families),
-                        tuple(name for name in block.arms if name in arms),
-                        tuple(name for name in block.references if name in arms),
-                        block.suffix,
-                        tuple(runs),
+                    replace(
+                        block,
+                        families=tuple(name for name in block.families if name in families),
+                        arms=tuple(name for name in block.arms if name in arms),
+                        references=tuple(name for name in block.references if name in arms),
+                        runs=tuple(runs),
                     )
                 )
         return Matrix(tuple(kept), self.prompts, self.samples, self.drift_samples)
@@ -168,6 +185,7 @@ def read_matrix(root: Path) -> Matrix:
     families: dict[str, dict] = {}
     arms: dict[str, dict] = {}
     made = [_block(path, name, block, families, arms) for name, block in blocks.items()]
+    _check_tuning(path, made)
     recipes: dict[RunKey, Run] = {}
     for run in (run for block in made for run in block.runs):
         if recipes.setdefault(run.key, run).recipe != run.recipe:
@@ -211,8 +229,11 @@ def _block(path: Path, name: str, block: Any, families: dict[str, dict], arms: d
         _check_name(path, f"{where}.families", family)
         if family not in families:
             families[family] = _family(path.parent / f"{family}.yaml")
+    split, tuned_on = block.get("split", SPLITS[0]), block.get("tuned_on")
+    if split not in SPLITS:
+        raise InputError(f"{path}: {where}.split={split!r} has to be one of {', '.join(SPLITS)}")
     runs = (
-        _run(RunKey(family, arm + suffix, *pair, steps), families[family], keys, arms[arm])
+        _run(RunKey(family, arm + suffix, *pair, steps), families[family], keys, arms[arm], split)
         for pair in block["pairs"]
         for family in block["families"]
         for arm in block["arms"]
@@ -221,14 +242,45 @@ def _block(path: Path, name: str, block: Any, families: dict[str, dict], arms: d
     if not isinstance(references, list) or any(arm not in block["arms"] for arm in references):
         raise InputError(f"{path}: {where}.references={references!r} has to be a list of arms of the block")
     names = (tuple(arm + suffix for arm in arms) for arms in (block["arms"], references))
-    return Block(name, tuple(block["families"]), *names, suffix, tuple(runs))
+    return Block(name, tuple(block["families"]), *names, suffix, tuple(runs), split, tuned_on)
 
 
-def _run(key: RunKey, family: dict, keys: dict, arm: dict) -> Run:
+def _check_tuning(path: Path, blocks: list[Block]) -> None:
+    """Values that are chosen have a block that chooses them, for their families and on bases of its own."""
+    by_name = {block.name: block for block in blocks}
+    for block in blocks:
+        where, keys = (
+            f"{path}: blocks.{block.name}",
+            {key for run in block.runs for key, value in run.recipe.items() if value == TUNED},
+        )
+        if block.tuned_on is None:
+            if keys:
+                raise InputError(f"{where}: {sorted(keys)[0]}: {TUNED} needs tuned_on, the block that chooses it")
+            continue
+        tuning = by_name.get(block.tuned_on)
+        if tuning is None or not tuning.tunes:
+            raise InputError(f"{where}.tuned_on={block.tuned_on!r} has to name a block with split: validation")
+        if missing := set(block.families) - set(tuning.families):
+            raise InputError(f"{where}.tuned_on={block.tuned_on!r} does not choose for {', '.join(sorted(missing))}")
+        for key in sorted(keys):
+            if not any(run.recipe.get(key) for run in tuning.runs):
+                raise InputError(f"{where}: {key}: {TUNED}: {block.tuned_on} tries no value of {key}")
+    of_split = {
+        split: {(run.key.family, run.key.base_seed) for b in blocks if b.split == split for run in b.runs}
+        for split in SPLITS
+    }
+    if both := of_split["test"] & of_split["validation"]:
+        family, base = min(both)
+        raise InputError(
+            f"{path}: base {base} of {family} chooses values and is reported; give the tuning block other bases"
+        )
+
+
+def _run(key: RunKey, family: dict, keys: dict, arm: dict, split: str) -> Run:
     merged = {**family, **keys, **arm}
     recipe = {name: value for name, value in merged.items() if value is not None}  # null unsets
     model = base_model(recipe["task"], key.base_seed)
-    return Run(key, {**recipe, "model_name_or_path": model, "seed": key.seed, "max_steps": key.steps})
+    return Run(key, {**recipe, "model_name_or_path": model, "seed": key.seed, "max_steps": key.steps}, split)
 
 
 def _family(path: Path) -> dict[str, Any]:

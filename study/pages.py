@@ -8,6 +8,7 @@ from study.figures import forest, learning_curves, save, styles
 from study.findings import SHARES, differences, scores, shares
 from study.matrix import Block, Matrix
 from study.tables import FOLDER, Tables
+from study.tuned import TIE, Choice, choices
 from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
@@ -30,7 +31,11 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
         InputError: No run of the selection is in the tables.
     """
     folder, written, parts = root / FOLDER, [], [HEAD]
+    if made := choices(matrix, tables):
+        parts.append(f"\n## Values chosen on validation\n\n{_choices(made).to_markdown()}\n")
     for block in matrix.blocks:
+        if block.tunes:
+            continue
         found = scores(block, tables)
         if not found:
             continue
@@ -49,6 +54,22 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     with replaced(folder / PAGE) as aside:
         aside.write_text("".join(parts))
     return [*written, folder / PAGE]
+
+
+def _choices(made: list[Choice]) -> Table:
+    values = list(dict.fromkeys(value for choice in made for value in choice.scores))
+    return Table(
+        f"Mean validation pass@1 by value; chosen is the largest within {TIE} of the best.",
+        ["block", "family", "key", *(f"{value:g}" for value in values), "chosen"],
+        [
+            [
+                *(choice.block, choice.family, choice.key),
+                *(f"{choice.scores[value]:.3f}" if value in choice.scores else "" for value in values),
+                f"{choice.value:g}",
+            ]
+            for choice in made
+        ],
+    )
 
 
 def _tables(block: Block, tables: Tables, found, compared) -> list[Table]:

@@ -54,7 +54,7 @@ def curve_rows(run: Run, key: RunKey) -> list[dict]:
 
 
 def prompt_rows(key: RunKey, n: int, correct: list[int], greedy: list[int]) -> list[dict]:
-    """A row for each held-out prompt, by its place in the test split."""
+    """A row for each held-out prompt, by its place in the split."""
     return [
         as_written({**key._asdict(), "prompt": place, "n": n, "correct": right, "greedy": first}, PROMPT_COLUMNS)
         for place, (right, first) in enumerate(zip(correct, greedy, strict=True))
@@ -73,6 +73,7 @@ def base_rows(run: Run, key: RunKey) -> tuple[dict, list[dict]]:
         **base._asdict(),
         "base_hash": _base_hash(run),
         "prompts_hash": prompts_hash(passk),
+        "split": passk["split"],
         "prompts": passk["prompts"],
         "samples": passk["n"],
         "base_pass@1": passk["base"]["pass@1"],
@@ -85,7 +86,9 @@ def base_rows(run: Run, key: RunKey) -> tuple[dict, list[dict]]:
     )
 
 
-def rows_of(folder: Path, key: RunKey, recipe_hash: str, prompts: int, samples: int, seconds: float) -> dict:
+def rows_of(
+    folder: Path, key: RunKey, recipe_hash: str, split: str, prompts: int, samples: int, seconds: float
+) -> dict:
     """
     What a finished run adds to the tables.
 
@@ -94,6 +97,7 @@ def rows_of(folder: Path, key: RunKey, recipe_hash: str, prompts: int, samples: 
             on every prompt.
         key (`RunKey`): What the run is called.
         recipe_hash (`str`): As [`~study.matrix.Run`] has it.
+        split (`str`): Of the held-out prompts.
         prompts, samples (`int`): Held-out prompts, and samples of each.
         seconds (`float`): What the run took, evaluation included, beside whatever else the machine did.
 
@@ -120,6 +124,7 @@ def rows_of(folder: Path, key: RunKey, recipe_hash: str, prompts: int, samples: 
         "ref_forward_calls": int(run.total("ref_forward_calls") or 0),
         "tokens_generated": int(run.total("tokens_generated") or 0),
         "recipe": recipe_hash,
+        "split": split,
         "prompts": prompts,
         "samples": samples,
         "seconds": float(round(seconds)),

@@ -16,6 +16,7 @@ from study.frozen import base_hash, commit_tables, frozen_commit, git, worktree
 from study.job import Job
 from study.matrix import MATRIX, Matrix, Run, RunKey
 from study.tables import FOLDER, BaseKey, Tables, check_base, read_tables, write_tables
+from study.tuned import with_choices
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.run.lock import FolderInUseError, FolderLock, holder
 
@@ -52,7 +53,7 @@ def check_tables(tables: Tables, matrix: Matrix) -> None:
     """
     for run in matrix.runs:
         row, key = tables.runs.get(run.key), run.key
-        if row is None:
+        if row is None or run.waits:
             continue
         drop = f"`python -m study drop --families {key.family} --arms {key.arm}`"
         if row["recipe"] != run.recipe_hash:
@@ -121,18 +122,20 @@ class Runner:
 
     Args:
         root (`Path`): The checkout, which holds matrix and tables.
-        matrix (`Matrix`): The selection.
+        whole (`Matrix`): The matrix.
+        matrix (`Matrix`): The selection of it.
         options (`Options`): What the command line says.
         console (`Console`, *optional*): Where it speaks.
     """
 
-    def __init__(self, root: Path, matrix: Matrix, options: Options, console: Console | None = None):
-        self.root, self.matrix, self.options = root, matrix, options
+    def __init__(self, root: Path, whole: Matrix, matrix: Matrix, options: Options, console: Console | None = None):
+        self.root, self.whole, self.matrix, self.options = root, whole, matrix, options
         self.console = console or Console()
         self.tables = Tables()
         self.failed: list[Job] = []
         self.uncommitted: list[str] = []
         self._in_a_row = 0
+        self._tried: set[RunKey] = set()
         self._committed_at = 0.0
 
     def run(self) -> None:
@@ -145,20 +148,37 @@ class Runner:
         """
         with alone(self.root / PLACE), terminated_as_interrupted():
             self.tables = read_tables(self.root)
+            self._take_choices()
             check_tables(self.tables, self.matrix)
             commit = frozen_commit(self.root, self.options.commit)
             place = self.root / PLACE / commit[:12]
-            missing = [run for run in self.matrix.runs if run.key not in self.tables.runs]
+            missing = self._missing()
             code = worktree(self.root, commit, place / "code")
             check_bases(self.tables, missing, code)
             self._announce(commit, missing)
             try:
-                self._train([Job(run, self.matrix, code, place) for run in missing])
+                while ready := [run for run in self._missing() if not run.waits and run.key not in self._tried]:
+                    self._tried |= {run.key for run in ready}
+                    self._train([Job(run, self.matrix, code, place) for run in ready])
+                    self._take_choices()
             finally:
                 self._commit(now=True)
+            if waiting := [run for run in self._missing() if run.waits]:
+                of = ", ".join(sorted({run.key.family for run in waiting}))
+                self.console.print(
+                    f"{len(waiting)} runs ({of}) wait for values that are chosen on validation: select the tuning "
+                    "blocks too.",
+                    soft_wrap=True,
+                )
         if self.failed:
             lines = "; ".join(f"{job.run.key}: {job.last_line()} ({job.log})" for job in self.failed[:3])
             raise RunError(f"{len(self.failed)} runs failed. {lines}. The same command tries them again")
+
+    def _take_choices(self) -> None:
+        self.matrix = with_choices(self.matrix, self.whole, self.tables)
+
+    def _missing(self) -> list[Run]:
+        return [run for run in self.matrix.runs if run.key not in self.tables.runs]
 
     def _announce(self, commit: str, missing: list[Run]) -> None:
         total = len(self.matrix.runs)

@@ -44,6 +44,7 @@ RUN_COLUMNS: dict[str, Callable] = {
     "ref_forward_calls": int,
     "tokens_generated": int,
     "recipe": str,
+    "split": str,
     "prompts": int,
     "samples": int,
     "seconds": float,
@@ -54,6 +55,7 @@ BASE_COLUMNS: dict[str, Callable] = {
     "base_seed": int,
     "base_hash": str,
     "prompts_hash": str,
+    "split": str,
     "prompts": int,
     "samples": int,
     "base_pass@1": float,
@@ -72,7 +74,7 @@ CURVE_COLUMNS: dict[str, Callable] = {
     **dict.fromkeys(CURVE_VALUES, float),
     "event": str,
 }
-# Per held-out prompt, by its place in the test split. The base has rows of its own: arm `base`, seed 0, 0 steps.
+# Per held-out prompt, by its place in the split. The base has rows of its own: arm `base`, seed 0, 0 steps.
 PROMPT_COLUMNS: dict[str, Callable] = {**KEY, "prompt": int, "n": int, "correct": int, "greedy": int}
 BASE_ARM = "base"
 

@@ -105,7 +105,7 @@ blocks:
 
 def test_a_failure_is_told_and_the_others_go_on_until_all_fail(failing):
     said = Console(file=io.StringIO(), width=200)
-    runner = Runner(failing, read_matrix(failing), Options(jobs=1, commits=False), said)
+    runner = Runner(failing, read_matrix(failing), read_matrix(failing), Options(jobs=1, commits=False), said)
     with pytest.raises(
         RunError, match="3 runs failed. reverse_digits, plain, base seed 0, seed 1, 3 steps: error: beta=1"
     ):

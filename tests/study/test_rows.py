@@ -86,7 +86,7 @@ NAN = {
 
 
 def test_a_run_s_rows(folder):
-    rows = rows_of(folder(events=[reset(20)]), KEY, "hash", prompts=2, samples=8, seconds=61.4)
+    rows = rows_of(folder(events=[reset(20)]), KEY, "hash", "test", prompts=2, samples=8, seconds=61.4)
     assert {name: rows["run"][name] for name in ("pass@1", "pass@8", "greedy", "drift", "drift_tokens")} == {
         **{"pass@1": 0.375, "pass@8": 1.0, "greedy": 0.5, "drift": 0.3, "drift_tokens": 6.5}
     }
@@ -128,7 +128,7 @@ def test_what_counts_as_a_collapse(folder, rewards, events, collapsed):
 
 
 def test_a_run_that_stopped_at_nan_scores_nothing(folder):
-    rows = rows_of(folder(RISING[:12], [NAN], evaluated=False), KEY, "hash", prompts=2, samples=8, seconds=1)
+    rows = rows_of(folder(RISING[:12], [NAN], evaluated=False), KEY, "hash", "test", prompts=2, samples=8, seconds=1)
     expected = {"collapsed": 1, "pass@1": 0, "pass@8": 0, "greedy": 0, "drift": None, "steps_done": 12}
     assert expected.items() <= rows["run"].items()
     assert [(row["correct"], row["n"], row["greedy"]) for row in rows["prompts"]] == [(0, 8, 0)] * 2
@@ -137,7 +137,7 @@ def test_a_run_that_stopped_at_nan_scores_nothing(folder):
 
 def test_a_run_that_is_not_at_its_end_is_refused(folder):
     with pytest.raises(RunError, match="12 of 40 steps"):
-        rows_of(folder(RISING[:12]), KEY, "hash", 2, 8, 1)
+        rows_of(folder(RISING[:12]), KEY, "hash", "test", 2, 8, 1)
     (folder() / "passk.json").unlink()
     with pytest.raises(RunError, match="not evaluated"):
-        rows_of(folder(evaluated=False), KEY, "hash", 2, 8, 1)
+        rows_of(folder(evaluated=False), KEY, "hash", "test", 2, 8, 1)
