@@ -64,6 +64,10 @@ BAD = {
         ["/nowhere"],
     ),
     "optimizer": (["--optimizer_reset", "hard", "--optim", "sgd"], ["optimizer_reset", "SGD", "keep"]),
+    "optimizer without a bias correction": (
+        ["--optimizer_reset", "step", "--optim", "adafactor"],
+        ["optimizer_reset='step'", "Adafactor", "hard"],
+    ),
     "no checkpoint": (["--resume_from_checkpoint", "True"], ["resume_from_checkpoint=True", "holds no checkpoint"]),
     "misspelt option": (["--ref_reset_evry", "5"], ["--ref_reset_evry", "--ref_reset_every"]),
     "wrong type": (["--max_steps", "many"], ["max_steps", "many"]),

@@ -76,8 +76,9 @@ class ProRLConfig(GRPOConfig):
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
             What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
             rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
-            `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept). See
-            [`~trl_prorl.resets.optimizer_state`] for each optimizer.
+            `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept), `"step"` (step count cleared, the
+            moments kept: Adam-Rel, arXiv 2412.17113; Adam's family alone). See [`~trl_prorl.resets.optimizer_state`]
+            for each optimizer.
         optimizer_reset_alpha (`float`, *optional*, defaults to `0.1`):
             Factor of `optimizer_reset: soft`, in (0, 1]. The next updates are smaller at first (0.6 of the usual at
             0.1, where gradients agree), then larger (up to 2.9 times): see [`~trl_prorl.resets.optimizer_state`].

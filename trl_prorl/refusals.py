@@ -382,7 +382,7 @@ REFUSALS = (
         lambda args: args.resets and args.ref_reset_mix == 0.0 and not args.treats_optimizer,
         lambda args: (
             "ref_reset_mix=0 with optimizer_reset='keep' resets nothing. Set ref_reset_mix: 1, or an "
-            "optimizer_reset of hard, soft or asym."
+            "optimizer_reset of hard, soft, asym or step."
         ),
     ),
     Refusal(
