@@ -24,6 +24,7 @@ PRIVATE_METHODS = {
 TRAINER_METHODS = {
     "_maybe_log_save_evaluate": "where a step's row is written",
     "_evaluate": "where the triggers' metrics are looked for",
+    "evaluation_loop": "whose metrics get pass@k, before they are logged and before callbacks see them",
     "_inner_training_loop": "where the logs are continued",
     "_init_training_state": "which looks for the best checkpoint where it was",
     "_run_epoch": "which must not begin for a run that is resumed at its end",

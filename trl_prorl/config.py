@@ -59,7 +59,9 @@ class ProRLConfig(GRPOConfig):
         ref_reset_drop (`float`, *optional*):
             Request a reset when the metric falls below its best by more than this. `None`: never.
         ref_reset_metric (`str`, *optional*, defaults to `"eval_reward"`):
-            The validation metric that `ref_reset_stall` and `ref_reset_drop` watch.
+            The validation metric that `ref_reset_stall` and `ref_reset_drop` watch: `eval_reward`; `eval_pass@1`,
+            `eval_pass@2`, `eval_pass@4` … up to the completions of a prompt, correct by the task's `verify`;
+            `eval_pass@1/TASK` of one task among several; or any other metric of an evaluation.
         ref_reset_metric_mode (`str`, *optional*, defaults to `"max"`):
             `"max"` if larger is better, `"min"` if smaller is.
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):

@@ -390,7 +390,7 @@ REFUSALS = (
         lambda args: args.watches_metric and not args.ref_reset_metric.startswith("eval_"),
         lambda args: (
             f"ref_reset_metric={args.ref_reset_metric!r} is not a metric of an evaluation, whose names begin with "
-            "eval_. Set it to eval_reward, or to eval_rewards/NAME/mean of one reward function."
+            "eval_. Set it to eval_reward, eval_pass@1, or eval_rewards/NAME/mean of one reward function."
         ),
     ),
     _never_measured("ref_reset_stall", 2),

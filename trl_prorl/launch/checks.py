@@ -30,6 +30,13 @@ def check_columns(rows: Any, name: str = "train_dataset") -> None:
         )
 
 
+def tasks_of(rows: Any) -> set[str] | None:
+    """The names in the column `task` of a dataset; `None` if its rows cannot be looked at."""
+    if not isinstance(rows, Dataset):
+        return None
+    return {name for name in rows["task"] if isinstance(name, str)} if "task" in rows.column_names else set()
+
+
 def check_rows(rows: Any, batch: int, num_generations: int) -> None:
     """
     Refuse a training set that does not fill one generation batch: TRL would train 0 steps.

@@ -20,11 +20,12 @@ from ..quiet import without_warning
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class
 from ..rollout.dynamic_sampling import named_functions
+from ..rollout.verdicts import check_watched
 from ..run.identity import changing_keys
 from ..scoring.dropout import check_dropout_config
 from ..scoring.fp32_head import check_full_model
 from ..scoring.references import check_adapter
-from .checks import check_columns, check_rows
+from .checks import check_columns, check_rows, tasks_of
 
 
 @dataclass
@@ -83,6 +84,7 @@ class Plan:
         if given.get("environment_factory") is None and all(map(inspect.isroutine, functions)):
             names = [get_callable_name(function) for function in functions]  # models get their names when loaded
             named_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
+        _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"))
         keys = changing_keys(args)
         _check_optimizer(args, given.get("optimizers"))
         own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
@@ -138,6 +140,18 @@ class Plan:
             if self.casts_head:
                 stack.enter_context(_without_cast_head(self.args))
             yield
+
+
+def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks) -> None:
+    asked = {"metric_for_best_model": args.metric_for_best_model or ""}
+    if args.watches_metric:
+        asked["ref_reset_metric"] = args.ref_reset_metric
+    for callback in callbacks or []:
+        if isinstance(callback, ReferenceResetCallback):
+            asked |= {f"the metric of {type(callback).__name__}": metric for metric in callback.metrics()}
+    sets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
+    tasks = {name: tasks_of(rows) for name, rows in sets.items()}
+    check_watched(asked, functions, args.num_generations_eval or args.num_generations, tasks)
 
 
 def _check_optimizer(args: ProRLConfig, optimizers) -> None:
