@@ -64,6 +64,13 @@ def test_the_update_comes_after_the_norm_and_the_save_asks_where_to_write():
     assert "self._load_optimizer_and_scheduler(" in source(Trainer._prepare_for_training)
 
 
+def test_an_evaluation_says_its_metrics_prefix_by_name_and_logs_what_its_loop_found():
+    evaluate = source(Trainer.evaluate)
+    assert "metric_key_prefix=metric_key_prefix," in evaluate[evaluate.index("self.evaluation_loop(") :]
+    assert evaluate.index("self.evaluation_loop(") < evaluate.index("self.log(output.metrics)")
+    assert "self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)" in evaluate
+
+
 def test_a_resumed_run_s_best_checkpoint_is_looked_for_in_the_working_directory():
     begin = source(Trainer._init_training_state)
     assert "not os.path.isdir(self.state.best_model_checkpoint)" in begin and '"The best checkpoint' in begin

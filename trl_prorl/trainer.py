@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from transformers.trainer_utils import has_length
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
@@ -37,7 +36,7 @@ from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
-from .rollout.verdicts import Verdicts, verifier_of
+from .rollout.verdicts import Verdicts
 from .run.entropy_watch import EntropyWatch
 from .run.finite_guard import FiniteGuard
 from .run.identity import base_parameters, dataset_hash, weights_hash
@@ -108,10 +107,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             "rows of the training set": dataset_hash(self.train_dataset),
             "reward functions": list(self.reward_func_names),
         }
-        self.verdicts = None  # of an evaluation
-        if (verifier := verifier_of(self.reward_funcs)) is not None:
-            name, completions = getattr(verifier, "__qualname__", "verifier"), self.num_generations_eval
-            self.verdicts = Verdicts(verifier, name, completions, args.reward_timeout)
+        self.verdicts = Verdicts(self.reward_funcs, self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
             watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -311,7 +307,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._outcome = Outcome.of(rewards, inputs, completion_ids_list)
-        if self.verdicts is not None and not self.model.training:
+        if not self.model.training:
             self.verdicts.add(inputs, prompts, completions, self._outcome.tasks)
         return rewards
 
@@ -444,19 +440,10 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
                 # The frames that matter are those of its cause, which it keeps.
                 raise error.with_traceback(None)  # noqa: B904
 
-    def evaluation_loop(
-        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
-    ):
-        judged = self.verdicts
-        if judged is not None:
-            judged.begin()
-        output = super().evaluation_loop(
-            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix=metric_key_prefix
-        )
-        if judged is not None:
-            prompts = len(dataloader.dataset) if has_length(dataloader.dataset) else None
-            measured = judged.measurements(prompts)
-            output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in measured.items()})
+    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
+        self.verdicts.begin()
+        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        output.metrics.update(self.verdicts.of_set(dataloader.dataset, metric_key_prefix))
         return output
 
     def _evaluate(self, *args, **kwargs):

@@ -20,12 +20,11 @@ from ..quiet import without_warning
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class
 from ..rollout.dynamic_sampling import named_functions
-from ..rollout.verdicts import check_watched
 from ..run.identity import changing_keys
 from ..scoring.dropout import check_dropout_config
 from ..scoring.fp32_head import check_full_model
 from ..scoring.references import check_adapter
-from .checks import check_columns, check_rows, tasks_of
+from .checks import check_columns, check_pass_at_k, check_rows
 
 
 @dataclass
@@ -149,9 +148,7 @@ def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks) 
     for callback in callbacks or []:
         if isinstance(callback, ReferenceResetCallback):
             asked |= {f"the metric of {type(callback).__name__}": metric for metric in callback.metrics()}
-    sets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
-    tasks = {name: tasks_of(rows) for name, rows in sets.items()}
-    check_watched(asked, functions, args.num_generations_eval or args.num_generations, tasks)
+    check_pass_at_k(asked, functions, args.num_generations_eval or args.num_generations, eval_dataset)
 
 
 def _check_optimizer(args: ProRLConfig, optimizers) -> None:

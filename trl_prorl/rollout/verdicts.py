@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from accelerate.utils import gather_object
-from trl.trainer.utils import is_async_callable
+from transformers.trainer_utils import has_length
 
 from ..errors import RewardError
 from .rewards import watched
 
 
 def verifier_of(functions: Iterable[Any]) -> Callable | None:
-    """The verifier of the first reward function that has one."""
+    """The verifier of the first reward function that has one; `None` if none has."""
     found = (getattr(function, "verifier", None) for function in functions)
     return next((verifier for verifier in found if callable(verifier)), None)
 
@@ -38,12 +38,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def draw_sizes(n: int) -> list[int]:
     """The powers of two up to `n`."""
     return [1 << power for power in range(n.bit_length())]
-
-
-def names(n: int, tasks: Iterable[str]) -> list[str]:
-    """The names of all measurements of an evaluation with `n` completions a prompt."""
-    several = sorted(tasks) if len(set(tasks)) > 1 else []
-    return [f"pass@{k}{suffix}" for suffix in ("", *(f"/{task}" for task in several)) for k in draw_sizes(n)]
 
 
 def measurements(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
@@ -73,22 +67,21 @@ def measurements(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -
 
 class Verdicts:
     """
-    The verdicts of one evaluation.
+    The verdicts of one evaluation; none where no reward function has a verifier.
 
     Args:
-        verifier (`Callable`):
-            See [`verifier_of`].
-        name (`str`):
-            Its name in errors.
+        functions (`Iterable`):
+            The reward functions.
         n (`int`):
             Completions of a prompt in an evaluation.
         seconds (`float` or `None`):
-            Its time limit for one batch.
+            The verifier's time limit for one batch.
     """
 
-    def __init__(self, verifier: Callable, name: str, n: int, seconds: float | None):
-        self.name, self.n = name, n
-        self._verify = watched(verifier, name, seconds, "stop")
+    def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
+        self.n, verifier = n, verifier_of(functions)
+        self.name = getattr(verifier, "__qualname__", "verifier")
+        self._verify = None if verifier is None else watched(verifier, self.name, seconds, "stop")
         self.begin()
 
     def begin(self) -> None:
@@ -109,11 +102,10 @@ class Verdicts:
         Raises:
             [`RewardError`]: the verifier raised, took too long, or returned what is neither true nor false.
         """
-        columns = {
-            key: [example[key] for example in examples]
-            for key in examples[0]
-            if key not in ("prompt", "completion", "completion_ids")
-        }
+        if self._verify is None:
+            return
+        keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
+        columns = {key: [example[key] for example in examples] for key in keys}
         verdicts = self._verify(prompts=prompts, completions=completions, **columns)
         for verdict in verdicts:
             if verdict not in (0, 1):
@@ -121,59 +113,17 @@ class Verdicts:
         self._correct += gather_object([bool(verdict) for verdict in verdicts])
         self._tasks += tasks
 
-    def measurements(self, prompts: int | None) -> dict[str, float]:
+    def of_set(self, rows: Any, prefix: str) -> dict[str, float]:
         """
-        [`measurements`] of the evaluation.
+        [`measurements`] of an evaluation set.
 
         Args:
-            prompts (`int`, *optional*):
-                Prompts of the evaluation set, if it says. With several processes the last batch is filled with
-                prompts from the beginning of the set, which do not count twice.
+            rows ([`~datasets.Dataset`] or another):
+                The set. With several processes the last batch is filled with prompts from its beginning, which must
+                not count twice; a set without a length is taken as it came.
+            prefix (`str`):
+                `"eval"`, or another word with which the names begin.
         """
-        end = None if prompts is None else prompts * self.n
-        return measurements(self._correct[:end], self._tasks[:end], self.n)
-
-
-def check_watched(asked: Mapping[str, str], functions: Iterable[Any], n: int, sets: Mapping[str, Any]) -> None:
-    """
-    Refuse keys that name a pass@k which no evaluation will measure.
-
-    Args:
-        asked (`Mapping[str, str]`):
-            Names of metrics by the key that has them.
-        functions (`Iterable`):
-            The reward functions.
-        n (`int`):
-            Completions of a prompt in an evaluation.
-        sets (`Mapping[str, Any]`):
-            The names of the evaluation sets, and the tasks in each; `""` is the name of an only one, and the tasks are
-            `None` where they are not known.
-
-    Raises:
-        `ValueError`: naming the key, its value and what is measured.
-    """
-    verifier = verifier_of(functions)
-    if verifier is not None and is_async_callable(verifier):
-        raise ValueError(
-            f"the verifier {verifier.__qualname__!r} of a reward function is asynchronous: make it plain."
-        )
-    for key, metric in asked.items():
-        if "pass@" not in metric:
-            continue
-        if verifier is None:
-            raise ValueError(
-                f"{key}={metric!r} needs to know which completions are correct, and no reward function has a "
-                "verifier. Set it to eval_reward, or give the reward function one: function.verifier = verify, called as the "
-                "function itself, a bool for each completion."
-            )
-        known = []
-        for name, tasks in sets.items():
-            prefix = f"eval_{name}_" if name else "eval_"
-            known += [prefix + each for each in names(n, tasks or ())]
-            if tasks is None and metric.partition("/")[0] in known:
-                known.append(metric)
-        if metric not in known and f"eval_{metric}" not in known:
-            raise ValueError(
-                f"{key}={metric!r} is not measured: with {n} completions a prompt (num_generations_eval, else "
-                f"num_generations) an evaluation has {', '.join(known)}. Set it to one of them."
-            )
+        end = len(rows) * self.n if has_length(rows) else None
+        measured = measurements(self._correct[:end], self._tasks[:end], self.n)
+        return {f"{prefix}_{name}": value for name, value in measured.items()}
