@@ -1,4 +1,4 @@
-"""One of two real processes that evaluate three prompts with four completions each, started by test_verdicts.py."""
+"""One of two real processes that evaluate three prompts with four completions each, started by test_distributed.py."""
 
 import json
 import os
