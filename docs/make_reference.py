@@ -19,7 +19,7 @@ from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
 from trl_prorl.refusals import REFUSALS
-from trl_prorl.run.keys import EVENTS, METRICS, RecordKey
+from trl_prorl.run.keys import EVALUATIONS, EVENTS, METRICS, RecordKey
 from trl_prorl.train import TaskArguments
 
 
@@ -267,8 +267,10 @@ def make_page() -> str:
         "",
         "## evaluations.jsonl",
         "",
-        "One object per evaluation during training: `step`, and every metric `eval_…` that TRL measured "
-        "(`eval_reward`, `eval_loss`, …). The file is there if `eval_strategy` asks for evaluations.",
+        "One object per evaluation during training. The file is there if `eval_strategy` asks for evaluations. With "
+        "several evaluation sets, pass@K and the loss have the set in their names: `eval_SET_pass@K`.",
+        "",
+        *record_table(EVALUATIONS),
     ]
     return "\n".join(lines) + "\n"
 

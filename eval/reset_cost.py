@@ -67,8 +67,8 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
     rows = []
     for mode in MODES:
         # The same bytes: the reference, and the optimizer's tensors that the mode writes (asym clears one moment of
-        # two).
-        touched = {"keep": [], "asym": moments[::2]}.get(mode, moments)
+        # two, step no tensor but the counts).
+        touched = {"keep": [], "asym": moments[::2], "step": []}.get(mode, moments)
         tensors = references + touched
         sources = [torch.zeros_like(tensor) for tensor in tensors]
 

@@ -35,7 +35,7 @@ def config(**keys):
         ({"beta": 0.1, "ref_reset_every": 10, "ref_reset_mix": 1.5}, ["ref_reset_mix=1.5"]),
         ({"beta": 0.1, "ref_reset_every": 10, "ref_reset_mix": 0.0}, ["ref_reset_mix=0", "optimizer_reset"]),
         ({"beta": 0.1, "optimizer_reset": "hard"}, ["optimizer_reset='hard'", "ref_reset_every"]),
-        ({"optimizer_reset": "medium"}, ["optimizer_reset='medium'", "keep, hard, soft, asym"]),
+        ({"optimizer_reset": "medium"}, ["optimizer_reset='medium'", "keep, hard, soft, asym, step"]),
         ({"optimizer_reset_alpha": 0.0}, ["optimizer_reset_alpha=0.0", "(0, 1]", "hard"]),
         ({"optimizer_reset_alpha": 1.5}, ["optimizer_reset_alpha=1.5"]),
         ({"beta": 0.1, "ref_reset_every": 10, "sync_ref_model": True}, ["sync_ref_model"]),

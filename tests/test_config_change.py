@@ -217,6 +217,8 @@ REFUSED = {
     "elastic_reset_every": (0, 3, "average"),
     "ref_reset_every": (2, 0, "this run's has moved"),
     "ref_reset_kl": (0.1, None, "this run's has moved"),
+    "ref_reset_stall": (2, 0, "this run's has moved"),
+    "ref_reset_drop": (0.1, None, "this run's has moved"),
 }
 INSIDE = {"per_device_train_batch_size": (8, 4), "gradient_accumulation_steps": (1, 2), "num_iterations": (2, 3)}
 INSIDE |= {"num_generations": (4, 2), "steps_per_generation": (1, 2), "processes": (1, 2), "beta": (0.0, 0.3)}

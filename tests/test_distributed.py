@@ -64,6 +64,28 @@ def test_what_another_process_alone_sees_is_not_the_run_s_decision(train):
     assert not any(seen["moved"] for seen in ranks[0])
 
 
+@pytest.mark.parametrize(
+    "batch, expected",
+    [
+        # 1, 3 and 0 correct of four: the prompt that fills the last batch, all correct there, does not count again.
+        (4, {1: (0.25 + 0.75 + 0) / 3, 2: (0.5 + 1 + 0) / 3, 4: 2 / 3}),
+        # 2, 0 and 1: a prompt's completions lie in both processes.
+        (2, {1: (0.5 + 0 + 0.25) / 3, 2: (1 - 1 / 6 + 0 + 0.5) / 3, 4: 2 / 3}),
+    ],
+)
+def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, tiny_model, tmp_path, batch, expected):
+    out = tmp_path / "run"
+    two_processes("evaluation_worker.py", tiny_model, out, batch)
+    found = [json.loads(Path(f"{out}-rank{rank}.json").read_text()) for rank in (0, 1)]
+    first, second = (rank["seen"] for rank in found)
+    if batch == 4:
+        assert second[1] == first[0] and len({call[0] for call in first + second}) == 3  # filled from the beginning
+    else:
+        assert first == second and len(first) == 3
+    for rank in found:
+        assert rank["measured"] == {f"eval_pass@{k}": pytest.approx(value) for k, value in expected.items()}
+
+
 @pytest.mark.parametrize("kind", ["lora", "full"])
 def test_copies_and_optimizer_resets_reach_every_shard_of_fsdp2(two_processes, tiny_model, kind):
     assert two_processes("sharded_worker.py", tiny_model, kind).count("every shard was reached") == 2

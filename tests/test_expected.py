@@ -59,6 +59,7 @@ def test_a_run_is_known_by_its_keys(run, recipe):
     ("changed", "message"),
     [
         ({"ref_reset_every": 30}, "a run of none of"),
+        ({"ref_reset_drop": 0.1}, "a run of none of"),
         ({"max_steps": 60}, "a run of none of"),
         ({"sha256": "0" * 64}, "did not begin from the base"),
         ({"steps": 239}, "239 steps done"),

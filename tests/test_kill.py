@@ -85,6 +85,7 @@ CASES = {
     "C by a stall, soft, full": {"beta": 0.1, "num_iterations": 2, "lora": False, "optimizer_reset": "soft"}
     | {"optimizer_reset_rewarmup_steps": 9}
     | STALL,
+    "C, step count": A | {"optimizer_reset": "step", "lora": True},
     "elastic": {"elastic_reset_every": 3, "elastic_ema": 0.5, "num_iterations": 2, "lora": True},
     "elastic, full": {"elastic_reset_every": 3, "elastic_ema": 0.5, "num_iterations": 2, "lora": False},
     "adaptive coefficient": {"beta": 0.3, "kl_target": 1e-3, "kl_horizon": 5, "num_iterations": 2, "lora": True},

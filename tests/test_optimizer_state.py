@@ -50,6 +50,7 @@ M, V = 0.9 * 0.1 * 1 + 0.1 * 3, 0.99 * 0.01 * 1 + 0.01 * 9
         ("hard", 1.0, 0.0, 0.0, 0),
         ("soft", 0.1, 0.1 * M, 0.1 * V, 2),
         ("asym", 1.0, 0.0, V, 2),
+        ("step", 1.0, M, V, 0),
     ],
 )
 def test_state_and_first_update_by_hand(kind, mode, alpha, m, v, t):
@@ -87,12 +88,13 @@ def test_amsgrad_maximum_follows_the_second_moment():
     assert optimizer.state[param]["max_exp_avg_sq"].eq(0).all()
 
 
-ALL_MODES = [("keep", 1.0), ("hard", 1.0), ("soft", 0.25), ("asym", 1.0)]
+ALL_MODES = [("keep", 1.0), ("hard", 1.0), ("soft", 0.25), ("asym", 1.0), ("step", 1.0)]
 
 
 def after(mode, alpha, m, v, t):
     """(m, v, t) after a reset, by the table."""
-    return {"keep": (m, v, t), "hard": (0.0, 0.0, 0), "soft": (alpha * m, alpha * v, t), "asym": (0.0, v, t)}[mode]
+    cleared = {"keep": (m, v, t), "hard": (0.0, 0.0, 0), "asym": (0.0, v, t), "step": (m, v, 0)}
+    return (alpha * m, alpha * v, t) if mode == "soft" else cleared[mode]
 
 
 @pytest.mark.parametrize("mode, alpha", ALL_MODES)
@@ -178,7 +180,7 @@ ADAFACTOR_SECOND = {"row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg
 
 @pytest.mark.parametrize("make", [torch_adafactor, transformers_adafactor])
 @pytest.mark.parametrize("shape", [(3,), (3, 4)])
-@pytest.mark.parametrize("mode, alpha", [("soft", 0.25), ("asym", 1.0), ("hard", 1.0)])
+@pytest.mark.parametrize("mode, alpha", [("soft", 0.25), ("asym", 1.0), ("hard", 1.0), ("step", 1.0)])
 def test_adafactor_scales_its_factored_moments(make, shape, mode, alpha):
     param = torch.nn.Parameter(torch.ones(shape))
     optimizer = make(param)
@@ -188,15 +190,15 @@ def test_adafactor_scales_its_factored_moments(make, shape, mode, alpha):
     before = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in optimizer.state[param].items()}
     reset_optimizer(optimizer, mode, alpha)
     after = optimizer.state[param]
-    second = {"soft": alpha, "asym": 1.0, "hard": 0.0}[mode]
-    first = {"soft": alpha, "asym": 0.0, "hard": 0.0}[mode]
+    second = {"soft": alpha, "asym": 1.0, "hard": 0.0, "step": 1.0}[mode]
+    first = {"soft": alpha, "asym": 0.0, "hard": 0.0, "step": 1.0}[mode]
     assert ADAFACTOR_SECOND & set(before)
     for key, value in before.items():
         if key in ADAFACTOR_SECOND and value is not None:
             assert torch.equal(after[key], value * second)
         elif key == "exp_avg":
             assert torch.equal(after[key], value * first)
-    assert float(after["step"]) == (0 if mode == "hard" else 3)
+    assert float(after["step"]) == (0 if mode in ("hard", "step") else 3)
 
 
 @pytest.mark.parametrize("make", [torch_adafactor, transformers_adafactor])
@@ -281,6 +283,9 @@ def table_of_updates():
         ),
         ("asym", 1.0, True, 0.1, 0.19),
         ("asym", 1.0, False, (19 * 0.01) ** 0.5, (19 * (0.0081 + 0.01)) ** 0.5),
+        # t is 1, then 2: m̂ = 1/0.1 and 1/0.19, v̂ = 1/0.001 and 1/0.001999, whatever the signs; 0.3162 and 0.2353.
+        ("step", 1.0, True, 0.001**0.5 / 0.1, 0.001999**0.5 / 0.19),
+        ("step", 1.0, False, 0.001**0.5 / 0.1, 0.001999**0.5 / 0.19),
         ("keep", 1.0, True, 1.0, 1.0),
         ("keep", 1.0, False, 1.0, 1.0),
     ],
@@ -291,7 +296,7 @@ def test_the_first_two_updates_after_a_reset_by_hand(mode, alpha, constant, firs
 
 def test_the_table_of_updates_after_a_reset():
     rows = table_of_updates()
-    assert len(rows) == 8
+    assert len(rows) == 10
     for mode, alpha, constant, (*cells, largest) in rows:
         found = sizes(mode, alpha, 1000, constant)
         assert [f"{found[k - 1]:.2f}" for k in (1, 2, 5, 10, 30, 100, 1000)] == cells, (mode, alpha, constant)
@@ -310,6 +315,48 @@ def test_an_early_soft_reset_raises_less():
     assert max(found) == pytest.approx(1.39988, abs=1e-5) and found.index(max(found)) + 1 == 20
 
 
+def test_a_cleared_step_count_lowers_late_updates_for_thousands_of_steps():
+    # √(1 − 0.999^k) / (1 − 0.9^k): least at k = 12, √0.0119343 / 0.717570; half from 288 on; 0.95 from 2327 on.
+    found = sizes("step", 1.0, 2327, constant=True)
+    assert min(found) == pytest.approx(0.152241, abs=1e-6) and found.index(min(found)) + 1 == 12
+    assert found[286] < 0.5 < found[287] and found[2325] < 0.95 < found[2326]
+
+
+def test_a_cleared_step_count_early_in_a_run_raises_the_first_updates():
+    # After 40 updates, k = 1: m̂ = (1 − 0.9^41) / 0.1 = 9.8670, v̂ = (1 − 0.999^41) / 0.001 = 40.1896: the rest of v's
+    # correction is owed. k = 2: (1 − 0.9^42) / 0.19 = 5.2002 by √((1 − 0.999^42) / 0.001999) = 4.5370.
+    found = sizes("step", 1.0, 40, constant=True, t=40)
+    assert found[:2] == pytest.approx([9.8670 / 40.1896**0.5, 5.2002 / 4.5370], abs=1e-4)
+    assert found[:2] == pytest.approx([1.56, 1.15], abs=5e-3) and min(found) == pytest.approx(0.66, abs=5e-3)
+    # A reset every 40 updates; after each the first, and the mean of the 40 that follow.
+    firsts, means = [], []
+    for t in (40, 80, 120, 160, 200):
+        found = sizes("step", 1.0, 40, constant=True, t=t)
+        firsts.append(f"{found[0]:.2f}")
+        means.append(f"{sum(found) / 40:.2f}")
+    assert firsts == ["1.56", "1.13", "0.94", "0.82", "0.74"] and means == ["0.74", "0.57", "0.49", "0.44", "0.40"]
+    page = " ".join((Path(__file__).parents[1] / "docs" / "concepts.md").read_text().split())
+    assert f"the first one after each is {', '.join(firsts)}" in page
+    assert f"have on average {', '.join(means)} of" in page
+
+
+def test_a_cleared_step_count_bounds_updates_of_gradients_that_grow():
+    """The reason for Adam-Rel: gradients 10⁶ times as large, beside which the old moments are nothing."""
+
+    def updates(mode):
+        param = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        optimizer = torch.optim.AdamW([param], lr=LR, betas=(0.9, 0.999), eps=0.0, weight_decay=0.0)
+        one = torch.ones(1, dtype=torch.float64)
+        optimizer.state[param] = {"step": torch.tensor(1e8), "exp_avg": one.clone(), "exp_avg_sq": one.clone()}
+        reset_optimizer(optimizer, mode)
+        return [-update_after(param, optimizer, 1e6) / LR for _ in range(12)]
+
+    kept, relative = updates("keep"), updates("step")
+    # m = 10⁶ (1 − 0.9^12), v = 10¹² (1 − 0.999^12): 0.717570 / √0.0119343.
+    assert kept[11] == pytest.approx(6.5685, abs=1e-3)
+    assert relative == pytest.approx([1.0] * 12, rel=1e-4)
+
+
 @pytest.mark.parametrize("alpha", [0.1, 0.25])
 def test_one_over_the_root_of_alpha_needs_a_first_moment_that_refills_at_once(alpha):
     # β1 = 0: m = g, v = α + 0.001 (1 − α), and the step count says that v is whole.
@@ -324,7 +371,7 @@ def test_one_over_the_root_of_alpha_needs_a_first_moment_that_refills_at_once(al
 
 @pytest.mark.parametrize("make", [bitsandbytes.optim.AdamW8bit, bitsandbytes.optim.PagedAdamW8bit])
 @pytest.mark.parametrize("values", [100, 8192])
-@pytest.mark.parametrize("mode, alpha", [("soft", 0.25), ("asym", 1.0), ("hard", 1.0)])
+@pytest.mark.parametrize("mode, alpha", [("soft", 0.25), ("asym", 1.0), ("hard", 1.0), ("step", 1.0)])
 def test_bitsandbytes_8bit_scales_its_maxima_and_never_its_codes(make, values, mode, alpha):
     generator = torch.Generator().manual_seed(0)
     param = torch.nn.Parameter(torch.randn(values, generator=generator))
@@ -337,14 +384,14 @@ def test_bitsandbytes_8bit_scales_its_maxima_and_never_its_codes(make, values, m
     assert blockwise == (values >= 4096)
     reset_optimizer(optimizer, mode, alpha)
     after = optimizer.state[param]
-    first = {"soft": alpha, "asym": 0.0, "hard": 0.0}[mode]
-    second = {"soft": alpha, "asym": 1.0, "hard": 0.0}[mode]
+    first = {"soft": alpha, "asym": 0.0, "hard": 0.0, "step": 1.0}[mode]
+    second = {"soft": alpha, "asym": 1.0, "hard": 0.0, "step": 1.0}[mode]
     for number, factor in ((1, first), (2, second)):
         scale = f"absmax{number}" if blockwise else f"state{number}"
         assert torch.equal(after[scale], before[scale] * factor)
         if blockwise:
             assert torch.equal(after[f"state{number}"], before[f"state{number}"])
-    assert after["step"] == (0 if mode == "hard" else before["step"])
+    assert after["step"] == (0 if mode in ("hard", "step") else before["step"])
 
 
 @pytest.mark.parametrize("values", [100, 8192])
@@ -395,6 +442,31 @@ def test_asym_needs_a_first_moment():
         check_optimizer(without, "soft"), check_optimizer(without, "hard")
     check_optimizer(Adafactor([param], lr=LR, relative_step=False, beta1=0.9), "asym")
     check_optimizer(torch.optim.SGD([param], lr=LR, momentum=0.9), "asym")
+
+
+def test_step_needs_a_step_count_that_corrects_moments_and_does_not_replace_them():
+    param = torch.nn.Parameter(torch.ones(2, 3))
+    with pytest.raises(ValueError, match="optimizer_reset='step'.*SGD has none.*keep"):
+        check_optimizer(torch.optim.SGD([param], lr=LR, momentum=0.9), "step")
+    for forgets in (torch_adafactor(param), transformers_adafactor(param)):
+        with pytest.raises(ValueError, match="optimizer_reset='step'.*Adafactor forgets its second moment.*hard"):
+            check_optimizer(forgets, "step")
+        # It does: the moments are those of a hard reset after the next update.
+        found = []
+        for mode in ("step", "hard"):
+            param.grad = torch.full_like(param, 3.0)
+            forgets.step()
+            reset_optimizer(forgets, mode)
+            param.grad = torch.arange(1.0, 7.0).view(2, 3)
+            forgets.step()
+            found.append({k: v.clone() for k, v in forgets.state[param].items() if k in ADAFACTOR_SECOND})
+        assert found[0] and all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+    for understood in (
+        torch.optim.AdamW([param]),
+        torch.optim.Adam([param]),
+        bitsandbytes.optim.PagedAdamW8bit([param]),
+    ):
+        check_optimizer(understood, "step")
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, float("nan")])

@@ -361,6 +361,13 @@ def test_asym_of_an_optimizer_without_a_first_moment_is_refused(make_trainer):
         make_trainer(model="no model is loaded", **keys)
 
 
+@pytest.mark.parametrize("optim, why", [("adafactor", "Adafactor forgets"), ("sgd", "momentum")])
+def test_step_of_an_optimizer_without_a_bias_correction_is_refused(make_trainer, optim, why):
+    keys = {"beta": 0.1, "ref_reset_every": 2, "optimizer_reset": "step", "optim": optim}
+    with pytest.raises(ValueError, match=f"optimizer_reset.*{why}.*optimizer_reset: (hard|keep)"):
+        make_trainer(model="no model is loaded", **keys)
+
+
 class AdamWitness(TrainerCallback):
     """Every parameter's moments and step count as each step leaves them, and its gradients as they are used."""
 
@@ -376,23 +383,50 @@ class AdamWitness(TrainerCallback):
         self.states.append([(e["exp_avg"].double(), e["exp_avg_sq"].double(), int(e["step"])) for e in entries])
 
 
-@pytest.mark.parametrize("mode", ["keep", "hard", "soft", "asym"])
+@pytest.mark.parametrize("mode", ["keep", "hard", "soft", "asym", "step"])
 def test_the_update_after_a_reset_by_hand(run, mode):
     """From what the step before left of the moments, and this step's gradients."""
     witness, alpha = AdamWitness(), 0.1
     keys = {"optimizer_reset_alpha": alpha} if mode == "soft" else {}
     keys |= {"beta": 0.1, "ref_reset_every": 3, "max_steps": 4, "num_iterations": 1, "log_update_norm": True}
     trainer = run(optimizer_reset=mode, trainer_kwargs={"callbacks": [witness]}, **keys)
-    on_first, on_second = {"keep": (1, 1), "hard": (0, 0), "soft": (alpha, alpha), "asym": (0, 1)}[mode]
+    factors = {"keep": (1, 1), "hard": (0, 0), "soft": (alpha, alpha), "asym": (0, 1), "step": (1, 1)}
+    on_first, on_second = factors[mode]
     square = 0.0
     for (m, v, t), gradient in zip(witness.states[2], witness.gradients[3], strict=True):
         assert t == 3
-        t = 1 if mode == "hard" else 4
+        t = 1 if mode in ("hard", "step") else 4
         m, v = 0.9 * on_first * m + 0.1 * gradient, 0.999 * on_second * v + 0.001 * gradient**2
         update = 5e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
         square += update.square().sum().item()
     assert [e["step_applied"] for e in events(trainer)] == [3]
     assert metrics(trainer)[3]["update_norm"] == pytest.approx(square**0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
+def test_step_counts_from_the_reset_and_goes_on_after_a_resume(run, make_trainer, largest_difference, optim):
+    """The counts differ from the number of the step, so that a resume could lose them; the schedule goes on."""
+
+    class Counts(TrainerCallback):
+        def __init__(self):
+            self.seen = []
+
+        def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+            (count,) = {int(entry["step"]) for entry in optimizer.state.values()}
+            self.seen.append(count)
+
+    keys = {"beta": 0.3, "ref_reset_every": 3, "max_steps": 8, "num_iterations": 1, "lr_scheduler_type": "linear"}
+    keys |= {"optimizer_reset": "step", "optim": optim, "save_strategy": "steps", "save_steps": 4}
+    first, second = Counts(), Counts()
+    whole = run(trainer_kwargs={"callbacks": [first]}, **keys)
+    before = metrics(whole)
+    again = make_trainer(output_dir=whole.args.output_dir, trainer_kwargs={"callbacks": [second]}, **keys)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-4")))
+    assert first.seen == [1, 2, 3, 1, 2, 3, 1, 2] and second.seen == [2, 3, 1, 2]
+    assert largest_difference(whole, again) == 0.0
+    assert [row["lr"] for row in metrics(again)] == [row["lr"] for row in before]
+    assert [row["lr"] for row in before] == pytest.approx([5e-3 * (8 - i) / 8 for i in range(8)])
+    assert [e["optimizer_reset"] for e in events(again) if e["event"] == "reset"] == ["step", "step"]
 
 
 def test_run_dir_takes_the_record_and_output_dir_the_model(make_trainer, tmp_path):

@@ -64,6 +64,10 @@ BAD = {
         ["/nowhere"],
     ),
     "optimizer": (["--optimizer_reset", "hard", "--optim", "sgd"], ["optimizer_reset", "SGD", "keep"]),
+    "optimizer without a bias correction": (
+        ["--optimizer_reset", "step", "--optim", "adafactor"],
+        ["optimizer_reset='step'", "Adafactor", "hard"],
+    ),
     "no checkpoint": (["--resume_from_checkpoint", "True"], ["resume_from_checkpoint=True", "holds no checkpoint"]),
     "misspelt option": (["--ref_reset_evry", "5"], ["--ref_reset_evry", "--ref_reset_every"]),
     "wrong type": (["--max_steps", "many"], ["max_steps", "many"]),
@@ -86,6 +90,10 @@ BAD = {
     "metric that no evaluation has": (
         ["--ref_reset_stall", "2", "--eval_strategy", "steps", "--ref_reset_metric", "reward"],
         ["ref_reset_metric='reward'", "eval_reward"],
+    ),
+    "pass@k that no evaluation has": (
+        ["--eval_strategy", "steps", "--metric_for_best_model", "eval_pass@3"],
+        ["metric_for_best_model='eval_pass@3'", "num_generations_eval", "eval_pass@1, eval_pass@2"],
     ),
     "nothing looks at it": (["--kl_horizon", "7"], ["kl_horizon=7 has no effect without kl_target"]),
     "a task reads its data itself": (["--dataset_config", "socratic"], ["dataset_config='socratic'", "task_options"]),
@@ -302,6 +310,7 @@ def test_evaluations_are_kept_and_go_on_after_a_resume(forks, tmp_path, tiny_mod
     assert status == 0, written[-2000:]
     rows = [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3] and all(0 <= row["eval_reward"] <= 1 for row in rows)
+    assert all([name for name in row if "pass@" in name] == [f"eval_pass@{k}" for k in (1, 2, 4)] for row in rows)
     shutil.rmtree(out / "checkpoint-3")
     status, written = forks.run(recipe, *arguments, "--resume_from_checkpoint", "true")
     assert status == 0, written[-2000:]

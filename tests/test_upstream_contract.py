@@ -24,6 +24,7 @@ PRIVATE_METHODS = {
 TRAINER_METHODS = {
     "_maybe_log_save_evaluate": "where a step's row is written",
     "_evaluate": "where the triggers' metrics are looked for",
+    "evaluation_loop": "whose metrics get pass@k, before they are logged and before callbacks see them",
     "_inner_training_loop": "where the logs are continued",
     "_init_training_state": "which looks for the best checkpoint where it was",
     "_run_epoch": "which must not begin for a run that is resumed at its end",
@@ -61,6 +62,13 @@ def test_the_update_comes_after_the_norm_and_the_save_asks_where_to_write():
     )
     assert "self._get_output_dir(trial=trial)" in source(Trainer._save_checkpoint)
     assert "self._load_optimizer_and_scheduler(" in source(Trainer._prepare_for_training)
+
+
+def test_an_evaluation_says_its_metrics_prefix_by_name_and_logs_what_its_loop_found():
+    evaluate = source(Trainer.evaluate)
+    assert "metric_key_prefix=metric_key_prefix," in evaluate[evaluate.index("self.evaluation_loop(") :]
+    assert evaluate.index("self.evaluation_loop(") < evaluate.index("self.log(output.metrics)")
+    assert "self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)" in evaluate
 
 
 def test_a_resumed_run_s_best_checkpoint_is_looked_for_in_the_working_directory():

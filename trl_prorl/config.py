@@ -59,7 +59,9 @@ class ProRLConfig(GRPOConfig):
         ref_reset_drop (`float`, *optional*):
             Request a reset when the metric falls below its best by more than this. `None`: never.
         ref_reset_metric (`str`, *optional*, defaults to `"eval_reward"`):
-            The validation metric that `ref_reset_stall` and `ref_reset_drop` watch.
+            The validation metric that `ref_reset_stall` and `ref_reset_drop` watch: `eval_reward`; `eval_pass@1`,
+            `eval_pass@2`, `eval_pass@4` … up to the completions of a prompt, correct by the task's `verify`;
+            `eval_pass@1/TASK` of one task among several; or any other metric of an evaluation.
         ref_reset_metric_mode (`str`, *optional*, defaults to `"max"`):
             `"max"` if larger is better, `"min"` if smaller is.
         ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
@@ -76,8 +78,9 @@ class ProRLConfig(GRPOConfig):
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
             What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
             rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
-            `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept). See
-            [`~trl_prorl.resets.optimizer_state`] for each optimizer.
+            `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept), `"step"` (step count cleared, the
+            moments kept: Adam-Rel, arXiv 2412.17113; Adam's family alone). See [`~trl_prorl.resets.optimizer_state`]
+            for each optimizer.
         optimizer_reset_alpha (`float`, *optional*, defaults to `0.1`):
             Factor of `optimizer_reset: soft`, in (0, 1]. The next updates are smaller at first (0.6 of the usual at
             0.1, where gradients agree), then larger (up to 2.9 times): see [`~trl_prorl.resets.optimizer_state`].

@@ -382,7 +382,7 @@ REFUSALS = (
         lambda args: args.resets and args.ref_reset_mix == 0.0 and not args.treats_optimizer,
         lambda args: (
             "ref_reset_mix=0 with optimizer_reset='keep' resets nothing. Set ref_reset_mix: 1, or an "
-            "optimizer_reset of hard, soft or asym."
+            "optimizer_reset of hard, soft, asym or step."
         ),
     ),
     Refusal(
@@ -390,7 +390,7 @@ REFUSALS = (
         lambda args: args.watches_metric and not args.ref_reset_metric.startswith("eval_"),
         lambda args: (
             f"ref_reset_metric={args.ref_reset_metric!r} is not a metric of an evaluation, whose names begin with "
-            "eval_. Set it to eval_reward, or to eval_rewards/NAME/mean of one reward function."
+            "eval_. Set it to eval_reward, eval_pass@1, or eval_rewards/NAME/mean of one reward function."
         ),
     ),
     _never_measured("ref_reset_stall", 2),

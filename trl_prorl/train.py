@@ -176,19 +176,28 @@ class TaskArguments(ScriptArguments):
 
 def task_reward(task) -> Callable[..., list[float]]:
     """
-    A TRL reward function from a task.
+    A TRL reward function from a task, and its verifier for evaluations.
 
     Args:
         task ([`~tasks.Task`]):
-            Its `reward_many(completions, rows)` gets the plain text of the last messages, and the rows' columns.
+            Its `reward_many(completions, rows)` and `verify_many` get the plain text of the last messages, and the
+            rows' columns.
     """
 
-    def reward(completions, **columns):
+    def asked(completions, columns):
         columns = {name: column for name, column in columns.items() if isinstance(column, list)}
         rows = [{name: column[i] for name, column in columns.items()} for i in range(len(completions))]
-        return task.reward_many([completion[-1]["content"] for completion in completions], rows)
+        return [completion[-1]["content"] for completion in completions], rows
+
+    def reward(completions, **columns):
+        return task.reward_many(*asked(completions, columns))
+
+    def verifier(completions, **columns):
+        return task.verify_many(*asked(completions, columns))
 
     reward.__name__ = task.name
+    verifier.__name__ = verifier.__qualname__ = f"{task.name}.verify"
+    reward.verifier = verifier
     return reward
 
 

@@ -36,6 +36,7 @@ from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
+from .rollout.verdicts import Verdicts
 from .run.entropy_watch import EntropyWatch
 from .run.finite_guard import FiniteGuard
 from .run.identity import base_parameters, dataset_hash, weights_hash
@@ -106,6 +107,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             "rows of the training set": dataset_hash(self.train_dataset),
             "reward functions": list(self.reward_func_names),
         }
+        self.verdicts = Verdicts(self.reward_funcs, self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
             watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
@@ -305,6 +307,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._outcome = Outcome.of(rewards, inputs, completion_ids_list)
+        if not self.model.training:
+            self.verdicts.add(inputs, prompts, completions, self._outcome.tasks)
         return rewards
 
     # ------------------------------------------------------------------------------------ a step: its scoring
@@ -435,6 +439,12 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             except RewardError as error:
                 # The frames that matter are those of its cause, which it keeps.
                 raise error.with_traceback(None)  # noqa: B904
+
+    def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
+        self.verdicts.begin()
+        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        output.metrics.update(self.verdicts.of_set(dataloader.dataset, metric_key_prefix))
+        return output
 
     def _evaluate(self, *args, **kwargs):
         timer = StageTimer(self.accelerator.device)

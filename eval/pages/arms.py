@@ -2,6 +2,7 @@
 
 from eval.pages.document import Bullets, Section, Text
 from eval.run_folder.run import Run
+from trl_prorl.resets.triggers import KEYS as TRIGGERS
 from trl_prorl.variants import VARIANTS
 
 
@@ -11,7 +12,7 @@ DESCRIBED_KEYS = (
     "beta_base",
     "kl_estimator",
     "ref_compute",
-    "ref_reset_every",
+    *TRIGGERS,
     "ref_reset_mix",
     "optimizer_reset",
     "optimizer_reset_alpha",

@@ -63,6 +63,7 @@ CASES = {
         {**LORA, "ref_reset_every": 3, "optimizer_reset": "asym", "dynamic_sampling_rounds": 1, "task": "sorting"}
         | {"task_options": '{"reward": "inclusion_ordering"}'},
     ),
+    "C, step count": ("C", {**LORA, "ref_reset_every": 3, "optimizer_reset": "step", "lr_scheduler_type": "cosine"}),
 }
 # Several processes share a case's prompts.
 SHARED = ("per_device_train_batch_size", "per_device_eval_batch_size")

@@ -122,12 +122,14 @@ def trial(
     rng = Random(f"{seed} {number}")
     # Every fourth with two processes; over the rounds every case has its turn.
     pair = number % 4 == 3 if processes is None else processes == 2
+    # An even number of cases would meet the same pairs in every round, and an odd one meets others by itself.
+    shift = number // len(order) if len(order) % 2 == 0 else 0
     small_disk = rng.random() < 0.6
     deck = rng.sample(DECK, len(DECK))
     torchrun = rng.randrange(kills)
     return Trial(
         number=number,
-        case=order[(number + number // len(order)) % len(order)],
+        case=order[(number + shift) % len(order)],
         processes=2 if pair else 1,
         small_disk=small_disk,
         lives=[life(rng, deck[i % len(deck)], pair, pair and i == torchrun, small_disk) for i in range(kills)],

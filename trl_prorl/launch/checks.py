@@ -1,9 +1,12 @@
 """Is there something to train on, and does it fit? Asked before a model is loaded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset
+from trl.trainer.utils import is_async_callable
+
+from ..rollout.verdicts import draw_sizes, verifier_of
 
 
 def check_columns(rows: Any, name: str = "train_dataset") -> None:
@@ -28,6 +31,61 @@ def check_columns(rows: Any, name: str = "train_dataset") -> None:
             f"{name} has no column 'prompt'; it has {', '.join(rows.column_names)}. Rename the one that holds the "
             "prompts: dataset.rename_column(...)."
         )
+
+
+def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
+    """
+    Refuse a pass@k that no evaluation will measure.
+
+    Args:
+        asked (`Mapping[str, str]`):
+            Names of metrics by the key that asks for them; other metrics are TRL's affair.
+        functions (`Iterable`):
+            The reward functions.
+        n (`int`):
+            Completions of a prompt in an evaluation.
+        evaluation ([`~datasets.Dataset`] or `dict` of them):
+            The evaluation set, or several by name.
+
+    Raises:
+        `ValueError`: naming the key, its value and what is measured.
+    """
+    verifier = verifier_of(functions)
+    if verifier is not None and is_async_callable(verifier):
+        raise ValueError(
+            f"the verifier {verifier.__qualname__!r} of a reward function is asynchronous: make it plain."
+        )
+    sets = evaluation if isinstance(evaluation, dict) else {"": evaluation}
+    for key, metric in asked.items():
+        if "pass@" not in metric:
+            continue
+        if verifier is None:
+            raise ValueError(
+                f"{key}={metric!r} needs to know which completions are correct, and no reward function has a "
+                "verifier. Set it to eval_reward, or give the task's function one: function.verifier = verify, which "
+                "is called as the function itself and returns a bool for each completion."
+            )
+        full = metric if metric.startswith("eval_") else f"eval_{metric}"  # transformers takes both
+        known = []
+        for name, rows in sets.items():
+            whole = [f"eval_{name}_pass@{k}" if name else f"eval_pass@{k}" for k in draw_sizes(n)]
+            tasks = tasks_of(rows)
+            known += whole + [f"{each}/{task}" for task in tasks or () for each in whole]
+            if tasks is None and full.partition("/")[0] in whole:
+                known.append(full)
+        if full not in known:
+            raise ValueError(
+                f"{key}={metric!r} is not measured: with {n} completions a prompt (num_generations_eval, else "
+                f"num_generations) an evaluation has {', '.join(known)}. Set it to one of them."
+            )
+
+
+def tasks_of(rows: Any) -> list[str] | None:
+    """The names in a dataset's column `task` if they are several; `None` if its rows cannot be looked at."""
+    if not isinstance(rows, Dataset):
+        return None
+    names = sorted({name for name in rows["task"] if isinstance(name, str)}) if "task" in rows.column_names else []
+    return names if len(names) > 1 else []
 
 
 def check_rows(rows: Any, batch: int, num_generations: int) -> None:

@@ -24,7 +24,7 @@ from ..run.identity import changing_keys
 from ..scoring.dropout import check_dropout_config
 from ..scoring.fp32_head import check_full_model
 from ..scoring.references import check_adapter
-from .checks import check_columns, check_rows
+from .checks import check_columns, check_pass_at_k, check_rows
 
 
 @dataclass
@@ -83,6 +83,7 @@ class Plan:
         if given.get("environment_factory") is None and all(map(inspect.isroutine, functions)):
             names = [get_callable_name(function) for function in functions]  # models get their names when loaded
             named_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
+        _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"))
         keys = changing_keys(args)
         _check_optimizer(args, given.get("optimizers"))
         own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
@@ -138,6 +139,16 @@ class Plan:
             if self.casts_head:
                 stack.enter_context(_without_cast_head(self.args))
             yield
+
+
+def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks) -> None:
+    asked = {"metric_for_best_model": args.metric_for_best_model or ""}
+    if args.watches_metric:
+        asked["ref_reset_metric"] = args.ref_reset_metric
+    for callback in callbacks or []:
+        if isinstance(callback, ReferenceResetCallback):
+            asked |= {f"the metric of {type(callback).__name__}": metric for metric in callback.metrics()}
+    check_pass_at_k(asked, functions, args.num_generations_eval or args.num_generations, eval_dataset)
 
 
 def _check_optimizer(args: ProRLConfig, optimizers) -> None:

@@ -57,11 +57,15 @@ class Resets(Part):
                 "A ReferenceResetCallback was added to a trainer whose reference cannot move: pass it in "
                 "callbacks=[...] when the trainer is made."
             )
-        if callback.metrics() and isinstance(eval_dataset, dict):
-            raise ValueError(
-                f"{callback.metrics()[0]!r} is watched for resets, and eval_dataset has several sets "
-                f"({', '.join(eval_dataset)}), whose values TRL gives one name. Pass the one that decides."
-            )
+        if isinstance(eval_dataset, dict):
+            of_a_set = tuple(f"eval_{name}_" for name in eval_dataset)
+            for metric in callback.metrics():
+                if not metric.startswith(of_a_set):
+                    raise ValueError(
+                        f"{metric!r} is watched for resets, and eval_dataset has several sets "
+                        f"({', '.join(eval_dataset)}), whose values TRL gives one name. Pass the one that decides, or "
+                        f"watch a metric of one set, such as {of_a_set[0]}loss or {of_a_set[0]}pass@1."
+                    )
         callback.mean, callback.in_training = mean, in_training
         self._untouched.append((callback, callback.state_dict()))
 

@@ -1,5 +1,6 @@
 """
-The effect of a reset on an optimizer's memory (keep, hard, soft(α), asym), as pure functions on one parameter's state.
+The effect of a reset on an optimizer's memory (keep, hard, soft(α), asym, step): pure functions on one parameter's
+state.
 
 | mode | first moment m | second moment v | step count |
 |---|---|---|---|
@@ -7,6 +8,7 @@ The effect of a reset on an optimizer's memory (keep, hard, soft(α), asym), as 
 | `hard` | 0 | 0 | 0 |
 | `soft` | αm | αv | t |
 | `asym` | 0 | v | t |
+| `step` | m | v | 0 |
 
 | optimizer | first moment | second moment |
 |---|---|---|
@@ -16,25 +18,29 @@ The effect of a reset on an optimizer's memory (keep, hard, soft(α), asym), as 
 | transformers Adafactor | `exp_avg` (with β1) | `exp_avg_sq_row`, `exp_avg_sq_col`, `exp_avg_sq` |
 | bitsandbytes Adam family | `state1` or its `absmax1` | `state2` or its `absmax2` |
 
-`hard` gives the state of a new optimizer (ProRL, arXiv 2505.24864; arXiv 2306.17833). `soft(1)` is `keep`.
+`hard` gives the state of a new optimizer (ProRL, arXiv 2505.24864; arXiv 2306.17833). `soft(1)` is `keep`. `step` is
+Adam-Rel (arXiv 2412.17113).
 
 Let a mode multiply m by f1 and v by f2 after t updates. Under a constant gradient, and without ε, Adam's k-th update
 after that is its learning rate times
 
     m̂ / √v̂, m̂ = (f1 β1^k (1 − β1^t) + 1 − β1^k) / (1 − β1^n), v̂ = (f2 β2^k (1 − β2^t) + 1 − β2^k) / (1 − β2^n)
 
-where n is k after `hard` and t + k otherwise; without a reset the factor is 1. For large t, β1 = 0.9, β2 = 0.999 and k
-= 1, 2, 10, 30, 100:
+where n is k after `hard` and `step`, and t + k otherwise; without a reset the factor is 1. For large t, β1 = 0.9,
+β2 = 0.999 and k = 1, 2, 10, 30, 100:
 
 | mode | 1 | 2 | 10 | 30 | 100 |
 |---|---|---|---|---|---|
 | `hard` | 1 | 1 | 1 | 1 | 1 |
 | `soft`, α = 0.1 | 0.60 | 0.85 | 2.08 | 2.70 | 2.32 |
 | `asym` | 0.10 | 0.19 | 0.65 | 0.96 | 1.00 |
+| `step` | 0.32 | 0.24 | 0.15 | 0.18 | 0.31 |
 
 So `soft(α)` lowers the first updates and raises later ones, because m is refilled sooner than v; they would reach 1/√α
-only with β1 = 0. For noisy gradients see docs/concepts.md. An 8-bit state is scaled through its block maxima `absmax`,
-which is exact. The uint8 codes are never touched, because code 0 does not stand for zero.
+only with β1 = 0. `step` corrects moments that need no correction: m̂ is too large by 1/(1 − β1^k), √v̂ by
+1/√(1 − β2^k), so the updates are √(1 − β2^k) / (1 − β1^k) of the usual ones. For noisy gradients, and for an early
+reset, see docs/concepts.md. An 8-bit state is scaled through its block maxima `absmax`, which is exact. The
+uint8 codes are never touched, because code 0 does not stand for zero.
 """
 
 from collections.abc import Mapping
@@ -44,7 +50,7 @@ import torch
 from transformers.optimization import Adafactor
 
 
-MODES = ("keep", "hard", "soft", "asym")
+MODES = ("keep", "hard", "soft", "asym", "step")
 
 MOMENTUM = "momentum_buffer"
 FIRST_MOMENTS = ("exp_avg", MOMENTUM, "state1", "absmax1")
@@ -63,7 +69,7 @@ def factors(mode: str, alpha: float) -> tuple[float, float, bool]:
 
     Args:
         mode (`str`):
-            `"keep"`, `"hard"`, `"soft"` or `"asym"`.
+            `"keep"`, `"hard"`, `"soft"`, `"asym"` or `"step"`.
         alpha (`float`):
             Factor of `"soft"`, in (0, 1].
     """
@@ -77,6 +83,8 @@ def factors(mode: str, alpha: float) -> tuple[float, float, bool]:
         return alpha, alpha, False
     if mode == "asym":
         return 0.0, 1.0, False
+    if mode == "step":
+        return 1.0, 1.0, True
     raise ValueError(f"optimizer_reset={mode!r} is not one of {', '.join(MODES)}.")
 
 
@@ -89,7 +97,7 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
             The entry of one parameter in `optimizer.state`, for an optimizer of the table above. Empty before the
             first update.
         mode (`str`):
-            `"keep"`, `"hard"`, `"soft"` or `"asym"`.
+            `"keep"`, `"hard"`, `"soft"`, `"asym"` or `"step"`.
         alpha (`float`, *optional*, defaults to `1.0`):
             Factor of `"soft"`, in (0, 1].
 
@@ -147,7 +155,7 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
         beta1 (`float`, *optional*):
             β1 of transformers' Adafactor; without it there is no first moment.
         mode (`str`, *optional*, defaults to `"hard"`):
-            `"asym"` needs a first moment.
+            `"asym"` needs a first moment, `"step"` a step count that corrects moments and does not replace them.
 
     Raises:
         `ValueError`: naming the optimizer and the optimizers that are understood.
@@ -159,6 +167,11 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
                 f"optimizer_reset has nothing to reset in {name} without momentum: pass optimizers=(SGD(..., "
                 "momentum=0.9), None) to the trainer, or set optimizer_reset: keep."
             )
+        if mode == "step":
+            raise ValueError(
+                f"optimizer_reset='step' clears the step count, and {name} has none: it would do nothing. Set "
+                "optimizer_reset: soft, hard, asym or keep, or use Adam (optim: adamw_torch)."
+            )
         return
     torch_like = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adafactor, Adafactor)
     if mode == "asym" and (issubclass(cls, torch.optim.Adafactor) or (issubclass(cls, Adafactor) and beta1 is None)):
@@ -166,6 +179,11 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
             f"optimizer_reset='asym' clears the first moment, and {name} has none: it would do nothing. Set "
             "optimizer_reset: soft, hard or keep, or use an optimizer with a first moment (optim: adamw_torch, or "
             "adafactor through optimizers=(Adafactor(..., beta1=0.9), None))."
+        )
+    if mode == "step" and issubclass(cls, (torch.optim.Adafactor, Adafactor)):
+        raise ValueError(
+            f"optimizer_reset='step' keeps the moments, and {name} forgets its second moment where the step count is "
+            "0: it would be another hard. Set optimizer_reset: hard, soft or keep, or use Adam (optim: adamw_torch)."
         )
     bnb_adam = cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
     if not (issubclass(cls, torch_like) or bnb_adam):
@@ -194,7 +212,7 @@ def plan_reset(
         optimizer (`torch.optim.Optimizer`):
             The optimizer, or Accelerate's wrapper of it.
         mode (`str`):
-            `"keep"`, `"hard"`, `"soft"` or `"asym"`.
+            `"keep"`, `"hard"`, `"soft"`, `"asym"` or `"step"`.
         alpha (`float`, *optional*, defaults to `1.0`):
             Factor of `"soft"`, in (0, 1].
 

@@ -110,6 +110,21 @@ METRICS = {
     "gpu_utilization": RecordKey("%", "at the end of the step", "a GPU with NVML"),
 }
 
+# One row per evaluation during training. K is 1, 2, 4 … up to the completions of a prompt.
+EVALUATIONS = {
+    "step": RecordKey("optimizer steps", "steps done; 0 with `eval_on_start`"),
+    "eval_pass@K": RecordKey(
+        "share",
+        "of draws of K completions of a prompt with a correct one, by the task's `verify` and not by the reward: the "
+        "unbiased estimate, a mean over prompts",
+        "a recipe's task, or a reward function with a `verifier`",
+    ),
+    "eval_pass@K/TASK": RecordKey("share", "the same of the prompts of one task", "several names in a column `task`"),
+    "eval_reward": RecordKey("reward", "mean of the weighted sum of all reward functions"),
+    "eval_rewards/NAME/mean": RecordKey("reward", "mean of one reward function"),
+    "eval_…": RecordKey("", "every other metric that TRL measured: `eval_loss`, `eval_entropy`, …"),
+}
+
 RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE = "reset", "elastic_reset", "resume", "nonfinite", "entropy_collapse"
 UNMERGED = "unmerged_generation"
 ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED)

@@ -1,0 +1,129 @@
+"""
+pass@k of an evaluation during training: which completions are correct, whatever reward they got.
+
+A reward function says so by an attribute `verifier`, which is called as the function itself and returns a bool for
+each completion. Recipes have it from their task's `verify`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from accelerate.utils import gather_object
+from transformers.trainer_utils import has_length
+
+from ..errors import RewardError
+from .rewards import watched
+
+
+def verifier_of(functions: Iterable[Any]) -> Callable | None:
+    """The verifier of the first reward function that has one; `None` if none has."""
+    found = (getattr(function, "verifier", None) for function in functions)
+    return next((verifier for verifier in found if callable(verifier)), None)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """
+    Unbiased estimate of pass@k for one prompt, 1 − C(n−c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374).
+
+    Args:
+        n (`int`), c (`int`):
+            Samples of the prompt, and the correct ones among them.
+        k (`int`):
+            Size of the draw, from 1 to `n`.
+    """
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def draw_sizes(n: int) -> list[int]:
+    """The powers of two up to `n`."""
+    return [1 << power for power in range(n.bit_length())]
+
+
+def measurements(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
+    """
+    pass@k, a mean over prompts, for k = 1, 2, 4 … `n`; with several tasks, of each one too.
+
+    Args:
+        correct (`Sequence[bool]`), tasks (`Sequence[str | None]`):
+            Verdict and task of every completion, prompt by prompt.
+        n (`int`):
+            Completions of a prompt.
+
+    Returns:
+        `dict[str, float]`: `pass@K` and `pass@K/TASK`; empty without completions.
+    """
+    counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
+    parts = {"": counts}
+    if len(known := sorted({task for task in tasks if task is not None})) > 1:
+        parts |= {f"/{task}": [c for c, of in zip(counts, tasks[::n], strict=True) if of == task] for task in known}
+    return {
+        f"pass@{k}{suffix}": sum(pass_at_k(n, c, k) for c in part) / len(part)
+        for suffix, part in parts.items()
+        if part
+        for k in draw_sizes(n)
+    }
+
+
+class Verdicts:
+    """
+    The verdicts of one evaluation; none where no reward function has a verifier.
+
+    Args:
+        functions (`Iterable`):
+            The reward functions.
+        n (`int`):
+            Completions of a prompt in an evaluation.
+        seconds (`float` or `None`):
+            The verifier's time limit for one batch.
+    """
+
+    def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
+        self.n, verifier = n, verifier_of(functions)
+        self.name = getattr(verifier, "__qualname__", "verifier")
+        self._verify = None if verifier is None else watched(verifier, self.name, seconds, "stop")
+        self.begin()
+
+    def begin(self) -> None:
+        """An evaluation begins."""
+        self._correct: list[bool] = []
+        self._tasks: list[str | None] = []
+
+    def add(self, examples: list[Mapping], prompts: list, completions: list, tasks: list[str | None]) -> None:
+        """
+        Judge a batch.
+
+        Args:
+            examples (`list[Mapping]`), prompts (`list`), completions (`list`):
+                This process's rows, one a completion.
+            tasks (`list[str | None]`):
+                Those of all processes.
+
+        Raises:
+            [`RewardError`]: the verifier raised, took too long, or returned what is neither true nor false.
+        """
+        if self._verify is None:
+            return
+        keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
+        columns = {key: [example[key] for example in examples] for key in keys}
+        verdicts = self._verify(prompts=prompts, completions=completions, **columns)
+        for verdict in verdicts:
+            if verdict not in (0, 1):
+                raise RewardError(f"{self.name!r} returned {verdict!r}, which is neither true nor false.")
+        self._correct += gather_object([bool(verdict) for verdict in verdicts])
+        self._tasks += tasks
+
+    def of_set(self, rows: Any, prefix: str) -> dict[str, float]:
+        """
+        [`measurements`] of an evaluation set.
+
+        Args:
+            rows ([`~datasets.Dataset`] or another):
+                The set. With several processes the last batch is filled with prompts from its beginning, which must
+                not count twice; a set without a length is taken as it came.
+            prefix (`str`):
+                `"eval"`, or another word with which the names begin.
+        """
+        end = len(rows) * self.n if has_length(rows) else None
+        measured = measurements(self._correct[:end], self._tasks[:end], self.n)
+        return {f"{prefix}_{name}": value for name, value in measured.items()}
