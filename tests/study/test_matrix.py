@@ -6,7 +6,7 @@ import pytest
 import yaml
 from trl import ModelConfig
 
-from study.matrix import RunKey, read_matrix
+from study.matrix import TUNED, RunKey, read_matrix
 from trl_prorl import ProRLConfig
 from trl_prorl.errors import InputError
 from trl_prorl.launch.recipe import RecipeParser
@@ -127,11 +127,15 @@ def shipped_matrix(study):
 def test_the_study_s_blocks(study):
     matrix = shipped_matrix(study)
     counts = {block.name: len({run.key for run in block.runs}) for block in matrix.blocks}
-    assert counts == {"core": 8 * 3 * 5, "stress": 5 * 5, "long": 7 * 2 * 3, "side": 21 * 3}
-    assert len(matrix.runs) == 120 + 25 + 42 + (21 - 3) * 3  # plain, A and B of `side` are runs of `core`
-    core = matrix.blocks[0]
+    sizes = {"tuning": 9 * 3 * 2, "tuning_stress": 9 * 2, "core": 8 * 3 * 5, "stress": 5 * 5, "long": 7 * 2 * 3}
+    assert counts == sizes | {"side": 21 * 3}
+    assert len(matrix.runs) == 72 + 120 + 25 + 42 + (21 - 3) * 3  # plain, A and B of `side` are runs of `core`
+    core = matrix.blocks[2]
     assert core.arms == ("plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step")
-    assert {run.key.base_seed for run in matrix.runs} == {1, 2, 3, 4, 5}  # 0 and 6 are for tuning alone
+    for tunes, bases in ((True, {0, 6}), (False, {1, 2, 3, 4, 5})):
+        blocks = [block for block in matrix.blocks if block.tunes == tunes]
+        assert {run.key.base_seed for block in blocks for run in block.runs} == bases
+    assert {run.key.arm for run in core.runs if not run.waits} == {"plain"}
 
 
 def test_every_arm_is_a_recipe_that_the_launcher_takes(study, tmp_path):
@@ -141,9 +145,10 @@ def test_every_arm_is_a_recipe_that_the_launcher_takes(study, tmp_path):
             continue
         seen.add(run.key.arm)
         path = tmp_path / "run.yaml"
-        path.write_text(yaml.safe_dump({**run.recipe, "output_dir": str(tmp_path / "run")}))
+        recipe = {key: 1.0 if value == TUNED else value for key, value in run.recipe.items()}
+        path.write_text(yaml.safe_dump({**recipe, "output_dir": str(tmp_path / "run")}))
         parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
         _, config, _ = parser.parse_args_and_config(["--config", str(path)])
         others = {"A_elastic": "elastic", "C_keep_spike": "A", "optimizer_only": "optimizer-only"}
         assert config.variant == others.get(run.key.arm, run.key.arm.split("_")[0])
-    assert len(seen) >= 35 - 1
+    assert len(seen) >= 35

@@ -34,6 +34,7 @@ def add(tables, key, prompts=4, steps=None, pass1=0.5, base_hash="ab", correct=N
         "base_seed": key.base_seed,
         "base_hash": base_hash,
         "prompts_hash": "p",
+        "split": "test",
         "samples": 8,
     }
     figures = {"base_pass@1": 0.25, "base_pass@8": 0.5, "base_greedy": 0.5, "commit": "c", "prompts": prompts}
@@ -50,7 +51,14 @@ def add(tables, key, prompts=4, steps=None, pass1=0.5, base_hash="ab", correct=N
     row = {
         **{**key._asdict(), "variant": "A", "base_hash": base_hash, "pass@1": pass1, "pass@8": 0.9, "greedy": 0.5},
         **{"base_pass@1": 0.0, "drift": 1 / 3, "drift_tokens": 6.5, "collapsed": 0, "steps_done": steps, "resets": 1},
-        **{"ref_forward_calls": 7, "tokens_generated": 9, "recipe": "r", "prompts": prompts, "samples": 8},
+        **{
+            "ref_forward_calls": 7,
+            "tokens_generated": 9,
+            "recipe": "r",
+            "split": "test",
+            "prompts": prompts,
+            "samples": 8,
+        },
         **{"seconds": 12.0, "commit": "c"},
     }
     curve = [{**key._asdict(), "step": step + 1, "reward": 0.1 * step, "event": ""} for step in range(steps)]
@@ -147,7 +155,7 @@ def test_another_base_is_refused(written):
         ),
         (RUNS, ",0.5,0.9", ",,0.9", "runs.csv line 2: pass@1 is empty"),
         (RUNS, "collapsed", "fallen", r"runs.csv: the columns are not those of this version \(collapsed, fallen\)"),
-        (RUNS, ",c\n", "\n", "runs.csv line 2: 22 cells of 23"),
+        (RUNS, ",c\n", "\n", "runs.csv line 2: 23 cells of 24"),
         (
             RUNS,
             "sums,A,1,1,3",

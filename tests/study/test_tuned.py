@@ -1,0 +1,139 @@
+"""Values that are chosen on validation: the rule by hand, and runs that wait for it."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from study.findings import of_matrix, scores
+from study.matrix import TUNED, RunKey, read_matrix
+from study.runner import Options, Runner
+from study.tables import Tables
+from study.tuned import choices, with_choices
+from trl_prorl.errors import InputError
+
+
+spec = importlib.util.spec_from_file_location("study_tables", Path(__file__).with_name("test_tables.py"))
+test_tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(test_tables)
+
+MATRIX = """
+evaluation: {prompts: 24, samples: 8, drift_samples: 2}
+blocks:
+  tuning:
+    split: validation
+    families: [digits, letters]
+    pairs: [[0, 1], [6, 2]]
+    steps: 3
+    arms:
+      plain: {}
+      A_beta1: {beta: 1.0}
+      A_beta3: {beta: 3.0}
+      A_beta9: {beta: 9.0}
+      B_beta_old2: {beta_old: 2.0}
+  core:
+    tuned_on: tuning
+    families: [digits, letters]
+    pairs: [[1, 1]]
+    steps: 3
+    arms:
+      plain:
+      A: {beta: tuned}
+      B: {beta_old: tuned}
+"""
+FAMILIES = ("digits", "letters")
+# By arm: pass@1 on base 0 and on base 6.
+PASSED = {"plain": (0.9, 0.9), "A_beta1": (0.6, 0.5), "A_beta3": (0.5, 0.585), "A_beta9": (0.5, 0.57)}
+
+
+def tuned(family="digits", **passed):
+    tables = Tables()
+    for arm, both in {**PASSED, "B_beta_old2": (0.1, 0.1), **passed}.items():
+        for base, seed, pass1 in ((0, 1, both[0]), (6, 2, both[1])):
+            test_tables.add(tables, RunKey(family, arm, base, seed, 3), pass1=pass1)
+    return tables
+
+
+def recipes(matrix):
+    return {(run.key.family, run.key.arm): run.recipe for run in matrix.runs if run.key.base_seed == 1}
+
+
+def test_the_largest_value_within_a_hundredth_of_the_best(study):
+    """Means 0.55, 0.5425 and 0.535: the second is near enough to the best, the third is not."""
+    whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned()
+    found = {(choice.family, choice.key): choice.value for choice in choices(whole, tables)}
+    assert found == {("digits", "beta"): 3.0, ("digits", "beta_old"): 2.0}
+    matrix = with_choices(whole.selected(["core"]), whole, tables)
+    assert recipes(matrix)["digits", "A"]["beta"] == 3.0 and recipes(matrix)["digits", "B"]["beta_old"] == 2.0
+    assert recipes(matrix)["letters", "A"]["beta"] == TUNED  # its own runs decide
+    assert [run.key.arm for run in matrix.runs if run.waits] == ["A", "B"]
+
+
+def test_nothing_is_chosen_before_the_last_run(study):
+    whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned()
+    del tables.runs[RunKey("digits", "A_beta9", 6, 2, 3)]
+    assert [choice.key for choice in choices(whole, tables)] == ["beta_old"]
+
+
+def test_tuning_runs_are_no_results(study):
+    whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned()
+    assert of_matrix(whole, scores, tables) == []
+
+
+def test_a_recipe_is_told_by_the_value_that_was_chosen(study):
+    whole = read_matrix(study(MATRIX, FAMILIES))
+    hashes = set()
+    for tables in (tuned(), tuned(A_beta1=(0.9, 0.9))):
+        matrix = with_choices(whole, whole, tables)
+        hashes |= {run.recipe_hash for run in matrix.runs if run.key.arm == "A" and run.key.family == "digits"}
+    assert len(hashes) == 2
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("    tuned_on: tuning\n", "", "blocks.core: beta: tuned needs tuned_on, the block that chooses it"),
+        ("tuned_on: tuning", "tuned_on: core", "tuned_on='core' has to name a block with split: validation"),
+        ("split: validation", "split: train", "split='train' has to be one of test, validation"),
+        ("[digits, letters]", "[digits]", "tuned_on='tuning' does not choose for letters"),
+        ("      B_beta_old2: {beta_old: 2.0}\n", "", "beta_old: tuned: tuning tries no value of beta_old"),
+        ("[[1, 1]]", "[[6, 1]]", "base 6 of digits chooses values and is reported"),
+    ],
+)
+def test_what_is_wrong_is_one_line(study, old, new, message):
+    assert old in MATRIX
+    with pytest.raises(InputError, match=message):
+        read_matrix(study(MATRIX.replace(old, new, 1), FAMILIES))
+
+
+def test_runs_that_wait_go_on_once_the_choice_is_made(checkout, monkeypatch):
+    """The runner's own order, with jobs that end at once."""
+    matrix = yaml.safe_load(MATRIX.replace("digits, letters", "reverse_digits"))
+    matrix["blocks"]["tuning"]["pairs"], matrix["blocks"]["core"]["pairs"] = [[6, 1]], [[0, 1]]
+    path = checkout / "recipes" / "study" / "matrix.yaml"
+    before = path.read_text()
+    path.write_text(yaml.safe_dump(matrix, sort_keys=False))
+    said = Console(record=True, width=200)
+    trained = []
+
+    def train(runner, jobs):
+        for job in jobs:
+            trained.append((job.run.key.arm, job.run.recipe.get("beta"), job.run.recipe.get("beta_old")))
+            test_tables.add(runner.tables, job.run.key, pass1=0.5)
+
+    monkeypatch.setattr(Runner, "_train", train)
+    monkeypatch.setattr("study.runner.check_bases", lambda *arguments: None)
+    monkeypatch.setattr("study.runner.worktree", lambda root, commit, place: place)
+    try:
+        whole = read_matrix(checkout)
+        Runner(checkout, whole, whole.selected(["core"]), Options(commits=False), said).run()
+        assert trained == [("plain", None, None)]
+        assert "2 runs (reverse_digits) wait for values" in said.export_text()
+        trained.clear()
+        Runner(checkout, whole, whole, Options(commits=False), said).run()
+    finally:
+        path.write_text(before)
+    assert [arm for arm, _, _ in trained] == [*PASSED, "B_beta_old2", "plain", "A", "B"]
+    assert trained[-2:] == [("A", 9.0, None), ("B", None, 2.0)]
