@@ -8,9 +8,10 @@ import numpy as np
 from scipy import stats
 
 from eval.analysis.cost import mean_step_seconds
+from eval.analysis.names import configuration_labels
 from eval.analysis.pairing import pairs, same_prompts
 from eval.analysis.passk import per_prompt
-from eval.analysis.repetitions import configuration_labels, repetitions
+from eval.analysis.repetitions import repetitions
 from eval.analysis.statistics import Estimate, fieller_ratio, paired_bootstrap_ratio
 from eval.run_folder.run import Run
 

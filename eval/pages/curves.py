@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from eval.analysis.repetitions import configuration_labels, repetitions, seed_count
+from eval.analysis.names import configuration_labels
+from eval.analysis.repetitions import repetitions, seed_count
 from eval.analysis.smoothing import band
 from eval.pages.objective import FOOTNOTE, objectives_differ
 from eval.run_folder.run import Run

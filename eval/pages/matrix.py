@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.analysis.cost import peak_memory, reference_share, step_time_over_control
+from eval.analysis.names import configuration_labels
 from eval.analysis.over_seeds import prompts_and_seeds, spread, worst
 from eval.analysis.pairing import same_prompts
 from eval.analysis.passk import largest_k, per_prompt, score
-from eval.analysis.repetitions import configuration_labels, mean_measured, repetitions, seed_count
+from eval.analysis.repetitions import mean_measured, repetitions, seed_count
 from eval.analysis.smoothing import SMOOTHING_STEPS
 from eval.analysis.stability import COLLAPSE_SHARE, collapsed, gradient_spike, largest_drop
 from eval.analysis.statistics import Estimate

@@ -1,7 +1,9 @@
 """A training run as its folder records it."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -20,6 +22,23 @@ STAGE_COUNTERS = {
     "ref": "ref_forward_calls",
     "update": "policy_forward_calls",
 }
+
+
+MODEL = "model_name_or_path"
+# `embedded` alone is `embedded:reverse_digits:0`; a base without a seed is that of seed 0.
+_EMBEDDED = re.compile(r"embedded(?::(?P<task>[^:/]+)(?::(?P<seed>\d+))?)?")
+
+
+def base_family(model: Any) -> tuple[Any, int | None]:
+    """
+    The base of a run without its seed, and the seed: `embedded:TASK` and SEED of `embedded:TASK:SEED`.
+
+    Any other model is its own family and has no seed that is known.
+    """
+    match = _EMBEDDED.fullmatch(model) if isinstance(model, str) else None
+    if match is None:
+        return model, None
+    return f"embedded:{match['task'] or 'reverse_digits'}", int(match["seed"] or 0)
 
 
 @dataclass(frozen=True)
@@ -63,6 +82,16 @@ class Run:
     @property
     def seed(self):
         return self.env.get("seed", self.config.get("seed"))
+
+    @property
+    def base(self) -> tuple[Any, int | None]:
+        """The model that it began from: its family, and its seed where it is an embedded one."""
+        return base_family(self.config.get(MODEL))
+
+    @property
+    def repetition(self) -> tuple[int | None, str]:
+        """What tells it from other runs of its configuration: the seed of its base, and the training seed."""
+        return self.base[1], str(self.seed)
 
     def measured(self, key: str) -> pd.Series | None:
         """Values of one metric at the steps where it was measured, indexed by step; `None` if it never was."""
