@@ -79,7 +79,7 @@ def success_table(found: list[Comparison]) -> Table:
                 [
                     pair.b.name,
                     pair.a.name,
-                    NOT_MEASURED if pair.b.seed != pair.a.seed else str(pair.b.seed),
+                    NOT_MEASURED if pair.b.repetition != pair.a.repetition else str(pair.b.seed),
                     pair.share,
                     pair.step_time and Estimate(pair.step_time, 0.0, math.inf),  # of one pair, no interval
                 ]

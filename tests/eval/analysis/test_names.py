@@ -30,7 +30,7 @@ def test_a_name_says_what_differs_and_nothing_else(groups):
         ("A", 1, {**same, "ref_reset_every": 100}),
         ("A", 1, {**same, "ref_reset_every": 40, "beta": 0.5}),
         ("A", 1, {**same, "ref_reset_every": 0, "ref_reset_kl": 0.015, "ref_reset_kl_window": 10}),
-        ("C", 1, {**same, "ref_reset_every": 40, "optimizer_reset": "hard", "optimizer_reset_alpha": 0.1}),
+        ("C", 3, {**same, "ref_reset_every": 40, "optimizer_reset": "hard", "optimizer_reset_alpha": 0.1}),
         ("C", 1, {**same, "ref_reset_every": 40, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.1}),
         ("C", 1, {**same, "ref_reset_every": 40, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.25}),
         ("C", 1, {**same, "ref_reset_every": 40, "optimizer_reset": "hard", "ref_reset_stall": 2}),
