@@ -17,6 +17,7 @@ from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.growing_cache import GrowingLayer
 from trl_prorl.rollout.merged_copy import MergedCopy, why_not_merged
 from trl_prorl.rollout.thinking import interrupted_rollout
+from trl_prorl.run.run_files import ENV, read_json
 
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
@@ -321,7 +322,7 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
     monkeypatch.setattr(sampled, "forward", watched)
     trainer.train()
     assert prefilled == [2, 2]  # eight completions of two prompts, twice
-    env = json.loads((Path(trainer.args.output_dir) / "env.json").read_text())["execution"]
+    env = read_json(Path(trainer.args.output_dir) / "env.json", ENV)["execution"]  # as the commands of `eval` read it
     assert env["compact_generation"] == "on" and (env["merged_copy_bytes"] > 0) == lora
     assert env["merged_copy"] == ("on" if lora else "off: the model has no adapter")
     rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
