@@ -58,7 +58,7 @@ def reset_responses(
     steps, reward = np.asarray(steps)[measured], np.asarray(reward, float)[measured]
     edges = sorted(set(resets))
     responses = []
-    for previous, reset, following in zip([-np.inf, *edges[:-1]], edges, [*edges[1:], np.inf], strict=True):
+    for previous, reset, following in zip([-np.inf, *edges], edges, [*edges[1:], np.inf], strict=False):
         level = reward[(steps > max(previous, reset - before)) & (steps <= reset)]
         watched = reward[(steps > reset) & (steps <= following)]
         if not len(level) or len(watched) < after:

@@ -45,7 +45,7 @@ def test_the_level_before_begins_after_the_previous_reset():
 
 def test_what_cannot_be_told_is_left_out():
     assert responses([0.5] * 10, [0, 8], after=3) == []  # nothing before; no whole window after
-    assert responses([], [5]) == []
+    assert responses([], [5]) == [] == responses([0.5] * 10, [])
     assert len(responses([0.5] * 10, [5, 5], after=3)) == 1  # one reset, named twice
 
 
