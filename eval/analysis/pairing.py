@@ -44,3 +44,17 @@ def belonging(combinations: list[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
 def pairs(runs: list[Run], first: str, second: str) -> list[tuple[Run, Run]]:
     """Runs of two variants that belong together ([`belonging`])."""
     return belonging([(a, b) for a in runs if a.variant == first for b in runs if b.variant == second])
+
+
+def matched_control(run: Run, runs: list[Run]) -> Run | None:
+    """
+    The control on the same ground and of the same seeds of base and training, which differs from the run in nothing
+    but the arm; of several the one with the same `beta`, else the first. `None` without one.
+    """
+    controls = [
+        other
+        for other in runs
+        if other.variant == "control" and ground(other) == ground(run) and other.repetition == run.repetition
+    ]
+    same_beta = (control for control in controls if control.config.get("beta") == run.config.get("beta"))
+    return next(same_beta, controls[0] if controls else None)

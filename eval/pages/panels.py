@@ -15,6 +15,7 @@ PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 160
 PALETTE = 256
 SHEET_DPI = 100
 LEGEND_ROW_INCHES = 0.22
+CROWDED = 6  # labels of a legend within the axes, beyond which it is set small
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def plot_sheet(panels: list[Panel], path: Path, columns: int) -> None:
     all_axes = figure.subplots(rows, columns, squeeze=False).flat
     for axes, panel in zip(all_axes, panels, strict=False):
         panel.draw(axes)
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend(fontsize=8)
+        if labels := axes.get_legend_handles_labels()[1]:
+            axes.legend(fontsize=8 if len(labels) <= CROWDED else 5.5, framealpha=0.5)
     for axes in all_axes[len(panels) :]:
         axes.set_axis_off()
     save_figure(figure, path)

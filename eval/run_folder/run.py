@@ -118,15 +118,26 @@ class Run:
             return 0.0
         return seconds
 
+    def _resets(self) -> pd.DataFrame:
+        """The events that are resets; the same file also records growth and resumes."""
+        if self.events is None or self.events.empty:
+            return pd.DataFrame(columns=["event", "step_applied"])
+        return self.events[self.events["event"].str.contains("reset")]
+
     def reset_steps(self) -> list[int] | None:
         """Optimizer steps at which a reset was applied; `None` if the run kept no record of events."""
         if self.events is None:
             return None
-        if self.events.empty:
-            return []
-        # The same file also records growth and resumes.
-        resets = self.events[self.events["event"].str.contains("reset")]
-        return [int(step) for step in resets["step_applied"]]
+        return [int(step) for step in self._resets()["step_applied"]]
+
+    def reset_reasons(self) -> list[tuple[int, str]]:
+        """Step and reason of each reset, as recorded: `periodic`, `kl_spike+stall`; `""` where none is."""
+        resets = self._resets()
+        reasons = resets["reason"] if "reason" in resets else [""] * len(resets)
+        return [
+            (int(step), reason if isinstance(reason, str) else "")
+            for step, reason in zip(resets["step_applied"], reasons, strict=True)
+        ]
 
 
 def sort_runs(runs: list[Run]) -> list[Run]:
