@@ -9,6 +9,7 @@ from eval.analysis.smoothing import SMOOTHING_STEPS, running_mean, running_media
 from eval.analysis.stability import kl_key
 from eval.pages.curves import (
     DPI,
+    MOST_RESETS,
     OTHER_COLOUR,
     arm_label,
     curves,
@@ -148,7 +149,8 @@ def sections(runs: list[Run]) -> list[Section]:
     caption = with_band_note(
         runs,
         f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL: median of the steps where it is positive), as recorded "
-        "behind it in faint. Vertical lines are resets, in the arm's colour; the mark at the top of each says why.",
+        "behind it in faint. Vertical lines are resets, in the arm's colour; the mark at the top of each says why; "
+        f"an arm with more than {MOST_RESETS} resets is not marked.",
     )
     together = len(sheets(curves(runs))) == 1
     pictures = [

@@ -16,6 +16,8 @@ LINE_STYLES = ("-", "--", "-.", ":")
 # From the fifth line of a colour on; not the circle that the points of some curves have anyway.
 MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 DPI = 100
+MOST_CURVES = 10  # on one set of axes
+MOST_RESETS = 30  # of a curve, that are marked
 BAND_NOTE = "Strong line: mean over the seeds of a configuration; band: lowest to highest seed, where all of them ran."
 
 
@@ -71,7 +73,7 @@ class Curve:
 def curves(runs: list[Run]) -> list[Curve]:
     """
     One curve per configuration with at least 2 seeds; one per run otherwise, named by its folder, or by its
-    configuration where it stands beside configurations of several seeds.
+    configuration where it stands beside configurations of several seeds or beside more than 10 others.
     """
     groups = repetitions(runs)
     several = any(seed_count(group) > 1 for group in groups)
@@ -79,7 +81,7 @@ def curves(runs: list[Run]) -> list[Curve]:
     for group, label in zip(groups, configuration_labels(groups), strict=True):
         if seed_count(group) > 1:
             split.append((group, f"{label}, {seed_count(group)} seeds"))
-        elif several and len(group) == 1:
+        elif len(group) == 1 and (several or len(groups) > MOST_CURVES):
             split.append((group, label))
         else:
             split += [([run], run.name) for run in group]
@@ -154,10 +156,12 @@ def reasons_of(shown: list[Curve]) -> list[str]:
 def mark_resets(axes, shown: list[Curve]) -> None:
     """
     Thin vertical lines, the dashes of the arms interlocking, so that resets at the same step all stay visible; at the
-    top of each, in a row of the arm's own, a mark of its reason.
+    top of each, in a row of the arm's own, a mark of its reason. More than 30 resets of a curve would hide the others.
     """
     steps_of = [sorted({step for run in curve.runs for step in run.reset_steps() or []}) for curve in shown]
-    with_resets = [(curve, steps) for curve, steps in zip(shown, steps_of, strict=True) if steps]
+    with_resets = [
+        (curve, steps) for curve, steps in zip(shown, steps_of, strict=True) if 0 < len(steps) <= MOST_RESETS
+    ]
     for place, (curve, steps) in enumerate(with_resets):
         for step in steps:
             dashes = (12 * place, (12, 12 * (len(with_resets) - 1))) if len(with_resets) > 1 else "-"

@@ -142,11 +142,11 @@ COLUMNS = [
     Column(
         "KL spikes",
         lambda row: _spikes_cell(row, kl_spikes),
-        "**KL spikes**, **entropy spikes**: mean number in a run, and in brackets the largest of all seeds. A spike is "
-        f"a step whose value, of those above 0, is at least {KL_SPIKE.factor:g} times (KL to the arm's own anchor) or "
-        f"{ENTROPY_SPIKE.factor:g} times (entropy) the median of its neighbours, the {NEIGHBOURS} steps on either "
-        f"side, and lies at least {KL_SPIKE.rise:g} or {ENTROPY_SPIKE.rise:g} nats above it; such steps in a row are one "
-        "spike, told by the highest. The number in brackets is its multiple of that median.",
+        "**KL spikes**, **entropy spikes**: mean number in a run, and in brackets the largest of all seeds. A "
+        f"spike is a step whose value, of those above 0, is at least {KL_SPIKE.factor:g} times (KL to the own anchor) "
+        f"or {ENTROPY_SPIKE.factor:g} times (entropy) the median of its neighbours, the {NEIGHBOURS} steps on either "
+        f"side, and lies at least {KL_SPIKE.rise:g} or {ENTROPY_SPIKE.rise:g} nats above it; such steps in a row are "
+        "one spike, told by the highest. The number in brackets is its multiple of that median.",
         STABILITY,
     ),
     Column("entropy spikes", lambda row: _spikes_cell(row, entropy_spikes), group=STABILITY),

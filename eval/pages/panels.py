@@ -76,8 +76,15 @@ def plot_sheet(panels: list[Panel], path: Path, columns: int) -> None:
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(max(8, 5.3 * columns), 3.6 * rows), dpi=SHEET_DPI, layout="constrained")
     all_axes = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, panel in zip(all_axes, panels, strict=False):
+    told = set()
+    for place, (axes, panel) in enumerate(zip(all_axes, panels, strict=False)):
         panel.draw(axes)
+        # A long legend would hide the lines, so it stands once in a row.
+        told = told if place % columns else set()
+        labels = {label.split(":")[0] for label in axes.get_legend_handles_labels()[1]}
+        if len(labels) > CROWDED and labels <= told:
+            continue
+        told |= labels
         if labels := axes.get_legend_handles_labels()[1]:
             axes.legend(fontsize=8 if len(labels) <= CROWDED else 5.5, framealpha=0.5)
     for axes in all_axes[len(panels) :]:

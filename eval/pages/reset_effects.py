@@ -105,7 +105,8 @@ RESET_COLUMNS = [
         lambda arm: _reconvergence_cell(arm.responses),
         f"**steps to reconverge**: from a reset to the first {AFTER} steps in a row, all after it, whose mean reward "
         f"is at least that of the {BEFORE} steps before it; 0 if the first {AFTER} are. Not back: not before the next "
-        "reset or the end. The median is that of Kaplan and Meier, which counts these as longer than they were watched.",
+        "reset or the end. The median is that of Kaplan and Meier, which counts these as longer than they were "
+        "watched.",
     ),
     Column("control's steps", lambda arm: _reconvergence_cell(arm.control_responses)),
 ]
@@ -173,8 +174,8 @@ CLAMP_COLUMNS = [
         lambda row: f"{len(row.since)} of {row.controls}",
         "**control stalled**: runs whose control, of the same task, base, training seed, length and learning rate, "
         f"stalled; of those that have one. It has stalled at the first step at which the mean reward of its last "
-        f"{WINDOW} steps is so high that no later mean over {WINDOW} steps exceeds it by more than {LEAST_GAIN:g}; not if that "
-        f"is within the last {100 * LAST_SHARE:.0f} % of its steps (at least {WINDOW}).",
+        f"{WINDOW} steps is so high that no later mean over {WINDOW} steps exceeds it by more than "
+        f"{LEAST_GAIN:g}; not if that is within the last {100 * LAST_SHARE:.0f} % of its steps (at least {WINDOW}).",
     ),
     Column("at step", _since_cell),
     Column(

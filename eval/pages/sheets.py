@@ -1,14 +1,14 @@
 """Where a report has too many curves for one set of axes: which of them share axes."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from eval.analysis.names import TASK, setting
 from eval.analysis.pairing import GROUND, ground
-from eval.pages.curves import Curve
+from eval.pages.curves import MOST_CURVES, Curve
 from eval.run_folder.run import MODEL
 
 
-MOST_CURVES = 10  # on one set of axes
 REFERENCES = ("plain", "control")
 SHEETS_NOTE = (
     "Runs of one task, base, length and learning rate share axes; where these are more than "
@@ -35,13 +35,18 @@ class Sheet:
 
 
 def ground_titles(shown: list[Curve]) -> dict[str, str]:
-    """What sets each ground apart from the others, in words; empty where there is one ground."""
+    """What sets each ground apart from most others, in words, its task always; empty where there is one ground."""
     runs = [curve.runs[0] for curve in shown]
     differing = [key for key in GROUND if len({repr(run.config.get(key) or None) for run in runs}) > 1]
     if len({run.base[0] for run in runs}) > 1 and TASK not in differing:
         differing.append(MODEL)
+    commonest = {key: Counter(repr(run.config.get(key)) for run in runs).most_common(1)[0][0] for key in differing}
+
+    def is_named(run, key):
+        return run.config.get(key) and (key == TASK or repr(run.config[key]) != commonest[key])
+
     return {
-        ground(run): ", ".join(setting(key, run.config[key]) for key in differing if run.config.get(key))
+        ground(run): ", ".join(setting(key, run.config[key]) for key in differing if is_named(run, key))
         for run in runs
     }
 
