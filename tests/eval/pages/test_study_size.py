@@ -96,8 +96,8 @@ def test_dips_and_the_clamp_beside_the_control_of_the_same_seeds(make_run, make_
     # Back with the first five steps of which three are at 0.7: the window that begins 8 steps after the reset.
     assert row == ["A", "1", "periodic 1", "0.200", "0.000", "8", "0"]
     (row,) = reset_effects.clamp_table([a, control, other_base]).rows
-    # Flat at 0.4 from step 40 on. The 20 steps from 32 to 51 lack (8 + 7 + … + 1) / 100 = 0.36 of that in all, 0.018 in
-    # the mean; those from 31 to 50 lack 0.45, 0.0225. So 0.38 is reached at 51.
+    # Flat at 0.4 from step 40 on. The 20 steps from 32 to 51 lack (8 + 7 + … + 1) / 100 = 0.36 of that in all, 0.018
+    # in the mean; those from 31 to 50 lack 0.45, 0.0225. So 0.38 is reached at 51.
     assert row[:3] == ["A", "1 of 1", "51"]
     assert row[3:] == ["+0.200", "+0.182"]  # 0.5 then, 0.7 in the last 20 steps; the control gained 0.018
     assert reset_effects.clamp_table([a, other_base]) is None
