@@ -25,8 +25,9 @@ class Sums(GeneratedTask):
     """
     Add numbers one after the other, and mark the sum: `add 17 48 5` -> `17+48=65 65+5=70 #### 70`.
 
-    Level L, 1 to 8, has 2 to L + 1 numbers, every count equally likely, of one or two digits each, both equally
-    likely. An answer is correct if it holds the sum after `####`, as in [`~tasks.gsm8k.GSM8K`]; no working is required.
+    Level L, 1 to 8, has 2 to L + 1 numbers, every count equally likely; one number in four has two digits, the others
+    have one. An answer is correct if it holds the sum after `####`, as in [`~tasks.gsm8k.GSM8K`]. The working is a
+    way to it, and is not required.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
@@ -46,12 +47,9 @@ class Sums(GeneratedTask):
         self._is_graded = reward == "steps"
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
-        terms = [rng.randint(*rng.choice([(1, 9), (10, 99)])) for _ in range(rng.randint(2, self.level + 1))]
+        count = rng.randint(2, self.level + 1)
+        terms = [rng.randint(10, 99) if rng.randrange(4) == 0 else rng.randint(1, 9) for _ in range(count)]
         return f"add {' '.join(map(str, terms))}", str(sum(terms)), {"working": working(terms)}
-
-    def content(self, prompt: str) -> str:
-        """The numbers whatever their order, so that no split has another one's additions the other way round."""
-        return " ".join(sorted(prompt.split()))
 
     def verify(self, completion: str, row: Mapping) -> bool:
         marked = marked_answers(completion)

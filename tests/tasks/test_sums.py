@@ -28,17 +28,9 @@ def test_the_working_by_hand():
 def test_answers_of_level_3_are_short():
     task = get_task("sums")
     lengths = [len(task.gold(row)) for row in task.rows("train", 500)]
-    assert 12 <= min(lengths) < 20 and 30 < max(lengths) <= 41
-
-
-def test_an_order_of_the_numbers_makes_no_other_question():
-    task = get_task("sums", level=1)
-    assert task.content("add 48 5 17") == task.content("add 5 17 48") != task.content("add 5 17 4 8")
-    seen = {
-        split: {tuple(sorted(row[0]["content"].split())) for row in task.rows(split, 200)["prompt"]}
-        for split in ("train", "validation", "test")
-    }
-    assert sum(map(len, seen.values())) == len(set.union(*seen.values())) == 600
+    assert (
+        10 <= min(lengths) < 14 and 32 < max(lengths) <= 41
+    )
 
 
 @pytest.mark.parametrize("reward", ["exact", "steps"])

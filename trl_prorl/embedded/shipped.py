@@ -2,8 +2,8 @@
 The embedded models: bases of a few MB that come with the package, each with the hashes of its files, so that everybody
 starts from the same weights.
 
-They are named `embedded:TASK:SEED`, by the task and the seed of their warm start. `embedded:TASK` is the one of seed 0,
-and `embedded` the demo's, `embedded:reverse_digits:0`, whatever the task of the run. How one is made is in
+They are named `embedded:TASK:SEED`, by the task and the seed of their warm start. `embedded:TASK` is the one of seed
+0, and `embedded` the demo's, `embedded:reverse_digits:0`, whatever the task of the run. How one is made is in
 [`~trl_prorl.embedded.making`].
 """
 
