@@ -3,8 +3,8 @@
 It reads bytes, so its tokenizer covers any text. It is warm-started by supervised fine-tuning on demonstrations of
 mixed quality: a fixed share follows wrong rules, as a pretrained model's data does, so that reinforcement learning has
 something to find. The same settings give the same weights on one machine and others on another, whose arithmetic
-rounds differently; therefore the bases come with the package, see [`~trl_prorl.embedded.shipped`]. A task's wrong rules
-are in `demonstrations/`, its settings in [`~trl_prorl.embedded.settings`].
+rounds differently; therefore the bases come with the package, see [`~trl_prorl.embedded.shipped`]. A task's wrong
+rules are in `demonstrations/`, its settings in [`~trl_prorl.embedded.settings`].
 
     python -m trl_prorl.embedded                                     # all that is there, and the hashes of the weights
     python -m trl_prorl.embedded --task sums --seed 7 --out DIR      # makes one; DIR is then a model_name_or_path
