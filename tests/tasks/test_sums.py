@@ -28,9 +28,7 @@ def test_the_working_by_hand():
 def test_answers_of_level_3_are_short():
     task = get_task("sums")
     lengths = [len(task.gold(row)) for row in task.rows("train", 500)]
-    assert (
-        10 <= min(lengths) < 14 and 32 < max(lengths) <= 41
-    )
+    assert 10 <= min(lengths) < 14 and 32 < max(lengths) <= 41
 
 
 @pytest.mark.parametrize("reward", ["exact", "steps"])
