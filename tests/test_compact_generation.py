@@ -11,6 +11,7 @@ from scipy.stats import chisquare
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
+from eval.run_folder.reading import read_env
 from trl_prorl.rollout.compact import compact_sample, distinct, padded_left, until_end
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
@@ -321,7 +322,7 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
     monkeypatch.setattr(sampled, "forward", watched)
     trainer.train()
     assert prefilled == [2, 2]  # eight completions of two prompts, twice
-    env = json.loads((Path(trainer.args.output_dir) / "env.json").read_text())["execution"]
+    env = read_env(trainer.args.output_dir)["execution"]  # as the evaluations read it
     assert env["compact_generation"] == "on" and (env["merged_copy_bytes"] > 0) == lora
     assert env["merged_copy"] == ("on" if lora else "off: the model has no adapter")
     rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]

@@ -49,7 +49,7 @@ ENV = table(
         "base_model": optional(
             table({"name": text}, {"hub_id": optional(text), "origin": optional(text), "sha256": optional(text)})
         ),
-        "execution": optional(table(rest=optional(text))),
+        "execution": optional(table(known={"merged_copy_bytes": optional(integer(0))}, rest=optional(text))),
         "versions": optional(table(rest=optional(text))),
         "hardware": optional(table()),
         **dict.fromkeys(("parameters", "trainable_parameters"), optional(integer(0))),
