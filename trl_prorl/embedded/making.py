@@ -96,6 +96,12 @@ def new_model(settings: EmbeddedSettings, tokenizer: PreTrainedTokenizerFast) ->
     return Qwen2ForCausalLM(config)
 
 
+def rounded(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Weights in another type; those that are tied stay tied, so that a file has them once."""
+    once = {value.data_ptr(): value.to(dtype) for value in weights.values()}
+    return {name: once[value.data_ptr()] for name, value in weights.items()}
+
+
 def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) -> None:
     """
     Make an embedded model, and write down what it was made with and the hashes of its files.
@@ -134,9 +140,8 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
     )
     trainer = SFTTrainer(model=model, args=args, train_dataset=demonstrations(settings), processing_class=tokenizer)
     trainer.train()
-    stored = getattr(torch, settings.stored)
-    # The configuration says float32, so that transformers loads the weights as such.
-    model.save_pretrained(aside, state_dict={name: value.to(stored) for name, value in model.state_dict().items()})
+    # The configuration goes on saying float32, so that transformers loads the weights as such.
+    model.save_pretrained(aside, state_dict=rounded(model.state_dict(), getattr(torch, settings.stored)))
     tokenizer.save_pretrained(aside)
     made_with = {"settings": asdict(settings), "machine": platform.machine(), "versions": versions()}
     (aside / MADE_WITH).write_text(json.dumps(made_with, indent=2) + "\n")
