@@ -50,7 +50,7 @@ class EmbeddedSettings:
 FAMILIES = {
     "reverse_digits": EmbeddedSettings(),
     "sorting": EmbeddedSettings(task="sorting", wrong_share=0.6, steps=400),
-    "sums": EmbeddedSettings(task="sums", wrong_share=0.5, steps=600),
+    "sums": EmbeddedSettings(task="sums", wrong_share=0.65, steps=900),
 }
 
 
