@@ -13,6 +13,7 @@ from .launch.recipe_check import nearest
 # command -> module, and a summary; the module is imported when the command is asked for
 COMMANDS = {
     "train": ("trl_prorl.launch.command_line", "train what a recipe says"),
+    "preflight": ("eval.preflight", "can a recipe learn, and what will it cost?"),
     "passk": ("eval.passk", "held-out pass@k of runs, base against trained"),
     "report": ("eval.report", "one page about a set of runs"),
     "drift": ("eval.drift", "distance from base"),
