@@ -4,9 +4,9 @@ Before a run: can it learn, will it fit, how long will it take?
     python -m eval.preflight --config RECIPE.yaml [--prompts 32] [--json FILE] [--KEY VALUE ...]
 
 Refuses what the run would refuse (exit code 2), asks verifier and reward about answers that are known to be right and
-wrong, samples the base with the run's own sampler, and does the first optimizer steps in a folder that is thrown
-away. Exit code 0: the run can learn; 1: it cannot, because no group had a signal, every completion was cut, or no gold answer
-verifies. Nothing is written but `--json`. With a trainer of your own, call [`preflight`].
+wrong, samples the base with the run's own sampler, and does the first optimizer steps in a folder that is thrown away.
+Exit code 0: the run can learn; 1: it cannot, because no group had a signal, every completion was cut, or no gold
+answer verifies. Nothing is written but `--json`. With a trainer of your own, call [`preflight`].
 """
 
 import argparse
@@ -208,7 +208,7 @@ def parse_args(argv=None) -> tuple[argparse.Namespace, list[str]]:
         prog="python -m eval.preflight",
         usage="%(prog)s --config RECIPE.yaml [--prompts N] [--json FILE] [--KEY VALUE ...]",
         description="Can a recipe learn, will it fit, how long will it take?",
-        epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: it would be refused.",
+        epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused.",
         allow_abbrev=False,
     )
     parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"training prompts to sample (default {PROMPTS})")

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from eval.pages.cells import percent
 from eval.readiness.finding import LOOK, Finding, advice
 from eval.readiness.first_steps import FirstSteps
+from eval.samples.progress import clock
 
 
 OF_GENERATION = ("rollout", "old", "ref", "base")
@@ -66,14 +68,6 @@ def largest_micro_batch(held: float, per_row: float, total: float, group: int) -
     return rows - rows % group if rows >= group else rows
 
 
-def clock(seconds: float) -> str:
-    """`2 h 05 min`, `3 min 20 s` or `12 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-
-
 def cost_findings(
     first: FirstSteps, micro_batch: int, group: int, estimated_row_gib: float, reward_seconds: float, completions: int
 ) -> list[Finding]:
@@ -104,7 +98,7 @@ def cost_findings(
         ),
         Finding(
             "rewards in a step that generates",
-            f"{share:.0%}",
+            percent(share),
             **advice(
                 share > SLOW_REWARD, "the reward function is slow: batch it, or set fewer tests or workers aside"
             ),

@@ -20,7 +20,7 @@ class FirstSteps:
     Attributes:
         rows (`list[dict]`): Rows of the record.
         max_steps (`int`): Optimizer steps of the whole run.
-        steps_per_generation (`float`): Optimizer steps from one generation to the next; below 1: generations in a step.
+        steps_per_generation (`float`): Optimizer steps from one generation to the next.
         held_gib (`float`): Memory between two steps, of weights and optimizer.
         total_gib (`float`): Memory that there is.
         on_gpu (`bool`): Whether memory is a GPU's, and measured.

@@ -33,7 +33,7 @@ def update_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
         findings.append(
             Finding(
                 "tokens clipped after it",
-                f"{clipped[-1]:.1%}",
+                f"{100 * clipped[-1]:.1f} %",
                 **advice(clipped[-1] > MOST_CLIPPED, cure),
                 values={"clip_ratio": clipped[-1], "rows": len(rows)},
             )

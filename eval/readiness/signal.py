@@ -3,6 +3,7 @@
 import math
 
 from eval.analysis.statistics import bootstrap_interval
+from eval.pages.cells import percent
 from eval.readiness.finding import LOOK, STOP, Finding, advice
 from eval.readiness.rollouts import Rollouts
 
@@ -10,6 +11,7 @@ from eval.readiness.rollouts import Rollouts
 SAME = 1e-6  # rewards closer than this are equal: their mean is rounded
 MOST_SILENT, AIM = 0.5, 0.3  # shares of groups without signal: worth a change, and what the change aims at
 MOST_CUT, MOST_UNANSWERED = 0.1, 0.2
+MASKED = 0.5  # share of completions cut that hides what the base could do
 SOLVED, HOPELESS = 0.9, 0.02
 GROUPS = (4, 8, 16, 32, 64)
 SHOWN = 60  # characters of an example
@@ -65,18 +67,20 @@ def signal_findings(found: Rollouts, max_completion_length: int | None, gold_len
 def pass_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
     """The pass rate with its interval over prompts, of all prompts and of each task and level."""
     rates = [rate(group) for group in found.groups(found.correct)]
+    cut = rate(found.cut)
     by_part: dict[tuple, list[float]] = {}
     for part, value in zip(found.parts, rates, strict=True):
         by_part.setdefault(part, []).append(value)
-    findings = [pass_finding(f"base pass rate ({found.source})", rates, tells)]
+    findings = [pass_finding(f"base pass rate ({found.source})", rates, tells, cut)]
     if len(by_part) > 1:
         for (task, level), values in by_part.items():
             name = f"{task}" + (f", level {level}" if level is not None else "")
-            findings.append(pass_finding(f"base pass rate of {name}", values, tells))
+            findings.append(pass_finding(f"base pass rate of {name}", values, tells, cut))
     return findings
 
 
-def pass_finding(what: str, rates: list[float], tells: bool | None) -> Finding:
+def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) -> Finding:
+    """The pass rate of some prompts, from each one's; `tells` and `cut` say what else keeps it at 0."""
     p = sum(rates) / len(rates)
     low, high = bootstrap_interval(rates)
     interval = "n/a" if math.isnan(low) else f"{low:.2f}, {high:.2f}"
@@ -85,6 +89,8 @@ def pass_finding(what: str, rates: list[float], tells: bool | None) -> Finding:
         change = "the base is nearly perfect: take a harder task_level or other data"
     elif p <= HOPELESS and tells is False:
         change = "do not read this as the base's: the reward does not tell right from wrong; mend it first"
+    elif p <= HOPELESS and cut > MASKED:
+        change = "do not read this as the base's: most completions are cut off; mend that first"
     elif p <= HOPELESS:
         right = "gold answers get their reward, so " if tells else ""
         change = f"{right}the base does not solve it: easier task_level, graded reward, or a few supervised steps"
@@ -99,10 +105,12 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     observed, expected = silent / len(groups), expected_silent(p, size)
     values = {"observed": observed, "expected": expected, "num_generations": size, "pass_rate": p}
     what = "groups without signal, expected"
-    number = f"{observed:.0%} of {len(groups)}, {expected:.0%} at G = {size}"
+    number = f"{percent(observed)} of {len(groups)}, {percent(expected)} at G = {size}"
     if observed == 1.0:
         if tells is False:
             why = "mend the reward function: it pays right answers no more than wrong ones"
+        elif rate(found.cut) > MASKED:
+            why = "let completions end: most are cut off"
         elif p >= SOLVED:
             why = "take a harder task_level: every answer is right already"
         elif p <= HOPELESS:
@@ -114,7 +122,7 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
         return Finding(what, number, values=values)
     better = enough(p)
     if better is not None and better > size:
-        change = f"num_generations: {better} leaves {expected_silent(p, better):.0%} silent at this pass rate"
+        change = f"num_generations: {better} leaves {percent(expected_silent(p, better))} silent at this pass rate"
     else:
         change = "other prompts (dynamic_sampling_rounds), another task_level, or a graded reward"
     return Finding(what, number, change, LOOK, values)
@@ -156,7 +164,7 @@ def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> F
     mean = sum(found.lengths) / len(found.lengths)
     return Finding(
         "completions cut off",
-        f"{cut:.0%} (mean length {mean:.0f} of {most})",
+        f"{percent(cut)} (mean length {mean:.0f} of {most})",
         **advice(cut > MOST_CUT, change, level),
         values={"cut": cut, "mean_length": mean, "limit": most},
     )
@@ -173,7 +181,7 @@ def unanswered(found: Rollouts) -> list[Finding]:
     return [
         Finding(
             "completions without an answer to verify",
-            f"{share:.0%}",
+            percent(share),
             **advice(share > MOST_UNANSWERED, change),
             values={"share": share, "examples": examples},
         )

@@ -45,8 +45,8 @@ def test_two_completions_at_a_pass_rate_of_18_percent():
     """9 of 50 right: 41 prompts silent, 9 mixed."""
     found = rollouts([1, 0] * 9 + [0, 0] * 16, size=2)  # p = 9/50
     silent = of(found, "groups without signal")
-    assert silent.number == "64% of 25, 70% at G = 2" and silent.level == LOOK
-    assert silent.change == "num_generations: 8 leaves 20% silent at this pass rate"
+    assert silent.number == "64 % of 25, 70 % at G = 2" and silent.level == LOOK
+    assert silent.change == "num_generations: 8 leaves 20 % silent at this pass rate"
     assert exit_code([silent]) == 0
 
 
@@ -96,13 +96,21 @@ def test_cut_completions_by_their_reason():
     assert short.change.startswith("raise max_completion_length=12") and short.level == STOP
     assert "end token may never come" in endless.change and "8 tokens of 100" in endless.change
     some = of(rollouts([0] * 8, cut=[True] + [False] * 7), "completions cut")
-    assert some.number == "12% (mean length 5 of 12)" and some.level == LOOK
+    assert some.number == "12 % (mean length 5 of 12)" and some.level == LOOK
     assert of(rollouts([0] * 20, cut=[True] + [False] * 19), "completions cut").level == "fine"
+
+
+def test_a_cut_hides_the_base():
+    cut = rollouts([0] * 80, cut=[True] * 60 + [False] * 20)
+    assert "mend that first" in of(cut, "base pass rate").change
+    assert (
+        of(cut, "groups without").change.startswith("let completions end") and of(cut, "completions cut").level == LOOK
+    )
 
 
 def test_answers_that_are_not_found_have_two_examples():
     found = of(rollouts([0] * 8, answered=[True, False] * 4), "completions without")
-    assert found.number == "50%" and found.values["examples"] == ["text 1", "text 3"]
+    assert found.number == "50 %" and found.values["examples"] == ["text 1", "text 3"]
     assert found.change.endswith("'text 1' and 'text 3'")
     assert not [one for one in signal_findings(rollouts([0] * 8), 12, 8, None) if one.what.startswith("completions w")]
 
