@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import torch
 from datasets import Dataset
 from rich.console import Console
 from rich.progress import Progress
@@ -26,7 +27,7 @@ from trl.trainer.utils import is_async_callable
 
 from eval.command import command
 from eval.pages.table import Table
-from eval.readiness.cost import bytes_per_row, cost_findings
+from eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
 from eval.readiness.finding import STOP, Finding, exit_code
 from eval.readiness.first_steps import MOST, first_steps
 from eval.readiness.first_update import update_findings
@@ -73,7 +74,13 @@ def preflight(
     args = trainer.args
     if not isinstance(trainer.train_dataset, Dataset):
         raise InputError("train_dataset is a stream, whose prompts cannot be looked at twice; give it a Dataset")
-    rows = [trainer.train_dataset[place] for place in range(min(prompts, len(trainer.train_dataset)))]
+    if trainer.accelerator.num_processes > 1:
+        raise InputError(
+            f"processes={trainer.accelerator.num_processes}: a preflight is of one; start it without accelerate"
+        )
+    available = len(trainer.train_dataset)
+    taken = min(prompts, available)
+    rows = [trainer.train_dataset[place * available // taken] for place in range(taken)]  # evenly spaced
     findings, golds, gold_length = [], None, None
     if task is not None:
         golds = gold_answers(task, rows, asked_reward(trainer))
@@ -83,7 +90,7 @@ def preflight(
     else:
         number, cure = "not checked", "pass task=, with gold and verify, to tell a wrong reward from a weak base"
         findings.append(Finding("gold answers verify", number, cure))
-    tokenizer = trainer.processing_class
+    tokenizer = text_tokenizer(trainer)
     lengths = [len(ids) for ids in trainer.tokenize_prompts(list(trainer.train_dataset["prompt"]))]
     gold_lengths = []
     if task is not None:
@@ -99,9 +106,12 @@ def preflight(
     total = len(rows) * trainer.num_generations
     with Progress(console=console, disable=console is None or not console.is_terminal, transient=True) as progress:
         bar = progress.add_task("samples, then first steps", total=total + MOST)
-        samples = draw(trainer, rows, task, lambda count: progress.advance(bar, count))
-        findings += signal_findings(samples, most, gold_length, golds.reward_tells if golds else None)
-        first = first_steps(trainer, steps=MOST)
+        try:
+            samples = draw(trainer, rows, task, lambda count: progress.advance(bar, count))
+            findings += signal_findings(samples, most, gold_length, golds.reward_tells if golds else None)
+            first = first_steps(trainer, steps=MOST)
+        except torch.OutOfMemoryError:
+            return [*findings, out_of_memory(args.per_device_train_batch_size)]
         progress.advance(bar, MOST)
     findings += update_findings(first.rows)
     per_row = bytes_per_row(
@@ -135,7 +145,7 @@ def asked_reward(trainer: ProRLTrainer):
         columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
         chats = not isinstance(rows[0]["prompt"], str)
         completions = [[{"role": "assistant", "content": text}] if chats else text for text in texts]
-        ids = trainer.processing_class(texts, add_special_tokens=False)["input_ids"]
+        ids = text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]
         rewards = function(
             prompts=[row["prompt"] for row in rows],
             completions=completions,
@@ -148,6 +158,11 @@ def asked_reward(trainer: ProRLTrainer):
         return [float("nan") if reward is None else float(reward) for reward in rewards]
 
     return ask
+
+
+def text_tokenizer(trainer: ProRLTrainer):
+    """The tokenizer, of a processor too."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
 def held_out_prompts(task, seed: int) -> dict[str, list]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from eval.pages.cells import percent
-from eval.readiness.finding import LOOK, Finding, advice
+from eval.readiness.finding import LOOK, STOP, Finding, advice
 from eval.readiness.first_steps import FirstSteps
 from eval.samples.progress import clock
 
@@ -66,6 +66,12 @@ def largest_micro_batch(held: float, per_row: float, total: float, group: int) -
     """
     rows = max(0, int((USABLE * total - held) / per_row)) if per_row > 0 else 0
     return rows - rows % group if rows >= group else rows
+
+
+def out_of_memory(micro_batch: int) -> Finding:
+    """The finding of a run that does not fit."""
+    change = "lower per_device_train_batch_size and max_completion_length, or set gradient_checkpointing: true"
+    return Finding("memory", f"none left with micro-batches of {micro_batch}", change, STOP, {"now": micro_batch})
 
 
 def cost_findings(

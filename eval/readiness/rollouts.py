@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trl_prorl.rollout.rewards import watched
 from trl_prorl.rollout.verdicts import verifier_of
 
 
@@ -63,6 +64,8 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
     found = Rollouts(size, [], [], [] if task is not None else None, [], [], [], [], 0.0)
     if verifier is None:
         found.source = FULL_REWARD
+    else:
+        verifier = watched(verifier, verifier.__qualname__, trainer.args.reward_timeout, "stop")
     for start in range(0, len(rows), together):
         batch = [dict(row) for row in rows[start : start + together]]
         sampled = trainer.sample_rows(batch)

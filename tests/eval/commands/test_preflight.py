@@ -176,6 +176,16 @@ def test_own_rewards_without_a_verifier_have_their_way(tmp_path):
     assert not any("completions without an answer" in what for what in found)
 
 
+def test_a_model_that_does_not_fit_is_a_finding(tmp_path, monkeypatch):
+    def full(rows):
+        raise torch.OutOfMemoryError
+
+    trainer = make(tmp_path)
+    monkeypatch.setattr(trainer, "sample_rows", full)
+    findings = preflight(trainer, TASK, prompts=4)
+    assert findings[-1].number == "none left with micro-batches of 16" and exit_code(findings) == 1
+
+
 def test_it_samples_as_a_step_does(tmp_path):
     """With the seed of the step, the same completions and rewards as TRL's own generation batch."""
     trainer = make(tmp_path, num_iterations=1)
