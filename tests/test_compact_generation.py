@@ -341,7 +341,10 @@ def test_other_architectures_are_asked_for_numbers(kind):
 @pytest.mark.parametrize(
     "keys, line",
     [
-        ({"num_beams": 2, "do_sample": False}, "generation_kwargs ask for beam search"),
+        (
+            {"num_beams": 2, "do_sample": False},
+            "the settings of the generation ask for beam search",
+        ),
         ({"cache_implementation": "static"}, "cache_implementation='static' needs transformers' own loop"),
         ({"use_cache": False}, "use_cache=False needs"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5 needs"),

@@ -3,6 +3,7 @@ Which way rollouts are sampled: by transformers' `generate`, or compactly (compa
 copy of it.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -73,11 +74,18 @@ def choose_generation(
     return f"off: {reason}"
 
 
+def as_generated(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:
+    """Settings of a generation as `generate` completes them: by the model's own where they leave something open."""
+    config = copy.deepcopy(config)
+    config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
+    return config
+
+
 def why_not_compact(config: GenerationConfig) -> str | None:
     """Why a generation with these settings cannot be compact, in one sentence, or `None`."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
-        return f"generation_kwargs ask for {mode.value.replace('_', ' ')}, which keeps rows together."
+        return f"the settings of the generation ask for {mode.value.replace('_', ' ')}, which keeps rows together."
     for key, plain in PLAIN.items():
         if (value := getattr(config, key, None)) not in plain:
             return f"{key}={value!r} needs transformers' own loop."
@@ -98,6 +106,8 @@ class CompactGeneration(Part):
         merged (`str`):
             `"on"`, or `"off"` with the reason why the policy itself is sampled.
     """
+
+    may_join = True  # "auto" may find possible here what was not where the run began
 
     def __init__(self, policy: torch.nn.Module, temperature: float):
         reason = why_not_merged(policy)
