@@ -130,6 +130,18 @@ def test_nan_is_told_as_without_it(make_trainer, lora):
         trainer.train()
 
 
+def test_a_new_training_forgets_that_the_last_went_on_unmerged(make_trainer):
+    trainer = make_trainer(compact_generation="on", max_steps=2)
+    trainer.train()
+    generation = trainer.parts["generation"]
+    assert generation.observe_step(1, {"mean_abs_dlogp_sampler": 1.0})["reason"] == "copy_off_policy"
+    assert generation.copy is None and generation.merged.startswith("off: the copy was 1 nats")
+    generation.load_state_dict(generation.state_dict(), {})
+    assert generation.copy is None
+    trainer.train()
+    assert generation.copy is not None and generation.merged == "on"
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 0.0])
 def test_what_has_no_distribution_is_not_drawn(value):
     probabilities = torch.ones(3, 300)

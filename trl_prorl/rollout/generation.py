@@ -111,11 +111,13 @@ class CompactGeneration(Part):
 
     def __init__(self, policy: torch.nn.Module, temperature: float):
         reason = why_not_merged(policy)
-        self.copy = MergedCopy(policy) if reason is None else None
         self.merged = "on" if reason is None else f"off: {reason}"
+        self._mergeable = policy if reason is None else None
         # Rounding of a copy in fp32 is that of any other order of additions: nothing to measure.
         rounds = any(param.dtype != torch.float32 for param in policy.parameters() if param.is_floating_point())
-        self._temperature = temperature if self.copy is not None and rounds else None
+        self._measured_at = temperature if rounds else None
+        self.copy = self._temperature = None
+        self.begin()
 
     def facts(self) -> dict[str, str | int]:
         """For `env.json`: whether rollouts are sampled from a merged copy, and the memory that it takes."""
@@ -185,6 +187,10 @@ class CompactGeneration(Part):
         self.copy, self._temperature, self.merged = None, None, f"off: {reason}"
 
     # ------------------------------------------------------------------------------- as a part, see parts.py
+
+    def begin(self) -> None:
+        if self.copy is None and self._mergeable is not None:
+            self.copy, self._temperature, self.merged = MergedCopy(self._mergeable), self._measured_at, "on"
 
     def state_dict(self) -> dict[str, Any]:
         return {"merged": self.merged}
