@@ -22,6 +22,7 @@ TASKS = {
     "reverse_digits": "tasks.reverse_digits:ReverseDigits",
     "sorting": "tasks.sorting:Sorting",
     "stem": "tasks.stem:Stem",
+    "sums": "tasks.sums:Sums",
 }
 # Prefix -> the class of all its tasks, which takes the rest of the name as its first argument.
 PREFIXES = {"rg": "tasks.reasoning_gym:ReasoningGym"}

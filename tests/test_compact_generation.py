@@ -455,6 +455,21 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, monk
     assert again.parts["generation"].copy is None
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(make_trainer, dtype):
+    def rollout(prompts, trainer):
+        ids = [[5, 6, 7]] * len(prompts)
+        return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[-50.0] * 3] * len(prompts)}
+
+    trainer = make_trainer(
+        trainer_kwargs={"rollout_func": rollout}, **A, max_steps=4, model_init_kwargs={"dtype": dtype}
+    )
+    trainer.train()
+    assert trainer.parts["generation"].merged == "on"
+    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    assert len(rows) == 4 and not any("mean_abs_dlogp_sampler" in row for row in rows)
+
+
 def test_with_dynamic_sampling_and_a_thinking_budget(make_trainer):
     trainer = make_trainer(
         **A, dynamic_sampling_rounds=2, reward=lambda completions, **columns: [0.0] * len(completions)

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval.samples.local_paths import with_local_paths
 from trl_prorl.embedded import shipped as embedded_base
-from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
+from trl_prorl.embedded.making import byte_tokenizer, new_model
+from trl_prorl.embedded.settings import EmbeddedSettings, settings_of
 from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, shipped, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
@@ -21,6 +23,7 @@ from trl_prorl.train import find_model
 
 
 ROOT = Path(__file__).parent.parent
+TASKS = ("reverse_digits", "sorting", "sums")
 
 
 @pytest.fixture
@@ -74,17 +77,69 @@ def test_a_damaged_file_is_one_line(copied, file, damage):
         find_model("embedded")
 
 
-@pytest.mark.parametrize("name", ["embedded:reverse_digits:7", "embedded:sorting:0", "embedded:", "embedded:../x:0"])
-def test_a_model_that_is_not_shipped_is_one_line(name):
-    with pytest.raises(ValueError, match=f"{name}' is not shipped; there is .*{DEFAULT}.*--seed SEED --out DIR"):
-        find_model(name)
+UNKNOWN = (
+    "reverse_digits:7",
+    "sorting:7",
+    "sums:00",
+    "parity",
+    "",
+    ":",
+    "sorting:",
+    "../x:0",
+    "sorting:-1",
+    "sums:0:0",
+)
+
+
+@pytest.mark.parametrize("rest", UNKNOWN)
+def test_a_model_that_is_not_shipped_is_one_line(rest):
+    there = "embedded:reverse_digits:0…6, embedded:sorting:0…6, embedded:sums:0…6"
+    cure = "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
+    with pytest.raises(ValueError) as refused:
+        find_model(f"embedded:{rest}")
+    assert str(refused.value) == f"model_name_or_path='embedded:{rest}' is not shipped; there is {there}. {cure}"
+
+
+def test_the_study_s_bases_are_there():
+    assert shipped() == [f"embedded:{task}:{seed}" for task in TASKS for seed in range(7)]
+    hashes = {name: weights_sha256(name) for name in shipped()}
+    assert len(set(hashes.values())) == 21 and hashes[DEFAULT].startswith("3d9c6c8365f2")
+
+
+@pytest.mark.parametrize("name", [f"embedded:{task}:{seed}" for task in TASKS for seed in range(7)])
+def test_each_is_made_with_the_settings_of_its_name(name):
+    """It is loaded as fp32, and all but the first one are stored in half the bytes."""
+    folder = Path(find_model(name))
+    _, task, seed = name.split(":")
+    made_with = EmbeddedSettings(**json.loads((folder / "made_with.json").read_text())["settings"])
+    assert made_with == settings_of(task, int(seed)) and made_with.name == name
+    assert {path.name for path in folder.iterdir()} == {path.name for path in Path(embedded_model()).iterdir()}
+    assert name == DEFAULT or sum(path.stat().st_size for path in folder.iterdir()) < 1.5e6
+    stored = {value.dtype for value in load_file(folder / "model.safetensors").values()}
+    assert stored == {torch.float32 if name == DEFAULT else torch.bfloat16}
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
+
+
+def test_without_a_seed_it_is_seed_0():
+    for task in TASKS:
+        assert find_model(f"embedded:{task}") == find_model(f"embedded:{task}:0")
+        assert weights_sha256(f"embedded:{task}") == weights_sha256(f"embedded:{task}:0") is not None
+        assert identify(f"embedded:{task}").name == f"embedded:{task}:0"
+    assert find_model("embedded:reverse_digits") == find_model("embedded")
 
 
 def test_another_model_that_is_shipped_later_is_found_by_its_name(copied):
-    shutil.copytree(copied / "reverse_digits-0", copied / "sorting-12")
-    assert shipped() == [DEFAULT, "embedded:sorting:12"]
+    for seed in (12, 14):
+        shutil.copytree(copied / "reverse_digits-0", copied / f"sorting-{seed}")
+    assert [name for name in shipped() if "sorting" in name] == [
+        f"embedded:sorting:{seed}" for seed in (*range(7), 12, 14)
+    ]
     assert find_model("embedded:sorting:12") == str(copied / "sorting-12")
     assert identify(str(copied / "sorting-12")).name == "embedded:sorting:12"
+    with pytest.raises(
+        ValueError, match="there is embedded:reverse_digits:0…6, embedded:sorting:0,1,2,3,4,5,6,12,14, "
+    ):
+        find_model("embedded:sorting:13")
 
 
 def test_its_identity_does_not_depend_on_where_it_is_or_what_made_it(copied, tmp_path):

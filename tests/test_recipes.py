@@ -7,13 +7,15 @@ import yaml
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
+from trl_prorl.embedded.shipped import full_name
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.launch.recipe_check import read_recipe
 from trl_prorl.train import TaskArguments
 
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem not in ("base", "matrix"))
+STUDY = RECIPES / "study"  # bases, and the file of the study's arms
+FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base" and path.parent != STUDY)
 FOLDERS = sorted({file.parent for file in FILES} - {RECIPES / "prorl_v2"})  # which compares nothing
 VARIANT_KEYS = {"output_dir", "beta", "beta_old"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
@@ -79,3 +81,19 @@ def test_every_variant_has_its_script():
     for variant in "ABC":
         script = (RECIPES / f"grpo_variant{variant}.py").read_text()
         assert f"variant{variant}.yaml" in script
+
+
+FAMILIES = ("reverse_digits", "sorting", "sums")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_of_the_study_is_the_tiny_base_with_another_task(family):
+    """All its arms have the same keys as the tiny ones; only the task and its length differ."""
+    tiny, own = (read_recipe(file) for file in (RECIPES / "tiny" / "base.yaml", STUDY / f"{family}.yaml"))
+    assert own.pop("compact_generation") == "on" and "compact_generation" not in tiny
+    other = {key for key in tiny.keys() | own.keys() if tiny.get(key) != own.get(key)}
+    of_the_task = {"model_name_or_path", "task", "task_level", "task_options", "max_completion_length"}
+    assert other <= (set() if family == "reverse_digits" else of_the_task)
+    assert full_name(own["model_name_or_path"]) == f"embedded:{own['task']}:0" == f"embedded:{family}:0"
+    _, args, _ = parse(STUDY / f"{family}.yaml")
+    assert args.variant == "plain"

@@ -8,6 +8,8 @@ from eval.run_folder.run import Run
 
 
 LARGEST_WINDOW = 20
+# 0 by construction in the first pass over a batch, where it says nothing.
+ABOVE_ZERO = ("mean_abs_dlogp",)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def closeup(runs: list[Run], key: str, width: int) -> Closeup:
     rows = []
     for run in runs:
         values = run.measured(key)
+        if values is not None and key in ABOVE_ZERO:
+            values = values[values > 0]
         for step in run.reset_steps() or []:
             # `step_applied` counts the optimizer steps done: the reset lies between that step and the next.
             rows.append(

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from eval.analysis.pairing import max_new_tokens, same_prompts
+from eval.analysis.pairing import ground, max_new_tokens, same_prompts
 from eval.analysis.passk import per_prompt
 from eval.analysis.statistics import (
     Estimate,
@@ -177,11 +177,13 @@ COMPARED_WITH = ("control", "A")
 
 
 def arm_pairs(runs: list[Run]) -> list[tuple[Run, Run]]:
-    """Evaluated runs of one seed, each against the control and against A, each pair once."""
+    """Evaluated runs of one seed and one ground, each against the control and against A, each pair once."""
     evaluated = [run for run in runs if run.passk]
     chosen = {}
     for reference, (first, second) in product(COMPARED_WITH, product(evaluated, evaluated)):
-        if second.variant != reference or first.variant == reference or first.seed != second.seed:
+        if second.variant != reference or first.variant == reference or first.repetition != second.repetition:
+            continue
+        if ground(first) != ground(second):
             continue
         if frozenset((first.name, second.name)) not in chosen:
             chosen[frozenset((first.name, second.name))] = first, second

@@ -1,5 +1,6 @@
 """What the steps of a run took, and how that compares with the control."""
 
+from eval.analysis.pairing import belonging
 from eval.run_folder.run import Run
 
 
@@ -31,9 +32,12 @@ def reference_share(run: Run) -> float | None:
 
 
 def control_of(run: Run, runs: list[Run]) -> Run | None:
-    """The control a run is compared with: the one of its seed, else the first one, else `None`."""
+    """
+    The control a run is compared with: on the same ground, or any where none is, the one of its seeds, else the first
+    one; `None` without a control.
+    """
     controls = [other for other in runs if other.variant == "control"]
-    return next((control for control in controls if control.seed == run.seed), controls[0] if controls else None)
+    return belonging([(run, control) for control in controls])[0][1] if controls else None
 
 
 def step_time_over_control(run: Run, runs: list[Run]) -> float | None:

@@ -23,7 +23,38 @@ def same_prompts(a: Run, b: Run) -> bool:
     )
 
 
+# Settings that pose the problem that a run solves: arms are compared where they agree in these.
+GROUND = ("task", "task_level", "task_options", "dataset_name", "max_steps", "learning_rate")
+
+
+def ground(run: Run) -> str:
+    """The problem that a run solves, the seed of an embedded base aside."""
+    return repr([run.base[0], *(run.config.get(key) or None for key in GROUND)])
+
+
+def belonging(combinations: list[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
+    """
+    Of combinations of two runs those that belong together: on the same ground, or all where none is, and of these the
+    ones that share the seeds of base and training, or all where none does.
+    """
+    same = [(a, b) for a, b in combinations if ground(a) == ground(b)] or combinations
+    return [(a, b) for a, b in same if a.repetition == b.repetition] or same
+
+
 def pairs(runs: list[Run], first: str, second: str) -> list[tuple[Run, Run]]:
-    """Runs of two variants that belong together: those of one seed, or all combinations where no seed is shared."""
-    combinations = [(a, b) for a in runs if a.variant == first for b in runs if b.variant == second]
-    return [(a, b) for a, b in combinations if a.seed == b.seed] or combinations
+    """Runs of two variants that belong together ([`belonging`])."""
+    return belonging([(a, b) for a in runs if a.variant == first for b in runs if b.variant == second])
+
+
+def matched_control(run: Run, runs: list[Run]) -> Run | None:
+    """
+    The control on the same ground and of the same seeds of base and training, which differs from the run in nothing
+    but the arm; of several the one with the same `beta`, else the first. `None` without one.
+    """
+    controls = [
+        other
+        for other in runs
+        if other.variant == "control" and ground(other) == ground(run) and other.repetition == run.repetition
+    ]
+    same_beta = (control for control in controls if control.config.get("beta") == run.config.get("beta"))
+    return next(same_beta, controls[0] if controls else None)

@@ -1,6 +1,6 @@
-"""Which runs are repetitions of one configuration, and what sets configurations of a variant apart."""
+"""Which runs are repetitions of one configuration: they differ in seeds, and in what no number depends on."""
 
-from eval.run_folder.run import Run
+from eval.run_folder.run import MODEL, Run
 from trl_prorl.needs import NEEDS, TASK_NEEDS
 from trl_prorl.run.identity import HARMLESS
 
@@ -27,39 +27,21 @@ def matters(key: str, config: dict) -> bool:
 
 
 def repetitions(runs: list[Run]) -> list[list[Run]]:
-    """Groups of runs of one variant and one configuration, keys aside on which no number depends; in given order."""
+    """
+    Groups of runs of one variant and one configuration, seeds aside, that of an embedded base too, and keys on which
+    no number depends; in given order.
+    """
     groups = {}
     for run in runs:
         settings = {key: value for key, value in run.config.items() if matters(key, run.config)}
+        settings[MODEL] = run.base[0]
         groups.setdefault((run.variant, repr(sorted(settings.items()))), []).append(run)
     return list(groups.values())
 
 
 def seed_count(group: list[Run]) -> int:
-    return len({str(run.seed) for run in group})
-
-
-def configuration_labels(groups: list[list[Run]]) -> list[str]:
-    """
-    A short name per configuration: its variant, with the settings that set it apart from others of the variant. A
-    setting that does nothing in a configuration is not named there, as α where the reset is hard.
-
-    Args:
-        groups (`list[list[Run]]`): As [`repetitions`] gives them.
-    """
-    labels = []
-    for group in groups:
-        own = group[0].config
-        same_variant = [other[0].config for other in groups if other[0].variant == group[0].variant]
-        keys = sorted({key for config in same_variant for key in config if matters(key, own)})
-        differing = [
-            key
-            for key in keys
-            if len({repr(config.get(key)) if matters(key, config) else "no effect" for config in same_variant}) > 1
-        ]
-        settings = ", ".join(f"{key}: {own.get(key, 'default')}" for key in differing)
-        labels.append(f"{group[0].variant} ({settings})" if settings else group[0].variant)
-    return labels
+    """Different pairs of the base's seed and the training seed."""
+    return len({run.repetition for run in group})
 
 
 def mean_measured(values: list[float | None]) -> float | None:

@@ -1,9 +1,11 @@
-"""How steady a run was: collapse, gradient spikes, drops of the reward."""
+"""How steady a run was: collapse, spikes of gradient, KL and entropy, drops of the reward."""
 
 import pandas as pd
 
 from eval.analysis.smoothing import LAST_SHARE, SMOOTHING_STEPS
+from eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, Spikes, find_spikes
 from eval.run_folder.run import Run
+from trl_prorl.variants import VARIANTS
 
 
 COLLAPSE_SHARE = 0.5
@@ -56,3 +58,20 @@ def gradient_spike(run: Run) -> float | None:
     if norms is None or norms.median() == 0:
         return None
     return float(norms.max() / norms.median())
+
+
+def kl_key(variant: str) -> str:
+    """The KL to the arm's own anchor; `kl_ref` of a variant that is not known."""
+    return VARIANTS[variant].kl if variant in VARIANTS else "kl_ref"
+
+
+def kl_spikes(run: Run) -> Spikes | None:
+    """Spikes of the KL to the run's own anchor; `None` if it was not measured."""
+    values = run.measured(kl_key(run.variant))
+    return None if values is None else find_spikes(values.to_numpy(), KL_SPIKE)
+
+
+def entropy_spikes(run: Run) -> Spikes | None:
+    """Spikes of the policy's entropy; `None` if it was not measured."""
+    values = run.measured("entropy")
+    return None if values is None else find_spikes(values.to_numpy(), ENTROPY_SPIKE)

@@ -8,9 +8,10 @@ import numpy as np
 from scipy import stats
 
 from eval.analysis.cost import mean_step_seconds
-from eval.analysis.pairing import pairs, same_prompts
+from eval.analysis.names import configuration_labels
+from eval.analysis.pairing import ground, pairs, same_prompts
 from eval.analysis.passk import per_prompt
-from eval.analysis.repetitions import configuration_labels, repetitions
+from eval.analysis.repetitions import repetitions
 from eval.analysis.statistics import Estimate, fieller_ratio, paired_bootstrap_ratio
 from eval.run_folder.run import Run
 
@@ -113,7 +114,9 @@ def ratio_over_runs(b: list[float], a: list[float], paired: bool) -> tuple[float
 def _sides(found: list[Pair]) -> tuple[list[Run], list[Run], bool]:
     """The runs of B and of A, each once, and whether they are paired: every seed known and once on each side."""
     b, a = ({id(run): run for run in side} for side in zip(*((pair.b, pair.a) for pair in found), strict=True))
-    paired = len(found) == len(b) == len(a) and all(pair.b.seed == pair.a.seed is not None for pair in found)
+    paired = len(found) == len(b) == len(a) and all(
+        pair.b.seed is not None and pair.b.repetition == pair.a.repetition for pair in found
+    )
     return list(b.values()), list(a.values()), paired
 
 
@@ -164,20 +167,19 @@ def _warnings(found: list[Pair]) -> list[str]:
 
 
 def comparisons(runs: list[Run]) -> list[Comparison]:
-    """Every configuration of B against every one of A."""
+    """Every configuration of B against every one of A on the same ground, or against all where none is."""
     groups = repetitions(runs)
     named = list(zip(configuration_labels(groups), groups, strict=True))
+    sides = [(b, a) for b in named for a in named if (b[1][0].variant, a[1][0].variant) == ("B", "A")]
+    sides = [(b, a) for b, a in sides if ground(b[1][0]) == ground(a[1][0])] or sides
     found = []
-    for b_label, b_runs in named:
-        for a_label, a_runs in named:
-            if (b_runs[0].variant, a_runs[0].variant) != ("B", "A"):
-                continue
-            members = [_pair(b, a) for b, a in pairs([*b_runs, *a_runs], "B", "A")]
-            found.append(
-                Comparison(
-                    b_label, a_label, members, _overall_share(members), _overall_step_time(members), _warnings(members)
-                )
+    for (b_label, b_runs), (a_label, a_runs) in sides:
+        members = [_pair(b, a) for b, a in pairs([*b_runs, *a_runs], "B", "A")]
+        found.append(
+            Comparison(
+                b_label, a_label, members, _overall_share(members), _overall_step_time(members), _warnings(members)
             )
+        )
     return found
 
 

@@ -6,32 +6,35 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from eval.analysis.smoothing import SMOOTHING_STEPS, running_mean, running_median_of_positive
+from eval.analysis.stability import kl_key
 from eval.pages.curves import (
     DPI,
+    MOST_RESETS,
     OTHER_COLOUR,
     arm_label,
     curves,
     draw_curves,
     mark_resets,
     note_objectives,
+    reason_label,
+    reason_marker,
+    reasons_of,
     symlog_threshold,
     with_band_note,
 )
 from eval.pages.document import Picture, Section
 from eval.pages.objective import with_objective
 from eval.pages.panels import Panel, save_figure
+from eval.pages.sheets import SHEETS_NOTE, Sheet, sheets
 from eval.run_folder.run import Run
-from trl_prorl.variants import VARIANTS
 
 
 OTHER_KL = "kl_ref"
 
 
-def kl_key(variant: str | None) -> str | None:
+def anchor_key(variant: str | None) -> str | None:
     """The KL to the arm's own anchor; `None` asks for a key that needs no naming in the legend, and there is none."""
-    if variant is None:
-        return None
-    return VARIANTS[variant].kl if variant in VARIANTS else OTHER_KL
+    return None if variant is None else kl_key(variant)
 
 
 def kl_title(variants: list[str]) -> str:
@@ -41,9 +44,9 @@ def kl_title(variants: list[str]) -> str:
     return f"KL to the arm's anchor ({f'{named}others: ' if own else ''}{OTHER_KL})"
 
 
-def summary_panels(runs: list[Run]) -> list[Panel]:
-    """Reward, KL to the anchor, entropy and throughput over optimizer steps, with the resets."""
-    shown = curves(runs)
+def sheet_panels(sheet: Sheet) -> list[Panel]:
+    """Reward, KL to the anchor, entropy and throughput of some curves over optimizer steps, with the resets."""
+    shown = sheet.curves
 
     def finish(axes, **settings):
         mark_resets(axes, shown)
@@ -51,6 +54,8 @@ def summary_panels(runs: list[Run]) -> list[Panel]:
         axes.set(xlabel="optimizer step", **settings)
 
     def metric(key, title, unit, floor=None):
+        title = sheet.titled(title)
+
         def draw(axes):
             draw_curves(axes, shown, lambda variant: key, running_mean)
             finish(axes, title=title, ylabel=unit)
@@ -60,33 +65,43 @@ def summary_panels(runs: list[Run]) -> list[Panel]:
         return Panel(f"{title} over optimizer steps", draw)
 
     def kl(axes):
-        draw_curves(axes, shown, kl_key, running_median_of_positive)
+        draw_curves(axes, shown, anchor_key, running_median_of_positive)
         series = [values for curve in shown for values in curve.series(kl_key(curve.variant))]
         axes.set_yscale("symlog", linthresh=symlog_threshold(series), linscale=0.5)
         axes.set_ylim(bottom=0)
-        finish(axes, title=kl_title([curve.variant for curve in shown]), ylabel="nats per token (k3), symlog")
+        # The legend names the KL of each curve; beside the name of a sheet there is no room for that.
+        title = sheet.titled("KL to the arm's anchor") if sheet.title else kl_title([one.variant for one in shown])
+        finish(axes, title=title, ylabel="nats per token (k3), symlog")
 
     return [
         metric("reward", "Training reward", "mean reward of the batch"),
-        Panel("KL to the arm's anchor over optimizer steps, running median", kl),
+        Panel(sheet.titled("KL to the arm's anchor over optimizer steps, running median"), kl),
         metric("entropy", "Entropy of the policy", "nats per token"),
         metric("tokens_per_second", "Throughput", "completion tokens in the loss per second", floor=0),
     ]
+
+
+def summary_panels(runs: list[Run]) -> list[Panel]:
+    """The panels of every sheet of the runs' curves."""
+    return [panel for sheet in sheets(curves(runs)) for panel in sheet_panels(sheet)]
 
 
 def validation_panels(runs: list[Run]) -> list[Panel]:
     """Reward of the evaluations during training, which a reset may wait for; empty if no run has any."""
     if all(run.measured("eval_reward") is None for run in runs):
         return []
-    shown = curves(runs)
 
-    def draw(axes):
-        draw_curves(axes, shown, lambda variant: "eval_reward", lambda values: values)
-        mark_resets(axes, shown)
-        axes.grid(alpha=0.2)
-        axes.set(xlabel="optimizer step", title="Validation reward", ylabel="mean reward of the evaluation")
+    def panel(sheet):
+        def draw(axes):
+            draw_curves(axes, sheet.curves, lambda variant: "eval_reward", lambda values: values)
+            mark_resets(axes, sheet.curves)
+            axes.grid(alpha=0.2)
+            title = sheet.titled("Validation reward")
+            axes.set(xlabel="optimizer step", title=title, ylabel="mean reward of the evaluation")
 
-    return [Panel("Validation reward over optimizer steps", draw)]
+        return Panel(sheet.titled("Validation reward over optimizer steps"), draw)
+
+    return [panel(sheet) for sheet in sheets(curves(runs))]
 
 
 def plot_summary(runs: list[Run], path: Path) -> None:
@@ -100,7 +115,7 @@ def plot_summary(runs: list[Run], path: Path) -> None:
     shown = curves(runs)
     figure = Figure(figsize=(16, 10), dpi=DPI)
     all_axes = figure.subplots(2, 2, sharex=True)
-    for axes, panel in zip(all_axes.flat, summary_panels(runs), strict=True):
+    for axes, panel in zip(all_axes.flat, sheet_panels(Sheet("", shown)), strict=True):
         panel.draw(axes)
         axes.tick_params(labelbottom=True)
     if all_axes[0, 1].get_legend_handles_labels()[0]:
@@ -116,6 +131,10 @@ def plot_summary(runs: list[Run], path: Path) -> None:
         handles.append(
             Line2D([], [], color=OTHER_COLOUR, linewidth=0.8, label="vertical: a reset, in the arm's colour")
         )
+        handles += [
+            Line2D([], [], color=OTHER_COLOUR, linestyle="", marker=reason_marker(reason), label=reason_label(reason))
+            for reason in reasons_of(shown)
+        ]
     columns = min(len(handles), 5)
     rows = -(-len(handles) // columns)
     figure.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, bbox_to_anchor=(0.5, 0.025))
@@ -130,18 +149,22 @@ def sections(runs: list[Run]) -> list[Section]:
     caption = with_band_note(
         runs,
         f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL: median of the steps where it is positive), as recorded "
-        "behind it in faint. Vertical lines are resets, in the arm's colour.",
+        "behind it in faint. Vertical lines are resets, in the arm's colour; the mark at the top of each says why; "
+        f"an arm with more than {MOST_RESETS} resets is not marked.",
     )
+    together = len(sheets(curves(runs))) == 1
     pictures = [
         Picture(
             "summary.png",
             "Reward, KL, entropy and throughput over optimizer steps",
-            with_objective(runs, caption),
+            with_objective(runs, caption if together else f"{caption} {SHEETS_NOTE}"),
             summary_panels(runs),
-            sheet=lambda path: plot_summary(runs, path),
+            columns=2 if together else 4,
+            sheet=(lambda path: plot_summary(runs, path)) if together else None,
         )
     ]
     if panels := validation_panels(runs):
+        alt = "Validation reward over optimizer steps"
         caption = with_band_note(runs, "Evaluations during training, as `evaluations.jsonl` has them.")
-        pictures.append(Picture("validation.png", panels[0].alt, with_objective(runs, caption), panels))
+        pictures.append(Picture("validation.png", alt, with_objective(runs, caption), panels))
     return [Section("Curves", pictures)]

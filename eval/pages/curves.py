@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from eval.analysis.repetitions import configuration_labels, repetitions, seed_count
+from eval.analysis.names import configuration_labels
+from eval.analysis.repetitions import repetitions, seed_count
 from eval.analysis.smoothing import band
 from eval.pages.objective import FOOTNOTE, objectives_differ
 from eval.run_folder.run import Run
@@ -15,6 +16,8 @@ LINE_STYLES = ("-", "--", "-.", ":")
 # From the fifth line of a colour on; not the circle that the points of some curves have anyway.
 MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 DPI = 100
+MOST_CURVES = 10  # on one set of axes
+MOST_RESETS = 30  # of a curve, that are marked
 BAND_NOTE = "Strong line: mean over the seeds of a configuration; band: lowest to highest seed, where all of them ran."
 
 
@@ -68,12 +71,18 @@ class Curve:
 
 
 def curves(runs: list[Run]) -> list[Curve]:
-    """One curve per configuration with at least 2 seeds; one per run otherwise."""
+    """
+    One curve per configuration with at least 2 seeds; one per run otherwise, named by its folder, or by its
+    configuration where it stands beside configurations of several seeds or beside more than 10 others.
+    """
     groups = repetitions(runs)
+    several = any(seed_count(group) > 1 for group in groups)
     split = []
     for group, label in zip(groups, configuration_labels(groups), strict=True):
         if seed_count(group) > 1:
             split.append((group, f"{label}, {seed_count(group)} seeds"))
+        elif len(group) == 1 and (several or len(groups) > MOST_CURVES):
+            split.append((group, label))
         else:
             split += [([run], run.name) for run in group]
     styles = line_styles([members[0] for members, _ in split])
@@ -123,14 +132,53 @@ def note_not_measured(axes) -> None:
     axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
 
 
+# Why a reset was made, as its mark at the top of the axes says it; an own reason, or several at once, is a star.
+REASON_MARKERS = {"periodic": "|", "kl_spike": "d", "stall": "s", "drop": "v"}
+REASON_NAMES = {"kl_spike": "KL spike"}
+MARK_ROWS, TOP_ROW, ROW_HEIGHT = 8, 0.985, 0.035
+
+
+def reason_marker(reason: str) -> str:
+    return REASON_MARKERS.get(reason, "*")
+
+
+def reason_label(reason: str) -> str:
+    """The reason in the legend, `reset: KL spike`."""
+    return f"reset: {' + '.join(REASON_NAMES.get(part, part) for part in reason.split('+'))}"
+
+
+def reasons_of(shown: list[Curve]) -> list[str]:
+    """Every reason in the record of these curves' resets, the known ones first."""
+    found = {reason for curve in shown for run in curve.runs for _, reason in run.reset_reasons()} - {""}
+    return sorted(found, key=lambda reason: (reason not in REASON_MARKERS, reason))
+
+
 def mark_resets(axes, shown: list[Curve]) -> None:
-    """Thin vertical lines; the dashes of the arms interlock, so that resets at the same step all stay visible."""
+    """
+    Thin vertical lines, the dashes of the arms interlocking, so that resets at the same step all stay visible; at the
+    top of each, in a row of the arm's own, a mark of its reason. More than 30 resets of a curve would hide the others.
+    """
     steps_of = [sorted({step for run in curve.runs for step in run.reset_steps() or []}) for curve in shown]
-    with_resets = [(curve, steps) for curve, steps in zip(shown, steps_of, strict=True) if steps]
+    with_resets = [
+        (curve, steps) for curve, steps in zip(shown, steps_of, strict=True) if 0 < len(steps) <= MOST_RESETS
+    ]
     for place, (curve, steps) in enumerate(with_resets):
         for step in steps:
             dashes = (12 * place, (12, 12 * (len(with_resets) - 1))) if len(with_resets) > 1 else "-"
             axes.axvline(step, color=curve.style["color"], linewidth=0.8, alpha=0.6, linestyle=dashes, zorder=0)
+    for reason in reasons_of(shown):
+        marker = {"marker": reason_marker(reason), "linestyle": "", "markersize": 5}
+        for place, (curve, _) in enumerate(with_resets):
+            height = TOP_ROW - ROW_HEIGHT * (place % MARK_ROWS)
+            steps = sorted({step for run in curve.runs for step, why in run.reset_reasons() if why == reason})
+            axes.plot(
+                steps,
+                [height] * len(steps),
+                transform=axes.get_xaxis_transform(),
+                color=curve.style["color"],
+                **marker,
+            )
+        axes.plot([], [], color=OTHER_COLOUR, label=reason_label(reason), **marker)
 
 
 def symlog_threshold(series: list[pd.Series]) -> float:

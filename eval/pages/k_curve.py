@@ -2,10 +2,11 @@
 
 from eval.analysis.passk import draw_sizes, k_curve
 from eval.pages.cells import NOT_MEASURED, arrow_cell
-from eval.pages.curves import Curve, curves, draw_band, over_runs
+from eval.pages.curves import MOST_CURVES, Curve, curves, draw_band, over_runs
 from eval.pages.document import Picture, Section
 from eval.pages.objective import objective_notes, with_objective
 from eval.pages.panels import Panel
+from eval.pages.sheets import sheets
 from eval.pages.table import Column, Table, table_of
 from eval.run_folder.run import Run
 
@@ -14,7 +15,7 @@ BASE_STYLE = {"marker": "s", "color": "#7F7F7F", "linestyle": ":"}
 
 
 def k_panels(runs: list[Run]) -> list[Panel]:
-    """A panel per curve, base against trained over k; one scale for all."""
+    """A panel per curve, base against trained over k, or of more than 10 the trained ones as they share axes."""
     evaluated = [
         Curve([run for run in curve.runs if run.passk], curve.label, curve.style)
         for curve in curves(runs)
@@ -34,6 +35,24 @@ def k_panels(runs: list[Run]) -> list[Panel]:
 
         return Panel(f"Held-out pass@k against k of {curve.label}, base and trained", draw)
 
+    def together(sheet):
+        """Of many curves the trained ones alone."""
+
+        def draw(axes):
+            for curve in sheet.curves:
+                draw_band(axes, over_runs([k_curve(run, "trained") for run in curve.runs]), curve.label, curve.style)
+            ks = draw_sizes(max(run.passk["n"] for curve in sheet.curves for run in curve.runs))
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(ks, list(map(str, ks)))
+            axes.set(
+                title=sheet.titled("trained"), xlabel="k (samples drawn)", ylabel="held-out pass@k", ylim=(0, 1.02)
+            )
+            axes.grid(alpha=0.2)
+
+        return Panel(sheet.titled("held-out pass@k against k, trained"), draw)
+
+    if len(evaluated) > MOST_CURVES:
+        return [together(sheet) for sheet in sheets(evaluated)]
     return [panel(curve) for curve in evaluated]
 
 
@@ -68,8 +87,8 @@ def sections(runs: list[Run]) -> list[Section]:
     if not panels:
         return []
     text = (
-        "Dotted: base; strong: trained. From the counts of correct samples, k on a base-2 axis. Bands: 95 % over "
-        "prompts for a single run, lowest to highest seed where there are several."
+        "Dotted: base, where curves are few; strong: trained. From the counts of correct samples, k on a base-2 axis. "
+        "Bands: 95 % over prompts for a single run, lowest to highest seed where there are several."
     )
     picture = Picture("passk.png", "Held-out pass@k against k", with_objective(runs, text), panels, 3)
     found = [Section("pass@k against k", [picture])]

@@ -6,12 +6,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from eval.analysis.cost import peak_memory, reference_share, step_time_over_control
+from eval.analysis.names import configuration_labels, unnamed_settings
 from eval.analysis.over_seeds import prompts_and_seeds, spread, worst
 from eval.analysis.pairing import same_prompts
 from eval.analysis.passk import largest_k, per_prompt, score
-from eval.analysis.repetitions import configuration_labels, mean_measured, repetitions, seed_count
+from eval.analysis.repetitions import mean_measured, repetitions, seed_count
 from eval.analysis.smoothing import SMOOTHING_STEPS
-from eval.analysis.stability import COLLAPSE_SHARE, collapsed, gradient_spike, largest_drop
+from eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, NEIGHBOURS, Spikes
+from eval.analysis.stability import (
+    COLLAPSE_SHARE,
+    collapsed,
+    entropy_spikes,
+    gradient_spike,
+    kl_spikes,
+    largest_drop,
+)
 from eval.analysis.statistics import Estimate
 from eval.pages.cells import NOT_MEASURED, cell, interval_cell, percent_cell
 from eval.pages.document import Section, Text
@@ -78,17 +87,28 @@ def _collapsed_cell(row: Configuration) -> str:
     return f"{sum(answers)} of {len(answers)}" if answers else NOT_MEASURED
 
 
+def _spikes_cell(row: Configuration, find: Callable[[Run], Spikes | None]) -> str:
+    """Mean number in a run, and the largest of all runs: `1.5 (× 32)`."""
+    found = [spikes for run in row.runs if (spikes := find(run)) is not None]
+    if not found:
+        return NOT_MEASURED
+    largest = worst([spikes.largest for spikes in found])
+    count = cell(mean_measured([spikes.count for spikes in found]), ".3g")
+    return count if largest is None else f"{count} (× {largest:,.3g})"
+
+
 # A new column is an entry here.
 COLUMNS = [
     Column(
         "variant",
         lambda row: row.label,
-        "**variant**: with the settings that set it apart where there are several of that variant.",
+        "**variant**: with the settings that set it apart where there are several of that variant and task.",
     ),
     Column(
         "seeds",
         lambda row: str(seed_count(row.runs)),
-        "**seeds**: training seeds; runs that differ only in seeds, paths and what no number depends on are one row.",
+        "**seeds**: pairs of a base's seed and a training seed; runs that differ only in seeds, paths and what no "
+        "number depends on are one row.",
     ),
     Column(
         "pass@1",
@@ -119,6 +139,17 @@ COLUMNS = [
         "**gradient spike**: the largest gradient norm of a run over its median one, before clipping; the worst seed.",
         STABILITY,
     ),
+    Column(
+        "KL spikes",
+        lambda row: _spikes_cell(row, kl_spikes),
+        "**KL spikes**, **entropy spikes**: mean number in a run, and in brackets the largest of all seeds. A "
+        f"spike is a step whose value, of those above 0, is at least {KL_SPIKE.factor:g} times (KL to the own anchor) "
+        f"or {ENTROPY_SPIKE.factor:g} times (entropy) the median of its neighbours, the {NEIGHBOURS} steps on either "
+        f"side, and lies at least {KL_SPIKE.rise:g} or {ENTROPY_SPIKE.rise:g} nats above it; such steps in a row are "
+        "one spike, told by the highest. The number in brackets is its multiple of that median.",
+        STABILITY,
+    ),
+    Column("entropy spikes", lambda row: _spikes_cell(row, entropy_spikes), group=STABILITY),
     Column(
         "largest drop",
         lambda row: cell(row.worst(largest_drop), ".3f"),
@@ -172,7 +203,8 @@ def result_matrix(runs: list[Run]) -> Table:
     rows = [
         Configuration(label, group, runs) for label, group in zip(configuration_labels(groups), groups, strict=True)
     ]
-    return table_of("Result matrix", COLUMNS, rows, objective_notes(runs), [DASH])
+    unnamed = [f"A name leaves out what most runs have: {line}." for line in unnamed_settings(groups)]
+    return table_of("Result matrix", COLUMNS, rows, objective_notes(runs), [DASH, *unnamed])
 
 
 def sections(runs: list[Run]) -> list[Section]:

@@ -15,6 +15,7 @@ PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 160
 PALETTE = 256
 SHEET_DPI = 100
 LEGEND_ROW_INCHES = 0.22
+CROWDED = 6  # labels of a legend within the axes, beyond which it is set small
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,17 @@ def plot_sheet(panels: list[Panel], path: Path, columns: int) -> None:
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(max(8, 5.3 * columns), 3.6 * rows), dpi=SHEET_DPI, layout="constrained")
     all_axes = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, panel in zip(all_axes, panels, strict=False):
+    told = set()
+    for place, (axes, panel) in enumerate(zip(all_axes, panels, strict=False)):
         panel.draw(axes)
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend(fontsize=8)
+        # A long legend would hide the lines, so it stands once in a row.
+        told = told if place % columns else set()
+        labels = {label.split(":")[0] for label in axes.get_legend_handles_labels()[1]}
+        if len(labels) > CROWDED and labels <= told:
+            continue
+        told |= labels
+        if labels := axes.get_legend_handles_labels()[1]:
+            axes.legend(fontsize=8 if len(labels) <= CROWDED else 5.5, framealpha=0.5)
     for axes in all_axes[len(panels) :]:
         axes.set_axis_off()
     save_figure(figure, path)

@@ -12,6 +12,7 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 SHARES = (0.8, 0.9)
+MOST_TOLD = 6  # comparisons in full sentences
 
 
 def _unbounded(ratio: Estimate | None) -> bool:
@@ -44,8 +45,19 @@ def _step_time_text(step_time: Estimate | None) -> str:
     return f"{step_time.value:.2f}" if _unbounded(step_time) else interval_cell(step_time, ".2f")
 
 
+def _in_short(comparison: Comparison) -> str:
+    verdicts = ", ".join(f"{100 * share:.0f} % **{verdict(comparison, share)[2]}**" for share in SHARES)
+    return (
+        f"{comparison.b} against {comparison.a}: {_share_text(comparison.share)} of the score, step time "
+        f"{_step_time_text(comparison.step_time)}: {verdicts}."
+    )
+
+
 def success_statements(found: list[Comparison]) -> list[str]:
-    """The verdicts in words, a line per comparison, and what speaks against comparing step times."""
+    """The verdicts in words, a line per comparison, and what speaks against comparing step times; many in short."""
+    if len(found) > MOST_TOLD:
+        warnings = dict.fromkeys(warning for comparison in found for warning in comparison.warnings)
+        return [*map(_in_short, found), *(f"Careful: {warning}" for warning in warnings), DIFFERENT_OBJECTIVE]
     lines = []
     for comparison in found:
         line = (
@@ -79,7 +91,7 @@ def success_table(found: list[Comparison]) -> Table:
                 [
                     pair.b.name,
                     pair.a.name,
-                    NOT_MEASURED if pair.b.seed != pair.a.seed else str(pair.b.seed),
+                    NOT_MEASURED if pair.b.repetition != pair.a.repetition else str(pair.b.seed),
                     pair.share,
                     pair.step_time and Estimate(pair.step_time, 0.0, math.inf),  # of one pair, no interval
                 ]

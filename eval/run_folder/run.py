@@ -1,7 +1,9 @@
 """A training run as its folder records it."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -20,6 +22,23 @@ STAGE_COUNTERS = {
     "ref": "ref_forward_calls",
     "update": "policy_forward_calls",
 }
+
+
+MODEL = "model_name_or_path"
+# `embedded` alone is `embedded:reverse_digits:0`; a base without a seed is that of seed 0.
+_EMBEDDED = re.compile(r"embedded(?::(?P<task>[^:/]+)(?::(?P<seed>\d+))?)?")
+
+
+def base_family(model: Any) -> tuple[Any, int | None]:
+    """
+    The base of a run without its seed, and the seed: `embedded:TASK` and SEED of `embedded:TASK:SEED`.
+
+    Any other model is its own family and has no seed that is known.
+    """
+    match = _EMBEDDED.fullmatch(model) if isinstance(model, str) else None
+    if match is None:
+        return model, None
+    return f"embedded:{match['task'] or 'reverse_digits'}", int(match["seed"] or 0)
 
 
 @dataclass(frozen=True)
@@ -64,6 +83,16 @@ class Run:
     def seed(self):
         return self.env.get("seed", self.config.get("seed"))
 
+    @property
+    def base(self) -> tuple[Any, int | None]:
+        """The model that it began from: its family, and its seed where it is an embedded one."""
+        return base_family(self.config.get(MODEL))
+
+    @property
+    def repetition(self) -> tuple[int | None, str]:
+        """What tells it from other runs of its configuration: the seed of its base, and the training seed."""
+        return self.base[1], str(self.seed)
+
     def measured(self, key: str) -> pd.Series | None:
         """Values of one metric at the steps where it was measured, indexed by step; `None` if it never was."""
         rows = self.evaluations if key.startswith("eval_") else self.metrics
@@ -89,15 +118,26 @@ class Run:
             return 0.0
         return seconds
 
+    def _resets(self) -> pd.DataFrame:
+        """The events that are resets; the same file also records growth and resumes."""
+        if self.events is None or self.events.empty:
+            return pd.DataFrame(columns=["event", "step_applied"])
+        return self.events[self.events["event"].str.contains("reset")]
+
     def reset_steps(self) -> list[int] | None:
         """Optimizer steps at which a reset was applied; `None` if the run kept no record of events."""
         if self.events is None:
             return None
-        if self.events.empty:
-            return []
-        # The same file also records growth and resumes.
-        resets = self.events[self.events["event"].str.contains("reset")]
-        return [int(step) for step in resets["step_applied"]]
+        return [int(step) for step in self._resets()["step_applied"]]
+
+    def reset_reasons(self) -> list[tuple[int, str]]:
+        """Step and reason of each reset, as recorded: `periodic`, `kl_spike+stall`; `""` where none is."""
+        resets = self._resets()
+        reasons = resets["reason"] if "reason" in resets else [""] * len(resets)
+        return [
+            (int(step), reason if isinstance(reason, str) else "")
+            for step, reason in zip(resets["step_applied"], reasons, strict=True)
+        ]
 
 
 def sort_runs(runs: list[Run]) -> list[Run]:

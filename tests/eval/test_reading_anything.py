@@ -40,7 +40,8 @@ PASSK = {
     },
 }
 ENV = {
-    **{"variant": "A", "seed": 0, "execution": {"old_logps": "forward"}, "versions": {"trl": "1"}, "git_commit": "0"},
+    **{"variant": "A", "seed": 0, "versions": {"trl": "1"}, "git_commit": "0"},
+    "execution": {"old_logps": "forward", "merged_copy_bytes": 4},
     **{"hardware": {"cpus": 2}, "parameters": 4, "trainable_parameters": 2, "run_id": "1"},
     "base_model": {"name": "tiny", "hub_id": None, "origin": None},
 }

@@ -3,10 +3,11 @@
 It reads bytes, so its tokenizer covers any text. It is warm-started by supervised fine-tuning on demonstrations of
 mixed quality: a fixed share follows wrong rules, as a pretrained model's data does, so that reinforcement learning has
 something to find. The same settings give the same weights on one machine and others on another, whose arithmetic
-rounds differently; therefore the demo's model comes with the package, see [`~trl_prorl.embedded.shipped`].
+rounds differently; therefore the bases come with the package, see [`~trl_prorl.embedded.shipped`]. A task's wrong
+rules are in `demonstrations/`, its settings in [`~trl_prorl.embedded.settings`].
 
-    python -m trl_prorl.embedded                         # the folder of the demo's, and the hash of its weights
-    python -m trl_prorl.embedded --seed 1 --out DIR      # makes one of another seed; DIR is then a model_name_or_path
+    python -m trl_prorl.embedded                                     # all that is there, and the hashes of the weights
+    python -m trl_prorl.embedded --task sums --seed 7 --out DIR      # makes one; DIR is then a model_name_or_path
 """
 
 import argparse
@@ -15,7 +16,7 @@ import os
 import platform
 import random
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -26,7 +27,9 @@ from trl import SFTConfig, SFTTrainer
 
 from ..own_packages import tasks
 from ..run.folder import versions
-from .shipped import DEFAULT, MADE_WITH, embedded_model, weights_sha256, write_hashes
+from .demonstrations import WRONG_ANSWERS
+from .settings import FAMILIES, EmbeddedSettings, settings_of
+from .shipped import DEFAULT, EMBEDDED, MADE_WITH, embedded_model, shipped, weights_sha256, write_hashes
 
 
 PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
@@ -37,39 +40,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-
-
-@dataclass(frozen=True)
-class EmbeddedSettings:
-    """
-    The settings an embedded model is made with.
-
-    Args:
-        task (`str`), level (`int`):
-            The task it is warm-started on.
-        wrong_share (`float`):
-            Share of demonstrations that follow a wrong rule.
-        rows, steps, batch_size (`int`), learning_rate, adam_beta2 (`float`), seed, threads (`int`):
-            The supervised run. Another number of threads rounds differently as well.
-        hidden_size, layers, heads, intermediate_size (`int`), initializer_range (`float`):
-            The network. Its weights start larger than a wide network's 0.02.
-    """
-
-    task: str = "reverse_digits"
-    level: int = 3
-    wrong_share: float = 0.55
-    rows: int = 8192
-    steps: int = 700
-    batch_size: int = 64
-    learning_rate: float = 3e-3
-    seed: int = 0
-    hidden_size: int = 128
-    layers: int = 3
-    heads: int = 4
-    intermediate_size: int = 384
-    initializer_range: float = 0.06
-    adam_beta2: float = 0.95
-    threads: int = 1
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -92,29 +62,17 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def wrong_answer(answer: str, rng: random.Random) -> str:
-    """An answer by one of four wrong rules: copy the question, sort, rotate by one, or random digits."""
-    question = answer[::-1]
-    rule = rng.randrange(4)
-    if rule == 0:
-        return question
-    if rule == 1:
-        return "".join(sorted(question))
-    if rule == 2:
-        return question[1:] + question[:1]
-    return "".join(rng.choice("0123456789") for _ in question)
-
-
 def demonstrations(settings: EmbeddedSettings) -> Dataset:
     """Prompt-completion rows of mixed quality, from the task's train split alone."""
     rng = random.Random(settings.seed)
-    rows = tasks.get_task(settings.task, level=settings.level).rows("train", settings.rows, seed=settings.seed)
+    task = tasks.get_task(settings.task, level=settings.level)
+    wrong_answer = WRONG_ANSWERS[settings.task]
 
     def demonstrate(row):
-        answer = wrong_answer(row["answer"], rng) if rng.random() < settings.wrong_share else row["answer"]
+        answer = wrong_answer(row, rng) if rng.random() < settings.wrong_share else task.gold(row)
         return {"prompt": row["prompt"], "completion": [{"role": "assistant", "content": answer}]}
 
-    return Dataset.from_list([demonstrate(row) for row in rows])
+    return Dataset.from_list([demonstrate(row) for row in task.rows("train", settings.rows, seed=settings.seed)])
 
 
 def new_model(settings: EmbeddedSettings, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
@@ -136,6 +94,12 @@ def new_model(settings: EmbeddedSettings, tokenizer: PreTrainedTokenizerFast) ->
         dtype="float32",
     )
     return Qwen2ForCausalLM(config)
+
+
+def rounded(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Weights in another type; those that are tied stay tied, so that a file has them once."""
+    once = {value.data_ptr(): value.to(dtype) for value in weights.values()}
+    return {name: once[value.data_ptr()] for name, value in weights.items()}
 
 
 def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) -> None:
@@ -176,7 +140,8 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
     )
     trainer = SFTTrainer(model=model, args=args, train_dataset=demonstrations(settings), processing_class=tokenizer)
     trainer.train()
-    model.save_pretrained(aside)
+    # The configuration goes on saying float32, so that transformers loads the weights as such.
+    model.save_pretrained(aside, state_dict=rounded(model.state_dict(), getattr(torch, settings.stored)))
     tokenizer.save_pretrained(aside)
     made_with = {"settings": asdict(settings), "machine": platform.machine(), "versions": versions()}
     (aside / MADE_WITH).write_text(json.dumps(made_with, indent=2) + "\n")
@@ -185,23 +150,28 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Make an embedded model, or say where the demo's is.")
-    parser.add_argument("--out", type=Path, help="make one in this folder; without it, show the demo's")
-    parser.add_argument("--seed", type=int, help=f"seed of the warm start (default {EmbeddedSettings.seed})")
-    parser.add_argument("--threads", type=int, help=f"threads (default {EmbeddedSettings.threads})")
+    first = settings_of()
+    parser = argparse.ArgumentParser(description="Make an embedded model, or list those that come with the package.")
+    parser.add_argument("--out", type=Path, help="make one in this folder; without it, list what is there")
+    parser.add_argument("--task", help=f"the task of its warm start: {', '.join(FAMILIES)} (default {first.task})")
+    parser.add_argument("--seed", type=int, help=f"seed of the warm start (default {first.seed})")
+    parser.add_argument("--threads", type=int, help=f"threads (default {first.threads})")
     args = parser.parse_args(argv)
-    given = {key: value for key in ("seed", "threads") if (value := getattr(args, key)) is not None}
+    given = {key: value for key in ("task", "seed", "threads") if (value := getattr(args, key)) is not None}
     if given and args.out is None:
         parser.error(f"--{next(iter(given))} is for making one: give --out DIR as well")
     try:
         if args.out is not None:
-            make_embedded_model(args.out, EmbeddedSettings(**given))
-        folder = args.out or embedded_model()
+            make_embedded_model(args.out, settings_of(**given))
+            print(f"made: {args.out}\nSHA-256 of its weights: {weights_sha256(str(args.out))}")
+            return
+        print(f"{EMBEDDED} is {DEFAULT}, in {embedded_model()}; SHA-256 of the weights:")
+        for name in shipped():
+            embedded_model(name)  # are its files in order?
+            print(f"{weights_sha256(name)}  {name}")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    print(f"{'made' if args.out else DEFAULT}: {folder}")
-    print(f"SHA-256 of its weights: {weights_sha256(str(folder))}")
 
 
 if __name__ == "__main__":

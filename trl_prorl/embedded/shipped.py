@@ -2,8 +2,9 @@
 The embedded models: bases of a few MB that come with the package, each with the hashes of its files, so that everybody
 starts from the same weights.
 
-They are named `embedded:TASK:SEED`, by the task and the seed of their warm start; `embedded` is the demo's. How one is
-made is in [`~trl_prorl.embedded.making`].
+They are named `embedded:TASK:SEED`, by the task and the seed of their warm start. `embedded:TASK` is the one of seed
+0, and `embedded` the demo's, `embedded:reverse_digits:0`, whatever the task of the run. How one is made is in
+[`~trl_prorl.embedded.making`].
 """
 
 import hashlib
@@ -19,6 +20,7 @@ HASHES = "SHA256SUMS"  # as `sha256sum --check` reads it
 MADE_WITH = "made_with.json"
 
 NAME = re.compile(r"embedded:(?P<task>\w+):(?P<seed>\d+)")
+WITHOUT_SEED = re.compile(r"embedded:\w+")
 # In this installation or in another's, which an adapter's configuration names.
 PLACE = re.compile(r"(^|[/\\])trl_prorl[/\\]embedded[/\\]models[/\\](?P<task>\w+)-(?P<seed>\d+)[/\\]?$")
 
@@ -30,8 +32,10 @@ def is_embedded(name: str) -> bool:
 
 def full_name(name: str) -> str | None:
     """`embedded:TASK:SEED` for a name or a folder of an embedded model; `None` for any other model."""
+    if name == EMBEDDED:
+        return DEFAULT
     if is_embedded(name):
-        return DEFAULT if name == EMBEDDED else name
+        return f"{name}:0" if WITHOUT_SEED.fullmatch(name) else name
     place = PLACE.search(name)
     return f"embedded:{place['task']}:{place['seed']}" if place else None
 
@@ -42,7 +46,7 @@ def embedded_model(name: str = EMBEDDED) -> str:
 
     Args:
         name (`str`, *optional*, defaults to `"embedded"`):
-            `embedded`, or `embedded:TASK:SEED`.
+            `embedded`, `embedded:TASK` or `embedded:TASK:SEED`.
 
     Raises:
         `ValueError`: there is no such model, or its files are not those that were shipped.
@@ -50,8 +54,8 @@ def embedded_model(name: str = EMBEDDED) -> str:
     folder = _folder(name)
     if folder is None:
         raise ValueError(
-            f"model_name_or_path={name!r} is not shipped; there is {', '.join(shipped())}. "
-            "`python -m trl_prorl.embedded --seed SEED --out DIR` makes one of another seed: then give DIR."
+            f"model_name_or_path={name!r} is not shipped; there is {', '.join(families())}. "
+            "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
         )
     for file, sha256 in hashes(folder).items():
         found = file_sha256(folder / file) if (folder / file).is_file() else None
@@ -63,7 +67,23 @@ def embedded_model(name: str = EMBEDDED) -> str:
 
 def shipped() -> list[str]:
     """Names of the embedded models of this installation."""
-    return sorted(filter(None, (full_name(str(path.parent)) for path in FOLDER.glob(f"*/{HASHES}"))))
+    folders = (path.parent.name.rpartition("-") for path in FOLDER.glob(f"*/{HASHES}"))
+    return [f"embedded:{task}:{seed}" for task, seed in sorted((task, int(seed)) for task, _, seed in folders)]
+
+
+def families() -> list[str]:
+    """The same names, a task's seeds in one: `embedded:sorting:0…6`, `embedded:sums:0,2`."""
+    seeds: dict[str, list[int]] = {}
+    for name in shipped():
+        _, task, seed = name.split(":")
+        seeds.setdefault(task, []).append(int(seed))
+    return [f"embedded:{task}:{_listed(numbers)}" for task, numbers in seeds.items()]
+
+
+def _listed(numbers: list[int]) -> str:
+    """Ascending numbers: `0…6` if none is left out and there are more than two."""
+    unbroken = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
+    return f"{numbers[0]}…{numbers[-1]}" if unbroken else ",".join(map(str, numbers))
 
 
 def weights_sha256(name: str) -> str | None:
@@ -71,7 +91,7 @@ def weights_sha256(name: str) -> str | None:
     SHA-256 of the weights of an embedded model, or of a folder that `python -m trl_prorl.embedded` made, as 64
     hexadecimal digits; `None` for any other model, and for one that is not here.
     """
-    folder = _folder(full_name(name) or "") or Path(name)
+    folder = _folder(name) or Path(name)
     there = (folder / MADE_WITH).is_file() and (folder / WEIGHTS).is_file()
     return file_sha256(folder / WEIGHTS) if there else None
 
@@ -93,6 +113,6 @@ def file_sha256(path: Path) -> str:
 
 
 def _folder(name: str) -> Path | None:
-    match = NAME.fullmatch(DEFAULT if name == EMBEDDED else name)
+    match = NAME.fullmatch(full_name(name) or "")
     folder = FOLDER / f"{match['task']}-{match['seed']}" if match else None
     return folder if folder is not None and (folder / HASHES).is_file() else None

@@ -105,6 +105,9 @@ class CompactGeneration(Part):
     Attributes:
         merged (`str`):
             `"on"`, or `"off"` with the reason why the policy itself is sampled.
+        measures (`bool`):
+            Whether the last completions came with log-probabilities of the copy. Those of a rollout function with a
+            sampler of its own say nothing about the copy.
     """
 
     may_join = True  # "auto" may find possible here what was not where the run began
@@ -113,6 +116,7 @@ class CompactGeneration(Part):
         reason = why_not_merged(policy)
         self.merged = "on" if reason is None else f"off: {reason}"
         self._mergeable = policy if reason is None else None
+        self.measures = False
         # Rounding of a copy in fp32 is that of any other order of additions: nothing to measure.
         rounds = any(param.dtype != torch.float32 for param in policy.parameters() if param.is_floating_point())
         self._measured_at = temperature if rounds else None
@@ -162,6 +166,7 @@ class CompactGeneration(Part):
             copies=torch.tensor(copies, device=device),
             logps_at=self._temperature,
         )
+        self.measures = drawn.logps is not None
         completions = [until_end(row, set(ends)) for row in drawn.ids[:, ids.shape[1] :].tolist()]
         if drawn.logps is None:
             return completions, None
@@ -193,8 +198,9 @@ class CompactGeneration(Part):
             self.copy, self._temperature, self.merged = MergedCopy(self._mergeable), self._measured_at, "on"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"merged": self.merged}
+        return {"merged": self.merged, "measures": self.measures}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.measures = state["measures"]
         if self.copy is not None and state["merged"] != "on":
             self._unmerge(state["merged"].partition(": ")[2])

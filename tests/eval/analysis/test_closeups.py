@@ -51,16 +51,25 @@ def test_seeds_of_an_arm_are_laid_over_one_another(arm):
 
 
 def test_table_by_hand(arm):
-    run = arm([10, 20], reward=lambda step: 0.2 if step <= 10 else 0.6, kl_ref=0.01)
+    run = arm(
+        [10, 20],
+        reward=lambda step: 0.2 if step <= 10 else 0.6,
+        kl_ref=0.01,
+        # 0 in every first pass; before: steps 6, 8, 10, 16, 18 and 20; after: 12, 14, 22 and 24.
+        mean_abs_dlogp=lambda step: 0.0 if step % 2 else 0.03 if step in (12, 14, 22, 24) else 0.01,
+    )
     table = page.closeup_table([run])
     # Before: five steps at 0.2, five at 0.6; after: all at 0.6. No gradient norm was recorded.
-    assert table.rows == [["A", "2", "±5", "0.400 → 0.600", "1.00e-02 → 1.00e-02", "– → –"]]
+    assert table.rows == [
+        ["A", "2", "±5", "0.400 → 0.600", "1.00e-02 → 1.00e-02", "– → –", "1.00e-02 → 3.00e-02", "– → –"]
+    ]
 
 
 def test_a_panel_per_metric_and_arm_with_resets(arm):
+    rest = {"entropy": 0.4, "mean_abs_dlogp": 0.01}
     runs = [
-        arm([20, 40], reward=lambda step: step / 60, kl_ref=lambda step: step / 1e3, grad_norm=1.0),
-        arm([15, 30, 45], "C", "C", reward=0.5, kl_ref=0.02, grad_norm=2.0),
+        arm([20, 40], reward=lambda step: step / 60, kl_ref=lambda step: step / 1e3, grad_norm=1.0, **rest),
+        arm([15, 30, 45], "C", "C", reward=0.5, kl_ref=0.02, grad_norm=2.0, **rest),
         arm([], "B", "B", reward=0.5),
     ]
     panels = page.closeup_panels(runs)
@@ -72,8 +81,8 @@ def test_a_panel_per_metric_and_arm_with_resets(arm):
         limits.append(axes.get_ylim())
         strong = max(axes.lines, key=lambda line: line.get_linewidth())
         assert strong.get_label() == f"median of {2 if titles[-1].startswith('A') else 3} resets"
-    assert [title[:2] for title in titles] == ["A:", "C:"] * 3
-    assert all(limits[place] == limits[place + 1] for place in (0, 2, 4))  # arms compare
+    assert [title[:2] for title in titles] == ["A:", "C:"] * 5
+    assert all(limits[place] == limits[place + 1] for place in range(0, 10, 2))  # arms compare
     first = Figure().subplots()
     panels[0].draw(first)
     strong = max(first.lines, key=lambda line: line.get_linewidth())
@@ -97,7 +106,7 @@ def test_many_arms_stand_in_rows(arm):
         return [panel.alt.split()[-1] for panel in panels], page.closeup_columns(runs)
 
     runs = [arm([20], f"A{place}", steps=40, reward=0.5) for place in range(5)]
-    assert titles(runs[:2]) == (["A0", "A1"] * 3, 2)
+    assert titles(runs[:2]) == (["A0", "A1"] * 5, 2)
     names, columns = titles(runs)
-    assert columns == 3
-    assert names == [name for place in range(5) for name in [f"A{place}"] * 3]
+    assert columns == 5
+    assert names == [name for place in range(5) for name in [f"A{place}"] * 5]

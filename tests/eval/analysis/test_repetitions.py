@@ -1,9 +1,12 @@
 import dataclasses
 
+import pytest
 from trl import GRPOConfig, ScriptArguments
 
 from eval.analysis import repetitions
+from eval.analysis.names import configuration_labels
 from eval.run_folder.reading import load_run
+from eval.run_folder.run import base_family
 from trl_prorl import ProRLConfig
 from trl_prorl.train import TaskArguments
 
@@ -16,39 +19,31 @@ def test_what_changes_no_number_makes_no_other_configuration(make_run, make_rows
     runs = [run(0), run(1, **harmless), run(2, model_name_or_path="big"), run(3, dataset_name="other"), run(4, beta=1)]
     groups = repetitions.repetitions(runs)
     assert [[one.name for one in group] for group in groups] == [["s0", "s1"], ["s2"], ["s3"], ["s4"]]
-    labels = repetitions.configuration_labels([[runs[1]], *groups])
+    labels = configuration_labels(groups)
     assert not any(key in label for label in labels for key in harmless)
-    assert "model_name_or_path: big" in labels[2] and "dataset_name: other" in labels[3]
+    assert labels == ["A", "A big", "A dataset_name=other", "A β=1"]
 
 
-def test_labels_name_what_differs_and_has_an_effect(make_run, make_rows):
-    configs = [
-        {"optimizer_reset": "hard", "optimizer_reset_alpha": 0.1, "beta": 1.0},
-        {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.1, "beta": 1.0},
-        {"optimizer_reset": "soft", "optimizer_reset_alpha": 0.25, "beta": 1.0},
-        # The same as the first: what does nothing there, and what no number depends on.
-        {"optimizer_reset": "hard", "optimizer_reset_alpha": 0.25, "beta": 1.0, "eval_steps": 7, "run_name": "x"},
-        # An evaluation that a trigger watches does change numbers.
-        {"optimizer_reset": "hard", "beta": 1.0, "ref_reset_stall": 2, "eval_steps": 5},
-        {"optimizer_reset": "hard", "beta": 1.0, "ref_reset_stall": 2, "eval_steps": 7},
-    ]
+def test_seeds_of_base_and_training_make_no_other_configuration(make_run, make_rows):
+    """`embedded` is the reversing base of seed 0; another task's base is another configuration."""
+    names = ["embedded", "embedded:reverse_digits", "embedded:reverse_digits:3", "embedded:sorting:3"]
     runs = [
-        load_run(make_run(f"c{i}", "C", make_rows(2), config={"ref_reset_stall": 0, **config}, env={"seed": i}))
-        for i, config in enumerate(configs)
+        load_run(make_run(f"r{i}", "A", make_rows(2), env={"seed": 1}, config={"model_name_or_path": name}))
+        for i, name in enumerate(names)
     ]
     groups = repetitions.repetitions(runs)
-    assert [[run.name for run in group] for group in groups] == [["c0", "c3"], ["c1"], ["c2"], ["c4"], ["c5"]]
-    assert repetitions.configuration_labels(groups[:3]) == [
-        "C (optimizer_reset: hard)",
-        "C (optimizer_reset: soft, optimizer_reset_alpha: 0.1)",
-        "C (optimizer_reset: soft, optimizer_reset_alpha: 0.25)",
+    assert [[run.name for run in group] for group in groups] == [["r0", "r1", "r2"], ["r3"]]
+    assert repetitions.seed_count(groups[0]) == 2  # of one training seed: the bases of seed 0 and 3
+    assert [run.base for run in runs] == [
+        *[("embedded:reverse_digits", seed) for seed in (0, 0, 3)],
+        ("embedded:sorting", 3),
     ]
-    assert repetitions.configuration_labels([groups[0], *groups[3:]]) == [
-        "C (ref_reset_stall: 0)",
-        "C (eval_steps: 5, ref_reset_stall: 2)",
-        "C (eval_steps: 7, ref_reset_stall: 2)",
-    ]
-    assert repetitions.configuration_labels(groups[:1]) == ["C"]
+    assert runs[2].repetition == (3, "1")
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "embedded:a:b", "embedded/sorting", "embedded:sorting:-1", 3])
+def test_other_models_are_bases_of_their_own(model):
+    assert base_family(model) == (model, None)
 
 
 # A configuration in which a key has its effect.

@@ -160,7 +160,7 @@ def test_no_shared_seed_compares_the_sides(arm):
 
 def test_every_configuration_is_compared(arm):
     runs = [arm("A", 0, 8, 1.0, config={"ref_reset_every": every}) for every in (10, 20)] + [arm("B", 0, 8, 1.0)]
-    assert [found.a for found in success.comparisons(runs)] == ["A (ref_reset_every: 10)", "A (ref_reset_every: 20)"]
+    assert [found.a for found in success.comparisons(runs)] == ["A K=10", "A K=20"]
     assert success.comparisons(runs[:2]) == []
 
 

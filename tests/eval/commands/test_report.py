@@ -57,6 +57,7 @@ def test_the_matrix_comes_first(demo):
         "## pass@k against k",
         "## Newly solved and lost prompts",
         "## Arms of the same seed, paired by prompt",
+        "## Dips and reconvergence after the resets",
         "## Reset close-ups",
         "## What it cost",
         "## Caveats",

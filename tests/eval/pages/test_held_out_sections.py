@@ -45,7 +45,7 @@ def test_k_curve_by_hand(arm):
 def test_one_panel_per_arm_base_and_trained_on_a_base_2_axis(arm, make_run, make_rows):
     runs = [arm("A", 0), arm("A", 1, trained=[6] * 10), arm("B", 0), load_run(make_run("bare", "C", make_rows(2)))]
     a, b = map(drawn, k_curve.k_panels(runs))
-    assert (a.get_title(), b.get_title()) == ("A, 2 seeds", "B0")
+    assert (a.get_title(), b.get_title()) == ("A, 2 seeds", "B")
     assert a.get_xscale() == "log"
     base, trained = a.lines
     assert (base.get_label(), trained.get_label()) == ("base", "trained")

@@ -77,7 +77,7 @@ def test_configurations_of_one_variant_are_told_apart(cells, make_run, make_rows
         for mode in ("hard", "soft")
         for seed in (0, 1)
     ]
-    assert [row["variant"] for row in cells(runs)] == ["C (optimizer_reset: hard)", "C (optimizer_reset: soft)"]
+    assert [row["variant"] for row in cells(runs)] == ["C hard", "C soft"]
 
 
 def test_b_is_told_from_a(make_run, make_rows):

@@ -7,6 +7,7 @@ from PIL import Image
 from eval import report
 from eval.pages import cost, course, curves
 from eval.pages.objective import FOOTNOTE
+from eval.pages.sheets import Sheet
 from eval.run_folder.reading import load_run
 
 
@@ -78,7 +79,7 @@ def test_forty_lines_are_told_apart(make_run, make_rows, variants, tmp_path):
     looks = [tuple(sorted(curve.style.items())) for curve in curves.curves(runs)]
     assert len(set(looks)) == len(looks) == 40
     axes = Figure().subplots()
-    course.summary_panels(runs)[0].draw(axes)
+    course.sheet_panels(Sheet("", curves.curves(runs)))[0].draw(axes)
     strong = [line for line in axes.lines if line.get_linewidth() > 1]
     drawn = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in strong}
     assert len(drawn) == len(strong) == 40

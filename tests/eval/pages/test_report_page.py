@@ -161,8 +161,8 @@ def test_source_is_whole(page):
     source = page.read_text()
     assert problems_in_source(source) == []
     parsed = Page(source)
-    # 4 curves, 2 checkpoints, 4 + 0 of pass@k, 2 drift, 3 metrics of 2 arms, 3 of cost.
-    assert len(parsed.images) == 4 + 2 + 4 + 2 + 6 + 3
+    # 4 curves, 2 checkpoints, 4 + 0 of pass@k, 2 drift, 5 metrics of 2 arms, 3 of cost.
+    assert len(parsed.images) == 4 + 2 + 4 + 2 + 10 + 3
     assert len([link for link in parsed.links if link.startswith("#")]) == parsed.tags.count("h2") >= 15
     assert len(source) < 5e6
 

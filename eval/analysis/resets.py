@@ -1,0 +1,102 @@
+"""What a reset does to the reward: how far it dips, and how soon it is back at its level before the reset."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import CensoredData, ecdf
+
+
+BEFORE, AFTER = 10, 5  # steps of the level before a reset, and of the running mean after it
+
+
+@dataclass(frozen=True)
+class Response:
+    """
+    The reward after one reset.
+
+    Attributes:
+        step (`int`): Optimizer steps done when the reset was applied.
+        before (`float`): Level before it.
+        dip (`float`): How far the reward fell below that, at least 0.
+        reconvergence (`int`): Steps until it was back; where it was not, the steps for which it was watched.
+        censored (`bool`): Whether it was not back before the next reset or the end of the record.
+    """
+
+    step: int
+    before: float
+    dip: float
+    reconvergence: int
+    censored: bool
+
+
+def reset_responses(
+    steps: np.ndarray, reward: np.ndarray, resets: list[int], before: int = BEFORE, after: int = AFTER
+) -> list[Response]:
+    """
+    Dip and reconvergence at each reset of a run.
+
+    The *level before* is the mean reward of the last `before` steps up to the reset, of those after the previous
+    one. After the reset a running mean over `after` steps is watched, over steps wholly after it and not beyond the
+    next one. The *dip* is the level before less the lowest of these means, 0 if none is lower. The *reconvergence* is
+    the number of steps from the reset to the first window whose mean is at least the level before: 0 if the first
+    `after` steps already are at that level.
+
+    Noise alone makes a dip: the lowest of many means lies below the level before in a run without any reset. So
+    compare with [`reset_responses`] of a run without resets at the same steps.
+
+    Args:
+        steps (`np.ndarray`): Optimizer steps done, shape (T,), increasing.
+        reward (`np.ndarray`): Reward of each, shape (T,); NaN where not measured.
+        resets (`list[int]`): Optimizer steps done at each reset: it lies between that step and the next.
+        before, after (`int`): Steps of the level before, and of the running mean.
+
+    Returns:
+        `list[Response]`: In the order of the steps; without the resets before which no reward was measured, or after
+        which there is no whole window.
+    """
+    measured = ~np.isnan(np.asarray(reward, float))
+    steps, reward = np.asarray(steps)[measured], np.asarray(reward, float)[measured]
+    edges = sorted(set(resets))
+    responses = []
+    for previous, reset, following in zip([-np.inf, *edges], edges, [*edges[1:], np.inf], strict=False):
+        level = reward[(steps > max(previous, reset - before)) & (steps <= reset)]
+        watched = reward[(steps > reset) & (steps <= following)]
+        if not len(level) or len(watched) < after:
+            continue
+        means = np.lib.stride_tricks.sliding_window_view(watched, after).mean(axis=1)
+        # A mean that is equal but for rounding is back.
+        back = np.flatnonzero(means >= level.mean() - 1e-12)
+        responses.append(
+            Response(
+                step=int(reset),
+                before=float(level.mean()),
+                dip=max(0.0, float(level.mean() - means.min())),
+                reconvergence=int(back[0]) if len(back) else len(means),
+                censored=not len(back),
+            )
+        )
+    return responses
+
+
+def median_reconvergence(responses: list[Response]) -> float | None:
+    """
+    Median of the steps to reconverge, by Kaplan and Meier: where the reward was not back, all that is known is that it
+    took longer.
+
+    Returns:
+        `float` or `None`: Infinity if fewer than half are known to have come back; `None` without a reset.
+    """
+    if not responses:
+        return None
+    back = [response.reconvergence for response in responses if not response.censored]
+    out = [response.reconvergence for response in responses if response.censored]
+    if not back:
+        return float("inf")
+    survival = ecdf(CensoredData(uncensored=back, right=out)).sf
+    reached = survival.quantiles[survival.probabilities <= 0.5 + 1e-12]
+    return float(reached[0]) if len(reached) else float("inf")
+
+
+def mean_dip(responses: list[Response]) -> float | None:
+    """Mean dip over the resets; `None` without any."""
+    return float(np.mean([response.dip for response in responses])) if responses else None

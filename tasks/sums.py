@@ -1,0 +1,71 @@
+"""Chains of additions, worked out step by step: grade-school arithmetic in the small."""
+
+from collections.abc import Mapping
+from random import Random
+
+from .base import check_choice
+from .generated import GeneratedTask
+from .gsm8k import MAX_MARKED, is_number, marked_answers
+
+
+MARK = "####"
+REWARDS = ("exact", "steps")
+
+
+def working(terms: list[int]) -> str:
+    """The additions one after the other: `17+48=65 65+5=70` for 17, 48 and 5."""
+    steps, total = [], terms[0]
+    for term in terms[1:]:
+        steps.append(f"{total}+{term}={total + term}")
+        total += term
+    return " ".join(steps)
+
+
+class Sums(GeneratedTask):
+    """
+    Add numbers one after the other, and mark the sum: `add 17 48 5` -> `17+48=65 65+5=70 #### 70`.
+
+    Level L, 1 to 8, has 2 to L + 1 numbers, every count equally likely; one number in four has two digits, the others
+    have one. An answer is correct if it holds the sum after `####`, as in [`~tasks.gsm8k.GSM8K`]. The working is a
+    way to it, and is not required.
+
+    Args:
+        level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
+        reward (`str`, *optional*, defaults to `"exact"`): `"exact"` is 1 for a correct answer and 0 for any other;
+            `"steps"` gives a wrong answer with n additions to do 1/(n+2) for a marked number, and 1/(n+2) for each
+            addition that stands in its place before the mark.
+
+    Raises:
+        `ValueError`: if the level or the reward is not one of these.
+    """
+
+    name = "sums"
+
+    def __init__(self, level: int = 3, reward: str = "exact"):
+        super().__init__(level)
+        check_choice("reward", reward, REWARDS)
+        self._is_graded = reward == "steps"
+
+    def sample(self, rng: Random) -> tuple[str, str, dict]:
+        count = rng.randint(2, self.level + 1)
+        terms = [rng.randint(10, 99) if rng.randrange(4) == 0 else rng.randint(1, 9) for _ in range(count)]
+        return f"add {' '.join(map(str, terms))}", str(sum(terms)), {"working": working(terms)}
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        marked = marked_answers(completion)
+        # As GSM8K: several marks have to agree, and a completion with a thousand of them is no answer.
+        return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"]) for part in marked)
+
+    def reward(self, completion: str, row: Mapping) -> float:
+        if self.verify(completion, row):
+            return 1.0
+        return self._partial_reward(completion, row) if self._is_graded else 0.0
+
+    def _partial_reward(self, completion: str, row: Mapping) -> float:
+        """The share of points that a wrong answer gets for its mark and its additions."""
+        required, given = row["working"].split(), completion.partition(MARK)[0].split()
+        points = sum(a == b for a, b in zip(required, given, strict=False)) + (len(marked_answers(completion)) == 1)
+        return points / (len(required) + 2)
+
+    def gold(self, row: Mapping) -> str:
+        return f"{row['working']} {MARK} {row['answer']}"

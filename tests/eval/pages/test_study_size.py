@@ -1,0 +1,127 @@
+"""A report of as many configurations as the study has: names, looks and axes."""
+
+import pytest
+from matplotlib.figure import Figure
+
+from eval.pages import closeups, course, curves, matrix, reset_effects
+from eval.pages.sheets import sheets
+from eval.run_folder.reading import load_run
+
+
+RESET = {"event": "reset", "step_requested": 1}
+
+
+@pytest.fixture
+def forty(make_run, make_rows):
+    """Twelve of A, twelve of C, eight of B, two of each other; two tasks."""
+    rows = make_rows(40, reward=0.5, entropy=0.4, kl_ref=0.01, kl_old=0.001)
+    variants = [*["A"] * 12, *["C"] * 12, *["B"] * 8, *["plain", "control", "elastic", "optimizer-only"] * 2]
+    runs = []
+    for number, variant in enumerate(variants):
+        task = "sums" if number % 4 == 3 else "reverse_digits"
+        events = [{**RESET, "step_applied": 20, "reason": "periodic"}] if variant in ("A", "C") else []
+        config = {"task": task, "beta": number / 100, "max_steps": 40}
+        runs.append(load_run(make_run(f"r{number:02}", variant, rows, events=events, config=config)))
+    return runs
+
+
+def test_forty_looks_and_names_differ(forty):
+    shown = curves.curves(forty)
+    assert len({curve.label for curve in shown}) == len({repr(sorted(curve.style.items())) for curve in shown}) == 40
+    colours = {curve.variant: curve.style["color"] for curve in shown}
+    assert len(set(colours.values())) == len(colours) == 7  # its own colour for each variant
+
+
+def test_no_axes_hold_more_than_ten_curves_and_two_for_comparison(forty):
+    found = sheets(curves.curves(forty))
+    assert max(len(sheet.curves) for sheet in found) <= 12
+    assert {id(curve) for sheet in found for curve in sheet.curves} and len({sheet.title for sheet in found}) > 1
+    for sheet in found:
+        assert len({curve.runs[0].config["task"] for curve in sheet.curves}) == 1
+    drawn = {curve.label for sheet in found for curve in sheet.curves}
+    assert drawn == {curve.label for curve in curves.curves(forty)}
+    assert len(course.summary_panels(forty)) == 4 * len(found)
+
+
+def test_few_curves_share_one_sheet(forty):
+    (sheet,) = sheets(curves.curves([run for run in forty if run.config["task"] == "sums"][:10]))
+    assert (sheet.title, len(sheet.curves)) == ("", 10)
+
+
+def test_closeups_of_many_arms_are_medians_by_variant_and_task(forty):
+    panels = closeups.closeup_panels(forty)
+    assert len(panels) == 4 * len(closeups.METRICS) == 20  # A and C, of two tasks
+    axes = Figure().subplots()
+    panels[0].draw(axes)
+    assert len(axes.get_legend_handles_labels()[1]) == 9  # A of reverse_digits
+
+
+def test_reasons_are_marked_at_their_steps(make_run, make_rows):
+    events = [
+        {**RESET, "step_applied": 10, "reason": "periodic"},
+        {**RESET, "step_applied": 20, "reason": "kl_spike"},
+        {**RESET, "step_applied": 30, "reason": "kl_spike+stall"},
+        {**RESET, "step_applied": 40, "reason": "kl_spike"},
+    ]
+    run = load_run(make_run("A", "A", make_rows(60, reward=0.5), events=events))
+    assert run.reset_reasons() == [(10, "periodic"), (20, "kl_spike"), (30, "kl_spike+stall"), (40, "kl_spike")]
+    axes = Figure().subplots()
+    curves.mark_resets(axes, curves.curves([run]))
+    marks = {line.get_marker(): list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "None"}
+    steps = {line.get_marker(): list(line.get_xdata()) for line in axes.lines if len(line.get_xdata())}
+    assert (steps["d"], steps["|"], steps["*"]) == ([20, 40], [10], [30])
+    assert set(marks) == {"d", "|", "*"}
+    named = {"reset: periodic", "reset: KL spike", "reset: KL spike + stall"}
+    assert set(axes.get_legend_handles_labels()[1]) == named
+    (row,) = reset_effects.reset_table([run]).rows
+    assert row[:3] == ["A", "4", "KL spike 3, periodic 1, stall 1"]
+
+
+def test_dips_and_the_clamp_beside_the_control_of_the_same_seeds(make_run, make_rows):
+    """The control stalls at 0.4; A falls by 0.2 for ten steps after its reset and ends at 0.7."""
+    keys = {"model_name_or_path": "embedded:sums:3", "task": "sums", "max_steps": 200}
+
+    def run(name, variant, reward, events=(), **config):
+        rows = make_rows(200, reward=reward)
+        return load_run(make_run(name, variant, rows, events=events, config={**keys, **config}, env={"seed": 1}))
+
+    def of_a(step):
+        return 0.5 if step <= 100 else 0.3 if step <= 110 else 0.7
+
+    events = [{**RESET, "step_applied": 100, "reason": "periodic"}]
+    a = run("A", "A", of_a, events)
+    control = run("control", "control", lambda step: min(step, 40) / 100)
+    other_base = run("other", "control", 0.9, model_name_or_path="embedded:sums:4")
+    (row,) = reset_effects.reset_table([a, control, other_base]).rows
+    # Back with the first five steps of which three are at 0.7: the window that begins 8 steps after the reset.
+    assert row == ["A", "1", "periodic 1", "0.200", "0.000", "8", "0"]
+    (row,) = reset_effects.clamp_table([a, control, other_base]).rows
+    # Flat at 0.4 from step 40 on. The 20 steps from 32 to 51 lack (8 + 7 + … + 1) / 100 = 0.36 of that in all, 0.018
+    # in the mean; those from 31 to 50 lack 0.45, 0.0225. So 0.38 is reached at 51.
+    assert row[:3] == ["A", "1 of 1", "51"]
+    assert row[3:] == ["+0.200", "+0.182"]  # 0.5 then, 0.7 in the last 20 steps; the control gained 0.018
+    assert reset_effects.clamp_table([a, other_base]) is None
+
+
+def test_spikes_in_the_matrix(make_run, make_rows):
+    """B's are of the KL to the sampling policy; the mean number of the seeds, the largest of all."""
+    runs = [
+        load_run(
+            make_run(
+                f"B{seed}",
+                "B",
+                make_rows(
+                    60,
+                    kl_ref=9.0,
+                    kl_old=lambda step, seed=seed: 0.5 + seed if step in (20, 40)[: 1 + seed] else 0.01,
+                    entropy=lambda step, seed=seed: 0.9 if step == 30 and seed else 0.3,
+                ),
+                env={"seed": seed},
+            )
+        )
+        for seed in (0, 1)
+    ]
+    table = matrix.result_matrix(runs)
+    cells = dict(zip(table.header, table.rows[0], strict=True))
+    assert (cells["KL spikes"], cells["entropy spikes"]) == ("1.5 (× 150)", "0.5 (× 3)")
+    assert any("10 times" in line and "1.5 times" in line for line in table.definitions)
