@@ -455,6 +455,14 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, monk
     assert again.parts["generation"].copy is None
 
 
+def test_a_policy_that_is_scored_in_bf16_is_measured(make_trainer):
+    trainer = make_trainer(**A, bf16=True)  # weights in fp32
+    trainer.train()
+    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    measured = [row["mean_abs_dlogp_sampler"] for row in rows if "mean_abs_dlogp_sampler" in row]
+    assert len(measured) == 2 and all(0 < value < MERGED_BOUND for value in measured)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(make_trainer, dtype):
     def rollout(prompts, trainer):

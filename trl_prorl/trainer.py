@@ -142,7 +142,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         if args.entropy_floor is not None:
             self.parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
         if self.ways.generation == "on":
-            self.parts["generation"] = CompactGeneration(policy, self.temperature)
+            self.parts["generation"] = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
 
         full = accelerator.unwrap_model(self.ref_model) if self.ref_model is not None else None
         fills = plan.moves and not self.is_fsdp_enabled

@@ -101,6 +101,8 @@ class CompactGeneration(Part):
             The policy.
         temperature (`float`):
             Of sampling.
+        autocasts (`bool`, *optional*, defaults to `False`):
+            Whether the policy computes in a lower precision than its weights have when it is scored.
 
     Attributes:
         merged (`str`):
@@ -112,14 +114,14 @@ class CompactGeneration(Part):
 
     may_join = True  # "auto" may find possible here what was not where the run began
 
-    def __init__(self, policy: torch.nn.Module, temperature: float):
+    def __init__(self, policy: torch.nn.Module, temperature: float, autocasts: bool = False):
         reason = why_not_merged(policy)
         self.merged = "on" if reason is None else f"off: {reason}"
         self._mergeable = policy if reason is None else None
         self.measures = False
         # Rounding of a copy in fp32 is that of any other order of additions: nothing to measure.
         rounds = any(param.dtype != torch.float32 for param in policy.parameters() if param.is_floating_point())
-        self._measured_at = temperature if rounds else None
+        self._measured_at = temperature if rounds or autocasts else None
         self.copy = self._temperature = None
         self.begin()
 
