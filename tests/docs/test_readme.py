@@ -49,9 +49,14 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(forks, tmp_path):
 
 def test_the_commands_for_one_gpu(forks, tmp_path):
     section = README[README.index("## On one GPU") : README.index("## In your own script")]
-    install, train, passk, report = commands(section)
+    install, check, train, passk, report = commands(section)
     assert install == "pip install -e ."
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    python, m, module, *rest = shlex.split(f"{check} --prompts 2 {SMALL}")
+    status, written = forks.run(m, module, *rest, cwd=tmp_path)
+    # Random weights solve nothing.
+    assert python == "python" and status == 1 and "cannot learn: groups without signal" in " ".join(written.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipes"]
     launcher, script, arguments = train.partition("recipes/grpo_variantA.py")
     assert launcher == "accelerate launch --config_file accelerate_configs/single_gpu.yaml "
     status, written = forks.run(ROOT / script, *shlex.split(f"{arguments} {SMALL}"), cwd=tmp_path)
