@@ -10,6 +10,7 @@ answer verifies. Nothing is written but `--json`. With a trainer of your own, ca
 """
 
 import argparse
+import random
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -79,8 +80,9 @@ def preflight(
             f"processes={trainer.accelerator.num_processes}: a preflight is of one; start it without accelerate"
         )
     available = len(trainer.train_dataset)
-    taken = min(prompts, available)
-    rows = [trainer.train_dataset[place * available // taken] for place in range(taken)]  # evenly spaced
+    # At random: evenly spaced rows of a mixture could be of one task.
+    places = random.Random(args.seed).sample(range(available), min(prompts, available))
+    rows = [trainer.train_dataset[place] for place in places]
     findings, golds, gold_length = [], None, None
     if task is not None:
         golds = gold_answers(task, rows, asked_reward(trainer))

@@ -11,9 +11,11 @@ from transformers import AutoTokenizer
 
 from eval.preflight import main, preflight, verdict
 from eval.readiness.finding import exit_code
+from eval.readiness.first_steps import first_steps
 from tasks import get_task
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.rollout.generation import CompactGeneration
 from trl_prorl.train import task_reward
 
 
@@ -261,3 +263,46 @@ def test_a_folder_that_holds_a_run_is_refused(folder, capsys):
 def test_truncation_by_an_override_is_exit_code_1(folder, capsys):
     assert main(["--config", RECIPE, "--prompts", "4", "--max_completion_length", "3", *SMALL]) == 1
     assert "cannot learn: " in capsys.readouterr().out and list(folder.iterdir()) == []
+
+
+def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
+    first = first_steps(make(tmp_path, max_steps=10, warmup_steps=5, lr_scheduler_type="linear"))
+    assert [row["step"] for row in first.rows] == [1, 2] and first.max_steps == 10
+    assert [row["lr"] for row in first.rows] == pytest.approx([0.0, 0.2e-4])
+    assert first.steps_per_generation == 2 and first.total_gib > first.held_gib > 0.1 and not first.on_gpu
+
+
+@pytest.mark.parametrize("compact", ["on", "off"])
+def test_samples_are_drawn_by_the_run_s_own_sampler(tmp_path, monkeypatch, compact):
+    drawn, sample = [], CompactGeneration.sample
+    monkeypatch.setattr(
+        CompactGeneration, "sample", lambda self, *args, **kwargs: (drawn.append(1), sample(self, *args, **kwargs))[1]
+    )
+    trainer = make(tmp_path, compact_generation=compact)
+    trainer.sample_rows([trainer.train_dataset[0]])
+    assert len(drawn) == (compact == "on")
+
+
+MEMBERS = {name: {"task": "reverse_digits", "level": level, "weight": 1} for name, level in (("easy", 1), ("hard", 4))}
+MIXTURE = json.dumps({"tasks": MEMBERS})
+
+
+@pytest.mark.parametrize(
+    "argv, what",
+    [
+        (["--task", "mixture", "--task_options", MIXTURE, "--task_level", "null"], "base pass rate of hard, level 4"),
+        (["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"], "reward time"),
+        (["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"], "reward time"),
+    ],
+    ids=["mixture", "thinking", "length, dynamic sampling"],
+)
+def test_what_else_a_recipe_can_ask_for(folder, argv, what):
+    if "mixture" in argv:
+        recipe = folder / "mixture.yaml"
+        recipe.write_text(f"base: {RECIPE.replace('variantA', 'base')}\noutput_dir: out\ntask_level: null\n")
+        argv = ["--config", str(recipe), *argv[:4]]
+    else:
+        argv = ["--config", RECIPE, *argv]
+    assert main([*argv, "--prompts", "8", "--json", str(folder / "found.json"), *SMALL]) == 0
+    written = json.loads((folder / "found.json").read_text())
+    assert what in {finding["what"] for finding in written["findings"]}
