@@ -10,6 +10,7 @@ answer verifies. Nothing is written but `--json`. With a trainer of your own, ca
 """
 
 import argparse
+import functools
 import random
 import sys
 import tempfile
@@ -240,8 +241,9 @@ def parse_args(argv=None) -> tuple[argparse.Namespace, list[str]]:
     return args, others
 
 
-def run_command(argv=None) -> int:
-    """As [`main`]; errors are exceptions."""
+@functools.partial(command, kept=NOTHING_CHANGED)
+def main(argv=None) -> int:
+    """Entry point."""
     args, others = parse_args(argv)
     others = first_look(None, others)
     console = Console()
@@ -255,9 +257,6 @@ def run_command(argv=None) -> int:
         lines = [vars(finding) for finding in findings]
         write_json(args.json, {"exit_code": code, "verdict": verdict(findings), "findings": lines})
     return code
-
-
-main = command(run_command, kept=NOTHING_CHANGED)
 
 
 if __name__ == "__main__":
