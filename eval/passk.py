@@ -207,8 +207,8 @@ def parse_args(argv=None) -> argparse.Namespace:
         "--other",
         nargs="+",
         default=[],
-        metavar="NAME[@LEVEL][=PATH]",
-        help="tasks that were not trained (forgetting)",
+        metavar="TASK",
+        help="tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]",
     )
     parser.add_argument(
         "--replace", action="store_true", help="write passk.json anew, even if it holds more than is asked now"

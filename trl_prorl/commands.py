@@ -17,6 +17,7 @@ from .own_packages import claim
 # command -> module, and a summary; the module is imported when the command is asked for
 COMMANDS = {
     "train": ("trl_prorl.launch.command_line", "train what a recipe says; alone, it lists the recipes"),
+    "demo": ("trl_prorl.demo", "five arms on a CPU, evaluation, report: 6 to 10 minutes"),
     "preflight": ("eval.preflight", "will a recipe learn anything, and does it fit?"),
     "passk": ("eval.passk", "held-out pass@k of runs, base against trained"),
     "report": ("eval.report", "one page about a set of runs"),
