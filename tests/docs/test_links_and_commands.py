@@ -66,7 +66,7 @@ def why_wrong(command: str, page: str) -> str | None:
         missing = [word for word in rest if "=" not in word and word not in TARGETS]
         return f"no target {missing}" if missing else None
     if program == "trl-prorl":
-        if not rest or rest[0] not in {*COMMANDS, "--help"}:
+        if not rest or rest[0] not in {*COMMANDS, "--help", "COMMAND"}:
             return f"no command {rest[:1]}"
         recipe = rest[1] if rest[0] == "train" and len(rest) > 1 and not rest[1].startswith("-") else None
         known = recipe in (None, "RECIPE") or recipe in shipped_recipes() or recipe.startswith("my_")
