@@ -106,13 +106,24 @@ def test_a_process_of_a_command_finds_ours(project):
         "if __name__ == '__main__':\n"
         "    claim()\n"
         "    from tasks import task_names\n"
+        "    from eval.command import program\n"
         "    spawn = multiprocessing.get_context('spawn')\n"
         "    with concurrent.futures.ProcessPoolExecutor(1, spawn, initializer=claim) as pool:\n"
-        "        print('parity' in pool.submit(task_names).result())\n"
+        "        print('parity' in pool.submit(task_names).result(), pool.submit(program, 'passk').result())\n"
     )
     (project / "own.py").write_text(code)
     done = run(project, "own.py")
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+    assert (done.returncode, done.stdout) == (0, "True python -m eval.passk\n"), done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_step_where_the_user_has_such_packages(project):
+    for package in ("tasks", "eval"):
+        (project / package / "__init__.py").write_text("raise ImportError('the folder of the user')\n")
+    options = "--mode memory --arms B --rounds 1 --prompts 1 --num_generations 2 --micro_batch 2 --scale 0.1"
+    command = ["-m", "trl_prorl", "step-cost", *options.split(), "--no-generation", "--device", "cpu"]
+    done = run(project, *command, PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
+    assert done.returncode == 0 and "peak GiB" in done.stdout, done.stderr[-2000:]
 
 
 def test_train_alone_lists_the_recipes(project):
