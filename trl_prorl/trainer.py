@@ -142,7 +142,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         if args.entropy_floor is not None:
             self.parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
         if self.ways.generation == "on":
-            self.parts["generation"] = CompactGeneration(policy, self.temperature)
+            self.parts["generation"] = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
 
         full = accelerator.unwrap_model(self.ref_model) if self.ref_model is not None else None
         fills = plan.moves and not self.is_fsdp_enabled
@@ -334,7 +334,10 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         args, training = self.args, self.model.training
         if training and args.ref_compute == "naive_epoch":
             inputs[logps_key("ref")] = self._anchor_logps("ref", inputs)
-        sampler_logps = inputs.pop("sampling_per_token_logps", None) if "generation" in self.parts else None
+        sampler_logps = None
+        if (compact := self.parts.get("generation")) is not None:
+            given = inputs.pop("sampling_per_token_logps", None)
+            sampler_logps = given if compact.measures else None
         with self.scorer.policy_pass(*(self._rows_to_score(inputs) if training else ())) as scored:
             loss = super()._compute_loss(model, without_ratio(inputs) if args.loss_mode == "no_ratio" else inputs)
         accumulation = self.current_gradient_accumulation_steps if training else None

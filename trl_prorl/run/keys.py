@@ -60,7 +60,7 @@ METRICS = {
     "mean_abs_dlogp_sampler": RecordKey(
         TOKEN,
         "mean of abs(log π_sampler − log π_old): how far the merged copy that was sampled is from the policy",
-        "`compact_generation`, LoRA merged, weights or adapters not in fp32",
+        "`compact_generation`, LoRA merged, weights or adapters not in fp32 or scored under autocast",
     ),
     "groups_replaced": RecordKey(
         "groups", "that took the place of groups whose task rewards are all equal", "`dynamic_sampling_rounds`"
