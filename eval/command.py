@@ -26,8 +26,8 @@ def program(module: str) -> str:
 
 def command(main: Callable, bad_input: type[Exception] = InputError, kept: str = KEPT) -> Callable[..., int]:
     """
-    Make an entry point return its exit code: 0, 2 for bad input, 1 for what could not be done, 130 for Ctrl-C. Who
-    presses the key a second time need not wait for the end of the process.
+    Make an entry point return its exit code: its own, or 0; 2 for bad input, 1 for what could not be done, 130 for
+    Ctrl-C. Who presses the key a second time need not wait for the end of the process.
 
     Args:
         main (`Callable`): Takes the command line, `None` for the process's own.
@@ -41,7 +41,7 @@ def command(main: Callable, bad_input: type[Exception] = InputError, kept: str =
         logging.disable_progress_bar()  # of weights that are loaded: our own bars show what takes long
         try:
             with quiet_warnings():
-                main(argv)
+                code = main(argv)
         except (bad_input, RunError) as error:
             print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
             return 1 if isinstance(error, RunError) else 2
@@ -49,6 +49,6 @@ def command(main: Callable, bad_input: type[Exception] = InputError, kept: str =
             end_at_once()
             print(f"interrupted: {kept}", file=sys.stderr)
             return INTERRUPTED
-        return 0
+        return code or 0
 
     return run

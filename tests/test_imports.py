@@ -28,6 +28,7 @@ LAYERS = {
     "analysis": ("metrics", "run_folder"),
     "samples": ("run_folder",),
     "pages": ("analysis", "run_folder"),
+    "readiness": ("analysis", "pages", "run_folder", "samples"),
 }
 DRAWS_READS_OR_ASKS = ("matplotlib", "rich", "jinja2", "argparse", "json", "eval.run_folder.reading")
 
@@ -53,7 +54,7 @@ EVAL = {module_of(file): imports_of(file) for file in (ROOT / "eval").rglob("*.p
 
 def test_at_the_top_of_eval_are_the_commands_and_nothing_else():
     top = {file.stem for file in (ROOT / "eval").glob("*.py")} - {"__init__", "command"}
-    assert {f"eval.{name}" for name in top | {"preflight"}} == {
+    assert {f"eval.{name}" for name in top} == {
         module for module, _ in COMMANDS.values() if module.startswith("eval.")
     }
 

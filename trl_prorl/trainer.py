@@ -8,6 +8,7 @@ this class only observes.
 """
 
 import math
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
+from .rollout.sampled import Sampled
 from .rollout.verdicts import Verdicts
 from .run.entropy_watch import EntropyWatch
 from .run.finite_guard import FiniteGuard
@@ -481,6 +483,39 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     def tokenize_prompts(self, prompts: list) -> list[list[int]]:
         """Token ids of prompts, with the chat template."""
         return self._tokenize_prompts(prompts)[0]
+
+    @torch.no_grad()
+    def sample_rows(self, rows: list[dict]) -> Sampled:
+        """
+        Sample and reward rows of the training set as a step does, `num_generations` completions each, without training
+        on them. Own rewards see the step that is done last.
+
+        Args:
+            rows (`list[dict]`):
+                Rows with a `prompt`; by a single process.
+
+        Returns:
+            [`~trl_prorl.rollout.sampled.Sampled`]
+        """
+        self.model.train()  # rollouts of a step are drawn so
+        inputs = [dict(row) for row in rows for _ in range(self.num_generations)]
+        prompts = [row["prompt"] for row in inputs]
+        _, ids, _, completions, _, extra, *_ = self._generate(prompts)
+        for name, values in extra.items():  # of a rollout function, for rewards
+            for place, row in enumerate(inputs):
+                row[name] = values[place] if isinstance(values, list) else values
+        began = time.perf_counter()
+        rewards = super()._calculate_rewards(inputs, prompts, completions, ids)
+        seconds = time.perf_counter() - began
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        return Sampled(
+            completions=completions,
+            ids=ids,
+            cut=[not tokens or tokens[-1] not in ends for tokens in ids],
+            rewards=rewards.cpu(),
+            total=(rewards * self.reward_weights.to(rewards.device)).nansum(dim=1).cpu(),
+            reward_seconds=seconds,
+        )
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """

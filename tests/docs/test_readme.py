@@ -49,8 +49,14 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(forks, tmp_path):
 
 def test_the_commands_for_one_gpu(forks, tmp_path):
     section = README[README.index("## On one GPU") : README.index("## In your own script")]
-    install, train, passk, report = commands(section)
+    install, check, train, passk, report = commands(section)
     assert install == "pip install -e ."
+    program, *rest = shlex.split(f"{check} --prompts 2 {SMALL}")
+    status, written = forks.run("-m", "trl_prorl", *rest, cwd=tmp_path)
+    # Random weights solve nothing.
+    assert program == "trl-prorl" and status == 1
+    assert "cannot learn: groups without signal" in " ".join(written.split())
+    assert not list(tmp_path.iterdir())
     for command, further in ((train, SMALL), (passk, FEW), (report, "")):
         program, *rest = shlex.split(f"{command} {further}")
         assert program == "trl-prorl"
