@@ -19,6 +19,11 @@ from trl_prorl.shown import visible
 KEPT = "samples that were drawn are kept, and no result is half-written. The same command goes on from there."
 
 
+def program(module: str) -> str:
+    """What the usage of `eval.MODULE` begins with: the name that the process was started by."""
+    return sys.argv[0] if sys.argv[0].startswith("trl-prorl ") else f"python -m eval.{module}"
+
+
 def command(main: Callable, bad_input: type[Exception] = InputError, kept: str = KEPT) -> Callable[..., int]:
     """
     Make an entry point return its exit code: its own, or 0; 2 for bad input, 1 for what could not be done, 130 for

@@ -27,7 +27,7 @@ from transformers.trainer_utils import SaveStrategy
 from trl import ModelConfig
 from trl.trainer.utils import is_async_callable
 
-from eval.command import command
+from eval.command import command, program
 from eval.pages.table import Table
 from eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
 from eval.readiness.finding import STOP, Finding, exit_code
@@ -223,7 +223,7 @@ def verdict(findings: list[Finding]) -> str:
 def parse_args(argv=None) -> tuple[argparse.Namespace, list[str]]:
     """Our options, and the rest, which is the run's."""
     parser = argparse.ArgumentParser(
-        prog="python -m eval.preflight",
+        prog=program("preflight"),
         usage="%(prog)s --config RECIPE.yaml [--prompts N] [--json FILE] [--KEY VALUE ...]",
         description="Can a recipe learn, will it fit, how long will it take?",
         epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused.",

@@ -95,7 +95,7 @@ UNKNOWN = (
 
 @pytest.mark.parametrize("rest", UNKNOWN)
 def test_a_model_that_is_not_shipped_is_one_line(rest):
-    there = "embedded:reverse_digits:0…6, embedded:sorting:0…6, embedded:sums:0…6"
+    there = "embedded:reverse_digits:0…6, embedded:sorting:0…6, embedded:sums:0"
     cure = "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
     with pytest.raises(ValueError) as refused:
         find_model(f"embedded:{rest}")
