@@ -224,7 +224,7 @@ def parse_args(argv=None) -> tuple[argparse.Namespace, list[str]]:
     """Our options, and the rest, which is the run's."""
     parser = argparse.ArgumentParser(
         prog=program("preflight"),
-        usage="%(prog)s --config RECIPE.yaml [--prompts N] [--json FILE] [--KEY VALUE ...]",
+        usage="%(prog)s --config RECIPE.yaml [--KEY VALUE ...]",
         description="Can a recipe learn, will it fit, how long will it take?",
         epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused.",
         allow_abbrev=False,
