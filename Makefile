@@ -34,7 +34,7 @@ help:
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
 # A new environment whenever the packaging changes; the stamp is written last, so that a broken install is repeated.
-$(READY): setup.cfg pyproject.toml
+$(READY): setup.py setup.cfg pyproject.toml
 	rm -f $(READY)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"

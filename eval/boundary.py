@@ -12,7 +12,7 @@ import sys
 from rich.console import Console
 
 from eval.analysis.boundary import boundary
-from eval.command import command
+from eval.command import command, program
 from eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
 from eval.pages.curves import arm_label, colour_of
 from eval.pages.objective import objective_notes
@@ -43,9 +43,7 @@ def select_measured(run: Run, other: str | None = None) -> dict:
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.boundary", description="What a run gained and lost over base."
-    )
+    parser = argparse.ArgumentParser(prog=program("boundary"), description="What a run gained and lost over base.")
     add_run_option(parser)
     parser.add_argument("--other", "--others", help="a task that was not trained, as passk.json names it (forgetting)")
     args = parser.parse_args(argv)

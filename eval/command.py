@@ -19,10 +19,15 @@ from trl_prorl.shown import visible
 KEPT = "samples that were drawn are kept, and no result is half-written. The same command goes on from there."
 
 
+def program(module: str) -> str:
+    """What the usage of `eval.MODULE` begins with: the name that the process was started by."""
+    return sys.argv[0] if sys.argv[0].startswith("trl-prorl ") else f"python -m eval.{module}"
+
+
 def command(main: Callable, bad_input: type[Exception] = InputError, kept: str = KEPT) -> Callable[..., int]:
     """
-    Make an entry point return its exit code: 0, 2 for bad input, 1 for what could not be done, 130 for Ctrl-C. Who
-    presses the key a second time need not wait for the end of the process.
+    Make an entry point return its exit code: its own, or 0; 2 for bad input, 1 for what could not be done, 130 for
+    Ctrl-C. Who presses the key a second time need not wait for the end of the process.
 
     Args:
         main (`Callable`): Takes the command line, `None` for the process's own.
@@ -36,7 +41,7 @@ def command(main: Callable, bad_input: type[Exception] = InputError, kept: str =
         logging.disable_progress_bar()  # of weights that are loaded: our own bars show what takes long
         try:
             with quiet_warnings():
-                main(argv)
+                code = main(argv)
         except (bad_input, RunError) as error:
             print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
             return 1 if isinstance(error, RunError) else 2
@@ -44,6 +49,6 @@ def command(main: Callable, bad_input: type[Exception] = InputError, kept: str =
             end_at_once()
             print(f"interrupted: {kept}", file=sys.stderr)
             return INTERRUPTED
-        return 0
+        return code or 0
 
     return run

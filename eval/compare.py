@@ -10,7 +10,7 @@ import sys
 from rich.console import Console
 
 from eval.analysis.compare import common_sizes, compare
-from eval.command import command
+from eval.command import command, program
 from eval.pages.compare import comparison_statements, comparison_table
 from eval.pages.terminal import print_bullets
 from eval.run_folder.finding import add_run_option
@@ -20,9 +20,7 @@ from eval.run_folder.reading import load_run
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eval.compare", description="Two runs on the same prompts, paired."
-    )
+    parser = argparse.ArgumentParser(prog=program("compare"), description="Two runs on the same prompts, paired.")
     add_run_option(parser, help="two run folders")
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: those of both evaluations)")
     args = parser.parse_args(argv)

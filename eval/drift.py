@@ -17,7 +17,7 @@ from rich.progress import track
 
 from eval.analysis.drift import model_drift, token_drift
 from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from eval.command import command
+from eval.command import command, program
 from eval.pages.drift import plot_drift, points_table
 from eval.run_folder.json_files import write_json
 from eval.run_folder.reading import DRIFT_FILE, read_env
@@ -104,7 +104,7 @@ def measure(run_dir: Path, args) -> dict:
 
 def parse_args(argv=None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m eval.drift", description="How far runs have moved from base.")
+    parser = argparse.ArgumentParser(prog=program("drift"), description="How far runs have moved from base.")
     add_sampling_arguments(parser)
     parser.add_argument("--samples", type=int, default=4, help="samples per prompt")
     return parser.parse_args(argv)

@@ -19,7 +19,7 @@ from rich.console import Console
 from eval.analysis.passk import SIDES, by_task_and_level, gain, greedy_side, summarise_samples
 from eval.analysis.passk_merge import completed, to_complete
 from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
-from eval.command import command
+from eval.command import command, program
 from eval.pages.passk import checkpoint_table, parts_table, result_table
 from eval.run_folder.json_files import write_json
 from eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation
@@ -190,7 +190,7 @@ def check_settings(args) -> None:
 
 def parse_args(argv=None) -> argparse.Namespace:
     """The command line, with its defaults filled in."""
-    parser = argparse.ArgumentParser(prog="python -m eval.passk", description="pass@k of runs, base against trained.")
+    parser = argparse.ArgumentParser(prog=program("passk"), description="pass@k of runs, base against trained.")
     add_sampling_arguments(parser)
     parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MOST_SAMPLES} (default 16, greedy 1)")
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default those of 1 4 8 up to n)")
@@ -207,8 +207,8 @@ def parse_args(argv=None) -> argparse.Namespace:
         "--other",
         nargs="+",
         default=[],
-        metavar="NAME[@LEVEL][=PATH]",
-        help="tasks that were not trained (forgetting)",
+        metavar="TASK",
+        help="tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]",
     )
     parser.add_argument(
         "--replace", action="store_true", help="write passk.json anew, even if it holds more than is asked now"

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from eval.command import command
+from eval.command import command, program
 from eval.run_folder.reading import load_config
 from eval.samples.points import find_trained_model
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
@@ -34,7 +34,7 @@ def file_table(repo: str, files: dict[str, Content]) -> Table:
 
 def parse_args(argv=None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m eval.push", description="Push a run to the Hugging Face Hub.")
+    parser = argparse.ArgumentParser(prog=program("push"), description="Push a run to the Hugging Face Hub.")
     parser.add_argument("--run", required=True, type=Path, help="run folder")
     parser.add_argument("--repo", help="repository (default: the run's hub_model_id, else the folder's name)")
     parser.add_argument("--private", action="store_true", help="make a new repository private")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from eval.command import command
+from eval.command import command, program
 from eval.pages.contents import build_report, draw_pictures
 from eval.pages.document import to_markdown
 from eval.pages.html import to_html
@@ -29,7 +29,7 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m eval.report", description="Report on run folders.")
+    parser = argparse.ArgumentParser(prog=program("report"), description="Report on run folders.")
     add_run_option(parser, help="run folders or quoted globs of them", type=str)
     parser.add_argument("--out", type=Path, help="folder of the report (default: the one in which all runs lie)")
     args = parser.parse_args(argv)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from eval.command import command
+from eval.command import command, program
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.resets.optimizer_state import MODES, reset_optimizer
 from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter, move_reference
@@ -91,7 +91,9 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
 @functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv: list[str] | None = None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[1])
+    parser = argparse.ArgumentParser(
+        prog=program("reset_cost"), description="What a reset costs, against a plain copy of the same bytes."
+    )
     parser.add_argument(
         "--hidden", type=int, default=896, help="of the model; the defaults are Qwen2.5-0.5B's, fewer layers"
     )

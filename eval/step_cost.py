@@ -45,10 +45,11 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from eval.command import command
+from eval.command import command, program
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import byte_tokenizer
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
+from trl_prorl.own_packages import claim
 from trl_prorl.variants import VARIANTS
 
 
@@ -349,7 +350,7 @@ def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     for title, *setting in settings(args):
         results[title] = {}
         for name in track(list(setting[0]), description=title):
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=claim) as pool:
                 results[title][name] = pool.submit(peak_memory, name, args, ({}, *setting[1:])).result()
     return results
 
@@ -442,49 +443,64 @@ def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog=(prog := program("step_cost")),
+        usage=f"{prog} [--OPTION VALUE ...]",
+        description="What a step costs, side by side with TRL.",
+        formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
     )
     parser.add_argument(
-        "--mode", choices=["arms", "overhead", "growth", "memory"], default="arms", help="what to compare"
+        "--mode",
+        choices=["arms", "overhead", "growth", "memory"],
+        default="arms",
+        metavar="MODE",
+        help="arms, overhead, growth or memory",
     )
     parser.add_argument(
         "--arms",
         nargs="+",
         choices=[name for name in ARMS if name != BASELINE],
         default=None,
-        help=f"what {BASELINE} is compared with; by default everything, and in growth A and B packed",
+        metavar="ARM",
+        help=f"compared with {BASELINE}: everything, and in growth A and B packed",
     )
-    parser.add_argument("--shape", choices=list(SHAPES), default="small", help="the model, with random weights")
-    parser.add_argument("--rank", type=int, default=16, help="rank of LoRA; 0 is full fine-tuning")
-    parser.add_argument("--iterations", type=int, nargs="+", default=[2], help="inner passes μ (B needs 2)")
+    parser.add_argument("--shape", choices=list(SHAPES), default="small", metavar="SHAPE", help=", ".join(SHAPES))
+    parser.add_argument("--rank", type=int, metavar="N", default=16, help="rank of LoRA; 0 is full fine-tuning")
+    parser.add_argument("--iterations", type=int, nargs="+", default=[2], metavar="μ", help="inner passes; B needs 2")
     parser.add_argument(
-        "--scale", type=float, nargs="+", default=[1.0], help="completions as multiples of gold answers"
+        "--scale", type=float, nargs="+", default=[1.0], metavar="X", help="completions as multiples of gold answers"
     )
-    parser.add_argument("--checkpointing", choices=["off", "on", "both"], default="off", help="gradient checkpointing")
-    parser.add_argument("--num_generations", type=int, default=8, help="completions of a prompt, G")
-    parser.add_argument("--prompts", type=int, default=4, help="prompts of an optimizer step")
-    parser.add_argument("--micro_batch", type=int, default=8, help="completions of one forward")
-    parser.add_argument("--template", type=int, default=30, help="tokens of the chat template in every prompt")
-    parser.add_argument("--longest", type=int, default=2048, help="completions are cut here")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds after the one that warms up")
-    parser.add_argument("--no_generation", "--no-generation", action="store_true", help="do not time generation")
     parser.add_argument(
-        "--lengths", type=int, nargs="+", default=[64, 256, 1024, 2048], help="completion lengths of growth"
+        "--checkpointing",
+        choices=["off", "on", "both"],
+        default="off",
+        metavar="ON",
+        help="gradient checkpointing: off, on or both",
     )
-    parser.add_argument("--groups", type=int, nargs="+", default=[4, 8, 16, 32], help="G of growth")
+    parser.add_argument("--num_generations", type=int, metavar="G", default=8, help="completions of a prompt, G")
+    parser.add_argument("--prompts", type=int, metavar="N", default=4, help="prompts of an optimizer step")
+    parser.add_argument("--micro_batch", type=int, metavar="N", default=8, help="completions of one forward")
+    parser.add_argument("--template", type=int, metavar="N", default=30, help="tokens of the template in every prompt")
+    parser.add_argument("--longest", type=int, metavar="N", default=2048, help="completions are cut here")
+    parser.add_argument("--rounds", type=int, metavar="N", default=5, help="rounds after the one that warms up")
+    parser.add_argument("--no-generation", "--no_generation", action="store_true", help="do not time generation")
     parser.add_argument(
-        "--spread", action="store_true", help="growth: lengths spread as GSM8K's answers' are, instead of all equal"
+        "--lengths",
+        type=int,
+        metavar="N",
+        nargs="+",
+        default=[64, 256, 1024, 2048],
+        help="completion lengths of growth",
     )
+    parser.add_argument("--groups", type=int, metavar="G", nargs="+", default=[4, 8, 16, 32], help="G of growth")
+    parser.add_argument("--spread", action="store_true", help="growth: lengths spread as GSM8K's answers' are")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: of this process, on a busy machine"
+        "--clock", choices=["wall", "cpu"], default="wall", metavar="CLOCK", help="wall, or cpu on a busy machine"
     )
+    parser.add_argument("--threads", type=int, metavar="N", default=1, help="of a CPU; several count their waiting")
+    parser.add_argument("--dtype", default=None, help="float32, bfloat16; by default the latter on a GPU")
     parser.add_argument(
-        "--threads", type=int, default=1, help="of a CPU; the CPU time of several counts their waiting"
-    )
-    parser.add_argument("--dtype", default=None, help="float32 or bfloat16; by default bfloat16 on a GPU")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/step_cost"), help="folder of results.json and the chart"
+        "--out", type=Path, default=Path("runs/step_cost"), metavar="DIR", help="of results.json and the chart"
     )
     args = parser.parse_args(argv)
     args.dtype = getattr(torch, args.dtype or ("bfloat16" if args.device == "cuda" else "float32"))

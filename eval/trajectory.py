@@ -13,7 +13,7 @@ import sys
 from rich.console import Console
 
 from eval.analysis.trajectory import MIN_RESAMPLES, RESAMPLES, check_run, default_sizes, per_prompt_by_step
-from eval.command import command
+from eval.command import command, program
 from eval.pages.terminal import print_bullets
 from eval.pages.trajectory import plot_trajectory, trajectory_statements, trajectory_table
 from eval.run_folder.finding import add_run_option
@@ -24,7 +24,7 @@ from trl_prorl.errors import InputError
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m eval.trajectory", description="pass@k over training, with a fit.")
+    parser = argparse.ArgumentParser(prog=program("trajectory"), description="pass@k over training, with a fit.")
     add_run_option(parser)
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: the run's smallest and largest)")
     parser.add_argument(

@@ -47,7 +47,10 @@ def json_object(text: str) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tasks", description="Look at the tasks.")
+    parser = argparse.ArgumentParser(
+        prog="trl-prorl tasks" if sys.argv[0].startswith("trl-prorl ") else "python -m tasks",
+        description="Look at the tasks.",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="list the tasks")
     show = commands.add_parser("show", help="print some rows of a task")

@@ -142,6 +142,13 @@ class Task(ABC):
         """[`Task.reward`] of each completion with its row; side by side where that is faster."""
         return [self.reward(completion, row) for completion, row in zip(completions, rows, strict=True)]
 
+    def has_answer(self, completion: str, row: Mapping) -> bool:
+        """
+        Whether the completion holds anything that [`Task.verify`] would take for an answer, right or wrong; any text
+        does, unless the task says otherwise. Never raises on any text.
+        """
+        return bool(completion.strip())
+
     def gold(self, row: Mapping) -> str:
         """A completion of the row that [`Task.verify`] accepts."""
         return row["answer"]

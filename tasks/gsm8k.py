@@ -190,5 +190,8 @@ class GSM8K(Task):
         # Several markers have to agree; a completion with a thousand of them is no answer.
         return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"]) for part in marked)
 
+    def has_answer(self, completion: str, row: Mapping) -> bool:
+        return bool(marked_answers(completion))
+
     def gold(self, row: Mapping) -> str:
         return f"#### {row['answer']}"

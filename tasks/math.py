@@ -145,5 +145,8 @@ class Math(Task):
         (answer,), gold = answers.values(), row["answer"]
         return is_answer(answer, gold) and not repeats(answer, normalise(gold), question_of(row))
 
+    def has_answer(self, completion: str, row: Mapping) -> bool:
+        return bool(boxed(completion))
+
     def gold(self, row: Mapping) -> str:
         return f"\\boxed{{{row['answer']}}}"

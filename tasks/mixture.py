@@ -102,6 +102,9 @@ class Mixture(Task):
     def reward(self, completion: str, row: Mapping) -> float:
         return self.member(row).reward(completion, row)
 
+    def has_answer(self, completion: str, row: Mapping) -> bool:
+        return self.member(row).has_answer(completion, row)
+
     def gold(self, row: Mapping) -> str:
         return self.member(row).gold(row)
 

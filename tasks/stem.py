@@ -112,5 +112,8 @@ class Stem(GeneratedTask):
     def verify(self, completion: str, row: Mapping) -> bool:
         return extract_letter(completion, row["choices"]) == row["answer"]
 
+    def has_answer(self, completion: str, row: Mapping) -> bool:
+        return extract_letter(completion, row["choices"]) is not None
+
     def gold(self, row: Mapping) -> str:
         return f"Answer: {row['answer']}"

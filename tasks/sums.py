@@ -67,5 +67,8 @@ class Sums(GeneratedTask):
         points = sum(a == b for a, b in zip(required, given, strict=False)) + (len(marked_answers(completion)) == 1)
         return points / (len(required) + 2)
 
+    def has_answer(self, completion: str, row: Mapping) -> bool:
+        return bool(marked_answers(completion))
+
     def gold(self, row: Mapping) -> str:
         return f"{row['working']} {MARK} {row['answer']}"

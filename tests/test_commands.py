@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from trl_prorl.commands import COMMANDS
+from trl_prorl.launch.shipped_recipes import recipe_file, shipped_recipes, with_recipe
 
 
 ROOT = Path(__file__).parent.parent
+RECIPES = ROOT / "recipes"
+THERE = [
+    name for name, (module, _) in COMMANDS.items() if (ROOT / Path(*module.split(".")).with_suffix(".py")).is_file()
+]
 OWN = """
 import tasks, eval
 from trl_prorl.train import TaskArguments
@@ -70,11 +75,108 @@ def test_help_and_a_misspelt_command(project):
     assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in COMMANDS)
     done = run(project, script, "pask")
     assert done.returncode == 2 and done.stderr.startswith("error: 'pask' is not a command (did you mean 'passk'?)")
-    done = run(project, script, "train", "--help")
-    assert done.returncode == 0 and done.stdout.startswith("usage: trl-prorl train [--config RECIPE.yaml]")
 
 
 def test_every_command_has_its_main():
-    for module, _ in COMMANDS.values():
+    assert set(COMMANDS) == set(THERE)
+    for module in (COMMANDS[name][0] for name in THERE):
         path = ROOT / Path(*module.split(".")).with_suffix(".py")
         assert "\ndef main(" in path.read_text(), module
+
+
+@pytest.mark.parametrize("name", THERE)
+def test_no_folder_of_the_user_hides_a_command_whose_help_is_one_screen(project, name):
+    """The user's packages refuse to be imported, and Python looks into the working directory first."""
+    for package in ("tasks", "eval"):
+        (project / package / "__init__.py").write_text("raise ImportError('the folder of the user')\n")
+    done = run(project, "-m", "trl_prorl", name, "--help", COLUMNS="80", PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"usage: trl-prorl {name} ")
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
+
+
+def test_a_process_of_a_command_finds_ours(project):
+    """`step-cost --mode memory` measures in processes of their own, which look for `eval` anew."""
+    for package in ("tasks", "eval"):
+        (project / package / "__init__.py").write_text("raise ImportError('the folder of the user')\n")
+    code = (
+        "import multiprocessing, concurrent.futures\n"
+        "from trl_prorl.own_packages import claim\n"
+        "if __name__ == '__main__':\n"
+        "    claim()\n"
+        "    from tasks import task_names\n"
+        "    from eval.command import program\n"
+        "    spawn = multiprocessing.get_context('spawn')\n"
+        "    with concurrent.futures.ProcessPoolExecutor(1, spawn, initializer=claim) as pool:\n"
+        "        print('parity' in pool.submit(task_names).result(), pool.submit(program, 'passk').result())\n"
+    )
+    (project / "own.py").write_text(code)
+    done = run(project, "own.py")
+    assert (done.returncode, done.stdout) == (0, "True python -m eval.passk\n"), done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_step_where_the_user_has_such_packages(project):
+    for package in ("tasks", "eval"):
+        (project / package / "__init__.py").write_text("raise ImportError('the folder of the user')\n")
+    options = "--mode memory --arms B --rounds 1 --prompts 1 --num_generations 2 --micro_batch 2 --scale 0.1"
+    command = ["-m", "trl_prorl", "step-cost", *options.split(), "--no-generation", "--device", "cpu"]
+    done = run(project, *command, PYTHONPATH=f"{project}{os.pathsep}{ROOT}")
+    assert done.returncode == 0 and "peak GiB" in done.stdout, done.stderr[-2000:]
+
+
+def test_train_alone_lists_the_recipes(project):
+    done = run(project, str(project.parent / "bin" / "trl-prorl"), "train")
+    assert done.returncode == 0 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 50 and max(map(len, lines)) <= 80
+    listed, folder = set(), ""
+    for line in lines:
+        if line.startswith("    "):
+            listed |= {f"{folder}{stem}" for stem in line.split()}
+        elif line.startswith("  "):
+            folder = line.strip()
+    arms = {file for file in RECIPES.rglob("*.yaml") if file.stem != "base" and file.parent != RECIPES / "study"}
+    assert listed == {str(file.relative_to(RECIPES).with_suffix("")) for file in arms} and len(listed) >= 44
+
+
+def test_a_recipe_by_its_name_and_by_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert recipe_file("tiny/variantC_soft0.1") == RECIPES / "tiny" / "variantC_soft0.1.yaml"
+    named = ["--config", str(RECIPES / "tiny" / "variantA.yaml")]
+    assert with_recipe(["tiny/variantA", "--beta", "2"]) == [*named, "--beta", "2"]
+    assert with_recipe(["--beta", "2", "--config=tiny/variantA"]) == ["--beta", "2", *named]
+    assert with_recipe(["--help", "beta_old"]) == ["--help", "beta_old"] and with_recipe([]) == []
+    # A file wins, whatever it is called.
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "variantA").write_text("beta: 1.0\n")
+    (tmp_path / "mine.yaml").write_text("beta: 1.0\n")
+    assert with_recipe(["tiny/variantA"]) == ["--config", "tiny/variantA"]
+    assert with_recipe(["mine.yaml"]) == ["--config", "mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    "asked, told",
+    [
+        ("tiny/varianA", "(did you mean 'tiny/variantA'?). `trl-prorl train` lists those."),
+        ("recipes/tiny/variantB.yaml", "(did you mean 'tiny/variantB'?). `trl-prorl train` lists those."),
+        ("none.yaml", "'none.yaml' is neither a file nor the name of a shipped recipe."),
+        ("tiny/base", "'tiny/base' is neither a file nor the name of a shipped recipe"),
+        ("study/matrix", "'study/matrix' is neither a file nor the name of a shipped recipe"),
+        ("tiny/events", "is a folder of recipes: name one of tiny/events/control, tiny/events/plain,"),
+    ],
+)
+def test_a_recipe_that_is_not_there(tmp_path, monkeypatch, asked, told):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as caught:
+        recipe_file(asked)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert asked not in shipped_recipes()
+
+
+def test_what_train_refuses_is_one_line(project):
+    done = run(project, str(project.parent / "bin" / "trl-prorl"), "train", "tiny/varianA", "--beta", "1")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    done = run(project, str(project.parent / "bin" / "trl-prorl"), "train", "tiny/variantA", "--betta", "1")
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown option '--betta' (did you mean '--beta'?)")

@@ -341,7 +341,10 @@ def test_other_architectures_are_asked_for_numbers(kind):
 @pytest.mark.parametrize(
     "keys, line",
     [
-        ({"num_beams": 2, "do_sample": False}, "generation_kwargs ask for beam search"),
+        (
+            {"num_beams": 2, "do_sample": False},
+            "the settings of the generation ask for beam search",
+        ),
         ({"cache_implementation": "static"}, "cache_implementation='static' needs transformers' own loop"),
         ({"use_cache": False}, "use_cache=False needs"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5 needs"),
@@ -450,6 +453,29 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, monk
     again = make_trainer(**A, max_steps=6, model_init_kwargs={"dtype": "bfloat16"})
     again.train(str(out / "checkpoint-4"))
     assert again.parts["generation"].copy is None
+
+
+def test_a_policy_that_is_scored_in_bf16_is_measured(make_trainer):
+    trainer = make_trainer(**A, bf16=True)  # weights in fp32
+    trainer.train()
+    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    measured = [row["mean_abs_dlogp_sampler"] for row in rows if "mean_abs_dlogp_sampler" in row]
+    assert len(measured) == 2 and all(0 < value < MERGED_BOUND for value in measured)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(make_trainer, dtype):
+    def rollout(prompts, trainer):
+        ids = [[5, 6, 7]] * len(prompts)
+        return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[-50.0] * 3] * len(prompts)}
+
+    trainer = make_trainer(
+        trainer_kwargs={"rollout_func": rollout}, **A, max_steps=4, model_init_kwargs={"dtype": dtype}
+    )
+    trainer.train()
+    assert trainer.parts["generation"].merged == "on"
+    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    assert len(rows) == 4 and not any("mean_abs_dlogp_sampler" in row for row in rows)
 
 
 def test_with_dynamic_sampling_and_a_thinking_budget(make_trainer):

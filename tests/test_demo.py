@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from eval.analysis.statistics import prediction_interval
+from trl_prorl import demo as demo_module
 from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
 
 
@@ -51,17 +51,13 @@ def test_a_recipe_that_is_not_there_is_one_line(tmp_path):
 
 @pytest.fixture
 def script(monkeypatch):
-    """`recipes/demo.py` as a module, which trains nothing and evaluates nothing: a function that runs its main."""
-    spec = importlib.util.spec_from_file_location("demo", ROOT / "recipes" / "demo.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "train", lambda arms, side_by_side: None)
-    monkeypatch.setattr(module.subprocess, "run", lambda *args, **kwargs: None)
-    monkeypatch.chdir(ROOT)  # main changes the directory
+    """A function that runs the demo's main, which trains nothing and evaluates nothing."""
+    monkeypatch.setattr(demo_module, "train", lambda arms, side_by_side: None)
+    monkeypatch.setattr(demo_module.subprocess, "run", lambda *args, **kwargs: None)
 
     def main(*arguments):
         monkeypatch.setattr(sys, "argv", ["demo.py", *arguments])
-        module.main()
+        demo_module.main()
 
     return main
 

@@ -14,7 +14,8 @@ RECIPES = ROOT / "recipes"
 STUDY = RECIPES / "study"  # bases, and the file of the study's arms
 FILES = sorted(set(RECIPES.rglob("*.yaml")) - set(RECIPES.rglob("base.yaml")) - set(STUDY.glob("*.yaml")))
 # Of every folder the arm that most others share their code with; `make test-slow` runs all.
-FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml")
+FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml", "kimi_k1.5.yaml", "dapo.yaml", "mixture.yaml")
+NEEDS_CUDA = ("qlora_8bit.yaml",)
 SMALL = {
     "bf16": "false",
     "use_cpu": "true",
@@ -34,8 +35,15 @@ SMALL = {
 def small(recipe):
     """Options that make a recipe small; a reset that comes by the clock comes within its steps."""
     options = dict(SMALL)
-    if recipe.get("ref_reset_every"):
+    if recipe.get("ref_reset_every", 0) > 2:
         options["ref_reset_every"] = 2
+    if recipe.get("elastic_reset_every"):
+        options["elastic_reset_every"] = 2
+    if recipe.get("task") == "mixture":
+        options["train_rows"] = 8  # both tasks have some
+    if "steps_per_generation" in recipe:
+        options["train_rows"] = 4
+        options["per_device_train_batch_size"] = 4
     if recipe.get("eval_strategy", "no") != "no":
         options |= {"eval_steps": 1, "eval_rows": 1, "per_device_eval_batch_size": 4}
     return [word for key, value in options.items() for word in (f"--{key}", str(value))]
@@ -46,6 +54,7 @@ def small(recipe):
     [
         pytest.param(file, id=str(file.relative_to(RECIPES)), marks=() if file.name in FAST else pytest.mark.slow)
         for file in FILES
+        if file.name not in NEEDS_CUDA
     ],
 )
 def test_it_runs(forks, tmp_path, file):
@@ -55,7 +64,8 @@ def test_it_runs(forks, tmp_path, file):
     assert status == 0, written[-3000:]
     run = tmp_path / recipe["output_dir"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2, 3] and all(row["tokens_generated"] > 0 for row in rows[::2])
+    every = recipe.get("steps_per_generation", 1) * recipe.get("num_iterations", 1)
+    assert [row["step"] for row in rows] == [1, 2, 3] and all(row["tokens_generated"] > 0 for row in rows[::every])
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert {key: config[key] for key in ("task", "beta") if key in recipe} == {
         key: recipe[key] for key in ("task", "beta") if key in recipe
@@ -64,6 +74,8 @@ def test_it_runs(forks, tmp_path, file):
     resets = [(event["step_applied"], event["optimizer_reset"]) for event in events if event["event"] == "reset"]
     if recipe.get("ref_reset_every"):
         assert resets == [(2, recipe.get("optimizer_reset", "keep"))]
+    if recipe.get("elastic_reset_every"):
+        assert [event["step_applied"] for event in events if event["event"] == "elastic_reset"] == [2]
     assert (run / "adapter_model.safetensors").is_file() == recipe.get("use_peft", False)
 
 

@@ -1,41 +1,87 @@
-"""`pip install .`, not editable: every file of the packages is there, and the command works in another folder."""
+"""
+The wheel in an environment that sees the dependencies but not the project: every file is there, and a user without a
+checkout can do what README says, whatever the folders around are called.
+"""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
+import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
+from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.launch.shipped_recipes import shipped_recipes
 
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("trl_prorl", "tasks", "eval")
-OF_THE_BUILD = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+OF_THE_BUILD = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+SMALL = (
+    "--max_steps 2 --train_rows 16 --per_device_train_batch_size 16 --num_generations 8 --disable_tqdm true".split()
+)
+
+
+def done(command, **kwargs):
+    result = subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The folder of an installation from a copy of the sources, and of its command, `bin/trl-prorl`."""
-    sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("site")
-    for name in PACKAGES:
+def wheel(tmp_path_factory):
+    """A wheel, built from a copy of the sources."""
+    sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
+    for name in (*PACKAGES, "recipes"):
         shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in OF_THE_BUILD:
         shutil.copy(ROOT / name, sources)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-    command += ["--no-index", "--no-deps", "--no-build-isolation", "--target", str(target), str(sources)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return target
+    build = ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target), str(sources)]
+    done([*PIP, *build])
+    (built,) = target.glob("*.whl")
+    return built
 
 
-def run(installed, folder, *command):
-    env = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "120"}
-    done = subprocess.run([sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The environment: the folder of its packages, and its `trl-prorl`."""
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=False, symlinks=True)
+    python = home / "bin" / "python"
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
+    # Lines of a .pth are paths and no more: what links an editable install to its checkout is not read there.
+    places = dict.fromkeys(
+        str(Path(find_spec(name).origin).parent.parent) for name in ("torch", "trl", "numpy", "yaml")
+    )
+    (site / "dependencies.pth").write_text("".join(f"{place}\n" for place in places))
+    hidden = {**os.environ, "PYTHONPATH": ""}
+    assert done([str(python), "-c", "import importlib.util as u; print(u.find_spec('trl'))"], env=hidden) != "None\n"
+    done([*PIP, f"--python={python}", "install", "--no-index", "--no-deps", "--no-compile", str(wheel)])
+    return site, home / "bin" / "trl-prorl"
+
+
+@pytest.fixture
+def run(installed, tmp_path):
+    """A function that runs a command in a folder with packages of the user called `eval` and `tasks`."""
+    for name in ("eval", "tasks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('the folder of the user')\n")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    python, command = installed[1].parent / "python", installed[1]
+
+    def run(program, *arguments):
+        start = {"trl-prorl": [str(command)], "python": [str(python)]}[program]
+        return done([*start, *map(str, arguments)], cwd=tmp_path, env={**env, "COLUMNS": "120"})
+
+    return run
 
 
 def files(folder, name):
@@ -45,24 +91,48 @@ def files(folder, name):
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_every_file_is_there(installed, name):
-    there, wanted = files(installed, name), files(ROOT, name)
+    there, wanted = files(installed[0], name), files(ROOT, name)
+    there = {path: content for path, content in there.items() if not path.startswith("trl_prorl/recipes/")}
     assert there.keys() == wanted.keys() and there == wanted
 
 
-def test_the_packages_are_found_in_another_folder(installed, tmp_path):
+def test_the_wheel_holds_the_recipes_and_nothing_else_at_its_top(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {*PACKAGES, "trl_prorl"}
+    there = {name for name in names if name.startswith("trl_prorl/recipes/") and not name.endswith(".py")}
+    wanted = {path for path in (ROOT / "recipes").rglob("*.yaml") if "study" not in path.parts}
+    assert there == {f"trl_prorl/{path.relative_to(ROOT).as_posix()}" for path in wanted}
+
+
+def test_the_packages_are_found_in_another_folder(installed, run):
     code = (
-        "import trl_prorl, tasks, eval\n"
+        "from trl_prorl.own_packages import claim\n"
+        "claim()\n"
+        "import trl_prorl, tasks, eval, json\n"
         "from trl_prorl.embedded.shipped import embedded_model, weights_sha256\n"
-        "print(trl_prorl.__file__, tasks.__file__, eval.__file__, embedded_model(), sep='\\n')\n"
+        "from trl_prorl.launch.recipe_check import read_recipe\n"
+        "from trl_prorl.launch.shipped_recipes import shipped_recipes\n"
         f"print(weights_sha256({DEFAULT!r}))\n"
+        "shipped = shipped_recipes()\n"
+        "print(json.dumps({name: read_recipe(file) for name, file in shipped.items()}))\n"
+        "print(trl_prorl.__file__, tasks.__file__, eval.__file__, embedded_model(), *shipped.values(), sep='\\n')\n"
     )
-    *paths, sha256 = run(installed, tmp_path, "-c", code).splitlines()
-    assert all(Path(path).is_relative_to(installed) for path in paths) and len(paths) == 4
+    sha256, recipes, *paths = run("python", "-c", code).splitlines()
+    assert all(Path(path).is_relative_to(installed[0]) for path in paths) and len(paths) > 40
     assert sha256 == weights_sha256(DEFAULT)
+    assert json.loads(recipes) == {name: read_recipe(file) for name, file in shipped_recipes().items()}
 
 
-def test_the_command_works_in_another_folder(installed, tmp_path):
-    command = str(installed / "bin" / "trl-prorl")
-    assert "parity, level" in run(installed, tmp_path, command, "tasks", "show", "parity", "-n", "1")
-    assert run(installed, tmp_path, command, "train", "--help").startswith("usage: trl-prorl train")
-    assert not list(tmp_path.iterdir())
+def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
+    """As README says: look, train by name, evaluate, report."""
+    assert "parity, level" in run("trl-prorl", "tasks", "show", "parity", "-n", "1")
+    assert "  tiny/\n" in run("trl-prorl", "train")
+    assert {path.name for path in tmp_path.iterdir()} == {"eval", "tasks"}
+    assert "--arms" in run("trl-prorl", "demo", "--help")
+    run("trl-prorl", "train", "tiny/variantA", *SMALL)
+    a_run = tmp_path / "runs" / "tiny" / "variantA"
+    assert len((a_run / "metrics.jsonl").read_text().splitlines()) == 2
+    run("trl-prorl", "passk", "--run", a_run, "--prompts", "4", "--n", "2", "--no-greedy")
+    assert json.loads((a_run / "passk.json").read_text())["task"] == "reverse_digits"
+    run("trl-prorl", "report", "--runs", a_run, "--out", tmp_path / "page")
+    assert "variantA" in (tmp_path / "page" / "report.html").read_text()

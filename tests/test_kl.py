@@ -121,3 +121,18 @@ def test_bad_input_is_named():
         kl_values(torch.zeros(1, 2), torch.zeros(1, 2), "k4")
     with pytest.raises(ValueError, match=r"\(1, 2\).*\(2, 1\)"):
         kl_values(torch.zeros(1, 2), torch.zeros(2, 1))
+
+
+def test_the_corrected_k3_to_the_sampler_is_rpgs_penalty():
+    """
+    RPG (arXiv 2505.17508), un-normalised reverse KL to the iterate: w (log w − 1) + 1 with w = π_θ/π_old, whose
+    derivative in log π_θ is w log w. `recipes/prior_art/rpg_urkl.yaml` says so.
+    """
+    old = torch.tensor([[-1.0, -0.5, -3.0]], dtype=torch.float64)
+    logps = torch.tensor([[-0.5, -0.5, -4.0]], dtype=torch.float64, requires_grad=True)
+    ratio = importance_ratio(logps, old, torch.ones_like(old), "token")
+    penalty = kl_penalty(logps, old, "k3", ratio)
+    # log w = 0.5, 0, −1: w (log w − 1) + 1 = 1 − 0.5 e^0.5, 0, 1 − 2/e; w log w = 0.5 e^0.5, 0, −1/e
+    assert penalty.tolist()[0] == pytest.approx([1 - 0.5 * math.exp(0.5), 0.0, 1 - 2 / math.e])
+    (gradient,) = torch.autograd.grad(penalty.sum(), logps)
+    assert gradient.tolist()[0] == pytest.approx([0.5 * math.exp(0.5), 0.0, -1 / math.e])

@@ -16,9 +16,15 @@ from trl_prorl.train import TaskArguments
 RECIPES = Path(__file__).parent.parent / "recipes"
 STUDY = RECIPES / "study"  # bases, and the file of the study's arms
 FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base" and path.parent != STUDY)
-FOLDERS = sorted({file.parent for file in FILES} - {RECIPES / "prorl_v2"})  # which compares nothing
+ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys")]  # they compare nothing
+FOLDERS = sorted({file.parent for file in FILES} - set(ALONE))
 VARIANT_KEYS = {"output_dir", "beta", "beta_old"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
+# The variant of a published scheme, and of a recipe that shows a key.
+OTHERS = {"prorl_v1": "C", "cosmos_rl": "C", "elastic_reset": "elastic", "kimi_k1.5": "B", "rpg_urkl": "B"}
+OTHERS |= dict.fromkeys(("prorl_v2", "sync_ref_model", "ema_pg", "async_grpo"), "A")
+OTHERS |= dict.fromkeys(("slime", "dr_grpo", "dapo", "gspo", "cispo", "olmo3"), "plain")
+OTHERS |= {"mixture": "A", "adaptive_beta": "control", "base_anchor": "B", "qlora_8bit": "C"}
 EXPECTED = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
 
 
@@ -38,7 +44,7 @@ def parse(file, *extra):
 def test_parses_into_its_variant(file):
     _, args, _ = parse(file)
     special = {"variantC_keep": "A", "optimizer_only": "optimizer-only", "gsm8k_qwen2.5-0.5b": "A"}
-    assert args.variant == (special.get(file.stem) or EXPECTED[file.stem.split("_")[0]])
+    assert args.variant == (special.get(file.stem) or OTHERS.get(file.stem) or EXPECTED[file.stem.split("_")[0]])
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name)
@@ -66,7 +72,14 @@ def test_an_arm_s_own_file_has_what_defines_it_and_no_more(file):
         assert "base" not in own
         return
     base = yaml.safe_load((file.parent / own.pop("base")).read_text())
-    assert len(own) <= 7 and not any(base.get(key, ...) == value for key, value in own.items())
+    assert len(own) <= (18 if file.parent in ALONE else 7)
+    assert not any(base.get(key, ...) == value for key, value in own.items())
+
+
+def test_the_published_schemes_start_where_the_tiny_arms_do():
+    """What a scheme may choose is no key of the base; the rest is the tiny recipes'."""
+    tiny, own = (read_recipe(RECIPES / folder / "base.yaml") for folder in ("tiny", "prior_art"))
+    assert own == {key: value for key, value in tiny.items() if key not in ("kl_estimator", "use_bias_correction_kl")}
 
 
 def test_the_command_line_wins_over_the_recipe():
@@ -90,7 +103,6 @@ FAMILIES = ("reverse_digits", "sorting", "sums")
 def test_a_family_of_the_study_is_the_tiny_base_with_another_task(family):
     """All its arms have the same keys as the tiny ones; only the task and its length differ."""
     tiny, own = (read_recipe(file) for file in (RECIPES / "tiny" / "base.yaml", STUDY / f"{family}.yaml"))
-    assert own.pop("compact_generation") == "on" and "compact_generation" not in tiny
     other = {key for key in tiny.keys() | own.keys() if tiny.get(key) != own.get(key)}
     of_the_task = {"model_name_or_path", "task", "task_level", "task_options", "max_completion_length"}
     assert other <= (set() if family == "reverse_digits" else of_the_task)

@@ -100,7 +100,7 @@ BAD = {
     "length without its reward": (["--length_target", "9"], ["length_target=9", "length_reward: target"]),
     "temperature": (["--temperature", "0"], ["temperature=0", "positive"]),
     "package": (["--report_to", "mlflow"], ["report_to='mlflow'", "not installed", "report_to: none"]),
-    "vLLM": (["--use_vllm", "true"], ["use_vllm=True", "pip install"]),
+    "vLLM": (["--use_vllm", "true", "--compact_generation", "off"], ["use_vllm=True", "pip install"]),
     "twice": (["--config=twice.yaml"], ["'beta' is given twice"]),
     "bare no": (["--config", "no.yaml"], ['save_strategy: "no"']),
     "renamed": (["--config", "renamed.yaml"], ["'torch_dtype': write dtype"]),

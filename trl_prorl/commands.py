@@ -4,15 +4,21 @@ working directory, which `python -m tasks` and `python -m eval.passk` would take
 """
 
 import sys
+import textwrap
 from importlib import import_module
 
+from .launch.command_line import refuse, show
 from .launch.interrupt import NOTHING_CHANGED, end_at_once
 from .launch.recipe_check import nearest
+from .launch.shipped_recipes import shipped_recipes, with_recipe
+from .own_packages import claim
 
 
 # command -> module, and a summary; the module is imported when the command is asked for
 COMMANDS = {
-    "train": ("trl_prorl.launch.command_line", "train what a recipe says"),
+    "train": ("trl_prorl.launch.command_line", "train what a recipe says; alone, it lists the recipes"),
+    "demo": ("trl_prorl.demo", "five arms on a CPU, evaluation, report: 6 to 10 minutes"),
+    "preflight": ("eval.preflight", "can a recipe learn, and what will it cost?"),
     "passk": ("eval.passk", "held-out pass@k of runs, base against trained"),
     "report": ("eval.report", "one page about a set of runs"),
     "drift": ("eval.drift", "distance from base"),
@@ -24,11 +30,31 @@ COMMANDS = {
     "push": ("eval.push", "push a run to the Hub"),
     "tasks": ("tasks.__main__", "look at the tasks"),
 }
+TAKES_RECIPE = ("train", "preflight")
 
 
 def help_text() -> str:
     lines = ["usage: trl-prorl COMMAND ...", "", "`trl-prorl COMMAND --help` says what a command takes.", ""]
     return "\n".join([*lines, *(f"  {name:<12}{what}" for name, (_, what) in COMMANDS.items())])
+
+
+def recipes_text() -> str:
+    """The shipped recipes by folder."""
+    folders: dict[str, list[str]] = {}
+    for name in shipped_recipes():
+        folder, _, stem = name.rpartition("/")
+        folders.setdefault(folder, []).append(stem)
+    lines = [
+        "usage: trl-prorl train RECIPE [--KEY VALUE ...]",
+        "",
+        "RECIPE is a file, or the name of a recipe that comes with the package, as in",
+        "`trl-prorl train tiny/variantA --max_steps 20`. `--help` says more. Names:",
+        "",
+    ]
+    for folder, stems in folders.items():
+        names = textwrap.wrap(" ".join(stems), 76, break_on_hyphens=False)
+        lines += [f"  {folder}/", *(f"    {line}" for line in names)]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,15 +77,17 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: {name!r} is not a command{nearest(name, COMMANDS)}: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
-    module = COMMANDS[name][0]
-    package = module.partition(".")[0]
-    if package != __package__:
-        from .own_packages import claim
-
-        claim("tasks")
-        claim(package)
+    if argv == ["train"]:
+        show(recipes_text())
+        return 0
+    if name in TAKES_RECIPE:
+        try:
+            arguments = with_recipe(arguments)
+        except ValueError as error:
+            refuse(error)
+    claim()
     sys.argv = [f"trl-prorl {name}", *arguments]
-    return import_module(module).main() or 0
+    return import_module(COMMANDS[name][0]).main() or 0
 
 
 if __name__ == "__main__":

@@ -35,6 +35,11 @@ class ProRLConfig(GRPOConfig):
         kl_estimator (`str`, *optional*, defaults to `"k3"`):
             `"k1"`, `"k2"` or `"k3"`, for every anchor; together with TRL's `use_bias_correction_kl`. See
             [`~trl_prorl.objective.kl`] for which combination has which gradient.
+        kl_clamp (`float`, *optional*):
+            Bound, in nats, of every anchor's estimate at each token (verl and NeMo RL bound k3 at 10), before
+            `use_bias_correction_kl` multiplies it by the ratio. A token beyond it carries no gradient of the KL, so
+            nothing pulls it back; `kl_clamped` in the record counts such tokens, and `kl_ref`, `kl_old` and `kl_base`
+            stay unbounded. `None`: no bound.
         ref_compute (`str`, *optional*, defaults to `"cached"`):
             `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores it again in every
             inner pass, with the same numbers; the wasteful baseline.
@@ -182,6 +187,7 @@ class ProRLConfig(GRPOConfig):
     beta_base: float = 0.0
     base_anchor_every: int = 1
     kl_estimator: str = "k3"
+    kl_clamp: float | None = None
     ref_compute: str = "cached"
     kl_target: float | None = None
     kl_horizon: int = 100
@@ -316,6 +322,7 @@ class ProRLConfig(GRPOConfig):
     def adds_penalty(self) -> bool:
         """Whether the loss has a KL term that TRL's own loss cannot express."""
         ours = self.kl_estimator != "k3" or self.drop_zero_rows or self.loss_mode == "no_ratio"
+        ours = ours or self.kl_clamp is not None
         return self.beta_old != 0.0 or self.beta_base != 0.0 or (self.beta != 0.0 and ours)
 
     @property
@@ -353,6 +360,6 @@ class ProRLConfig(GRPOConfig):
     def gradient_biases(self) -> dict[str, str]:
         """By coefficient that is not 0, how the gradient of its penalty is biased, if it is."""
         asked = (self.kl_estimator, self.use_bias_correction_kl, self.importance_sampling_level, self.on_policy)
-        bias = gradient_bias(*asked)
+        bias = gradient_bias(*asked, self.kl_clamp)
         names = ("beta", "beta_old", "beta_base")
         return {} if bias is None else {name: bias for name in names if getattr(self, name) != 0.0}

@@ -6,11 +6,14 @@ Python take that folder instead.
 import importlib.util
 import sys
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
 
 ROOT = Path(__file__).parent.parent  # where all our packages are
+OURS = ("tasks", "eval")
 
 
 def own_package(name: str) -> ModuleType:
@@ -30,23 +33,31 @@ def own_package(name: str) -> ModuleType:
     ours = ROOT / name / "__init__.py"
     if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == ours.resolve():
         return import_module(name)
-    return _load(name, f"trl_prorl_{name}")
-
-
-def claim(name: str) -> None:
-    """Import our package under its name, in a process that runs nothing but our own code."""
-    _load(name, name)
-
-
-def _load(name: str, under: str) -> ModuleType:
+    under = f"trl_prorl_{name}"
     if under not in sys.modules:
-        folder = ROOT / name
-        spec = importlib.util.spec_from_file_location(
-            under, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
+        spec = importlib.util.spec_from_file_location(under, ours, submodule_search_locations=[str(ours.parent)])
         sys.modules[under] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[under])
     return sys.modules[under]
 
 
-tasks = own_package("tasks")
+class OursFirst(MetaPathFinder):
+    """Finds our packages under their names, whatever is on Python's path."""
+
+    def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(ROOT)]) if name in OURS else None
+
+
+def claim() -> None:
+    """
+    From now on `tasks` and `eval` are ours, in a process that runs nothing but our own code. It imports nothing, and
+    is called before anything else looks for either.
+    """
+    if not any(isinstance(finder, OursFirst) for finder in sys.meta_path):
+        sys.meta_path.insert(0, OursFirst())
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name != "tasks":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return own_package(name)  # when it is asked for: a command may claim the name first

@@ -16,6 +16,9 @@ class Part:
     own file in `save` and reads it in `load`.
     """
 
+    # Whether a run may have it although the run that it goes on from had it not, with the same configuration.
+    may_join = False
+
     # A step, in this order. A part that acts at none of these moments is called by name.
 
     def at_boundary(self, step: int) -> dict[str, Any] | None:
@@ -103,9 +106,9 @@ class Parts(dict[str, Part]):
         return {name: part.state_dict() for name, part in self.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Go on from the states of the same parts; one that a changed key has switched on begins."""
+        """Go on from the states of the same parts; one that a changed key has switched on, or may join, begins."""
         for name, part in self.items():
-            if name in state or not changed:
+            if name in state or not (changed or part.may_join):
                 part.load_state_dict(state[name], changed)
 
     def save(self, folder: Path) -> None:

@@ -87,7 +87,7 @@ COUNTS_FROM_0 = (
 )
 COUNTS_FROM_1 = ("base_anchor_every", "ref_reset_kl_window", "kl_horizon", "entropy_patience")
 COEFFICIENTS = ("beta", "beta_old", "beta_base", "ref_reset_min_delta")
-THRESHOLDS = (*triggers.THRESHOLDS, "kl_target", "reward_timeout", "entropy_floor")
+THRESHOLDS = (*triggers.THRESHOLDS, "kl_target", "kl_clamp", "reward_timeout", "entropy_floor")
 
 VALUES = (
     Values(COEFFICIENTS, _number(lambda value: 0 <= value < math.inf), "a finite number that is not negative"),
@@ -324,6 +324,14 @@ REFUSALS = (
         lambda args: (
             "drop_zero_rows=True leaves rows out of the KL, and there is none. Set beta, beta_old or beta_base, or "
             "leave drop_zero_rows out."
+        ),
+    ),
+    Refusal(
+        {"kl_clamp": 10.0},
+        lambda args: args.kl_clamp is not None and not args.anchored,
+        lambda args: (
+            f"kl_clamp={args.kl_clamp} bounds the KL to an anchor, and there is none. Set beta, beta_old or "
+            "beta_base, or leave kl_clamp out."
         ),
     ),
     Refusal(

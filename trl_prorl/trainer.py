@@ -8,6 +8,7 @@ this class only observes.
 """
 
 import math
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from .rollout.kept_weights import kept_weights
 from .rollout.outcome import Outcome
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
+from .rollout.sampled import Sampled
 from .rollout.verdicts import Verdicts
 from .run.entropy_watch import EntropyWatch
 from .run.finite_guard import FiniteGuard
@@ -142,7 +144,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         if args.entropy_floor is not None:
             self.parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
         if self.ways.generation == "on":
-            self.parts["generation"] = CompactGeneration(policy, self.temperature)
+            self.parts["generation"] = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
 
         full = accelerator.unwrap_model(self.ref_model) if self.ref_model is not None else None
         fills = plan.moves and not self.is_fsdp_enabled
@@ -334,7 +336,10 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         args, training = self.args, self.model.training
         if training and args.ref_compute == "naive_epoch":
             inputs[logps_key("ref")] = self._anchor_logps("ref", inputs)
-        sampler_logps = inputs.pop("sampling_per_token_logps", None) if "generation" in self.parts else None
+        sampler_logps = None
+        if (compact := self.parts.get("generation")) is not None:
+            given = inputs.pop("sampling_per_token_logps", None)
+            sampler_logps = given if compact.measures else None
         with self.scorer.policy_pass(*(self._rows_to_score(inputs) if training else ())) as scored:
             loss = super()._compute_loss(model, without_ratio(inputs) if args.loss_mode == "no_ratio" else inputs)
         accumulation = self.current_gradient_accumulation_steps if training else None
@@ -478,6 +483,39 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     def tokenize_prompts(self, prompts: list) -> list[list[int]]:
         """Token ids of prompts, with the chat template."""
         return self._tokenize_prompts(prompts)[0]
+
+    @torch.no_grad()
+    def sample_rows(self, rows: list[dict]) -> Sampled:
+        """
+        Sample and reward rows of the training set as a step does, `num_generations` completions each, without training
+        on them. Own rewards see the step that is done last.
+
+        Args:
+            rows (`list[dict]`):
+                Rows with a `prompt`; by a single process.
+
+        Returns:
+            [`~trl_prorl.rollout.sampled.Sampled`]
+        """
+        self.model.train()  # rollouts of a step are drawn so
+        inputs = [dict(row) for row in rows for _ in range(self.num_generations)]
+        prompts = [row["prompt"] for row in inputs]
+        _, ids, _, completions, _, extra, *_ = self._generate(prompts)
+        for name, values in extra.items():  # of a rollout function, for rewards
+            for place, row in enumerate(inputs):
+                row[name] = values[place] if isinstance(values, list) else values
+        began = time.perf_counter()
+        rewards = super()._calculate_rewards(inputs, prompts, completions, ids)
+        seconds = time.perf_counter() - began
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        return Sampled(
+            completions=completions,
+            ids=ids,
+            cut=[not tokens or tokens[-1] not in ends for tokens in ids],
+            rewards=rewards.cpu(),
+            total=(rewards * self.reward_weights.to(rewards.device)).nansum(dim=1).cpu(),
+            reward_seconds=seconds,
+        )
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """

@@ -9,6 +9,9 @@ import pytest
 import yaml
 from doc_pages import PAGES, ROOT, anchors, blocks, commands, links, named_file
 
+from trl_prorl.commands import COMMANDS
+from trl_prorl.launch.shipped_recipes import shipped_recipes
+
 
 def name(page):
     return str(page.relative_to(ROOT))
@@ -62,6 +65,12 @@ def why_wrong(command: str, page: str) -> str | None:
     if program == "make":
         missing = [word for word in rest if "=" not in word and word not in TARGETS]
         return f"no target {missing}" if missing else None
+    if program == "trl-prorl":
+        if not rest or rest[0] not in {*COMMANDS, "--help", "COMMAND"}:
+            return f"no command {rest[:1]}"
+        recipe = rest[1] if rest[0] == "train" and len(rest) > 1 and not rest[1].startswith("-") else None
+        known = recipe in (None, "RECIPE") or recipe in shipped_recipes() or recipe.startswith("my_")
+        return None if known else f"no recipe {recipe}"
     if program == "accelerate":
         config = rest[rest.index("--config_file") + 1] if "--config_file" in rest else None
         if config and not (ROOT / config).is_file():
@@ -84,7 +93,9 @@ def why_wrong(command: str, page: str) -> str | None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_command_names_what_exists(page):
     text = page.read_text()
-    inline = [code for code in re.findall(r"`((?:python|make|accelerate) [^`…]+)`", text) if "launch`" not in code]
+    inline = [
+        code for code in re.findall(r"`((?:python|make|accelerate|trl-prorl) [^`…]+)`", text) if "launch`" not in code
+    ]
     wrong = {
         command: why_wrong(command, text) for command in [*commands(text), *inline] if command != "accelerate launch"
     }
@@ -98,7 +109,14 @@ def test_the_front_page_has_its_commands():
 
 @pytest.mark.parametrize(
     "command",
-    ["make dmeo", "python -m eval.nothing", "python recipes/none.py", "accelerate launch --config_file x.yaml a.py"],
+    [
+        "make dmeo",
+        "python -m eval.nothing",
+        "python recipes/none.py",
+        "accelerate launch --config_file x.yaml a.py",
+        "trl-prorl pask --run DIR",
+        "trl-prorl train tiny/variantD",
+    ],
 )
 def test_a_wrong_command_is_found(command):
     assert why_wrong(command, "")

@@ -49,17 +49,18 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(forks, tmp_path):
 
 def test_the_commands_for_one_gpu(forks, tmp_path):
     section = README[README.index("## On one GPU") : README.index("## In your own script")]
-    install, train, passk, report = commands(section)
+    install, check, train, passk, report = commands(section)
     assert install == "pip install -e ."
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    launcher, script, arguments = train.partition("recipes/grpo_variantA.py")
-    assert launcher == "accelerate launch --config_file accelerate_configs/single_gpu.yaml "
-    status, written = forks.run(ROOT / script, *shlex.split(f"{arguments} {SMALL}"), cwd=tmp_path)
-    assert status == 0, written[-3000:]
-    for command, further in ((passk, FEW), (report, "")):
-        python, m, module, *rest = shlex.split(f"{command} {further}")
-        assert (python, m) == ("python", "-m")
-        status, written = forks.run(m, module, *rest, cwd=tmp_path)
+    program, *rest = shlex.split(f"{check} --prompts 2 {SMALL}")
+    status, written = forks.run("-m", "trl_prorl", *rest, cwd=tmp_path)
+    # Random weights solve nothing.
+    assert program == "trl-prorl" and status == 1
+    assert "cannot learn: groups without signal" in " ".join(written.split())
+    assert not list(tmp_path.iterdir())
+    for command, further in ((train, SMALL), (passk, FEW), (report, "")):
+        program, *rest = shlex.split(f"{command} {further}")
+        assert program == "trl-prorl"
+        status, written = forks.run("-m", "trl_prorl", *rest, cwd=tmp_path)
         assert status == 0, written[-3000:]
     runs = tmp_path / "runs" / "gsm8k" / "qwen2.5-0.5b"
     assert json.loads((runs / "variantA" / "passk.json").read_text())["task"] == "gsm8k"

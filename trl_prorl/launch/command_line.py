@@ -144,10 +144,14 @@ def _type(key: Key) -> str:
 
 def _head(default_recipe: str | Path | None) -> list[str]:
     config = "what to train" + (f" (default: {_short(default_recipe)})" if default_recipe else "")
+    of_commands = program().startswith("trl-prorl ")
     return [
-        f"usage: {program()} [--config RECIPE.yaml] [--KEY VALUE ...]",
+        f"usage: {program()} {'RECIPE' if of_commands else '[--config RECIPE.yaml]'} [--KEY VALUE ...]",
         "",
-        f"  --config RECIPE.yaml  {config}",
+        f"  --config RECIPE.yaml  {config}"
+        if not of_commands
+        else "  RECIPE                what to train: a file, or a name that this command lists\n"
+        "                        when it is given nothing; --config RECIPE is the same",
         "  --KEY VALUE           a key of the recipe; the command line wins",
         "  --help KEY ...        what these keys mean",
         "  --help-all            what every key means, TRL's and transformers' too",

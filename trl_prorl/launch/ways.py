@@ -7,7 +7,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..rollout.compact_probe import probe as probe_generation
-from ..rollout.generation import choose_generation
+from ..rollout.generation import as_generated, choose_generation
 from ..scoring.packing import choose_packing, packed_logps
 from ..scoring.packing_probe import probe as probe_packing
 from .checks import check_prompts_fit
@@ -105,6 +105,8 @@ def _generation(trainer, policy: torch.nn.Module) -> str:
         "the weights are sharded.": shards_weights(trainer),
     }
     config = getattr(trainer, "generation_config", None)  # another engine has none
+    if config is not None and (own := getattr(policy, "generation_config", None)) is not None:
+        config = as_generated(config, own)
     return choose_generation(
         trainer.args.compact_generation,
         config,

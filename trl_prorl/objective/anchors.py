@@ -120,9 +120,20 @@ class Anchors(Part):
             ratio = kl.importance_ratio(logps, old, completion_mask(batch), level)
         carried = batch["advantages"].unsqueeze(1) != 0.0 if self.args.drop_zero_rows else 1.0
         return {
-            name: kl.kl_penalty(logps, anchor_logps, self.args.kl_estimator, ratio) * carried
+            name: kl.kl_penalty(logps, anchor_logps, self.args.kl_estimator, ratio, self.args.kl_clamp) * carried
             for name, anchor_logps in anchored.items()
         }
+
+    def beyond_clamp(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
+        """
+        Which tokens' estimates, of any anchor that acts on a batch, lie beyond `kl_clamp`, shape `(B, T)`; arguments
+        as in [`Anchors.penalties`].
+        """
+        beyond = torch.zeros_like(logps, dtype=torch.bool)
+        for anchor in self:
+            if anchor.coefficient != 0.0 and anchor.logps in batch:
+                beyond |= kl.beyond_clamp(logps, batch[anchor.logps], self.args.kl_estimator, self.args.kl_clamp)
+        return beyond
 
     def weighted(self, penalties: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Σ coefficient · penalty over the anchors, shape `(B, T)`."""

@@ -15,7 +15,8 @@ ratio r = exp(logπ_θ − logπ_old):
 | k2 | exact on-policy, biased off-policy | biased |
 | k3 | biased | exact per token, on- and off-policy |
 
-With a ratio of whole sequences, no estimator is exact. The values are from J. Schulman's note "Approximating KL
+With a ratio of whole sequences, no estimator is exact. A bound on the estimate (`kl_clamp`; verl and NeMo RL bound k3
+at 10) takes the gradient of the tokens beyond it away. The values are from J. Schulman's note "Approximating KL
 Divergence" (2020, http://joschu.net/blog/kl-approx.html); the statements on gradients are checked in
 `tests/test_kl.py` by enumerating every completion.
 """
@@ -56,14 +57,28 @@ def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = 
     raise ValueError(f"kl_estimator={estimator!r} is not one of {', '.join(ESTIMATORS)}.")
 
 
+def beyond_clamp(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str, clamp: float) -> torch.Tensor:
+    """
+    Which tokens' estimates lie outside [−clamp, clamp], shape `(B, T)`; arguments as in [`kl_penalty`]. NaN does not:
+    it has to be seen.
+    """
+    return kl_values(logps.detach(), anchor_logps.detach(), estimator).abs() > clamp
+
+
 def kl_penalty(
     logps: torch.Tensor,
     anchor_logps: torch.Tensor,
     estimator: str = "k3",
     importance_ratio: torch.Tensor | None = None,
+    clamp: float | None = None,
 ) -> torch.Tensor:
     """
-    The per-token penalty that enters the loss: the estimate, times the importance ratio if one is given.
+    The per-token penalty that enters the loss: the estimate, bounded if `clamp` is given, times the importance ratio
+    if one is given.
+
+    A bounded token carries no gradient, through its ratio neither. The ratio's own gradient would have the wrong sign
+    where the policy has lost a token that the anchor likes: the whole gradient of k3 · r there is r · log(π/π_anchor),
+    which raises the token, and the ratio's share alone, clamp · r, lowers it further.
 
     Args:
         logps (`torch.Tensor` of shape `(B, T)`):
@@ -74,12 +89,23 @@ def kl_penalty(
             `"k1"`, `"k2"` or `"k3"`.
         importance_ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`, *optional*):
             π_θ/π_old, *with* gradient, per token or per sequence: TRL's `use_bias_correction_kl`.
+        clamp (`float`, *optional*):
+            Bound of the estimate's absolute value, in nats; `None`: no bound.
 
     Returns:
         `torch.Tensor` of shape `(B, T)`.
     """
-    values = kl_values(logps, anchor_logps.detach(), estimator)
-    return values if importance_ratio is None else values * importance_ratio
+    anchor_logps = anchor_logps.detach()
+    if clamp is None:
+        values = kl_values(logps, anchor_logps, estimator)
+        return values if importance_ratio is None else values * importance_ratio
+    bound = kl_values(logps.detach(), anchor_logps, estimator).clamp(-clamp, clamp)
+    beyond = beyond_clamp(logps, anchor_logps, estimator, clamp)
+    # Not `Tensor.clamp`, whose gradient of 0 times an exponential that overflowed is NaN.
+    values = torch.where(beyond, bound, kl_values(torch.where(beyond, anchor_logps, logps), anchor_logps, estimator))
+    if importance_ratio is None:
+        return values
+    return values * torch.where(beyond, importance_ratio.detach(), importance_ratio)
 
 
 def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
@@ -108,7 +134,9 @@ def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.T
     raise ValueError(f"importance_sampling_level={level!r} is neither 'token' nor 'sequence'.")
 
 
-def gradient_bias(estimator: str, corrected: bool, level: str, on_policy: bool) -> str | None:
+def gradient_bias(
+    estimator: str, corrected: bool, level: str, on_policy: bool, clamp: float | None = None
+) -> str | None:
     """
     Why the penalty's expected gradient differs from that of the per-token reverse KL, or `None` if it does not.
 
@@ -121,6 +149,8 @@ def gradient_bias(estimator: str, corrected: bool, level: str, on_policy: bool) 
             `importance_sampling_level`: `"token"` or `"sequence"`.
         on_policy (`bool`):
             Whether π_θ = π_old wherever the penalty is evaluated.
+        clamp (`float`, *optional*):
+            The bound of the estimate.
 
     Raises:
         `ValueError`: nothing is known of the estimator.
@@ -135,7 +165,11 @@ def gradient_bias(estimator: str, corrected: bool, level: str, on_policy: bool) 
             return f"k2 times the importance ratio is biased on- and off-policy; exact per token: {exact}"
         if not on_policy:
             return f"k2 is exact on-policy only, and here samples are used after an update; exact per token: {exact}"
-        return None
+        return _clamp_bias(clamp)
     if not corrected:
         return f"{estimator} without use_bias_correction_kl is biased; exact per token: {exact}"
-    return None
+    return _clamp_bias(clamp)
+
+
+def _clamp_bias(clamp: float | None) -> str | None:
+    return None if clamp is None else f"tokens whose KL lies beyond kl_clamp={clamp} carry no gradient of it"

@@ -38,6 +38,8 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
         vocabulary (`int`):
             Number of its tokens.
     """
+    if (kind := rope_by_longest_row(model.config)) is not None:
+        return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped."
     device, name = next(model.parameters()).device, type(model).__name__
     prompts, start = [], 0
     spread = tokens(sum(PROMPTS), vocabulary).tolist()
@@ -84,6 +86,13 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
             if gap > TIE * unit:
                 return f"greedy tokens of {name} differ from those of generate, from the {place}th on."
     return None
+
+
+def rope_by_longest_row(config) -> str | None:
+    """The kind of rotary positions, if their frequencies depend on the longest row of a call."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]  # per kind of layer
+    return next((kind for kind in kinds if kind in ("dynamic", "longrope")), None)
 
 
 def _first_difference(mine: torch.Tensor, theirs: torch.Tensor) -> int:

@@ -7,6 +7,8 @@ from torch.nn.functional import pad
 BLOCK = 128  # tokens of a block; 64 to 512 cost about the same for a vocabulary of 8,192
 SHORT_OF_ALL = 1.0 - 1e-12  # a sum that rounding reaches would lie behind the last token
 
+NO_DISTRIBUTION = "probability tensor contains either `inf`, `nan` or element < 0"  # torch's words
+
 
 def draw(probabilities: torch.Tensor) -> torch.Tensor:
     """
@@ -23,11 +25,18 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
 
     Returns:
         `torch.LongTensor` of shape `(R,)`: token ids.
+
+    Raises:
+        `RuntimeError`: as `torch.multinomial`, if a row has no distribution; a place in the table would be read that
+            is not there.
     """
     rows, size = probabilities.shape
     blocks = pad(probabilities, (0, -size % BLOCK)).view(rows, -1, BLOCK)
     ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * ends[:, -1:]
+    total = ends[:, -1:]
+    if not ((total > 0.0) & (total < torch.inf)).all():
+        raise RuntimeError(NO_DISTRIBUTION)
+    wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * total
     block = _first_beyond(ends, wanted)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
     within = blocks[torch.arange(rows, device=block.device), block[:, 0]].double().cumsum(dim=-1)

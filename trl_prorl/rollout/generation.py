@@ -3,6 +3,7 @@ Which way rollouts are sampled: by transformers' `generate`, or compactly (compa
 copy of it.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -73,11 +74,18 @@ def choose_generation(
     return f"off: {reason}"
 
 
+def as_generated(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:
+    """Settings of a generation as `generate` completes them: by the model's own where they leave something open."""
+    config = copy.deepcopy(config)
+    config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
+    return config
+
+
 def why_not_compact(config: GenerationConfig) -> str | None:
     """Why a generation with these settings cannot be compact, in one sentence, or `None`."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
-        return f"generation_kwargs ask for {mode.value.replace('_', ' ')}, which keeps rows together."
+        return f"the settings of the generation ask for {mode.value.replace('_', ' ')}, which keeps rows together."
     for key, plain in PLAIN.items():
         if (value := getattr(config, key, None)) not in plain:
             return f"{key}={value!r} needs transformers' own loop."
@@ -93,19 +101,29 @@ class CompactGeneration(Part):
             The policy.
         temperature (`float`):
             Of sampling.
+        autocasts (`bool`, *optional*, defaults to `False`):
+            Whether the policy computes in a lower precision than its weights have when it is scored.
 
     Attributes:
         merged (`str`):
             `"on"`, or `"off"` with the reason why the policy itself is sampled.
+        measures (`bool`):
+            Whether the last completions came with log-probabilities of the copy. Those of a rollout function with a
+            sampler of its own say nothing about the copy.
     """
 
-    def __init__(self, policy: torch.nn.Module, temperature: float):
+    may_join = True  # "auto" may find possible here what was not where the run began
+
+    def __init__(self, policy: torch.nn.Module, temperature: float, autocasts: bool = False):
         reason = why_not_merged(policy)
-        self.copy = MergedCopy(policy) if reason is None else None
         self.merged = "on" if reason is None else f"off: {reason}"
+        self._mergeable = policy if reason is None else None
+        self.measures = False
         # Rounding of a copy in fp32 is that of any other order of additions: nothing to measure.
         rounds = any(param.dtype != torch.float32 for param in policy.parameters() if param.is_floating_point())
-        self._temperature = temperature if self.copy is not None and rounds else None
+        self._measured_at = temperature if rounds or autocasts else None
+        self.copy = self._temperature = None
+        self.begin()
 
     def facts(self) -> dict[str, str | int]:
         """For `env.json`: whether rollouts are sampled from a merged copy, and the memory that it takes."""
@@ -150,6 +168,7 @@ class CompactGeneration(Part):
             copies=torch.tensor(copies, device=device),
             logps_at=self._temperature,
         )
+        self.measures = drawn.logps is not None
         completions = [until_end(row, set(ends)) for row in drawn.ids[:, ids.shape[1] :].tolist()]
         if drawn.logps is None:
             return completions, None
@@ -176,9 +195,14 @@ class CompactGeneration(Part):
 
     # ------------------------------------------------------------------------------- as a part, see parts.py
 
+    def begin(self) -> None:
+        if self.copy is None and self._mergeable is not None:
+            self.copy, self._temperature, self.merged = MergedCopy(self._mergeable), self._measured_at, "on"
+
     def state_dict(self) -> dict[str, Any]:
-        return {"merged": self.merged}
+        return {"merged": self.merged, "measures": self.measures}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.measures = state["measures"]
         if self.copy is not None and state["merged"] != "on":
             self._unmerge(state["merged"].partition(": ")[2])

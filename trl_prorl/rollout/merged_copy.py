@@ -6,12 +6,20 @@ and adapter, and on a CPU the LM head, which is held in another order ([`~trl_pr
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from peft import PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
 
+from ..scoring.packing_probe import evaluating, tokens
 from .packed_head import PackedHead, can_be_packed
+
+
+# A trial of the copy: tokens, the noise of the adapter's weights, and nats a token by which a copy in fp32 may differ.
+# Rounding is some 1e-6 to 1e-5; a layer whose adapter is lost is a hundred times that.
+LENGTH, NOISE, EXACT = 12, 0.02, 1e-4
 
 
 class MergedCopy:
@@ -21,8 +29,8 @@ class MergedCopy:
     Args:
         policy ([`~peft.PeftModel`]):
             With an adapter that [`why_not_merged`] accepts.
-        adapter (`str`, *optional*, defaults to `"default"`):
-            Its name.
+        adapter (`str`, *optional*):
+            Its name; the active one, unless another is named.
 
     Attributes:
         model ([`~transformers.PreTrainedModel`]):
@@ -31,18 +39,23 @@ class MergedCopy:
             Memory that it takes beside the policy.
     """
 
-    def __init__(self, policy: PeftModel, adapter: str = "default"):
-        base = policy.get_base_model()
+    def __init__(self, policy: PeftModel, adapter: str | None = None):
+        adapter, base = adapter or policy.active_adapters[0], policy.get_base_model()
         shared = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
         self.model, self.adapter = copy.deepcopy(base, shared), adapter
         # TRL's, for its fused LM head: a closure that computes with the policy itself. Sampling does not need it.
         vars(self.model).pop("forward", None)
+        for module in self.model.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                module.gradient_checkpointing = False  # in training mode it would switch the cache off
         self._layers: list[tuple[BaseTunerLayer, dict[str, torch.Tensor]]] = []
         self.bytes = 0
         for name, layer in adapted_layers(self.model, adapter):
-            if patched := _patched(self.model, name):
-                raise ValueError(f"the forward of {patched} is replaced")
             weights = layer.get_base_layer()
+            if patched := name if "forward" in vars(weights) else _patched(self.model, name):
+                raise ValueError(f"the forward of {patched} is replaced")
+            weights._forward_pre_hooks.update(layer._forward_pre_hooks)  # as that which casts embeddings
+            weights._forward_hooks.update(layer._forward_hooks)
             originals = dict(weights.named_parameters(recurse=False))  # the policy's own
             for key, param in originals.items():
                 setattr(weights, key, torch.nn.Parameter(param.detach().clone(), requires_grad=False))
@@ -85,10 +98,16 @@ def adapted_layers(model: torch.nn.Module, adapter: str) -> list[tuple[str, Base
     ]
 
 
-def why_not_merged(policy: torch.nn.Module, adapter: str = "default") -> str | None:
-    """Why a policy is sampled as it is, in a few words, or `None` where a merged copy serves."""
+def why_not_merged(policy: torch.nn.Module) -> str | None:
+    """
+    Why a policy is sampled as it is, in a few words, or `None` where a merged copy serves. The policy has other
+    weights meanwhile, because a new adapter changes nothing; afterwards they are what they were, bit for bit.
+    """
     if not isinstance(policy, PeftModel):
         return "the model has no adapter"
+    if len(policy.active_adapters) != 1:
+        return f"not one adapter is active, but {len(policy.active_adapters)}"
+    adapter = policy.active_adapters[0]
     config = policy.peft_config[adapter]
     if config.peft_type != PeftType.LORA or getattr(config, "alora_invocation_tokens", None):
         return f"the adapter is not a plain LoRA ({config.peft_type.value})"
@@ -98,8 +117,40 @@ def why_not_merged(policy: torch.nn.Module, adapter: str = "default") -> str | N
         if not params or not all(param.is_floating_point() for param in params):
             return f"{name} is quantised"
     try:
-        MergedCopy(policy, adapter).refresh()
+        with disturbed(policy, adapter):
+            difference = _difference(policy, MergedCopy(policy, adapter))
     except Exception as error:  # of whatever kind: kinds of layers and variants of LoRA differ in what they can
         first = (str(error).strip().splitlines() or [""])[0][:120]
         return f"its adapter cannot be merged ({type(error).__name__}: {first})"
+    # Rounding of weights in fewer bits is measured on the samples themselves.
+    exact = all(param.dtype == torch.float32 for param in policy.parameters())
+    if not difference <= (EXACT if exact else torch.inf):
+        return f"merged, its log-probabilities differ by {difference:.2g} nats a token"
     return None
+
+
+@contextmanager
+def disturbed(policy: PeftModel, adapter: str) -> Iterator[None]:
+    """While this lasts, an adapter differs from its initialisation, which may change nothing."""
+    params = [param for name, param in policy.named_parameters() if "lora_" in name and adapter in name.split(".")]
+    before, source = [param.detach().clone() for param in params], torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for param in params:
+                param.add_((torch.randn(param.shape, generator=source) * NOISE).to(param))
+        yield
+    finally:
+        with torch.no_grad():
+            for param, old in zip(params, before, strict=True):
+                param.copy_(old)
+
+
+@torch.no_grad()
+def _difference(policy: PeftModel, merged: MergedCopy) -> float:
+    """Mean absolute difference of log-probabilities, in nats, over all tokens at a few places."""
+    ids = tokens(LENGTH, policy.get_input_embeddings().weight.shape[0])[None]
+    ids = ids.to(next(policy.parameters()).device)
+    merged.refresh()
+    with evaluating(policy), evaluating(merged.model):
+        theirs, mine = (model(input_ids=ids).logits.float().log_softmax(-1) for model in (policy, merged.model))
+    return (theirs - mine).abs().mean().item()

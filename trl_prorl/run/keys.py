@@ -60,7 +60,7 @@ METRICS = {
     "mean_abs_dlogp_sampler": RecordKey(
         TOKEN,
         "mean of abs(log π_sampler − log π_old): how far the merged copy that was sampled is from the policy",
-        "`compact_generation`, LoRA merged, weights or adapters not in fp32",
+        "`compact_generation`, LoRA merged, weights or adapters not in fp32 or scored under autocast",
     ),
     "groups_replaced": RecordKey(
         "groups", "that took the place of groups whose task rewards are all equal", "`dynamic_sampling_rounds`"
@@ -75,6 +75,9 @@ METRICS = {
         TOKEN, "k2 of π_ref against π_old: how far behind the reference is; a diagnostic", f"`beta` > 0 and {REUSED}"
     ),
     "kl_penalty": RecordKey("loss", "what entered the loss, coefficients and normaliser included", "an anchor"),
+    "kl_clamped": RecordKey(
+        TOKENS, "whose KL to an anchor that acts lies beyond the bound, in every pass", "`kl_clamp`"
+    ),
     "mean_abs_dlogp": RecordKey("nats", "mean over tokens of abs(log π_θ − log π_old)", REUSED),
     "clip_region_mean": RecordKey("share", "of tokens in the region that the ratio's clip flattens"),
     "rows_skipped": RecordKey("completions", "not computed, because they carry no gradient", "`skip_zero_rows`"),

@@ -189,6 +189,9 @@ class Recorder(Part):
         for anchor in self.anchors:
             if (anchor_logps := batch.get(anchor.logps)) is not None:
                 meter.add_mean(anchor.record, kl.kl_values(logps, anchor_logps, "k3"), kl_mask)
+        if self.args.kl_clamp is not None:
+            beyond = self.anchors.beyond_clamp(batch, logps)
+            meter.add_count("kl_clamped", (beyond * kl_mask).sum().long())
         ref, old = batch.get(logps_key("ref")), batch.get(logps_key("old"))
         if old is not None:
             meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)

@@ -1,0 +1,263 @@
+"""
+Before a run: can it learn, will it fit, how long will it take?
+
+    python -m eval.preflight --config RECIPE.yaml [--prompts 32] [--json FILE] [--KEY VALUE ...]
+
+Refuses what the run would refuse (exit code 2), asks verifier and reward about answers that are known to be right and
+wrong, samples the base with the run's own sampler, and does the first optimizer steps in a folder that is thrown away.
+Exit code 0: the run can learn; 1: it cannot, because no group had a signal, every completion was cut, or no gold
+answer verifies. Nothing is written but `--json`. With a trainer of your own, call [`preflight`].
+"""
+
+import argparse
+import functools
+import random
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from rich.console import Console
+from rich.progress import Progress
+from transformers import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import SaveStrategy
+from trl import ModelConfig
+from trl.trainer.utils import is_async_callable
+
+from eval.command import command, program
+from eval.pages.table import Table
+from eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
+from eval.readiness.finding import STOP, Finding, exit_code
+from eval.readiness.first_steps import MOST, first_steps
+from eval.readiness.first_update import update_findings
+from eval.readiness.gold_answers import gold_answers, gold_findings
+from eval.readiness.lengths import length_findings
+from eval.readiness.rollouts import draw
+from eval.readiness.signal import signal_findings
+from eval.readiness.splits import split_findings
+from eval.run_folder.json_files import write_json
+from trl_prorl.config import ProRLConfig
+from trl_prorl.errors import InputError
+from trl_prorl.launch.command_line import first_look
+from trl_prorl.launch.interrupt import NOTHING_CHANGED
+from trl_prorl.launch.recipe import RecipeParser
+from trl_prorl.train import TaskArguments, build, check_folder
+from trl_prorl.trainer import ProRLTrainer
+
+
+PROMPTS, LEAST_PROMPTS = 32, 2
+HELD_OUT = 128  # prompts of validation and test that are compared with training
+
+
+def preflight(
+    trainer: ProRLTrainer, task=None, prompts: int = PROMPTS, console: Console | None = None
+) -> list[Finding]:
+    """
+    The findings of a trainer that has not begun to train. It samples, trains two steps and is of no use afterwards;
+    give it an `output_dir` of its own.
+
+    Args:
+        trainer ([`ProRLTrainer`]): Of a single process. Completions are right by the attribute `verifier` of its first
+            reward function that has one, else where the first function gives the full reward of 1.
+        task ([`~tasks.Task`], *optional*): Gives the gold answers; without it none is checked, so that a wrong reward
+            cannot be told from a base that solves nothing.
+        prompts (`int`, *optional*, defaults to `32`): Prompts of the training set to sample.
+        console (`Console`, *optional*): Shows a bar.
+
+    Returns:
+        `list[Finding]`
+
+    Raises:
+        [`RunError`]: a reward function fails, or a number is not finite.
+    """
+    args = trainer.args
+    if not isinstance(trainer.train_dataset, Dataset):
+        raise InputError("train_dataset is a stream, whose prompts cannot be looked at twice; give it a Dataset")
+    if trainer.accelerator.num_processes > 1:
+        raise InputError(
+            f"processes={trainer.accelerator.num_processes}: a preflight is of one; start it without accelerate"
+        )
+    available = len(trainer.train_dataset)
+    # At random: evenly spaced rows of a mixture could be of one task.
+    places = random.Random(args.seed).sample(range(available), min(prompts, available))
+    rows = [trainer.train_dataset[place] for place in places]
+    findings, golds, gold_length = [], None, None
+    if task is not None:
+        golds = gold_answers(task, rows, asked_reward(trainer))
+        findings += gold_findings(golds)
+        held_out = held_out_prompts(task, args.seed)
+        findings += split_findings({"train": list(trainer.train_dataset["prompt"]), **held_out})
+    else:
+        number, cure = "not checked", "pass task=, with gold and verify, to tell a wrong reward from a weak base"
+        findings.append(Finding("gold answers verify", number, cure))
+    tokenizer = text_tokenizer(trainer)
+    lengths = [len(ids) for ids in trainer.tokenize_prompts(list(trainer.train_dataset["prompt"]))]
+    gold_lengths = []
+    if task is not None:
+        texts = [task.gold(row) for row in rows]
+        gold_lengths = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        gold_length = max(gold_lengths)
+    config = trainer.model.config.get_text_config()
+    most = args.max_completion_length
+    findings += length_findings(lengths, gold_lengths, most, getattr(config, "max_position_embeddings", None))
+    if exit_code(findings):
+        return findings  # nothing that a model does could be judged
+
+    total = len(rows) * trainer.num_generations
+    with Progress(console=console, disable=console is None or not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task("samples, then first steps", total=total + MOST)
+        try:
+            samples = draw(trainer, rows, task, lambda count: progress.advance(bar, count))
+            findings += signal_findings(samples, most, gold_length, golds.reward_tells if golds else None)
+            first = first_steps(trainer, steps=MOST)
+        except torch.OutOfMemoryError:
+            return [*findings, out_of_memory(args.per_device_train_batch_size)]
+        progress.advance(bar, MOST)
+    findings += update_findings(first.rows)
+    per_row = bytes_per_row(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.num_attention_heads,
+        config.vocab_size,
+        max(lengths),
+        most or max(samples.lengths),
+        next(trainer.model.parameters()).element_size(),
+        args.gradient_checkpointing,
+    )
+    findings += cost_findings(
+        first,
+        args.per_device_train_batch_size,
+        trainer.num_generations,
+        per_row / 2**30,
+        samples.reward_seconds / len(samples.rewards),
+        args.generation_batch_size,
+    )
+    return findings
+
+
+def asked_reward(trainer: ProRLTrainer):
+    """The first reward function, of completions and rows; `None` for a reward model and an asynchronous function."""
+    function = trainer.reward_funcs[0]
+    if not callable(function) or hasattr(function, "parameters") or is_async_callable(function):
+        return None
+
+    def ask(texts: list[str], rows: list[Mapping]) -> list[float]:
+        columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+        chats = not isinstance(rows[0]["prompt"], str)
+        completions = [[{"role": "assistant", "content": text}] if chats else text for text in texts]
+        ids = text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]
+        rewards = function(
+            prompts=[row["prompt"] for row in rows],
+            completions=completions,
+            completion_ids=ids,
+            trainer_state=trainer.state,
+            log_extra=lambda *_: None,
+            log_metric=lambda *_: None,
+            **columns,
+        )
+        return [float("nan") if reward is None else float(reward) for reward in rewards]
+
+    return ask
+
+
+def text_tokenizer(trainer: ProRLTrainer):
+    """The tokenizer, of a processor too."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
+def held_out_prompts(task, seed: int) -> dict[str, list]:
+    """Prompts of validation and test, of the splits that a task has."""
+    found = {}
+    for split in ("validation", "test"):
+        for count in (HELD_OUT, None):
+            try:
+                found[split] = list(task.rows(split, count, seed=seed)["prompt"])
+                break
+            except (ValueError, TypeError):
+                continue  # fewer rows, or none
+    return found
+
+
+def prepared(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
+    """
+    The trainer of a recipe, made to write into `folder` alone, and its task.
+
+    Raises:
+        InputError: the run would be refused.
+    """
+    try:
+        task_args, args, model_args = RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(
+            argv
+        )
+        check_folder(args, (task_args, model_args))  # the run's own folder
+        args.output_dir, args.run_dir, args.resume_from_checkpoint = str(folder), None, None
+        args.push_to_hub = args.hub_push_reference = args.load_best_model_at_end = args.eval_on_start = False
+        args.save_strategy, args.report_to, args.disable_tqdm, args.log_completions = SaveStrategy.NO, [], True, False
+        trainer, _ = build(task_args, args, model_args)
+    except (ValueError, OSError) as error:
+        raise InputError(" ".join(str(error).split())) from error
+    args.eval_strategy = "no"  # once the trainer has checked what is watched
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    return trainer, task_args
+
+
+def table(findings: list[Finding], title: str) -> Table:
+    """One line per finding."""
+    rows = [[finding.what, finding.number, finding.change] for finding in findings]
+    return Table(title, ["finding", "number", "what to change"], rows)
+
+
+def verdict(findings: list[Finding]) -> str:
+    """The last line."""
+    stops = [finding for finding in findings if finding.level == STOP]
+    if stops:
+        return "cannot learn: " + "; ".join(f"{finding.what}: {finding.number}" for finding in stops)
+    changes = sum(finding.level == "look" for finding in findings)
+    return "can learn" + (f"; {changes} findings suggest a change" if changes else "")
+
+
+def parse_args(argv=None) -> tuple[argparse.Namespace, list[str]]:
+    """Our options, and the rest, which is the run's."""
+    parser = argparse.ArgumentParser(
+        prog=program("preflight"),
+        usage="%(prog)s --config RECIPE.yaml [--prompts N] [--json FILE]\n       [--KEY VALUE ...]",
+        description="Can a recipe learn, will it fit, how long will it take?",
+        epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"training prompts to sample (default {PROMPTS})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
+    args, others = parser.parse_known_args(argv)
+    if args.prompts < LEAST_PROMPTS:
+        raise InputError(f"--prompts {args.prompts} must be at least {LEAST_PROMPTS}, and 20 for an interval")
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise InputError(f"--json {args.json}: its folder does not exist; create it, or name another")
+    if not others:
+        raise InputError("nothing says what to look at: give --config RECIPE.yaml (--help says more)")
+    return args, others
+
+
+@functools.partial(command, kept=NOTHING_CHANGED)
+def main(argv=None) -> int:
+    """Entry point."""
+    args, others = parse_args(argv)
+    others = first_look(None, others)
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        trainer, task_args = prepared(others, Path(folder))
+        findings = preflight(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
+    code = exit_code(findings)
+    console.print(table(findings, "Preflight").to_rich())
+    console.print(verdict(findings), markup=False, highlight=False)
+    if args.json is not None:
+        lines = [vars(finding) for finding in findings]
+        write_json(args.json, {"exit_code": code, "verdict": verdict(findings), "findings": lines})
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

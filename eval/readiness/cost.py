@@ -1,0 +1,140 @@
+"""Time, memory and throughput of a whole run from its first steps."""
+
+from collections.abc import Mapping, Sequence
+
+from eval.pages.cells import percent
+from eval.readiness.finding import LOOK, STOP, Finding, advice
+from eval.readiness.first_steps import FirstSteps
+from eval.samples.progress import clock
+
+
+OF_GENERATION = ("rollout", "old", "ref", "base")
+STAGES = (*OF_GENERATION, "update")
+USABLE = 0.9  # of the memory: the rest is fragments
+ESTIMATE = " (estimate, CPU)"
+SLOW_REWARD = 0.3  # share of a step
+
+
+def seconds_of_run(rows: Sequence[Mapping[str, float]], max_steps: int, steps_per_generation: float) -> float:
+    """
+    Wall time of a whole run, without its evaluations and checkpoints.
+
+    A generation costs what rollout and anchors took in the first row; a step costs the rest of it, by the last row,
+    which has no warm-up. Where a step holds whole generations, the last row is a step as it is.
+
+    Args:
+        rows (`Sequence[Mapping]`): Rows of the record, at least one.
+        max_steps (`int`): Optimizer steps.
+        steps_per_generation (`float`): Optimizer steps from one generation to the next.
+    """
+    if steps_per_generation <= 1:
+        return max_steps * rows[-1]["time_step"]
+    generation = sum(rows[0].get(f"time_{stage}", 0.0) for stage in OF_GENERATION)
+    step = rows[-1]["time_step"] - sum(rows[-1].get(f"time_{stage}", 0.0) for stage in OF_GENERATION)
+    generations = -(-max_steps // steps_per_generation)
+    return max_steps * step + generations * generation
+
+
+def bytes_per_row(
+    layers: int, hidden: int, heads: int, vocabulary: int, prompt: int, completion: int, size: int, checkpointing: bool
+) -> float:
+    """
+    Activations of one row of a micro-batch, in bytes: 34 h + 5 a t for each token and layer at two bytes (Korthikanti
+    et al. 2022, arXiv 2205.05198), or h a layer with gradient checkpointing; and logits with their gradient, twice in
+    float32 for each token of the completion.
+
+    Args:
+        layers, hidden, heads, vocabulary (`int`): The model's: layers, h, a and V.
+        prompt, completion (`int`): Tokens of the longest row, t = prompt + completion.
+        size (`int`): Bytes of a number in the forward.
+        checkpointing (`bool`): Whether activations are computed again in the backward.
+    """
+    tokens = prompt + completion
+    each = 34 * hidden + 5 * heads * tokens
+    whole = tokens * each * size / 2
+    kept = layers * tokens * hidden * size + whole if checkpointing else layers * whole
+    return kept + 2 * 4 * completion * vocabulary
+
+
+def largest_micro_batch(held: float, per_row: float, total: float, group: int) -> int:
+    """
+    The most rows that fit, in whole groups where one group fits; 0 if not even one row does.
+
+    Args:
+        held, per_row, total (`float`): Memory between steps, of a row, and in all, in one unit.
+        group (`int`): Completions of a prompt.
+    """
+    rows = max(0, int((USABLE * total - held) / per_row)) if per_row > 0 else 0
+    return rows - rows % group if rows >= group else rows
+
+
+def out_of_memory(micro_batch: int) -> Finding:
+    """The finding of a run that does not fit."""
+    change = "lower per_device_train_batch_size and max_completion_length, or set gradient_checkpointing: true"
+    return Finding("memory", f"none left with micro-batches of {micro_batch}", change, STOP, {"now": micro_batch})
+
+
+def cost_findings(
+    first: FirstSteps, micro_batch: int, group: int, estimated_row_gib: float, reward_seconds: float, completions: int
+) -> list[Finding]:
+    """
+    The findings of time and memory.
+
+    Args:
+        first ([`FirstSteps`]): The first steps.
+        micro_batch (`int`): Rows of it, `per_device_train_batch_size`.
+        group (`int`): Completions of a prompt.
+        estimated_row_gib (`float`): [`bytes_per_row`] in GiB, for where memory is not measured.
+        reward_seconds (`float`): Of all reward functions for one completion.
+        completions (`int`): Of a generation batch.
+    """
+    rows, last = first.rows, first.rows[-1]
+    shown = [(stage, max(row.get(f"time_{stage}", 0.0) for row in rows)) for stage in STAGES]
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in shown if seconds)
+    wall = seconds_of_run(rows, first.max_steps, first.steps_per_generation)
+    throughput = sum(row["tokens_per_second"] for row in rows) / len(rows)
+    share = reward_seconds * completions / max(rows[0]["time_step"], 1e-9)
+    findings = [
+        Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in shown}),
+        Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
+        Finding(
+            f"wall time of {first.max_steps} steps",
+            f"{clock(wall)}, without evaluations",
+            values={"seconds": wall, "max_steps": first.max_steps, "seconds_last_step": last["time_step"]},
+        ),
+        Finding(
+            "rewards in a step that generates",
+            percent(share),
+            **advice(
+                share > SLOW_REWARD, "the reward function is slow: batch it, or set fewer tests or workers aside"
+            ),
+            values={"share": share},
+        ),
+    ]
+    if first.on_gpu:
+        peak = max(row["peak_memory_gib"] for row in rows)
+        per_row, held, mark = (peak - first.held_gib) / micro_batch, first.held_gib, ""
+    else:
+        held, per_row, mark = first.held_gib, estimated_row_gib, ESTIMATE
+        peak = held + micro_batch * per_row
+    fits = largest_micro_batch(held, per_row, first.total_gib, group)
+    findings.append(
+        Finding(
+            f"peak memory{mark}",
+            f"{peak:.1f} of {first.total_gib:.1f} GiB",
+            **advice(
+                peak > USABLE * first.total_gib, "lower per_device_train_batch_size, or gradient_checkpointing: true"
+            ),
+            values={"peak_gib": peak, "total_gib": first.total_gib, "measured": first.on_gpu},
+        )
+    )
+    cure = f"lower per_device_train_batch_size to {fits}, and raise gradient_accumulation_steps by as much"
+    findings.append(
+        Finding(
+            f"largest micro-batch that fits{mark}",
+            f"{fits} rows (now {micro_batch})",
+            **advice(0 < fits < micro_batch, cure, LOOK),
+            values={"rows": fits, "now": micro_batch, "measured": first.on_gpu},
+        )
+    )
+    return findings

@@ -1,0 +1,39 @@
+"""A finding of a preflight: a line with a number and a change, and the verdict of all of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+FINE, LOOK, STOP = "fine", "look", "stop"
+CAN_LEARN, CANNOT_LEARN = 0, 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """
+    One line.
+
+    Attributes:
+        what (`str`): What was looked at.
+        number (`str`): What was found, with its unit.
+        change (`str`): What to change; empty if nothing.
+        level (`str`): `"fine"`, `"look"` (the run can learn, and could do better) or `"stop"` (it cannot learn).
+        values (`dict`): The numbers behind the line.
+    """
+
+    what: str
+    number: str
+    change: str = ""
+    level: str = FINE
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def advice(wrong: bool, change: str, level: str = LOOK) -> dict[str, str]:
+    """The fields `change` and `level` of a finding: none and `"fine"` unless something is wrong."""
+    return {"change": change, "level": level} if wrong else {}
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """1 if one of them says that the run cannot learn, else 0."""
+    return CANNOT_LEARN if any(finding.level == STOP for finding in findings) else CAN_LEARN

@@ -1,0 +1,71 @@
+"""The first optimizer steps of a run, done for real in a folder that is thrown away."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import TrainerCallback
+
+from trl_prorl.run.meter import METRICS_FILE
+
+
+MOST = 2
+
+
+@dataclass(frozen=True)
+class FirstSteps:
+    """
+    Attributes:
+        rows (`list[dict]`): Rows of the record.
+        max_steps (`int`): Optimizer steps of the whole run.
+        steps_per_generation (`float`): Optimizer steps from one generation to the next.
+        held_gib (`float`): Memory between two steps, of weights and optimizer.
+        total_gib (`float`): Memory that there is.
+        on_gpu (`bool`): Whether memory is a GPU's, and measured.
+    """
+
+    rows: list[dict]
+    max_steps: int
+    steps_per_generation: float
+    held_gib: float
+    total_gib: float
+    on_gpu: bool
+
+
+class StopAfter(TrainerCallback):
+    """Stops a run after some steps; its schedule is that of the whole run."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step >= self.steps:
+            control.should_training_stop = True
+
+
+def first_steps(trainer, steps: int = MOST) -> FirstSteps:
+    """
+    Train a few steps.
+
+    Args:
+        trainer ([`ProRLTrainer`]): Its `output_dir` is thrown away by the caller; it neither saves nor evaluates.
+        steps (`int`, *optional*, defaults to `2`): Most optimizer steps.
+    """
+    trainer.add_callback(StopAfter(steps))
+    trainer.train()
+    args, device = trainer.args, trainer.accelerator.device
+    rows = [json.loads(line) for line in Path(trainer.run_dir, METRICS_FILE).read_text().splitlines()]
+    if device.type == "cuda":
+        held, total = torch.cuda.memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
+    else:
+        held, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    return FirstSteps(
+        rows=rows,
+        max_steps=trainer.state.max_steps,
+        steps_per_generation=args.generate_every / args.gradient_accumulation_steps,
+        held_gib=held / 2**30,
+        total_gib=total / 2**30,
+        on_gpu=device.type == "cuda",
+    )

@@ -1,0 +1,188 @@
+"""What the base's samples say: does any group teach something, and if not, why?"""
+
+import math
+
+from eval.analysis.statistics import bootstrap_interval
+from eval.pages.cells import percent
+from eval.readiness.finding import LOOK, STOP, Finding, advice
+from eval.readiness.rollouts import Rollouts
+
+
+SAME = 1e-6  # rewards closer than this are equal: their mean is rounded
+MOST_SILENT, AIM = 0.5, 0.3  # shares of groups without signal: worth a change, and what the change aims at
+MOST_CUT, MOST_UNANSWERED = 0.1, 0.2
+MASKED = 0.5  # share of completions cut that hides what the base could do
+SOLVED, HOPELESS = 0.9, 0.02
+GROUPS = (4, 8, 16, 32, 64)
+SHOWN = 60  # characters of an example
+
+
+def expected_silent(p: float, size: int) -> float:
+    """The share of groups of `size` completions that are all right or all wrong if each is right with chance p."""
+    return p**size + (1 - p) ** size
+
+
+def enough(p: float) -> int | None:
+    """The smallest usual group of which at most `AIM` have no signal; `None` if there is none."""
+    return next((size for size in GROUPS if expected_silent(p, size) <= AIM), None)
+
+
+def varies(rewards: list[float]) -> bool:
+    """Whether rewards of a group differ, so that it teaches something."""
+    known = [reward for reward in rewards if not math.isnan(reward)]
+    return bool(known) and max(known) - min(known) > SAME
+
+
+def rate(values: list[bool]) -> float:
+    return sum(values) / len(values)
+
+
+def signal_findings(found: Rollouts, max_completion_length: int | None, gold_length: int | None, tells: bool | None):
+    """
+    The findings of samples.
+
+    Args:
+        found ([`Rollouts`]): Of the base.
+        max_completion_length (`int`, *optional*): The run's.
+        gold_length (`int`, *optional*): Tokens of the longest gold answer.
+        tells (`bool`, *optional*): Whether right answers get more reward than wrong ones; `None` if that is not known.
+
+    Returns:
+        `list[Finding]`
+    """
+    return [
+        *pass_findings(found, tells),
+        group_finding(found, tells),
+        *disagreement(found),
+        cut_finding(found, max_completion_length, gold_length),
+        *unanswered(found),
+        Finding(
+            "reward time",
+            f"{1000 * found.reward_seconds / len(found.rewards):.2f} ms per completion",
+            values={"seconds_per_completion": found.reward_seconds / len(found.rewards)},
+        ),
+    ]
+
+
+def pass_findings(found: Rollouts, tells: bool | None) -> list[Finding]:
+    """The pass rate with its interval over prompts, of all prompts and of each task and level."""
+    rates = [rate(group) for group in found.groups(found.correct)]
+    cut = rate(found.cut)
+    by_part: dict[tuple, list[float]] = {}
+    for part, value in zip(found.parts, rates, strict=True):
+        by_part.setdefault(part, []).append(value)
+    findings = [pass_finding(f"base pass rate ({found.source})", rates, tells, cut)]
+    if len(by_part) > 1:
+        for (task, level), values in by_part.items():
+            name = f"{task}" + (f", level {level}" if level is not None else "")
+            findings.append(pass_finding(f"base pass rate of {name}", values, tells, cut))
+    return findings
+
+
+def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) -> Finding:
+    """The pass rate of some prompts, from each one's; `tells` and `cut` say what else keeps it at 0."""
+    p = sum(rates) / len(rates)
+    low, high = bootstrap_interval(rates)
+    interval = "n/a" if math.isnan(low) else f"{low:.2f}, {high:.2f}"
+    change = ""
+    if p >= SOLVED:
+        change = "the base is nearly perfect: take a harder task_level or other data"
+    elif p <= HOPELESS and tells is False:
+        change = "do not read this as the base's: the reward does not tell right from wrong; mend it first"
+    elif p <= HOPELESS and cut > MASKED:
+        change = "do not read this as the base's: most completions are cut off; mend that first"
+    elif p <= HOPELESS:
+        right = "gold answers get their reward, so " if tells else ""
+        change = f"{right}the base does not solve it: easier task_level, graded reward, or a few supervised steps"
+    values = {"pass_rate": p, "interval": [low, high], "prompts": len(rates)}
+    return Finding(what, f"{p:.2f} [{interval}], {len(rates)} prompts", change, LOOK if change else "fine", values)
+
+
+def group_finding(found: Rollouts, tells: bool | None) -> Finding:
+    """Groups whose rewards are all equal: observed, and expected at the pass rate."""
+    groups = found.groups(found.rewards)
+    silent, p, size = sum(not varies(group) for group in groups), rate(found.correct), found.group_size
+    observed, expected = silent / len(groups), expected_silent(p, size)
+    values = {"observed": observed, "expected": expected, "num_generations": size, "pass_rate": p}
+    what = "groups without signal, expected"
+    number = f"{percent(observed)} of {len(groups)}, {percent(expected)} at G = {size}"
+    if observed == 1.0:
+        if tells is False:
+            why = "mend the reward function: it pays right answers no more than wrong ones"
+        elif rate(found.cut) > MASKED:
+            why = "let completions end: most are cut off"
+        elif p >= SOLVED:
+            why = "take a harder task_level: every answer is right already"
+        elif p <= HOPELESS:
+            why = "take an easier task_level or a graded reward: no answer is right"
+        else:
+            why = "mend the reward function: right and wrong completions get one reward"
+        return Finding(what, number, f"{why}; no group taught anything", STOP, values)
+    if observed <= MOST_SILENT:
+        return Finding(what, number, values=values)
+    better = enough(p)
+    if better is not None and better > size:
+        change = f"num_generations: {better} leaves {percent(expected_silent(p, better))} silent at this pass rate"
+    else:
+        change = "other prompts (dynamic_sampling_rounds), another task_level, or a graded reward"
+    return Finding(what, number, change, LOOK, values)
+
+
+def disagreement(found: Rollouts) -> list[Finding]:
+    """Groups in which a wrong completion got as much reward as a right one."""
+    mixed = wrong = 0
+    for verdicts, rewards in zip(found.groups(found.correct), found.groups(found.rewards), strict=True):
+        right = [reward for reward, verdict in zip(rewards, verdicts, strict=True) if verdict]
+        others = [reward for reward, verdict in zip(rewards, verdicts, strict=True) if not verdict]
+        if right and others:
+            mixed += 1
+            wrong += min(right) <= max(others)
+    if not mixed:
+        return []
+    cure = "compare reward and verifier on such a group: the run is paid for another thing than it is measured by"
+    return [
+        Finding(
+            "groups that pay a wrong answer like a right one",
+            f"{wrong} of {mixed}",
+            **advice(wrong > mixed / 2, cure),
+            values={"wrong": wrong, "mixed": mixed},
+        )
+    ]
+
+
+def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> Finding:
+    """Completions that were cut, and which of two reasons it has: too little room, or no end token."""
+    cut = rate(found.cut)
+    if most is not None and gold_length is not None and gold_length < most / 2:
+        change = (
+            f"the longest gold answer has {gold_length} tokens of {most}, so the end token may never come: look at "
+            "the tokenizer's eos_token, the model's eos_token_id and the chat template, or let the prompt ask for less"
+        )
+    else:
+        change = f"raise max_completion_length={most}, or ask for shorter answers"
+    level = STOP if cut == 1.0 else LOOK
+    mean = sum(found.lengths) / len(found.lengths)
+    return Finding(
+        "completions cut off",
+        f"{percent(cut)} (mean length {mean:.0f} of {most})",
+        **advice(cut > MOST_CUT, change, level),
+        values={"cut": cut, "mean_length": mean, "limit": most},
+    )
+
+
+def unanswered(found: Rollouts) -> list[Finding]:
+    """Completions in which the verifier finds no answer, with two of them to look at."""
+    if found.answered is None:
+        return []
+    share = 1 - rate(found.answered)
+    examples = [text for text, has in zip(found.texts, found.answered, strict=True) if not has][:2]
+    shown = " and ".join(repr(text[-SHOWN:]) for text in examples)
+    change = f"ask for the form in the prompt, or mend the verifier: {shown}"
+    return [
+        Finding(
+            "completions without an answer to verify",
+            percent(share),
+            **advice(share > MOST_UNANSWERED, change),
+            values={"share": share, "examples": examples},
+        )
+    ]

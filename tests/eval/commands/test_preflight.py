@@ -1,0 +1,308 @@
+"""Preflight of set-ups that are broken in a known way, and of the demo's recipe, with the embedded model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from eval.preflight import main, preflight, verdict
+from eval.readiness.finding import exit_code
+from eval.readiness.first_steps import first_steps
+from tasks import get_task
+from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.rollout.generation import CompactGeneration
+from trl_prorl.train import task_reward
+
+
+ROOT = Path(__file__).parent.parent.parent.parent
+RECIPE = str(ROOT / "recipes" / "tiny" / "variantA.yaml")
+TASK = get_task("reverse_digits", level=3)
+
+
+def make(folder, rows=None, reward=None, model=None, **keys):
+    """A trainer on the embedded model; its first reward function is the task's unless one is given."""
+    keys = {
+        "per_device_train_batch_size": 16,
+        "num_generations": 4,
+        "num_iterations": 2,
+        "max_completion_length": 12,
+        "learning_rate": 1e-4,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "max_steps": 10,
+        "seed": 3,
+        **keys,
+    }
+    return ProRLTrainer(
+        model=str(model or embedded_model("embedded")),
+        reward_funcs=reward or task_reward(TASK),
+        args=ProRLConfig(output_dir=str(folder / "run"), **keys),
+        train_dataset=TASK.rows("train", 24) if rows is None else Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(model or embedded_model("embedded")),
+    )
+
+
+def own_reward(function):
+    """A reward function of one's own beside the task's verifier."""
+    function.verifier = task_reward(TASK).verifier
+    return function
+
+
+def look(findings):
+    """Level and change by what was looked at."""
+    return {finding.what: (finding.level, finding.change) for finding in findings}
+
+
+@pytest.fixture(scope="module")
+def sorted_rows(tmp_path_factory):
+    """Rows that the base always answers rightly, and rows that it never does, at a temperature near 0."""
+    trainer = make(tmp_path_factory.mktemp("sorting"), temperature=0.01)
+    rows = list(TASK.rows("train", 64))
+    right = (trainer.sample_rows(rows).rewards[:, 0].view(64, 4) == 1.0).float().mean(1)
+    found = [[row for row, share in zip(rows, right, strict=True) if share == whole] for whole in (1.0, 0.0)]
+    assert min(map(len, found)) >= 12
+    return {"right": found[0], "wrong": found[1]}
+
+
+def test_truncation(tmp_path):
+    findings = preflight(make(tmp_path, max_completion_length=3), TASK, prompts=12)
+    found = look(findings)
+    level, change = found["completions cut off"]
+    assert level == "stop" and change.startswith("raise max_completion_length=3") and exit_code(findings) == 1
+    assert "set max_completion_length to 9" in found["gold answers that fit max_completion_length"][1]
+
+
+def test_no_end_token(tmp_path):
+    """A tokenizer and a model whose end token is another than the one that was learnt."""
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_model("embedded"), folder)
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | {"eos_token_id": 200}))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(200)
+    tokenizer.save_pretrained(folder)
+    findings = preflight(make(tmp_path, model=folder, max_completion_length=24), TASK, prompts=12)
+    (cut,) = [finding for finding in findings if finding.what == "completions cut off"]
+    assert cut.values["cut"] > 0.9 and cut.level != "fine" and "end token may never come" in cut.change
+    assert exit_code(findings) == 1 and not any("base does not solve" in finding.change for finding in findings)
+
+
+@pytest.mark.parametrize("paid", ["nothing", "wrong answers"])
+def test_a_wrong_reward_is_told_from_a_weak_base(tmp_path, paid):
+    def reward(completions, answer, **columns):
+        texts = [completion[-1]["content"].strip() for completion in completions]
+        return [float(paid != "nothing" and text != right) for text, right in zip(texts, answer, strict=True)]
+
+    findings = preflight(make(tmp_path, reward=own_reward(reward)), TASK, prompts=12)
+    found = look(findings)
+    level, change = found["reward of gold answers, of other rows'"]
+    assert level == "look" and change.startswith("mend the reward function")
+    assert exit_code(findings) == (1 if paid == "nothing" else 0)
+    assert not any("base does not solve" in change for _, change in found.values())
+    if paid == "nothing":
+        assert found["groups without signal, expected"][1].startswith("mend the reward function")
+    else:
+        assert found["groups that pay a wrong answer like a right one"][0] == "look"
+
+
+def test_a_base_that_is_perfect_already(tmp_path, sorted_rows):
+    findings = preflight(make(tmp_path, rows=sorted_rows["right"], temperature=0.01), TASK, prompts=12)
+    found = look(findings)
+    assert "nearly perfect" in found["base pass rate (verify)"][1] and exit_code(findings) == 1
+    assert found["groups without signal, expected"][1].startswith("take a harder task_level")
+
+
+def test_a_base_at_zero(tmp_path, sorted_rows):
+    findings = preflight(make(tmp_path, rows=sorted_rows["wrong"], temperature=0.01), TASK, prompts=12)
+    found = look(findings)
+    assert found["base pass rate (verify)"][1].startswith(
+        "gold answers get their reward, so the base does not solve it"
+    )
+    assert found["groups without signal, expected"][0] == "stop" and exit_code(findings) == 1
+    assert (
+        found["reward of gold answers, of other rows'"][0] == "fine"
+        and "no answer is right"
+        in verdict([f for f in findings if f.level == "stop"]) + found["groups without signal, expected"][1]
+    )
+
+
+def test_a_base_at_zero_whose_rewards_vary_can_learn(tmp_path, sorted_rows):
+    def reward(completions, answer, **columns):
+        texts = [completion[-1]["content"] for completion in completions]
+        alike = [sum(a == b for a, b in zip(text, right)) for text, right in zip(texts, answer, strict=True)]  # noqa: B905
+        return [points / len(right) for points, right in zip(alike, answer, strict=True)]
+
+    trainer = make(tmp_path, rows=sorted_rows["wrong"], reward=own_reward(reward), num_generations=8)
+    trainer.reward_funcs[0].verifier = lambda completions, **columns: [False] * len(completions)  # as hard as can be
+    findings = preflight(trainer, TASK, prompts=12)
+    assert exit_code(findings) == 0 and look(findings)["base pass rate (verify)"][0] == "look"
+
+
+def test_two_completions_of_a_prompt(tmp_path):
+    findings = preflight(make(tmp_path, num_generations=2), TASK, prompts=24)
+    (silent,) = [finding for finding in findings if finding.what == "groups without signal, expected"]
+    assert silent.level == "look" and silent.change.startswith("num_generations: ") and exit_code(findings) == 0
+    p = silent.values["pass_rate"]
+    assert silent.values["expected"] == pytest.approx(p**2 + (1 - p) ** 2) and 0.1 < p < 0.45
+
+
+def test_a_verifier_that_refuses_its_own_answers(tmp_path, monkeypatch):
+    """No model is asked: nothing that it does could be judged."""
+    trainer = make(tmp_path)
+    monkeypatch.setattr(trainer, "sample_rows", None)
+    broken = get_task("reverse_digits", level=3)
+    broken.verify = lambda completion, row: False
+    findings = preflight(trainer, broken, prompts=4)
+    assert exit_code(findings) == 1 and look(findings)["gold answers verify"][0] == "stop"
+
+
+def test_own_rewards_without_a_verifier_have_their_way(tmp_path):
+    def digits(completions, **columns):
+        return [float(completion[-1]["content"].strip().isdigit()) for completion in completions]
+
+    findings = preflight(make(tmp_path, reward=digits, temperature=1.5), prompts=12)
+    found = look(findings)
+    assert (
+        "base pass rate (full reward of 1: no verifier)" in found and "pass task=" in found["gold answers verify"][1]
+    )
+    assert not any("completions without an answer" in what for what in found)
+
+
+def test_a_model_that_does_not_fit_is_a_finding(tmp_path, monkeypatch):
+    def full(rows):
+        raise torch.OutOfMemoryError
+
+    trainer = make(tmp_path)
+    monkeypatch.setattr(trainer, "sample_rows", full)
+    findings = preflight(trainer, TASK, prompts=4)
+    assert findings[-1].number == "none left with micro-batches of 16" and exit_code(findings) == 1
+
+
+def test_it_samples_as_a_step_does(tmp_path):
+    """With the seed of the step, the same completions and rewards as TRL's own generation batch."""
+    trainer = make(tmp_path, num_iterations=1)
+    rows = [trainer.train_dataset[place] for place in range(4)]
+    torch.manual_seed(5)
+    sampled = trainer.sample_rows(rows)
+    torch.manual_seed(5)
+    batch = trainer._generate_and_score_completions([row for row in rows for _ in range(4)])
+    lengths = batch["completion_mask"].sum(1).tolist()
+    assert sampled.ids == [ids[:n] for ids, n in zip(batch["completion_ids"].tolist(), lengths, strict=True)]
+    groups = sampled.total.view(4, 4)
+    advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+    assert torch.allclose(advantages.flatten(), batch["advantages"], atol=1e-5)
+    assert sampled.cut == [ids[-1] not in trainer.eos_token_ids for ids in sampled.ids]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SMALL = ["--per_device_train_batch_size", "32", "--train_rows", "64", "--seed", "2"]
+
+
+def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder, capsys):
+    assert main(["--config", RECIPE, "--prompts", "20", "--json", "found.json", *SMALL]) == 0
+    assert [path.name for path in folder.iterdir()] == ["found.json"]
+    written = json.loads((folder / "found.json").read_text())
+    shown = capsys.readouterr().out
+    assert written["exit_code"] == 0 and "can learn" in shown and "Preflight" in shown
+    values = {finding["what"]: finding["values"] for finding in written["findings"]}
+    assert 0.1 < values["base pass rate (verify)"]["pass_rate"] < 0.45  # 0.25 by 60 runs, in recipes/tiny
+    assert values["wall time of 240 steps"]["max_steps"] == 240
+    assert values["peak memory (estimate, CPU)"]["measured"] is False
+    assert values["entropy at the first update"]["entropy"] > 0.3
+    assert {finding["level"] for finding in written["findings"]} <= {"fine", "look"}
+
+
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (["--config", RECIPE, "--beta", "0"], "ref_reset_every=40 moves a reference, but beta=0"),
+        (["--config", RECIPE, "--kl_clamp", "-1"], "kl_clamp=-1.0 must be a positive number"),
+        (["--config", RECIPE, "--train_rows", "4"], "the training set has 4 prompts"),
+        (["--config", RECIPE, "--max_completion_length", "4000"], "exceeds the model's context of 2048"),
+        (["--config", RECIPE, "--prompts", "1"], "--prompts 1 must be at least 2"),
+        (["--config", RECIPE, "--json", "none/found.json"], "its folder does not exist"),
+        ([], "give --config RECIPE.yaml"),
+    ],
+)
+def test_what_the_run_would_refuse_is_refused(folder, capsys, argv, said):
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.startswith("error: ") and error.count("\n") == 1
+    assert list(folder.iterdir()) == []
+
+
+def test_a_key_that_there_is_not_is_refused(folder, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--config", RECIPE, "--learning_rat", "1"])
+    assert stop.value.code == 2 and "learning_rat" in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_a_run_is_refused(folder, capsys):
+    held = folder / "held"
+    held.mkdir()
+    (held / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert main(["--config", RECIPE, "--output_dir", str(held)]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_truncation_by_an_override_is_exit_code_1(folder, capsys):
+    assert main(["--config", RECIPE, "--prompts", "4", "--max_completion_length", "3", *SMALL]) == 1
+    assert "cannot learn: " in capsys.readouterr().out and list(folder.iterdir()) == []
+
+
+def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
+    first = first_steps(make(tmp_path, max_steps=10, warmup_steps=5, lr_scheduler_type="linear"))
+    assert [row["step"] for row in first.rows] == [1, 2] and first.max_steps == 10
+    assert [row["lr"] for row in first.rows] == pytest.approx([0.0, 0.2e-4])
+    assert first.steps_per_generation == 2 and first.total_gib > first.held_gib > 0.1 and not first.on_gpu
+
+
+@pytest.mark.parametrize("compact", ["on", "off"])
+def test_samples_are_drawn_by_the_run_s_own_sampler(tmp_path, monkeypatch, compact):
+    drawn, sample = [], CompactGeneration.sample
+    monkeypatch.setattr(
+        CompactGeneration, "sample", lambda self, *args, **kwargs: (drawn.append(1), sample(self, *args, **kwargs))[1]
+    )
+    trainer = make(tmp_path, compact_generation=compact)
+    trainer.sample_rows([trainer.train_dataset[0]])
+    assert len(drawn) == (compact == "on")
+
+
+MEMBERS = {name: {"task": "reverse_digits", "level": level, "weight": 1} for name, level in (("easy", 1), ("hard", 4))}
+MIXTURE = json.dumps({"tasks": MEMBERS})
+
+
+@pytest.mark.parametrize(
+    "argv, what",
+    [
+        (["--task", "mixture", "--task_options", MIXTURE, "--task_level", "null"], "base pass rate of hard, level 4"),
+        (["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"], "reward time"),
+        (["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"], "reward time"),
+    ],
+    ids=["mixture", "thinking", "length, dynamic sampling"],
+)
+def test_what_else_a_recipe_can_ask_for(folder, argv, what):
+    if "mixture" in argv:
+        recipe = folder / "mixture.yaml"
+        recipe.write_text(f"base: {RECIPE.replace('variantA', 'base')}\noutput_dir: out\ntask_level: null\n")
+        argv = ["--config", str(recipe), *argv[:4]]
+    else:
+        argv = ["--config", RECIPE, *argv]
+    assert main([*argv, "--prompts", "8", "--json", str(folder / "found.json"), *SMALL]) == 0
+    written = json.loads((folder / "found.json").read_text())
+    assert what in {finding["what"] for finding in written["findings"]}

@@ -1,0 +1,64 @@
+"""Time and memory of a run, by hand."""
+
+from eval.readiness.cost import bytes_per_row, cost_findings, largest_micro_batch, seconds_of_run
+from eval.readiness.finding import LOOK
+from eval.readiness.first_steps import FirstSteps
+from eval.readiness.first_update import update_findings
+
+
+FIRST = {"time_step": 10.0, "time_rollout": 6.0, "time_ref": 1.0, "time_update": 3.0, "tokens_per_second": 50.0}
+SECOND = {"time_step": 2.0, "time_rollout": 0.0, "time_ref": 0.0, "time_update": 2.0, "tokens_per_second": 150.0}
+
+
+def test_wall_time_by_hand():
+    # Ten steps of 2 s, five generations of 7 s; the first row's update of 3 s was warm-up.
+    assert seconds_of_run([FIRST, SECOND], 10, 2) == 10 * 2 + 5 * 7
+    assert seconds_of_run([FIRST, SECOND], 11, 4) == 11 * 2 + 3 * 7
+    assert seconds_of_run([FIRST, FIRST | {"time_step": 9.0}], 10, 1) == 90
+    assert seconds_of_run([FIRST], 10, 2) == 10 * 3 + 5 * 7
+
+
+def test_activations_by_hand():
+    # 2 layers × 10 tokens × (34·8 + 5·2·10) bytes at two bytes each, and 2 · 4 · 4 · 100 of logits
+    assert bytes_per_row(2, 8, 2, 100, 6, 4, 2, False) == 2 * 10 * 372 + 3200
+    assert bytes_per_row(2, 8, 2, 100, 6, 4, 4, False) == 2 * (2 * 10 * 372) + 3200
+    assert bytes_per_row(2, 8, 2, 100, 6, 4, 2, True) == 2 * 10 * 8 * 2 + 10 * 372 + 3200
+
+
+def test_rows_that_fit_by_hand():
+    assert largest_micro_batch(10, 2, 100, 8) == 40  # (90 − 10) / 2
+    assert largest_micro_batch(10, 2.5, 100, 6) == 30  # 32, in groups of 6
+    assert largest_micro_batch(84, 2, 100, 8) == 3 and largest_micro_batch(95, 2, 100, 8) == 0
+
+
+def test_a_cpu_estimates_and_a_gpu_measures():
+    def of(first, what, micro_batch=8):
+        found = cost_findings(first, micro_batch, 4, 0.5, 0.1, 40)
+        return next(finding for finding in found if finding.what.startswith(what))
+
+    cpu = FirstSteps([FIRST, SECOND], 10, 2, 2.0, 20.0, on_gpu=False)
+    assert (
+        of(cpu, "peak memory").what.endswith("(estimate, CPU)") and of(cpu, "peak memory").number == "6.0 of 20.0 GiB"
+    )
+    assert of(cpu, "largest").number == "32 rows (now 8)" and not of(cpu, "largest").values["measured"]
+    rows = [FIRST | {"peak_memory_gib": 10.0}, SECOND | {"peak_memory_gib": 12.0}]
+    gpu = FirstSteps(rows, 10, 2, 4.0, 20.0, on_gpu=True)
+    assert of(gpu, "peak memory").what == "peak memory" and of(gpu, "peak memory").number == "12.0 of 20.0 GiB"
+    assert of(gpu, "largest").number == "12 rows (now 8)"  # (18 − 4) / 1 = 14, in groups of 4
+    tight = FirstSteps([FIRST | {"peak_memory_gib": 19.0}], 10, 2, 3.0, 20.0, on_gpu=True)
+    assert of(tight, "largest", 16).level == LOOK and "to 12" in of(tight, "largest", 16).change
+    assert of(tight, "peak memory", 16).level == LOOK
+    assert of(cpu, "tokens per second").number == "100" and of(cpu, "wall time").number.startswith("0:55")
+    assert of(cpu, "rewards in a step").number == "40 %" and of(cpu, "rewards in a step").level == LOOK
+    assert of(cpu, "seconds by stage").number == "rollout 6.00, ref 1.00, update 3.00"
+
+
+def test_the_first_update():
+    calm = update_findings(
+        [{"entropy": 0.8, "clip_region_mean": 0.0, "lr": 1.0}, {"clip_region_mean": 0.03, "lr": 1.0}]
+    )
+    assert [finding.number for finding in calm] == ["0.800 nats per token", "3.0 %"]
+    assert {finding.level for finding in calm} == {"fine"}
+    wild = update_findings([{"entropy": 0.01, "clip_region_mean": 0.0}, {"clip_region_mean": 0.3, "lr": 0.0}])
+    assert [finding.level for finding in wild] == [LOOK, LOOK, "fine"]
+    assert "temperature" in wild[0].change and "learning_rate" in wild[1].change and "warm-up" in wild[2].number

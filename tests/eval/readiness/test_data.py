@@ -1,0 +1,88 @@
+"""Findings of the data: gold answers, splits, lengths."""
+
+import pytest
+
+from eval.readiness.finding import LOOK, STOP
+from eval.readiness.gold_answers import GoldAnswers, gold_answers, gold_findings
+from eval.readiness.lengths import length_findings
+from eval.readiness.splits import split_findings
+from tasks import get_task
+
+
+def levels(findings):
+    return {finding.what: finding.level for finding in findings}
+
+
+@pytest.mark.parametrize("name", ["reverse_digits", "sums", "sorting", "parity", "bracket_matching"])
+def test_tasks_of_the_project_pass(name):
+    task = get_task(name)
+    rows = list(task.rows("train", 24))
+    found = gold_answers(task, rows, task.reward_many)
+    assert all(found.verified) and found.reward_tells and all(task.has_answer(task.gold(row), row) for row in rows)
+    assert len(found.accepted) == 24 and set(levels(gold_findings(found)).values()) == {"fine"}
+
+
+def test_a_verifier_that_refuses_its_gold_stops():
+    found = GoldAnswers([False] * 3, [False] * 3, [0.0] * 3, [0.0] * 3)
+    first = gold_findings(found)[0]
+    assert first.level == STOP and first.number == "0 of 3"
+    assert gold_findings(GoldAnswers([True, False], [], [], []))[0].level == LOOK
+
+
+def test_a_verifier_that_accepts_anything_and_a_reward_that_pays_anything():
+    findings = gold_findings(GoldAnswers([True] * 4, [True, True, False, False], [0.5] * 4, [1.0, 1.0, 0.5, 0.5]))
+    assert [finding.level for finding in findings] == ["fine", LOOK, LOOK]
+    assert findings[1].number == "2 of 4" and findings[2].number == "0.50, 0.75"
+
+
+def test_an_answer_that_is_right_by_chance_does_not_count_against_the_reward():
+    """One of two other rows' answers is right, too: it is paid as a right one."""
+    assert GoldAnswers([True] * 2, [True, False], [1.0] * 2, [1.0, 0.0]).reward_tells is True
+    assert GoldAnswers([True] * 2, [True, True], [1.0] * 2, [1.0, 1.0]).reward_tells is None
+    assert GoldAnswers([True], [], [], []).reward_tells is None
+
+
+def test_only_answers_of_the_same_task_that_differ_are_tried():
+    class Same:
+        def gold(self, row):
+            return row["answer"]
+
+        def verify_many(self, texts, rows):
+            return [text == row["answer"] for text, row in zip(texts, rows, strict=True)]
+
+    rows = [{"answer": "1", "task": "a"}, {"answer": "1", "task": "a"}, {"answer": "2", "task": "b"}]
+    assert gold_answers(Same(), rows).accepted == []
+    rows.append({"answer": "3", "task": "a"})
+    assert gold_answers(Same(), rows).accepted == [False] * 3
+
+
+def chat(text):
+    return [{"role": "user", "content": text}]
+
+
+def test_splits_share_prompts_by_content():
+    findings = split_findings(
+        {"train": [chat("a  b"), chat("c")], "validation": [chat("a b"), chat("d")], "test": ["e"]}
+    )
+    assert [finding.number for finding in findings] == ["1 of 2", "0 of 1", "0 of 1"]
+    assert [finding.level for finding in findings] == [LOOK, "fine", "fine"]
+    assert findings[0].what == "prompts of validation in train"
+
+
+def test_lengths_by_hand():
+    findings = length_findings([10, 20], [3, 8], 8, 27)
+    assert [finding.level for finding in findings] == [LOOK, LOOK]
+    assert findings[0].number == "20 tokens, 28 of 27"
+    assert findings[1].number == "1 of 2 (longest 8 of 8 tokens)"  # no room for the end
+    assert findings[1].change == "set max_completion_length to 9 or more"
+    assert [finding.level for finding in length_findings([10, 20], [3, 8], 9, 29)] == ["fine", "fine"]
+    assert len(length_findings([10], [], None, None)) == 1
+
+
+@pytest.mark.parametrize(
+    "name, has, lacks", [("sums", "so #### 7", "so 7"), ("reverse_digits", "abc", "  "), ("stem", "Answer: A", "hm")]
+)
+def test_an_answer_is_what_the_verifier_would_look_at(name, has, lacks):
+    task = get_task(name)
+    row = task.rows("train", 1)[0]
+    assert task.has_answer(has, row) and not task.has_answer(lacks, row)

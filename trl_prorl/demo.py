@@ -1,0 +1,168 @@
+"""
+The demo: embedded model, five arms of `recipes/tiny`, held-out pass@k, report: `trl-prorl demo`, `make demo`.
+
+Arms run side by side, one thread each. Finished arms are kept: a second call continues where the first one stopped.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .embedded.shipped import embedded_model, is_embedded
+from .launch.interrupt import ending_in_one_line
+from .launch.recipe_check import read_recipe
+from .launch.shipped_recipes import recipes_folder
+from .run.base_model import identify
+from .run.run_files import read_jsonl
+
+
+COMMAND = [sys.executable, "-m", "trl_prorl"]
+ARMS = ("control", "variantA", "variantB", "variantC", "plain")
+KEPT = "arms that came to their end and samples that were drawn are kept. The same command goes on from there."
+CHECKPOINTS = 4  # of an arm, including its end, for held-out pass@k over training
+console = Console()
+
+
+class Arm:
+    """One training run in a process of its own."""
+
+    def __init__(self, recipe: Path, out: Path, seed: int, overrides: list[str]):
+        self.name, self.out = out.name, out
+        self.log = out.with_suffix(".log")
+        self.command = [
+            *COMMAND,
+            "train",
+            str(recipe),
+            "--output_dir",
+            str(out),
+            "--seed",
+            str(seed),
+            "--disable_tqdm",
+            "true",
+            *overrides,
+        ]
+        steps = overrides[overrides.index("--max_steps") + 1] if "--max_steps" in overrides else None
+        self.steps = int(steps or read_recipe(recipe)["max_steps"])
+        every = max(1, self.steps // CHECKPOINTS)
+        self.command += ["--save_strategy", "steps", "--save_steps", str(every), "--save_only_model", "true"]
+        self.process: subprocess.Popen | None = None
+
+    @property
+    def finished(self) -> bool:
+        return (self.out / "adapter_model.safetensors").exists() or (self.out / "model.safetensors").exists()
+
+    def start(self) -> None:
+        if self.out.exists():  # from a run that was stopped
+            shutil.rmtree(self.out)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(self.command, stdout=self.log.open("w"), stderr=subprocess.STDOUT, env=env)
+
+    def check(self) -> None:
+        if self.process.returncode:
+            tail = "".join(self.log.read_text().splitlines(keepends=True)[-15:])
+            raise SystemExit(f"{self.name} failed with exit code {self.process.returncode}; {self.log} ends:\n{tail}")
+
+
+def train(arms: list[Arm], side_by_side: int) -> None:
+    """Train all arms, at most `side_by_side` at a time, with a bar for each."""
+    waiting, running = [arm for arm in arms if not arm.finished], []
+    columns = (TextColumn("{task.description:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[reward]}"), console=console) as progress:
+        bars = {arm: progress.add_task(arm.name, total=arm.steps, start=False, reward="") for arm in waiting}
+        try:
+            while waiting or running:
+                while waiting and len(running) < side_by_side:
+                    arm = waiting.pop(0)
+                    arm.start()
+                    progress.start_task(bars[arm])
+                    running.append(arm)
+                time.sleep(1.0)
+                for arm in list(running):
+                    rows = read_jsonl(arm.out / "metrics.jsonl", growing=True)
+                    last = rows[-20:]
+                    reward = f"reward {sum(row['reward'] for row in last) / len(last):.2f}" if last else ""
+                    progress.update(bars[arm], completed=len(rows), reward=reward)
+                    if arm.process.poll() is not None:
+                        running.remove(arm)
+                        progress.stop_task(bars[arm])
+                        arm.check()
+        finally:
+            for arm in running:
+                arm.process.terminate()
+
+
+def deaf() -> None:
+    """In a new process: Ctrl-C, which a terminal sends to both, is the demo's to tell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def evaluate(command: str, *arguments: str) -> None:
+    """Run a command that evaluates."""
+    subprocess.run([*COMMAND, command, *arguments], check=True, preexec_fn=deaf)
+
+
+def base_of(recipe: Path, overrides: list[str]) -> str:
+    """The `model_name_or_path` of an arm."""
+    if "--model_name_or_path" in overrides:
+        return overrides[overrides.index("--model_name_or_path") + 1]
+    return read_recipe(recipe)["model_name_or_path"]
+
+
+def main() -> None:
+    """Entry point."""
+    with ending_in_one_line(KEPT):
+        run_demo()
+
+
+def run_demo() -> None:
+    """Train, evaluate and report what the command line says, in the working directory."""
+    parser = argparse.ArgumentParser(
+        prog=sys.argv[0] if sys.argv[0].startswith("trl-prorl ") else None,
+        description="Five arms on the embedded model, held-out pass@k, report. Further options override the recipes.",
+    )
+    tiny = recipes_folder() / "tiny"
+    parser.add_argument("--recipes", type=Path, default=tiny, metavar="DIR", help="folder of recipes (default: tiny)")
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="where the runs go")
+    parser.add_argument("--arms", nargs="+", default=ARMS, help="recipes of the folder, without .yaml")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="one run of every arm for each seed")
+    parser.add_argument("--side-by-side", type=int, default=os.cpu_count(), help="arms that train at the same time")
+    parser.add_argument("--prompts", default="256", help="held-out prompts of the evaluation")
+    parser.add_argument("--samples", default="16", help="samples per prompt")
+    args, overrides = parser.parse_known_args()
+    for arm in args.arms:
+        if not (args.recipes / f"{arm}.yaml").is_file():
+            there = ", ".join(sorted(path.stem for path in args.recipes.glob("*.yaml"))) or "none"
+            parser.error(f"--arms {arm}: {args.recipes} has no {arm}.yaml; its recipes: {there}")
+
+    for base in sorted({base_of(args.recipes / f"{arm}.yaml", overrides) for arm in args.arms}):
+        try:
+            base = identify(embedded_model(base) if is_embedded(base) else base)
+        except ValueError as error:
+            raise SystemExit(f"error: {error}") from None
+        sha256 = f", SHA-256 of its weights {base.sha256[:12]}…" if base.sha256 else ""
+        console.print(f"base model: {base.name}{sha256}", soft_wrap=True)
+
+    def folder(arm: str, seed: int) -> Path:
+        return args.out / (arm if len(args.seeds) == 1 else f"{arm}_seed{seed}")
+
+    arms = [
+        Arm(args.recipes / f"{arm}.yaml", folder(arm, seed), seed, overrides)
+        for seed in args.seeds
+        for arm in args.arms
+    ]
+    train(arms, max(1, args.side_by_side))
+    runs = [str(arm.out) for arm in arms]
+    of_runs = [part for run in runs for part in ("--run", run)]
+    held_out = ["--prompts", args.prompts, "--checkpoints", "all", *of_runs]
+    evaluate("passk", "--n", args.samples, *held_out)
+    evaluate("drift", *held_out)
+    evaluate("report", "--runs", *runs, "--out", str(args.out))
