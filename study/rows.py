@@ -68,7 +68,7 @@ def prompts_hash(passk: dict) -> str:
 
 def base_rows(run: Run, key: RunKey) -> tuple[dict, list[dict]]:
     """The row of the run's base, and one for each held-out prompt."""
-    base, passk, greedy = BaseKey(key.family, key.base_seed), run.passk, run.passk["greedy"]["base"]
+    base, passk, greedy = BaseKey.of(key), run.passk, run.passk["greedy"]["base"]
     row = {
         **base._asdict(),
         "base_hash": _base_hash(run),

@@ -69,18 +69,29 @@ def check_tables(tables: Tables, matrix: Matrix) -> None:
             )
 
 
-def check_bases(tables: Tables, runs: list[Run], code: Path) -> None:
+def check_bases(tables: Tables, runs: list[Run], code: Path) -> set[BaseKey]:
     """
-    Refuse bases that the frozen code lacks, or has otherwise than the tables.
+    Refuse bases that the frozen code has otherwise than the tables.
+
+    Returns:
+        `set[BaseKey]`: The bases that the frozen code lacks, whose runs have to wait.
 
     Raises:
-        InputError: Naming the base and the cure.
+        InputError: Naming the base and the cure; also where the frozen code has none of them.
     """
-    bases = {BaseKey(run.key.family, run.key.base_seed): run.recipe["task"] for run in runs}
+    bases = {BaseKey.of(run.key): run.recipe["task"] for run in runs}
+    lacking: dict[BaseKey, InputError] = {}
     for base, task in bases.items():
-        here = base_hash(code, task, base.base_seed)
+        try:
+            here = base_hash(code, task, base.base_seed)
+        except InputError as error:
+            lacking[base] = error
+            continue
         if base in tables.bases:
             check_base(tables.bases[base], here)
+    if lacking and len(lacking) == len(bases):
+        raise next(iter(lacking.values()))
+    return set(lacking)
 
 
 @contextmanager
@@ -136,6 +147,7 @@ class Runner:
         self.uncommitted: list[str] = []
         self._in_a_row = 0
         self._tried: set[RunKey] = set()
+        self._lacking: set[BaseKey] = set()
         self._committed_at = 0.0
 
     def run(self) -> None:
@@ -154,10 +166,10 @@ class Runner:
             place = self.root / PLACE / commit[:12]
             missing = self._missing()
             code = worktree(self.root, commit, place / "code")
-            check_bases(self.tables, missing, code)
+            self._lacking = check_bases(self.tables, missing, code)
             self._announce(commit, missing)
             try:
-                while ready := [run for run in self._missing() if not run.waits and run.key not in self._tried]:
+                while ready := [run for run in self._missing() if self._is_ready(run)]:
                     self._tried |= {run.key for run in ready}
                     self._train([Job(run, self.matrix, code, place) for run in ready])
                     self._take_choices()
@@ -180,6 +192,9 @@ class Runner:
     def _missing(self) -> list[Run]:
         return [run for run in self.matrix.runs if run.key not in self.tables.runs]
 
+    def _is_ready(self, run: Run) -> bool:
+        return not run.waits and run.key not in self._tried and BaseKey.of(run.key) not in self._lacking
+
     def _announce(self, commit: str, missing: list[Run]) -> None:
         total = len(self.matrix.runs)
         left = clock(self._left([run.key for run in missing]))
@@ -188,6 +203,9 @@ class Runner:
             f"{self.options.jobs} at a time, left: {left if missing else 'nothing'}",
             soft_wrap=True,
         )
+        if self._lacking:
+            names = ", ".join(f"{base.family} {base.base_seed}" for base in sorted(self._lacking))
+            self.console.print(f"runs wait for bases that this code does not have: {names}", soft_wrap=True)
         if missing and git(self.root, "status", "--porcelain", "--", str(MATRIX.parent)):
             self.console.print(f"{MATRIX.parent} has changes that are not committed, and the runs are made by them.")
 
@@ -251,7 +269,7 @@ class Runner:
         added = []
         for job in ended:
             rows = json.loads(job.rows.read_text())
-            base = BaseKey(job.run.key.family, job.run.key.base_seed)
+            base = BaseKey.of(job.run.key)
             if "base" in rows:
                 self.tables.add_base(rows["base"], rows["base_prompts"])
             if base not in self.tables.bases:

@@ -85,6 +85,11 @@ class BaseKey(NamedTuple):
     family: str
     base_seed: int
 
+    @classmethod
+    def of(cls, run: RunKey) -> "BaseKey":
+        """The base of a run."""
+        return cls(run.family, run.base_seed)
+
     @property
     def run(self) -> RunKey:
         """The key of its rows among the prompts."""
@@ -130,7 +135,7 @@ class Tables:
             InputError: Its base is not, or it is another base.
         """
         key = RunKey(*(row[name] for name in KEY))
-        base = self.bases.get(BaseKey(key.family, key.base_seed))
+        base = self.bases.get(BaseKey.of(key))
         if base is None:
             raise InputError(f"{key}: {BASES} has no row for its base; run the study again")
         check_base(base, row["base_hash"])
@@ -140,7 +145,7 @@ class Tables:
     def without(self, drop: Callable[[RunKey], bool]) -> "Tables":
         """The tables without some runs, and without the bases that then have no run."""
         runs = {key: row for key, row in self.runs.items() if not drop(key)}
-        needed = {BaseKey(key.family, key.base_seed) for key in runs}
+        needed = {BaseKey.of(key) for key in runs}
         kept = {*runs, *(base.run for base in needed)}
         return Tables(
             runs,
@@ -201,7 +206,7 @@ def _check_whole(folder: Path, tables: Tables) -> None:
     """Every run has its base, its steps and its prompts, and nothing is of a run that is not there."""
     cure = "restore the folder with git checkout"
     for key, row in tables.runs.items():
-        base = tables.bases.get(BaseKey(key.family, key.base_seed))
+        base = tables.bases.get(BaseKey.of(key))
         if base is None or base["base_hash"] != row["base_hash"]:
             raise InputError(f"{folder / RUNS}: {key} has no base of its hash in {BASES}; {cure}")
         if len(tables.curves.get(key, [])) != row["steps_done"]:

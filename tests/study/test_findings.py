@@ -1,8 +1,5 @@
 """Scores, differences and shares from tables whose answers are known."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 from study.estimate import clock, seconds_left
@@ -14,10 +11,6 @@ from study.pages import write_pages
 from study.tables import Tables
 from trl_prorl.errors import InputError
 
-
-spec = importlib.util.spec_from_file_location("study_tables", Path(__file__).with_name("test_tables.py"))
-tables_test = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tables_test)
 
 MATRIX = """
 evaluation: {prompts: 40, samples: 8, drift_samples: 2}
@@ -47,12 +40,12 @@ def block(study):
 
 
 @pytest.fixture
-def tables():
+def tables(add):
     tables = Tables()
     for arm, counts in CORRECT.items():
         for seed, count in enumerate(counts, start=1):
             key = RunKey("reverse_digits", f"{arm}_x", seed, seed, 12)
-            tables_test.add(tables, key, prompts=40, correct=[count] * 40)
+            add(tables, key, prompts=40, correct=[count] * 40)
             tables.runs[key]["variant"] = VARIANT[arm]
     return tables
 

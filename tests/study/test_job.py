@@ -99,7 +99,7 @@ blocks:
     git(root, "add", ".")
     git(root, "commit", "--quiet", "-m", "x")
     monkeypatch.setattr(runner_module, "LOOK_EVERY", 0.01)
-    monkeypatch.setattr(runner_module, "check_bases", lambda tables, runs, code: None)
+    monkeypatch.setattr(runner_module, "check_bases", lambda tables, runs, code: set())
     return root
 
 

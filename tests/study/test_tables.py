@@ -9,68 +9,25 @@ import pytest
 
 from study.matrix import RunKey
 from study.tables import (
-    BASE_COLUMNS,
     BASES,
     CURVE_COLUMNS,
     CURVES,
     FOLDER,
-    PROMPT_COLUMNS,
     PROMPTS,
-    RUN_COLUMNS,
     RUNS,
     BaseKey,
     Tables,
-    as_written,
     read_tables,
     write_tables,
 )
 from trl_prorl.errors import InputError
 
 
-def add(tables, key, prompts=4, steps=None, pass1=0.5, base_hash="ab", correct=None):
-    """A run, and its base if it is not there."""
-    base = {
-        "family": key.family,
-        "base_seed": key.base_seed,
-        "base_hash": base_hash,
-        "prompts_hash": "p",
-        "split": "test",
-        "samples": 8,
-    }
-    figures = {"base_pass@1": 0.25, "base_pass@8": 0.5, "base_greedy": 0.5, "commit": "c", "prompts": prompts}
-
-    def counts(of, right):
-        rows = (
-            {**of._asdict(), "prompt": place, "n": 8, "correct": one, "greedy": 1} for place, one in enumerate(right)
-        )
-        return [as_written(row, PROMPT_COLUMNS) for row in rows]
-
-    base_key = BaseKey(key.family, key.base_seed)
-    tables.add_base(as_written(base | figures, BASE_COLUMNS), counts(base_key.run, [2] * prompts))
-    steps = key.steps if steps is None else steps
-    row = {
-        **{**key._asdict(), "variant": "A", "base_hash": base_hash, "pass@1": pass1, "pass@8": 0.9, "greedy": 0.5},
-        **{"base_pass@1": 0.0, "drift": 1 / 3, "drift_tokens": 6.5, "collapsed": 0, "steps_done": steps, "resets": 1},
-        **{
-            "ref_forward_calls": 7,
-            "tokens_generated": 9,
-            "recipe": "r",
-            "split": "test",
-            "prompts": prompts,
-            "samples": 8,
-        },
-        **{"seconds": 12.0, "commit": "c"},
-    }
-    curve = [{**key._asdict(), "step": step + 1, "reward": 0.1 * step, "event": ""} for step in range(steps)]
-    curve = [as_written(one, CURVE_COLUMNS) for one in curve]
-    tables.add_run(as_written(row, RUN_COLUMNS), curve, counts(key, correct or [4] * prompts))
-
-
 KEYS = [RunKey("sums", arm, base, seed, 3) for arm in ("plain", "A") for base, seed in ((1, 1), (2, 1), (10, 2))]
 
 
 @pytest.fixture
-def written(tmp_path):
+def written(tmp_path, add):
     tables = Tables()
     for key in KEYS:
         add(tables, key)
@@ -90,7 +47,7 @@ def test_what_is_read_is_what_was_written(written):
     assert read_tables(root / "elsewhere") == Tables()
 
 
-def test_bytes_depend_on_the_rows_and_not_on_their_order(written, tmp_path):
+def test_bytes_depend_on_the_rows_and_not_on_their_order(written, tmp_path, add):
     root, _ = written
     shuffled = Tables()
     for key in random.Random(0).sample(KEYS, len(KEYS)):
@@ -111,7 +68,7 @@ def test_others_read_the_tables_too(written):
     assert list(runs["base_seed"]) == [1, 2, 10, 1, 2, 10] and list(runs["arm"]) == ["A"] * 3 + ["plain"] * 3
 
 
-def test_a_new_run_leaves_the_bytes_of_the_others(written):
+def test_a_new_run_leaves_the_bytes_of_the_others(written, add):
     """So git stores little more than the new ones."""
     root, tables = written
     before = (root / FOLDER / CURVES).read_bytes()
@@ -134,7 +91,7 @@ def test_dropping_takes_the_base_with_its_last_run(written):
     assert set(tables.without(lambda key: key.arm == "A").bases) == set(tables.bases)
 
 
-def test_another_base_is_refused(written):
+def test_another_base_is_refused(written, add):
     _, tables = written
     with pytest.raises(
         InputError, match="sums, base seed 1: the weights here have SHA-256 cd…, in .* ab…, and runs on"

@@ -1,8 +1,5 @@
 """Values that are chosen on validation: the rule by hand, and runs that wait for it."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import yaml
 from rich.console import Console
@@ -14,10 +11,6 @@ from study.tables import Tables
 from study.tuned import choices, with_choices
 from trl_prorl.errors import InputError
 
-
-spec = importlib.util.spec_from_file_location("study_tables", Path(__file__).with_name("test_tables.py"))
-test_tables = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(test_tables)
 
 MATRIX = """
 evaluation: {prompts: 24, samples: 8, drift_samples: 2}
@@ -48,19 +41,25 @@ FAMILIES = ("digits", "letters")
 PASSED = {"plain": (0.9, 0.9), "A_beta1": (0.6, 0.5), "A_beta3": (0.5, 0.585), "A_beta9": (0.5, 0.57)}
 
 
-def tuned(family="digits", **passed):
-    tables = Tables()
-    for arm, both in {**PASSED, "B_beta_old2": (0.1, 0.1), **passed}.items():
-        for base, seed, pass1 in ((0, 1, both[0]), (6, 2, both[1])):
-            test_tables.add(tables, RunKey(family, arm, base, seed, 3), pass1=pass1)
-    return tables
+@pytest.fixture
+def tuned(add):
+    """A function: tables in which every value has been tried."""
+
+    def make(family="digits", **passed):
+        tables = Tables()
+        for arm, both in {**PASSED, "B_beta_old2": (0.1, 0.1), **passed}.items():
+            for base, seed, pass1 in ((0, 1, both[0]), (6, 2, both[1])):
+                add(tables, RunKey(family, arm, base, seed, 3), pass1=pass1)
+        return tables
+
+    return make
 
 
 def recipes(matrix):
     return {(run.key.family, run.key.arm): run.recipe for run in matrix.runs if run.key.base_seed == 1}
 
 
-def test_the_largest_value_within_a_hundredth_of_the_best(study):
+def test_the_largest_value_within_a_hundredth_of_the_best(study, tuned):
     """Means 0.55, 0.5425 and 0.535: the second is near enough to the best, the third is not."""
     whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned()
     found = {(choice.family, choice.key): choice.value for choice in choices(whole, tables)}
@@ -71,18 +70,18 @@ def test_the_largest_value_within_a_hundredth_of_the_best(study):
     assert [run.key.arm for run in matrix.runs if run.waits] == ["A", "B"]
 
 
-def test_nothing_is_chosen_before_the_last_run(study):
+def test_nothing_is_chosen_before_the_last_run(study, tuned):
     whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned()
     del tables.runs[RunKey("digits", "A_beta9", 6, 2, 3)]
     assert [choice.key for choice in choices(whole, tables)] == ["beta_old"]
 
 
-def test_tuning_runs_are_no_results(study):
+def test_tuning_runs_are_no_results(study, tuned):
     whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned()
     assert of_matrix(whole, scores, tables) == []
 
 
-def test_a_recipe_is_told_by_the_value_that_was_chosen(study):
+def test_a_recipe_is_told_by_the_value_that_was_chosen(study, tuned):
     whole = read_matrix(study(MATRIX, FAMILIES))
     hashes = set()
     for tables in (tuned(), tuned(A_beta1=(0.9, 0.9))):
@@ -108,7 +107,7 @@ def test_what_is_wrong_is_one_line(study, old, new, message):
         read_matrix(study(MATRIX.replace(old, new, 1), FAMILIES))
 
 
-def test_runs_that_wait_go_on_once_the_choice_is_made(checkout, monkeypatch):
+def test_runs_that_wait_go_on_once_the_choice_is_made(checkout, monkeypatch, add):
     """The runner's own order, with jobs that end at once."""
     matrix = yaml.safe_load(MATRIX.replace("digits, letters", "reverse_digits"))
     matrix["blocks"]["tuning"]["pairs"], matrix["blocks"]["core"]["pairs"] = [[6, 1]], [[0, 1]]
@@ -121,10 +120,10 @@ def test_runs_that_wait_go_on_once_the_choice_is_made(checkout, monkeypatch):
     def train(runner, jobs):
         for job in jobs:
             trained.append((job.run.key.arm, job.run.recipe.get("beta"), job.run.recipe.get("beta_old")))
-            test_tables.add(runner.tables, job.run.key, pass1=0.5)
+            add(runner.tables, job.run.key, pass1=0.5)
 
     monkeypatch.setattr(Runner, "_train", train)
-    monkeypatch.setattr("study.runner.check_bases", lambda *arguments: None)
+    monkeypatch.setattr("study.runner.check_bases", lambda *arguments: set())
     monkeypatch.setattr("study.runner.worktree", lambda root, commit, place: place)
     try:
         whole = read_matrix(checkout)
@@ -137,3 +136,33 @@ def test_runs_that_wait_go_on_once_the_choice_is_made(checkout, monkeypatch):
         path.write_text(before)
     assert [arm for arm, _, _ in trained] == [*PASSED, "B_beta_old2", "plain", "A", "B"]
     assert trained[-2:] == [("A", 9.0, None), ("B", None, 2.0)]
+
+
+def test_runs_wait_for_a_base_that_the_frozen_code_lacks(checkout, monkeypatch, add):
+    """All others are trained, and which base is missing is said. Where none is there, the study is refused."""
+    path = checkout / "recipes" / "study" / "matrix.yaml"
+    before, trained, said = path.read_text(), [], Console(record=True, width=200)
+
+    def train(runner, jobs):
+        for job in jobs:
+            trained.append(job.run.key.base_seed)
+            add(runner.tables, job.run.key)
+
+    monkeypatch.setattr(Runner, "_train", train)
+    monkeypatch.setattr("study.runner.worktree", lambda root, commit, place: root)
+    monkeypatch.setattr("study.runner.check_base", lambda *arguments: None)
+    try:
+        path.write_text(before.replace("[[0, 1]]", "[[99, 1], [0, 1]]"))
+        whole = read_matrix(checkout)
+        runner = Runner(checkout, whole, whole, Options(commits=False), said)
+        runner.run()
+        assert (
+            trained == [0, 0]
+            and "wait for bases that this code does not have: reverse_digits 99" in said.export_text()
+        )
+        path.write_text(before.replace("[[0, 1]]", "[[99, 1]]"))
+        whole = read_matrix(checkout)
+        with pytest.raises(InputError, match="embedded:reverse_digits:99 does not come with commit"):
+            Runner(checkout, whole, whole, Options(commits=False), said).run()
+    finally:
+        path.write_text(before)
