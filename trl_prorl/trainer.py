@@ -49,7 +49,7 @@ from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32
 from .scoring.grouping import whole_groups
 from .scoring.references import PolicyItself, base_of, reference_of
-from .scoring.scorer import Scorer, scored_rows
+from .scoring.scorer import PolicyPass, Scorer, scored_rows
 
 
 class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
@@ -340,7 +340,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         if (compact := self.parts.get("generation")) is not None:
             given = inputs.pop("sampling_per_token_logps", None)
             sampler_logps = given if compact.measures else None
-        with self.scorer.policy_pass(*(self._rows_to_score(inputs) if training else ())) as scored:
+        with self.scorer.policy_pass(self._rows_to_score(inputs) if training else PolicyPass()) as scored:
             loss = super()._compute_loss(model, without_ratio(inputs) if args.loss_mode == "no_ratio" else inputs)
         accumulation = self.current_gradient_accumulation_steps if training else None
         penalties, penalty = {}, None
@@ -367,13 +367,10 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
                 self.guard.look_at_loss(loss, inputs, logps, self.meter.named_sums("kl_"))
         return loss
 
-    def _rows_to_score(self, inputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """
-        Indices of the rows that carry a gradient, and log-probabilities that stand in for the other rows'; `None` for
-        both if all rows do.
-        """
+    def _rows_to_score(self, inputs) -> PolicyPass:
+        """A pass over the rows that carry a gradient; π_old's log-probabilities stand in for those of the others."""
         if not self.args.skip_zero_rows:
-            return None, None
+            return PolicyPass()
         acts = {anchor.name for anchor in self.anchors if anchor.coefficient != 0.0}
         if logps_key("base") not in inputs:
             acts.discard("base")
@@ -381,7 +378,9 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         needs_all = (acts and not self.args.drop_zero_rows) or self._entropy_bonus_enabled or self.aux_loss_enabled
         scored = torch.ones_like(inputs["advantages"], dtype=torch.bool) if needs_all else scored_rows(inputs)
         self.meter.add_count("rows_skipped", (~scored).sum())
-        return (None, None) if scored.all() else (scored.nonzero().squeeze(1), inputs.get(logps_key("old")))
+        if scored.all():
+            return PolicyPass()
+        return PolicyPass(scored.nonzero().squeeze(1), inputs.get(logps_key("old")), completion_mask(inputs))
 
     def _log_kl(self, inputs, penalties: dict[str, torch.Tensor]) -> None:
         """Log TRL's metric `kl`, which its loss leaves out when its KL term is off, and one for each anchor."""

@@ -38,7 +38,7 @@ class Ways:
 
         Args:
             trainer ([`~trl.GRPOTrainer`]):
-                Made by TRL, with all that may stand against it: tools, images, another engine.
+                Made by TRL, with all that may stand against it: images, another engine.
             policy (`torch.nn.Module`):
                 Its policy, unwrapped.
             padded (`Callable`):
@@ -54,6 +54,11 @@ class Ways:
             )
         ways = cls(_packing(trainer, policy, padded), _generation(trainer, policy))
         if ways.packs and args.pack_max_tokens is not None:
+            if trainer.environments is not None:
+                raise ValueError(
+                    f"pack_max_tokens={args.pack_max_tokens} bounds the prompts of the data, and environments write "
+                    "into them at their reset: leave it out, and lower per_device_train_batch_size."
+                )
             check_prompts_fit(trainer.train_dataset, trainer.eval_dataset, trainer.tokenize_prompts, args)
         return ways
 
@@ -79,7 +84,6 @@ def _packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tenso
     accelerator = trainer.accelerator
     objections = {
         "the prompts have images.": has_images(trainer),
-        "tools write into the completions.": bool(trainer.tools) or trainer.environments is not None,
         "the load-balancing loss averages over tokens, prompts included, as padded.": trainer.aux_loss_enabled,
     }
 

@@ -27,12 +27,15 @@ class PolicyPass:
             Indices of the rows to compute; `None` means all.
         fill (`torch.Tensor` of shape `(B, T)`, *optional*):
             Log-probabilities for the rows that are left out.
+        mask (`torch.Tensor` of shape `(B, T)`, *optional*):
+            1 where a token counts in the loss; needed if rows are left out.
         logps, entropies (`torch.Tensor` of shape `(B, T)`):
             The result, once the micro-batch is scored.
     """
 
     rows: torch.Tensor | None = None
     fill: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
     logps: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
 
@@ -124,9 +127,9 @@ class Scorer:
     # Requests of TRL in its loss.
 
     @contextmanager
-    def policy_pass(self, rows: torch.Tensor | None = None, fill: torch.Tensor | None = None) -> Iterator[PolicyPass]:
+    def policy_pass(self, policy_pass: PolicyPass) -> Iterator[PolicyPass]:
         """The context in which TRL's loss scores a micro-batch; the yielded object holds the result."""
-        self._loss = PolicyPass(rows, fill)
+        self._loss = policy_pass
         try:
             yield self._loss
         finally:
@@ -213,7 +216,7 @@ class Scorer:
         """
         rows = current.rows
         logps, entropies, aux_loss = score(model, input_ids[rows], attention_mask[rows], logits_to_keep, **kwargs)
-        mask = attention_mask[rows][:, -logits_to_keep:]
+        mask = current.mask[rows]
         mean_entropy = (entropies * mask).sum() / mask.sum().clamp(min=1)
         shape = (len(input_ids), logits_to_keep)
         fill = logps.new_zeros(shape) if current.fill is None else current.fill.to(logps.dtype)

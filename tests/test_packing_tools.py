@@ -1,0 +1,163 @@
+"""
+Packed completions into which tools have written: the same numbers as padded.
+
+A tool's answer stands in the completion, so later tokens attend to it, and `tool_mask` takes it out of the loss. Packing
+computes every token of a completion and leaves the mask to TRL.
+"""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import trl
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
+from trl import GRPOTrainer
+
+from trl_prorl import ProRLTrainer
+from trl_prorl.embedded.making import byte_tokenizer, new_model
+from trl_prorl.embedded.settings import EmbeddedSettings
+
+
+TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call><|im_end|>'
+KEYS = {"max_steps": 4, "max_completion_length": 160, "learning_rate": 1e-3}
+
+
+def add(a: int, b: int) -> int:
+    """
+    Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+
+    Returns:
+        Their sum.
+    """
+    return a + b
+
+
+@pytest.fixture(scope="module")
+def tools_model(tmp_path_factory):
+    """Path of a tiny Qwen2 with random weights, whose chat template is Qwen3's as TRL ships it."""
+    folder = tmp_path_factory.mktemp("tools")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    model = new_model(EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3), tokenizer)
+    with torch.no_grad():
+        for param in model.parameters():
+            if param.dim() > 1:
+                param.mul_(5.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def speaks(trainer):
+    """
+    In the place of sampling: of every three completions two call the tool, and one of those calls it a second time.
+
+    Everything else, the calls of the tool, the mask and the template, is TRL's.
+    """
+    draw = random.Random(5)
+    tokenizer = trainer.processing_class
+
+    def generate(prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
+        first = num_generations > 1
+        texts = []
+        for row in range(len(prompt_ids)):
+            calls = row % 3 < 2 if first else row % 2
+            text = CALL % (draw.randrange(100), draw.randrange(9)) if calls else f"it is {draw.randrange(200)}<|im_end|>"
+            texts.append("x" * draw.randrange(4) + text)
+        return [tokenizer(text, add_special_tokens=False).input_ids for text in texts], None
+
+    trainer._generate_single_turn = generate
+    return trainer
+
+
+def rewarded(completion_ids, **columns):
+    """Differs within groups; every second group is rewarded alike."""
+    return [float(sum(ids) % 7) if row // 4 % 2 else 1.0 for row, ids in enumerate(completion_ids)]
+
+
+@pytest.fixture
+def trained(make_trainer, tools_model):
+    def build_and_train(*args, tool=add, **keys):
+        tokenizer = AutoTokenizer.from_pretrained(tools_model)
+        tools = {"tools": [tool], "processing_class": tokenizer}
+        trainer = speaks(
+            make_trainer(*args, model=tools_model, reward=rewarded, trainer_kwargs=tools, **{**KEYS, **keys})
+        )
+        trainer.made, trainer.seen = [], []
+        score = trainer._generate_and_score_completions
+        trainer._generate_and_score_completions = lambda inputs: trainer.made.append(score(inputs)) or trainer.made[-1]
+        if isinstance(trainer, ProRLTrainer):
+            record = trainer.recorder.micro_batch
+            trainer.recorder.micro_batch = lambda inputs, logps, scored, *others: (
+                trainer.seen.append((dict(inputs), scored.entropies)) or record(inputs, logps, scored, *others)
+            )
+        trainer.train()
+        return trainer
+
+    return build_and_train
+
+
+def entropies(trainer):
+    return [json.loads(line)["entropy"] for line in Path(trainer.args.output_dir, "metrics.jsonl").open()]
+
+
+@pytest.mark.parametrize("keys", [{"beta": 0.2}, {"beta": 0.2, "loss_type": "dr_grpo"}, {"loss_type": "cispo"}])
+def test_packed_training_with_tools_is_trl_s(trained, largest_difference, keys):
+    theirs = trained(GRPOTrainer, **keys)
+    ours = trained(pack_groups="on", reuse_old_logps=True, **keys)
+    assert ours.ways.packs
+    assert largest_difference(theirs, ours) < 1e-5
+    for batch, other in zip(ours.made, theirs.made, strict=True):
+        written = batch["completion_mask"].bool() & ~batch["tool_mask"].bool()
+        assert torch.equal(batch["tool_mask"], other["tool_mask"])
+        assert {len(row.diff().nonzero()) for row in written} >= {0, 2, 4}  # no call, one, and two
+
+
+@pytest.mark.parametrize(
+    "keys", [{"beta_old": 0.3}, {"beta": 0.3, "ref_reset_every": 2}, {"beta_old": 0.1, "beta_base": 0.2}]
+)
+def test_every_anchor_with_tools_packed_and_padded(trained, largest_difference, keys):
+    padded, packed = trained(**keys), trained(pack_groups="on", reuse_old_logps=True, **keys)
+    assert largest_difference(padded, packed) < 1e-5
+    assert entropies(packed) == pytest.approx(entropies(padded), rel=1e-5)
+
+
+@pytest.mark.parametrize("pack", ["off", "on"])
+def test_rows_that_are_left_out_leave_the_entropy_of_the_model_s_tokens(trained, largest_difference, pack):
+    whole, less = (trained(pack_groups=pack, skip_zero_rows=skip) for skip in (False, True))
+    assert largest_difference(whole, less) < 1e-5
+    batch, values = whole.seen[0]  # before the first update
+    counts = (batch["completion_mask"] * batch["tool_mask"])[batch["advantages"] != 0].bool()
+    assert 0 < len(counts) < len(batch["advantages"]) and not counts.all()
+    mean = values[batch["advantages"] != 0][counts].mean().item()
+    assert entropies(less)[0] == pytest.approx(mean, rel=1e-5)
+
+
+def test_later_tokens_attend_to_the_tool_s_answer(trained, largest_difference):
+    """Another answer of the same length is scored nowhere, and still changes the training."""
+
+    def sub(a: int, b: int) -> int:
+        """
+        Add two numbers, wrongly.
+
+        Args:
+            a: The first.
+            b: The second.
+        """
+        return a + b + (1 if str(a + b)[-1] != "9" else -1)
+
+    sub.__name__ = "add"
+    first, second = trained(pack_groups="on"), trained(pack_groups="on", tool=sub)
+    assert [batch["tool_mask"].shape for batch in first.made] == [batch["tool_mask"].shape for batch in second.made]
+    assert largest_difference(first, second) > 1e-5
