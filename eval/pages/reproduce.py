@@ -39,7 +39,7 @@ def sections(runs: list[Run], command: str) -> list[Section]:
         command (`str`): The command that makes the report again.
     """
     how = Text(
-        "`python recipes/grpo_variantA.py --config <run folder>/config.yaml --output_dir <new folder>` trains a run "
+        "`trl-prorl train <run folder>/config.yaml --output_dir <new folder>` trains a run "
         "from a recipe again, whatever its variant: its `config.yaml` decides. `env.json` holds versions, hardware "
         "and seed. Then:"
     )
