@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 # What a folder of `eval` may import of the others, from the ground up; the commands at the top may import everything.
 LAYERS = {
     "metrics": (),
+    "stepcost": (),
     "run_folder": (),
     "analysis": ("metrics", "run_folder"),
     "samples": ("run_folder",),

@@ -1,0 +1,63 @@
+"""Rounds of all arms in turns, and the medians of their stages."""
+
+import contextlib
+import io
+import statistics
+import tempfile
+import warnings
+from collections import defaultdict
+
+import torch
+
+from eval.stepcost.batches import Batches
+from eval.stepcost.comparing import ROUNDS
+from eval.stepcost.generating import generation_seconds
+from eval.stepcost.making import make_trainer
+
+
+def measure(
+    arms: dict, args, batches: Batches, iterations: int, checkpointing: bool, generate: bool
+) -> dict[str, dict]:
+    """
+    Run the arms in turns.
+
+    Returns:
+        `dict[str, dict]`: by arm the median seconds of an optimizer step's `generation`, `scoring` and `update`, every
+        round's seconds of what `ROUNDS` names, and on a GPU the `peak` memory in GiB.
+    """
+    rounds = {name: defaultdict(list) for name in arms}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainers = {
+            name: make_trainer(name, arm, args, batches, iterations, checkpointing, folder)
+            for name, arm in arms.items()
+        }
+        order = list(trainers)
+        for number in range(args.rounds + 1):
+            # In turns, and not always in the same order.
+            for name in order[number % len(order) :] + order[: number % len(order)]:
+                trainer = trainers[name]
+                generation = generation_seconds(trainer, batches, number) if generate else 0.0
+                trainer.watch.seconds.clear()
+                if torch.cuda.is_available():
+                    torch.cuda.reset_peak_memory_stats()
+                with contextlib.redirect_stdout(io.StringIO()):
+                    trainer.train()
+                if number == 0:
+                    continue  # the first round warms up
+                seconds = trainer.watch.seconds
+                rounds[name]["scoring"].append(seconds["scoring"] / iterations)
+                rounds[name]["update"].append((seconds["step"] - seconds["scoring"]) / iterations)
+                rounds[name]["phase"].append(seconds["step"] / iterations)
+                rounds[name]["generation"].append(generation / iterations)
+                rounds[name]["generated"].append(generation / iterations)
+                rounds[name]["whole"].append((generation + seconds["step"]) / iterations)
+                if torch.cuda.is_available():
+                    rounds[name]["peak"].append(torch.cuda.max_memory_allocated() / 2**30)
+    result = {}
+    for name, values in rounds.items():
+        result[name] = {key: statistics.median(values[key]) for key in ("generation", "scoring", "update")}
+        result[name] |= {key: values[key] for key in ROUNDS.values()}
+        if "peak" in values:
+            result[name]["peak"] = max(values["peak"])
+    return result

@@ -1,0 +1,43 @@
+"""Peak memory of every arm, each in a process of its own."""
+
+import argparse
+import contextlib
+import io
+import multiprocessing
+import resource
+import tempfile
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+
+from rich.progress import track
+
+from eval.stepcost.arms import ARMS
+from eval.stepcost.generating import generation_seconds
+from eval.stepcost.making import make_trainer
+from eval.stepcost.settings import settings
+from trl_prorl.own_packages import claim
+
+
+def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
+    """GiB by which one arm's training raises its process's peak of resident memory; for a process of its own."""
+    _, batches, iterations, checkpoint, generate = setting
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = make_trainer(name, ARMS[name], args, batches, iterations, checkpoint, folder)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if generate:
+            generation_seconds(trainer, batches, 0)
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer.train()
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+
+
+def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """By setting and arm the peak memory, each arm in a process of its own."""
+    results = {}
+    for title, *setting in settings(args):
+        results[title] = {}
+        for name in track(list(setting[0]), description=title):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=claim) as pool:
+                results[title][name] = pool.submit(peak_memory, name, args, ({}, *setting[1:])).result()
+    return results

@@ -1,0 +1,39 @@
+"""The settings that a command line asks for, one after another."""
+
+import argparse
+import itertools
+
+from eval.stepcost.arms import ARMS, BASELINE, GROWTH_ARMS, OVERHEAD_ARMS
+from eval.stepcost.batches import Batches, mean_answer
+
+
+def settings(args: argparse.Namespace):
+    """
+    Title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting asked for.
+    """
+    checkpointing = {"off": [False], "on": [True], "both": [False, True]}[args.checkpointing]
+    arms = {name: arm for name, arm in ARMS.items() if name == BASELINE or args.arms is None or name in args.arms}
+    if args.mode == "growth":
+        arms = {name: arm for name, arm in arms.items() if name in GROWTH_ARMS}
+        sizes = [(length, 8) for length in args.lengths] + [(256, group) for group in args.groups if group != 8]
+        for length, group in sizes:
+            args.num_generations = args.micro_batch = group
+            if args.spread:
+                title, batches = f"{length} tokens on average, G={group}", Batches(args, length / mean_answer())
+            else:
+                title, batches = f"every completion of {length} tokens, G={group}", Batches(args, 1.0, fixed=length)
+            yield title, arms, batches, 2, checkpointing[0], not args.no_generation
+        return
+    for iterations, scale, checkpoint in itertools.product(args.iterations, args.scale, checkpointing):
+        chosen = OVERHEAD_ARMS if args.mode == "overhead" else arms
+        if iterations == 1:  # where B's penalty could do nothing, and is refused
+            chosen = {name: arm for name, arm in chosen.items() if not name.startswith("B")}
+        title = f"μ={iterations}, {scale:g}× gold answers" + (", gradient checkpointing" if checkpoint else "")
+        yield (
+            title,
+            chosen,
+            Batches(args, scale),
+            iterations,
+            checkpoint,
+            not args.no_generation and args.mode != "overhead",
+        )

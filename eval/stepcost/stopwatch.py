@@ -1,0 +1,47 @@
+"""Seconds of a trainer's steps and stages, on a clock that waits for the device."""
+
+import time
+from collections import defaultdict
+
+import torch
+from transformers import TrainerCallback
+
+
+class Stopwatch(TrainerCallback):
+    """
+    Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip.
+    """
+
+    def __init__(self, device: torch.device, clock: str):
+        self.device, self.seconds, self.began = device, defaultdict(float), None
+        self.clock = time.process_time if clock == "cpu" else time.perf_counter
+
+    def now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self.clock()
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.began = self.now()
+
+    def ending_a_step(self, function):
+        """`function`, with whose end a step ends; the call at the end of an epoch belongs to none."""
+
+        def timed(*args, **kwargs):
+            result = function(*args, **kwargs)
+            if self.began is not None:
+                self.seconds["step"] += self.now() - self.began
+                self.began = None
+            return result
+
+        return timed
+
+    def around(self, name: str, function):
+        def timed(*args, **kwargs):
+            began = self.now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[name] += self.now() - began
+
+        return timed
