@@ -5,9 +5,10 @@ import statistics
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from eval.stepcost.arms import BASELINE
-from eval.stepcost.comparing import generates, ratio
+from eval.stepcost.comparing import ROUNDS, generates, ratio
 from trl_prorl.variants import VARIANTS
 
 
@@ -45,27 +46,34 @@ def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
 
 def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
     """
-    A step's seconds over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes; without
-    generation if that was not timed.
+    Seconds a step over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes: of generation
+    and of the whole step, or of the update phase alone if generation was not timed.
     """
     sizes = {
         tuple(map(int, re.findall(r"(\d+) tokens.*G=(\d+)", title)[0])): result for title, result in results.items()
     }
-    panels = (
+    columns = (
         ("tokens of a completion, G=8", {length: size for (length, group), size in sizes.items() if group == 8}),
         ("completions of a prompt, G, of 256 tokens", {group: size for (n, group), size in sizes.items() if n == 256}),
     )
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for panel, (label, by_size) in zip(figure.subplots(1, 2), panels, strict=True):
-        for name, style in GROWTH_STYLES.items():
-            points = sorted((size, statistics.median(result[name]["whole"])) for size, result in by_size.items())
-            if points:
-                panel.plot(*zip(*points, strict=True), label=name, **style)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set_xlabel(label)
-        panel.set_ylabel("seconds a step" if all(map(generates, results.values())) else "update phase, seconds a step")
-        panel.grid(alpha=0.3)
+    timed = ("generation", "whole step") if all(map(generates, results.values())) else ("update phase",)
+    figure = Figure(figsize=(9, 0.6 + 3 * len(timed)), layout="constrained")
+    for stage, row in zip(timed, figure.subplots(len(timed), 2, squeeze=False), strict=True):
+        for panel, (label, by_size) in zip(row, columns, strict=True):
+            for name, style in GROWTH_STYLES.items():
+                points = sorted(
+                    (size, statistics.median(result[name][ROUNDS[stage]])) for size, result in by_size.items()
+                )
+                if points:
+                    panel.plot(*zip(*points, strict=True), label=name, **style)
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            panel.set_xticks(sorted(by_size), sorted(by_size))
+            panel.set_xlabel(label)
+            panel.set_ylabel(f"{stage}, seconds a step")
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter(NullFormatter())
+            panel.grid(alpha=0.3)
     panel.legend()
     figure.supxlabel("B optimises another objective than A.", fontsize=8, style="italic")
     figure.savefig(path, dpi=110)
