@@ -50,6 +50,7 @@ from trl_prorl.trainer import ProRLTrainer
 
 
 PROMPTS, LEAST_PROMPTS = 32, 2
+WIDE = 400  # columns; a table takes what it needs
 
 
 def preflight(
@@ -230,12 +231,17 @@ def check_writable(file: Path) -> None:
         raise InputError(f"--json {file}: its folder is read-only for this user; name another")
 
 
+def wide_console() -> Console:
+    """For standard output; as wide as a finding needs where no terminal sets the width, so that each is one line."""
+    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
+
+
 @functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv=None) -> int:
     """Entry point."""
     args, others = parse_args(argv)
     others = first_look(None, others)
-    console = Console()
+    console = wide_console()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         trainer, task_args = prepared(others, Path(folder))
         findings = preflight(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
@@ -244,7 +250,10 @@ def main(argv=None) -> int:
     console.print(visible(verdict(findings)), markup=False, highlight=False, soft_wrap=True)
     if args.json is not None:
         lines = [vars(finding) for finding in findings]
-        write_json(args.json, {"exit_code": code, "verdict": verdict(findings), "findings": lines})
+        try:
+            write_json(args.json, {"exit_code": code, "verdict": verdict(findings), "findings": lines})
+        except OSError as error:  # a disk that is full
+            raise InputError(f"--json {args.json} could not be written: {error}; name another") from error
     return code
 
 

@@ -1,5 +1,6 @@
 """Preflight of set-ups that are broken in a known way, and of the demo's recipe, with the embedded model."""
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +10,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from eval.preflight import main, preflight, verdict
-from eval.readiness.finding import exit_code
+from eval.preflight import main, preflight, table, verdict, wide_console
+from eval.readiness.finding import Finding, exit_code
 from eval.readiness.first_steps import first_steps
 from tasks import get_task
 from trl_prorl import ProRLConfig, ProRLTrainer
@@ -400,3 +401,25 @@ def test_what_is_not_there_to_look_at_is_refused(tmp_path):
     trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
     with pytest.raises(ValueError, match="is a stream"):
         preflight(trainer)
+
+
+def test_a_finding_is_one_line_where_no_terminal_sets_the_width(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    wordy = Finding("completions cut off", "100 % (mean length 12 of 12)", "look at the tokenizer " * 8, "look")
+    wide_console().print(table([wordy], "Preflight").to_rich())
+    assert len([line for line in capsys.readouterr().out.splitlines() if "│" in line]) == 1
+
+
+def test_a_disk_that_is_full_is_one_line(folder, capsys, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("eval.preflight.write_json", full)
+    monkeypatch.setattr(
+        "eval.preflight.prepared", lambda argv, path: (None, argparse.Namespace(make_task=lambda: None))
+    )
+    monkeypatch.setattr("eval.preflight.preflight", lambda *_: [Finding("a", "1")])
+    assert main(["--config", RECIPE, "--json", "found.json"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --json found.json could not be written: [Errno 28] No space left on device; name another\n"
+    )
