@@ -5,16 +5,17 @@ Before a run: can it learn, will it fit, how long will it take?
 
 Refuses what the run would refuse (exit code 2), asks verifier and reward about answers that are known to be right and
 wrong, samples the base with the run's own sampler, and does the first optimizer steps in a folder that is thrown away.
-Exit code 0: the run can learn; 1: it cannot, because no group had a signal, every completion was cut, or no gold
-answer verifies. Nothing is written but `--json`. With a trainer of your own, call [`preflight`].
+Exit code 0: the run can learn; 1: it cannot, because no group had a signal, every completion was cut, no gold answer
+verifies, or the run stops in its first steps. Nothing is written but `--json`. With a trainer of your own, call
+[`preflight`].
 """
 
 import argparse
 import functools
+import os
 import random
 import sys
 import tempfile
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -25,31 +26,31 @@ from rich.progress import Progress
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 from trl import ModelConfig
-from trl.trainer.utils import is_async_callable
 
 from eval.command import command, program
 from eval.pages.table import Table
 from eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
-from eval.readiness.finding import STOP, Finding, exit_code
+from eval.readiness.finding import LOOK, STOP, Finding, exit_code
 from eval.readiness.first_steps import MOST, first_steps
 from eval.readiness.first_update import update_findings
-from eval.readiness.gold_answers import gold_answers, gold_findings
+from eval.readiness.gold_answers import asked_reward, gold_answers, gold_findings, text_tokenizer
 from eval.readiness.lengths import length_findings
 from eval.readiness.rollouts import draw
 from eval.readiness.signal import signal_findings
-from eval.readiness.splits import split_findings
+from eval.readiness.splits import held_out_prompts, split_findings
 from eval.run_folder.json_files import write_json
 from trl_prorl.config import ProRLConfig
-from trl_prorl.errors import InputError
+from trl_prorl.errors import InputError, RunError
 from trl_prorl.launch.command_line import first_look
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import RecipeParser
-from trl_prorl.train import TaskArguments, build, check_folder
+from trl_prorl.shown import visible
+from trl_prorl.train import TaskArguments, build, check_folder, check_packages
 from trl_prorl.trainer import ProRLTrainer
 
 
 PROMPTS, LEAST_PROMPTS = 32, 2
-HELD_OUT = 128  # prompts of validation and test that are compared with training
+WIDE = 400  # columns; a table takes what it needs
 
 
 def preflight(
@@ -61,7 +62,7 @@ def preflight(
 
     Args:
         trainer ([`ProRLTrainer`]): Of a single process. Completions are right by the attribute `verifier` of its first
-            reward function that has one, else where the first function gives the full reward of 1.
+            reward function that has one, else by the task, else where the first function gives the full reward of 1.
         task ([`~tasks.Task`], *optional*): Gives the gold answers; without it none is checked, so that a wrong reward
             cannot be told from a base that solves nothing.
         prompts (`int`, *optional*, defaults to `32`): Prompts of the training set to sample.
@@ -71,15 +72,14 @@ def preflight(
         `list[Finding]`
 
     Raises:
-        [`RunError`]: a reward function fails, or a number is not finite.
+        [`InputError`]: there is no data set whose prompts can be looked at twice, or there are several processes.
     """
     args = trainer.args
     if not isinstance(trainer.train_dataset, Dataset):
         raise InputError("train_dataset is a stream, whose prompts cannot be looked at twice; give it a Dataset")
-    if trainer.accelerator.num_processes > 1:
-        raise InputError(
-            f"processes={trainer.accelerator.num_processes}: a preflight is of one; start it without accelerate"
-        )
+    if "prompt" not in trainer.train_dataset.column_names:
+        raise InputError("train_dataset has no column 'prompt': what an environment writes cannot be looked at before")
+    check_processes(trainer.accelerator.num_processes)
     available = len(trainer.train_dataset)
     # At random: evenly spaced rows of a mixture could be of one task.
     places = random.Random(args.seed).sample(range(available), min(prompts, available))
@@ -88,11 +88,12 @@ def preflight(
     if task is not None:
         golds = gold_answers(task, rows, asked_reward(trainer))
         findings += gold_findings(golds)
-        held_out = held_out_prompts(task, args.seed)
-        findings += split_findings({"train": list(trainer.train_dataset["prompt"]), **held_out})
     else:
         number, cure = "not checked", "pass task=, with gold and verify, to tell a wrong reward from a weak base"
         findings.append(Finding("gold answers verify", number, cure))
+    seed = getattr(trainer.recipe[0], "task_seed", 0) if trainer.recipe else 0
+    held_out = held_out_prompts(trainer.eval_dataset, task, seed)
+    findings += split_findings({"train": list(trainer.train_dataset["prompt"]), **held_out})
     tokenizer = text_tokenizer(trainer)
     lengths = [len(ids) for ids in trainer.tokenize_prompts(list(trainer.train_dataset["prompt"]))]
     gold_lengths = []
@@ -115,6 +116,8 @@ def preflight(
             first = first_steps(trainer, steps=MOST)
         except torch.OutOfMemoryError:
             return [*findings, out_of_memory(args.per_device_train_batch_size)]
+        except RunError as error:
+            return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
         progress.advance(bar, MOST)
     findings += update_findings(first.rows)
     per_row = bytes_per_row(
@@ -138,47 +141,13 @@ def preflight(
     return findings
 
 
-def asked_reward(trainer: ProRLTrainer):
-    """The first reward function, of completions and rows; `None` for a reward model and an asynchronous function."""
-    function = trainer.reward_funcs[0]
-    if not callable(function) or hasattr(function, "parameters") or is_async_callable(function):
-        return None
-
-    def ask(texts: list[str], rows: list[Mapping]) -> list[float]:
-        columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
-        chats = not isinstance(rows[0]["prompt"], str)
-        completions = [[{"role": "assistant", "content": text}] if chats else text for text in texts]
-        ids = text_tokenizer(trainer)(texts, add_special_tokens=False)["input_ids"]
-        rewards = function(
-            prompts=[row["prompt"] for row in rows],
-            completions=completions,
-            completion_ids=ids,
-            trainer_state=trainer.state,
-            log_extra=lambda *_: None,
-            log_metric=lambda *_: None,
-            **columns,
-        )
-        return [float("nan") if reward is None else float(reward) for reward in rewards]
-
-    return ask
-
-
-def text_tokenizer(trainer: ProRLTrainer):
-    """The tokenizer, of a processor too."""
-    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
-
-
-def held_out_prompts(task, seed: int) -> dict[str, list]:
-    """Prompts of validation and test, of the splits that a task has."""
-    found = {}
-    for split in ("validation", "test"):
-        for count in (HELD_OUT, None):
-            try:
-                found[split] = list(task.rows(split, count, seed=seed)["prompt"])
-                break
-            except (ValueError, TypeError):
-                continue  # fewer rows, or none
-    return found
+def check_processes(count: int) -> None:
+    """
+    Raises:
+        InputError: there are several.
+    """
+    if count > 1:
+        raise InputError(f"processes={count}: a preflight is of one; start it without accelerate or torchrun")
 
 
 def prepared(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments]:
@@ -192,6 +161,8 @@ def prepared(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments
         task_args, args, model_args = RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(
             argv
         )
+        check_processes(args.world_size)
+        check_packages(args)
         check_folder(args, (task_args, model_args))  # the run's own folder
         args.output_dir, args.run_dir, args.resume_from_checkpoint = str(folder), None, None
         args.push_to_hub = args.hub_push_reference = args.load_best_model_at_end = args.eval_on_start = False
@@ -216,17 +187,22 @@ def verdict(findings: list[Finding]) -> str:
     stops = [finding for finding in findings if finding.level == STOP]
     if stops:
         return "cannot learn: " + "; ".join(f"{finding.what}: {finding.number}" for finding in stops)
-    changes = sum(finding.level == "look" for finding in findings)
-    return "can learn" + (f"; {changes} findings suggest a change" if changes else "")
+    changes = sum(finding.level == LOOK for finding in findings)
+    told = {0: "", 1: "; one finding suggests a change"}.get(changes, f"; {changes} findings suggest a change")
+    return f"can learn{told}"
 
 
 def parse_args(argv=None) -> tuple[argparse.Namespace, list[str]]:
     """Our options, and the rest, which is the run's."""
+    prog = program("preflight")
+    of_commands = prog.startswith("trl-prorl ")
+    recipe = "RECIPE" if of_commands else "--config RECIPE.yaml"
     parser = argparse.ArgumentParser(
-        prog=program("preflight"),
-        usage="%(prog)s --config RECIPE.yaml [--prompts N] [--json FILE]\n       [--KEY VALUE ...]",
+        prog=prog,
+        usage=f"%(prog)s {recipe} [--prompts N] [--json FILE]\n       [--KEY VALUE ...]",
         description="Can a recipe learn, will it fit, how long will it take?",
-        epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused.",
+        epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused."
+        + of_commands * " RECIPE is a file, or a name that `trl-prorl train` lists.",
         allow_abbrev=False,
     )
     parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"training prompts to sample (default {PROMPTS})")
@@ -234,11 +210,30 @@ def parse_args(argv=None) -> tuple[argparse.Namespace, list[str]]:
     args, others = parser.parse_known_args(argv)
     if args.prompts < LEAST_PROMPTS:
         raise InputError(f"--prompts {args.prompts} must be at least {LEAST_PROMPTS}, and 20 for an interval")
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise InputError(f"--json {args.json}: its folder does not exist; create it, or name another")
+    if args.json is not None:
+        check_writable(args.json)
     if not others:
-        raise InputError("nothing says what to look at: give --config RECIPE.yaml (--help says more)")
+        raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
     return args, others
+
+
+def check_writable(file: Path) -> None:
+    """
+    Raises:
+        InputError: a file cannot be written there, which would be known only after the work.
+    """
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"--json {file}: its folder does not exist; create it, or name another")
+    if file.is_dir():
+        raise InputError(f"--json {file} is a folder; name a file in it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"--json {file}: its folder is read-only for this user; name another")
+
+
+def wide_console() -> Console:
+    """For standard output; as wide as a finding needs where no terminal sets the width, so that each is one line."""
+    return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
 
 
 @functools.partial(command, kept=NOTHING_CHANGED)
@@ -246,16 +241,19 @@ def main(argv=None) -> int:
     """Entry point."""
     args, others = parse_args(argv)
     others = first_look(None, others)
-    console = Console()
+    console = wide_console()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         trainer, task_args = prepared(others, Path(folder))
         findings = preflight(trainer, task_args.make_task(), args.prompts, Console(stderr=True))
     code = exit_code(findings)
     console.print(table(findings, "Preflight").to_rich())
-    console.print(verdict(findings), markup=False, highlight=False)
+    console.print(visible(verdict(findings)), markup=False, highlight=False, soft_wrap=True)
     if args.json is not None:
         lines = [vars(finding) for finding in findings]
-        write_json(args.json, {"exit_code": code, "verdict": verdict(findings), "findings": lines})
+        try:
+            write_json(args.json, {"exit_code": code, "verdict": verdict(findings), "findings": lines})
+        except OSError as error:  # a disk that is full
+            raise InputError(f"--json {args.json} could not be written: {error}; name another") from error
     return code
 
 

@@ -180,3 +180,11 @@ def test_what_train_refuses_is_one_line(project):
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     done = run(project, str(project.parent / "bin" / "trl-prorl"), "train", "tiny/variantA", "--betta", "1")
     assert done.returncode == 2 and done.stderr.startswith("error: unknown option '--betta' (did you mean '--beta'?)")
+
+
+@pytest.mark.parametrize("words", [["--beta", "2", "tiny/variantA"], ["--prompts", "8", "mine.yaml"]])
+def test_a_recipe_behind_the_options_is_told_where_it_belongs(words):
+    """It would be taken for the value of an option, or left over once everything else is refused."""
+    with pytest.raises(ValueError, match=f"^'{words[-1]}' follows no option: the recipe comes first"):
+        with_recipe(words)
+    assert with_recipe(["--output_dir", "tiny/variantA"]) == ["--output_dir", "tiny/variantA"]

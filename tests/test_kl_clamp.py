@@ -10,6 +10,7 @@ from test_kl import COMPLETIONS, LENGTH, ROW, completion_logps, estimated_gradie
 from test_packing_training import GroupsTogether
 
 from trl_prorl import ProRLConfig
+from trl_prorl.errors import NonFiniteError
 from trl_prorl.objective.kl import beyond_clamp, gradient_bias, importance_ratio, kl_penalty
 
 
@@ -217,3 +218,53 @@ def test_it_is_refused_where_there_is_no_kl():
     with pytest.raises(ValueError, match="^kl_clamp=10.0 bounds the KL to an anchor, and there is none. Set beta"):
         ProRLConfig(**CPU, kl_clamp=10.0)
     assert not ProRLConfig(**CPU, beta=0.1).adds_penalty and ProRLConfig(**CPU, beta=0.1, kl_clamp=10.0).adds_penalty
+
+
+def with_a_lost_token(trainer):
+    """The policy gives the first token of a batch e^-100 of the probability that π_old gave it: its k3 overflows."""
+    compute = trainer._compute_loss
+
+    def lost(model, inputs):
+        if "old_per_token_logps" in inputs:
+            old = inputs["old_per_token_logps"].clone()
+            old[0, 0] += 100.0
+            inputs = {**inputs, "old_per_token_logps": old}
+        return compute(model, inputs)
+
+    trainer._compute_loss = lost
+    return trainer
+
+
+def test_a_token_whose_kl_overflows_stops_a_run_only_where_it_is_not_bounded(make_trainer):
+    with pytest.raises(NonFiniteError, match="kl_old"):
+        with_a_lost_token(make_trainer(beta_old=0.2)).train()
+    bounded = with_a_lost_token(make_trainer(beta_old=0.2, kl_clamp=10.0))
+    bounded.train()
+    found = rows(bounded)
+    assert len(found) == 4 and max(row["kl_clamped"] for row in found) == 1
+    lost = [row for row in found if row["kl_clamped"]]
+    assert all("kl_old" not in row and math.isfinite(row["kl_penalty"]) for row in lost)  # infinite, so not measured
+
+
+def test_a_log_probability_that_is_not_finite_stops_a_bounded_run_too(make_trainer):
+    trainer = make_trainer(beta_old=0.2, kl_clamp=10.0)
+    compute = trainer._compute_loss
+
+    def broken(model, inputs):
+        if "old_per_token_logps" in inputs:
+            inputs = {**inputs, "old_per_token_logps": inputs["old_per_token_logps"] * math.nan}
+        return compute(model, inputs)
+
+    trainer._compute_loss = broken
+    with pytest.raises(NonFiniteError):
+        trainer.train()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_bf16_keeps_the_bound(estimator):
+    """At 8 bits of precision, too, the bounded are the bound to the bit, and without gradient."""
+    logps, anchor = of([0.5, -3.0, 5.0, 13.0, -90.0], torch.bfloat16)
+    penalty = kl_penalty(logps, anchor, estimator, torch.exp(logps - logps.detach()), 4.0)
+    found, beyond = gradient(penalty, logps), beyond_clamp(logps, anchor, estimator, 4.0)
+    assert penalty.dtype == torch.bfloat16 and penalty.isfinite().all() and found.isfinite().all()
+    assert (penalty[beyond].abs() == 4.0).all() and not found[beyond].any() and beyond.any() and not beyond.all()

@@ -1,8 +1,8 @@
 """
 Packed completions into which tools have written: the same numbers as padded.
 
-A tool's answer stands in the completion, so later tokens attend to it, and `tool_mask` takes it out of the loss. Packing
-computes every token of a completion and leaves the mask to TRL.
+A tool's answer stands in the completion, so later tokens attend to it, and `tool_mask` takes it out of the loss.
+Packing computes every token of a completion and leaves the mask to TRL.
 """
 
 import json
@@ -73,7 +73,9 @@ def speaks(trainer):
         texts = []
         for row in range(len(prompt_ids)):
             calls = row % 3 < 2 if first else row % 2
-            text = CALL % (draw.randrange(100), draw.randrange(9)) if calls else f"it is {draw.randrange(200)}<|im_end|>"
+            text = (
+                CALL % (draw.randrange(100), draw.randrange(9)) if calls else f"it is {draw.randrange(200)}<|im_end|>"
+            )
             texts.append("x" * draw.randrange(4) + text)
         return [tokenizer(text, add_special_tokens=False).input_ids for text in texts], None
 
@@ -124,6 +126,13 @@ def test_packed_training_with_tools_is_trl_s(trained, largest_difference, keys):
         assert {len(row.diff().nonzero()) for row in written} >= {0, 2, 4}  # no call, one, and two
 
 
+@pytest.mark.parametrize("pack", ["off", "on"])
+def test_our_own_penalty_leaves_the_tool_s_tokens_out_as_trl_s_does(trained, largest_difference, pack):
+    """A bound that no token reaches makes the penalty ours, padded and packed."""
+    theirs, ours = trained(GRPOTrainer, beta=0.2), trained(beta=0.2, kl_clamp=1e6, pack_groups=pack)
+    assert ours.args.adds_penalty and largest_difference(theirs, ours) < 1e-5
+
+
 @pytest.mark.parametrize(
     "keys", [{"beta_old": 0.3}, {"beta": 0.3, "ref_reset_every": 2}, {"beta_old": 0.1, "beta_base": 0.2}]
 )
@@ -142,6 +151,8 @@ def test_rows_that_are_left_out_leave_the_entropy_of_the_model_s_tokens(trained,
     assert 0 < len(counts) < len(batch["advantages"]) and not counts.all()
     mean = values[batch["advantages"] != 0][counts].mean().item()
     assert entropies(less)[0] == pytest.approx(mean, rel=1e-5)
+    # TRL logs a mean over all rows, those that were left out too.
+    assert less.state.log_history[0]["entropy"] == pytest.approx(mean, rel=1e-5)
 
 
 def test_later_tokens_attend_to_the_tool_s_answer(trained, largest_difference):
@@ -161,3 +172,13 @@ def test_later_tokens_attend_to_the_tool_s_answer(trained, largest_difference):
     first, second = trained(pack_groups="on"), trained(pack_groups="on", tool=sub)
     assert [batch["tool_mask"].shape for batch in first.made] == [batch["tool_mask"].shape for batch in second.made]
     assert largest_difference(first, second) > 1e-5
+
+
+def test_samples_that_are_looked_at_call_the_tool_as_a_step_does(make_trainer, tools_model):
+    tools = {"tools": [add], "processing_class": AutoTokenizer.from_pretrained(tools_model)}
+    trainer = speaks(make_trainer(model=tools_model, reward=rewarded, trainer_kwargs=tools, **KEYS))
+    sampled = trainer.sample_rows([trainer.train_dataset[place] for place in range(3)])
+    roles = [[message["role"] for message in completion] for completion in sampled.completions]
+    assert len(sampled.ids) == 12 and sum("tool" in of_one for of_one in roles) >= 8 - 1
+    assert all(of_one[-1] == "assistant" for of_one in roles) and sampled.rewards.shape == (12, 1)
+    assert len(trainer.sample_rows([trainer.train_dataset[0]]).ids) == 4  # nothing is left over of the first call

@@ -19,7 +19,6 @@ PRIVATE_METHODS = {
     "_get_train_sampler": "whose order is moved on to a resumed epoch",
     "_calculate_rewards": "where rewards are kept for advantages, dynamic sampling and the record",
     "_tokenize_prompts": "behind ProRLTrainer.tokenize_prompts",
-    "_generate": "behind ProRLTrainer.sample_rows",
     "_generate_single_turn": "behind ProRLTrainer.generate_tokens",
 }
 TRAINER_METHODS = {

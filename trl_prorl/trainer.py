@@ -9,6 +9,7 @@ this class only observes.
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from .resets.triggers import Reason, configured_triggers
 from .rollout.dynamic_sampling import DynamicSampling, named_functions
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
-from .rollout.outcome import Outcome
+from .rollout.outcome import Outcome, weighted_sum
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
 from .rollout.sampled import Sampled
@@ -120,6 +121,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             self.epsilon_low = self.epsilon_high = math.inf
         self._generations = 0
         self._outcome: Outcome | None = None  # of the newest sampling
+        self._looks: Callable | None = None  # of `sample_rows`
         self._learning_rate: float | None = None
 
         self.meter = Meter(accelerator.device)
@@ -307,8 +309,12 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         return result
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        began = time.perf_counter()
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        seconds = time.perf_counter() - began
         self._outcome = Outcome.of(rewards, inputs, completion_ids_list)
+        if self._looks is not None:
+            self._looks(completions, completion_ids_list, rewards, seconds)
         if not self.model.training:
             self.verdicts.add(inputs, prompts, completions, self._outcome.tasks)
         return rewards
@@ -364,7 +370,9 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
                 self.recorder.micro_batch(
                     inputs, logps, scored, clipped[-1] if clipped else None, penalty, sampler_logps
                 )
-                self.guard.look_at_loss(loss, inputs, logps, self.meter.named_sums("kl_"))
+                # A KL that overflows is bounded in the loss, which a log-probability that is not finite would show.
+                sums = [] if args.kl_clamp is not None else self.meter.named_sums("kl_")
+                self.guard.look_at_loss(loss, inputs, logps, sums)
         return loss
 
     def _rows_to_score(self, inputs) -> PolicyPass:
@@ -496,25 +504,21 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
         Returns:
             [`~trl_prorl.rollout.sampled.Sampled`]
         """
+        found: list[Sampled] = []
+
+        def looks(completions, ids, rewards, seconds):
+            ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+            cut = [not tokens or tokens[-1] not in ends for tokens in ids]
+            total = weighted_sum(rewards, self.reward_weights)
+            found.append(Sampled(completions, ids, cut, rewards.cpu(), total.cpu(), seconds))
+
         self.model.train()  # rollouts of a step are drawn so
-        inputs = [dict(row) for row in rows for _ in range(self.num_generations)]
-        prompts = [row["prompt"] for row in inputs]
-        _, ids, _, completions, _, extra, *_ = self._generate(prompts)
-        for name, values in extra.items():  # of a rollout function, for rewards
-            for place, row in enumerate(inputs):
-                row[name] = values[place] if isinstance(values, list) else values
-        began = time.perf_counter()
-        rewards = super()._calculate_rewards(inputs, prompts, completions, ids)
-        seconds = time.perf_counter() - began
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        return Sampled(
-            completions=completions,
-            ids=ids,
-            cut=[not tokens or tokens[-1] not in ends for tokens in ids],
-            rewards=rewards.cpu(),
-            total=(rewards * self.reward_weights.to(rewards.device)).nansum(dim=1).cpu(),
-            reward_seconds=seconds,
-        )
+        self._looks = looks
+        try:
+            self._sample([dict(row) for row in rows for _ in range(self.num_generations)])
+        finally:
+            self._looks = None
+        return found[0]
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """

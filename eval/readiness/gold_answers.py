@@ -1,12 +1,19 @@
-"""Do verifier and reward know right from wrong? Gold answers, and the answers of other rows, tell without a model."""
+"""Do verifier and rewards know right from wrong? Gold answers, and the answers of other rows, tell without a model."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from eval.readiness.finding import STOP, Finding, advice
+import torch
+from trl.trainer.utils import is_async_callable
+
+from eval.readiness.finding import LOOK, STOP, Finding, advice
+from trl_prorl.errors import RewardError
+from trl_prorl.rollout.outcome import weighted_sum
 
 
 MOST_ACCEPTED = 0.1  # share of other rows' answers that may be right by chance, as where there are few answers
+NO_COLUMNS = ("prompt", "completion", "completion_ids")  # a reward function gets these as arguments of their own
 
 
 @dataclass(frozen=True)
@@ -17,20 +24,27 @@ class GoldAnswers:
     Attributes:
         verified (`list[bool]`): Of each row's gold answer, shape (R,).
         accepted (`list[bool]`): Of each other row's answer, shape (O,).
-        rewards, other_rewards (`list[float]`): Of the task's reward function; empty where it cannot be asked.
+        rewards, other_rewards (`list[float]`): Weighted sums of the reward functions, NaN where none applies; empty
+            where they cannot be asked.
+        failed (`str`, *optional*): Why they could not be asked.
     """
 
     verified: list[bool]
     accepted: list[bool]
     rewards: list[float]
     other_rewards: list[float]
+    failed: str | None = None
 
     @property
     def reward_tells(self) -> bool | None:
         """Whether right answers get more reward than wrong ones on average; `None` if that is not known."""
-        right = [reward for reward, is_right in zip(self.rewards, self.verified, strict=False) if is_right]
-        wrong = [reward for reward, passes in zip(self.other_rewards, self.accepted, strict=False) if not passes]
+        right = known(reward for reward, is_right in zip(self.rewards, self.verified, strict=False) if is_right)
+        wrong = known(reward for reward, passes in zip(self.other_rewards, self.accepted, strict=False) if not passes)
         return mean(right) > mean(wrong) if right and wrong else None
+
+
+def known(values) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
 
 
 def mean(values: Sequence[float]) -> float:
@@ -39,7 +53,7 @@ def mean(values: Sequence[float]) -> float:
 
 def gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = None) -> GoldAnswers:
     """
-    Ask a task, and a reward function, about the gold answers of rows and about one other row's answer for each.
+    Ask a task, and a reward, about the gold answers of rows and about one other row's answer for each.
 
     Args:
         task ([`~tasks.Task`]): Its `gold` and `verify_many` are asked.
@@ -56,12 +70,64 @@ def gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = None) 
         if other is not None:
             others.append((other, row))
     texts, asked = [text for text, _ in others], [row for _, row in others]
+    rewards, other_rewards, failed = [], [], None
+    try:
+        if reward is not None:
+            rewards = list(reward(golds, rows))
+            other_rewards = list(reward(texts, asked)) if others else []
+    except RewardError as error:  # it may need what only a rollout has; samples are asked about, too
+        rewards, other_rewards, failed = [], [], str(error)
     return GoldAnswers(
         verified=list(map(bool, task.verify_many(golds, rows))),
         accepted=list(map(bool, task.verify_many(texts, asked))) if others else [],
-        rewards=list(reward(golds, rows)) if reward else [],
-        other_rewards=list(reward(texts, asked)) if reward and others else [],
+        rewards=rewards,
+        other_rewards=other_rewards,
+        failed=failed,
     )
+
+
+def asked_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] | None:
+    """
+    The reward of a completion as the run sums it, of texts and rows: over the reward functions that have a weight and
+    are neither models nor asynchronous; `None` if there are none.
+
+    Args:
+        trainer ([`ProRLTrainer`]): Its reward functions raise [`RewardError`] where they fail.
+    """
+    pairs = [
+        (function, weight)
+        for function, weight in zip(trainer.reward_funcs, trainer.reward_weights.tolist(), strict=True)
+        if weight and not isinstance(function, torch.nn.Module) and not is_async_callable(function)
+    ]
+    if not pairs:
+        return None
+    tokenizer = text_tokenizer(trainer)
+
+    def ask(texts: list[str], rows: list[Mapping]) -> list[float]:
+        chats = not isinstance(rows[0]["prompt"], str)
+        arguments = {
+            **columns_of(rows),
+            "prompts": [row["prompt"] for row in rows],
+            "completions": [[{"role": "assistant", "content": text}] if chats else text for text in texts],
+            "completion_ids": tokenizer(texts, add_special_tokens=False)["input_ids"],
+            "trainer_state": trainer.state,
+            "log_extra": lambda *_: None,
+            "log_metric": lambda *_: None,
+        }
+        found = [[math.nan if one is None else float(one) for one in function(**arguments)] for function, _ in pairs]
+        return weighted_sum(torch.tensor(found).T, torch.tensor([weight for _, weight in pairs])).tolist()
+
+    return ask
+
+
+def columns_of(rows: Sequence[Mapping]) -> dict[str, list]:
+    """The columns of rows that reward functions get by their names."""
+    return {key: [row[key] for row in rows] for key in rows[0] if key not in NO_COLUMNS}
+
+
+def text_tokenizer(trainer):
+    """The tokenizer, of a processor too."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
 def gold_findings(found: GoldAnswers) -> list[Finding]:
@@ -87,12 +153,19 @@ def gold_findings(found: GoldAnswers) -> list[Finding]:
                 values={"rows": of, "accepted": wrong},
             )
         )
-    if found.rewards and found.other_rewards:
-        means = mean(found.rewards), mean(found.other_rewards)
+    what = "reward of gold answers, of other rows'"
+    if found.failed is not None:
+        return [*findings, Finding(what, "not known", f"it could not be asked: {found.failed}", LOOK)]
+    gold, others = known(found.rewards), known(found.other_rewards)
+    if found.rewards and not gold:
+        cure = "mend the reward functions: they return None for right answers"
+        findings.append(Finding(what, "none", cure, LOOK))
+    elif gold and others:
+        means = mean(gold), mean(others)
         cure = "mend the reward function: it pays right answers no more than wrong ones, whatever the model does"
         findings.append(
             Finding(
-                "reward of gold answers, of other rows'",
+                what,
                 f"{means[0]:.2f}, {means[1]:.2f}",
                 **advice(found.reward_tells is False, cure),
                 values={"gold": means[0], "others": means[1]},

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eval.readiness.gold_answers import columns_of
 from trl_prorl.rollout.rewards import watched
 from trl_prorl.rollout.verdicts import verifier_of
 
@@ -15,7 +16,7 @@ class Rollouts:
 
     Attributes:
         group_size (`int`): G.
-        rewards (`list[float]`): Weighted sum of all reward functions.
+        rewards (`list[float]`): Weighted sum of all reward functions; NaN where none applies.
         correct (`list[bool]`, *optional*): Verdicts; `None` where nothing says which completions are right.
         answered (`list[bool]`, *optional*): Whether a verifier finds an answer at all; `None` if that is not known.
         cut (`list[bool]`): Whether a completion was cut at the greatest length.
@@ -49,23 +50,24 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
     """
     Sample rows as a trainer does, a generation batch at a time.
 
-    Without a verifier a completion counts as right if the first reward function gives it the full reward of 1, as
-    `pass_rate/TASK` in the record does.
+    Completions are right by the verifier of a reward function, else by the task, else if the first reward function
+    gives them the full reward of 1, as `pass_rate/TASK` in the record has it.
 
     Args:
         trainer ([`ProRLTrainer`]): Has not begun to train.
         rows (`Sequence[Mapping]`): P rows of its training set.
-        task ([`~tasks.Task`], *optional*): Says whether a completion holds an answer.
+        task ([`~tasks.Task`], *optional*): Says whether a completion holds an answer, and whether it is right.
         advance (`Callable`, *optional*): Told of every batch how many completions it had.
     """
     size = trainer.num_generations
     verifier = verifier_of(trainer.reward_funcs)
     together = max(1, trainer.args.generation_batch_size // size)
     found = Rollouts(size, [], [], [] if task is not None else None, [], [], [], [], 0.0)
-    if verifier is None:
+    if verifier is None and task is None:
         found.source = FULL_REWARD
-    else:
-        verifier = watched(verifier, verifier.__qualname__, trainer.args.reward_timeout, "stop")
+    elif verifier is not None:
+        name = getattr(verifier, "__qualname__", "verifier")
+        verifier = watched(verifier, name, trainer.args.reward_timeout, "stop")
     for start in range(0, len(rows), together):
         batch = [dict(row) for row in rows[start : start + together]]
         sampled = trainer.sample_rows(batch)
@@ -73,17 +75,24 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
         found.rewards += sampled.total.tolist()
         found.cut += sampled.cut
         found.lengths += [len(ids) for ids in sampled.ids]
-        texts = [text if isinstance(text, str) else text[-1]["content"] for text in sampled.completions]
+        texts = [last_text(completion) for completion in sampled.completions]
         found.texts += texts
         found.parts += [(row.get("task"), row.get("level")) for row in batch]
         found.reward_seconds += sampled.reward_seconds
-        if verifier is None:
-            found.correct += (sampled.rewards[:, 0] >= 1.0).tolist()
-        else:
-            columns = {key: [row[key] for row in asked] for key in asked[0] if key != "prompt"}
+        if verifier is not None:
             prompts = [row["prompt"] for row in asked]
-            found.correct += map(bool, verifier(prompts=prompts, completions=sampled.completions, **columns))
+            verdicts = verifier(prompts=prompts, completions=sampled.completions, **columns_of(asked))
+        elif task is not None:
+            verdicts = task.verify_many(texts, asked)
+        else:
+            verdicts = (sampled.rewards[:, 0] >= 1.0).tolist()
+        found.correct += map(bool, verdicts)
         if task is not None:
             found.answered += [task.has_answer(text, row) for text, row in zip(texts, asked, strict=True)]
         advance(len(asked))
     return found
+
+
+def last_text(completion: str | list[Mapping]) -> str:
+    """A completion, or the text of its last message; a call of a tool may have none."""
+    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")

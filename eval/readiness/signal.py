@@ -5,6 +5,7 @@ import math
 from eval.analysis.statistics import bootstrap_interval
 from eval.pages.cells import percent
 from eval.readiness.finding import LOOK, STOP, Finding, advice
+from eval.readiness.gold_answers import known
 from eval.readiness.rollouts import Rollouts
 
 
@@ -14,6 +15,9 @@ MOST_CUT, MOST_UNANSWERED = 0.1, 0.2
 MASKED = 0.5  # share of completions cut that hides what the base could do
 SOLVED, HOPELESS = 0.9, 0.02
 GROUPS = (4, 8, 16, 32, 64)
+SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
+ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
+NEVER = 0.9  # share of completions cut at which the end token may be at fault
 SHOWN = 60  # characters of an example
 
 
@@ -29,8 +33,18 @@ def enough(p: float) -> int | None:
 
 def varies(rewards: list[float]) -> bool:
     """Whether rewards of a group differ, so that it teaches something."""
-    known = [reward for reward in rewards if not math.isnan(reward)]
-    return bool(known) and max(known) - min(known) > SAME
+    values = known(rewards)
+    return bool(values) and max(values) - min(values) > SAME
+
+
+def share_within(found: Rollouts) -> float:
+    """
+    The share of the variance of verdicts, p (1 − p), that lies within prompts, unbiased: 1 where prompts are equally
+    difficult, 0 where the completions of each are all right or all wrong.
+    """
+    p, size = rate(found.correct), found.group_size
+    within = [sum(group) * (size - sum(group)) / (size * (size - 1)) for group in found.groups(found.correct)]
+    return sum(within) / len(within) / (p * (1 - p)) if 0 < p < 1 else 1.0
 
 
 def rate(values: list[bool]) -> float:
@@ -86,14 +100,16 @@ def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) 
     interval = "n/a" if math.isnan(low) else f"{low:.2f}, {high:.2f}"
     change = ""
     if p >= SOLVED:
-        change = "the base is nearly perfect: take a harder task_level or other data"
+        doubt = ", unless the reward pays anything" if tells is None else ""
+        change = f"the base is nearly perfect{doubt}: take a harder task_level or other data"
     elif p <= HOPELESS and tells is False:
         change = "do not read this as the base's: the reward does not tell right from wrong; mend it first"
     elif p <= HOPELESS and cut > MASKED:
         change = "do not read this as the base's: most completions are cut off; mend that first"
     elif p <= HOPELESS:
         right = "gold answers get their reward, so " if tells else ""
-        change = f"{right}the base does not solve it: easier task_level, graded reward, or a few supervised steps"
+        doubt = ", unless the reward is wrong" if tells is None else ""
+        change = f"{right}the base does not solve it{doubt}: easier task_level, graded reward, or supervised steps"
     values = {"pass_rate": p, "interval": [low, high], "prompts": len(rates)}
     return Finding(what, f"{p:.2f} [{interval}], {len(rates)} prompts", change, LOOK if change else "fine", values)
 
@@ -106,22 +122,31 @@ def group_finding(found: Rollouts, tells: bool | None) -> Finding:
     values = {"observed": observed, "expected": expected, "num_generations": size, "pass_rate": p}
     what = "groups without signal, expected"
     number = f"{percent(observed)} of {len(groups)}, {percent(expected)} at G = {size}"
+    paid = known(found.rewards)
     if observed == 1.0:
         if tells is False:
             why = "mend the reward function: it pays right answers no more than wrong ones"
         elif rate(found.cut) > MASKED:
             why = "let completions end: most are cut off"
+        elif not paid:
+            why = "mend the reward functions: each returns None for every completion"
+        elif tells is None and not varies(paid):
+            why = f"see whether the reward can tell answers apart: every completion got {paid[0]:g}"
         elif p >= SOLVED:
             why = "take a harder task_level: every answer is right already"
         elif p <= HOPELESS:
             why = "take an easier task_level or a graded reward: no answer is right"
+        elif share_within(found) < SAME_FATE:
+            why = f"{ALIKE}: completions of a prompt are all right or all wrong"
         else:
             why = "mend the reward function: right and wrong completions get one reward"
         return Finding(what, number, f"{why}; no group taught anything", STOP, values)
     if observed <= MOST_SILENT:
         return Finding(what, number, values=values)
     better = enough(p)
-    if better is not None and better > size:
+    if share_within(found) < SAME_FATE and HOPELESS < p < SOLVED:
+        change = f"{ALIKE}: a prompt is solved always or never, and larger groups would change little"
+    elif better is not None and better > size:
         change = f"num_generations: {better} leaves {percent(expected_silent(p, better))} silent at this pass rate"
     else:
         change = "other prompts (dynamic_sampling_rounds), another task_level, or a graded reward"
@@ -132,8 +157,8 @@ def disagreement(found: Rollouts) -> list[Finding]:
     """Groups in which a wrong completion got as much reward as a right one."""
     mixed = wrong = 0
     for verdicts, rewards in zip(found.groups(found.correct), found.groups(found.rewards), strict=True):
-        right = [reward for reward, verdict in zip(rewards, verdicts, strict=True) if verdict]
-        others = [reward for reward, verdict in zip(rewards, verdicts, strict=True) if not verdict]
+        right = known(reward for reward, verdict in zip(rewards, verdicts, strict=True) if verdict)
+        others = known(reward for reward, verdict in zip(rewards, verdicts, strict=True) if not verdict)
         if right and others:
             mixed += 1
             wrong += min(right) <= max(others)
@@ -153,18 +178,18 @@ def disagreement(found: Rollouts) -> list[Finding]:
 def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> Finding:
     """Completions that were cut, and which of two reasons it has: too little room, or no end token."""
     cut = rate(found.cut)
-    if most is not None and gold_length is not None and gold_length < most / 2:
+    raised = f"raise max_completion_length={most}, or ask for shorter answers"
+    change = raised
+    if cut >= NEVER and most is not None and gold_length is not None and gold_length < most / 2:
         change = (
             f"the longest gold answer has {gold_length} tokens of {most}, so the end token may never come: look at "
-            "the tokenizer's eos_token, the model's eos_token_id and the chat template, or let the prompt ask for less"
+            f"the tokenizer's eos_token, the model's eos_token_id and the chat template; or {raised}"
         )
-    else:
-        change = f"raise max_completion_length={most}, or ask for shorter answers"
     level = STOP if cut == 1.0 else LOOK
     mean = sum(found.lengths) / len(found.lengths)
     return Finding(
         "completions cut off",
-        f"{percent(cut)} (mean length {mean:.0f} of {most})",
+        f"{percent(cut)} (mean length {mean:.0f} of {most or 'any'})",
         **advice(cut > MOST_CUT, change, level),
         values={"cut": cut, "mean_length": mean, "limit": most},
     )

@@ -3,6 +3,7 @@ The recipes that come with the package, by name: `tiny/variantA`. They lie besid
 within `trl_prorl` once installed (setup.py). Nothing that takes long is imported.
 """
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -72,9 +73,24 @@ def with_recipe(arguments: Iterable[str]) -> list[str]:
         `ValueError`: as [`recipe_file`].
     """
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    late = late_recipe(words)
+    if late is not None:
+        raise ValueError(f"{late!r} follows no option: the recipe comes first, before every option.")
     if words and not words[0].startswith("-"):
         words.insert(0, "--config")
     return [
         str(recipe_file(word)) if place and words[place - 1] == "--config" else word
         for place, word in enumerate(words)
     ]
+
+
+def late_recipe(words: list[str]) -> str | None:
+    """A recipe without `--config` behind the options, where it would be taken for the value of one, or for nothing."""
+    if "--config" in words or not words or not words[0].startswith("-"):
+        return None
+    shipped = shipped_recipes()
+    for before, word in itertools.pairwise(words):
+        names = word in shipped or word.endswith(SUFFIXES)
+        if names and not before.startswith("-"):
+            return word
+    return None

@@ -15,7 +15,7 @@ class Sampled:
         ids (`list[list[int]]`): Their tokens, the end token included.
         cut (`list[bool]`): Whether each was cut at the greatest length instead of ending.
         rewards (`torch.Tensor` of shape `(N, F)`): Of each reward function; NaN where it does not apply.
-        total (`torch.Tensor` of shape `(N,)`): Their weighted sum.
+        total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN where none applies.
         reward_seconds (`float`): All reward functions took so long.
     """
 

@@ -1,5 +1,6 @@
 """Preflight of set-ups that are broken in a known way, and of the demo's recipe, with the embedded model."""
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +10,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from eval.preflight import main, preflight, verdict
-from eval.readiness.finding import exit_code
+from eval.preflight import main, preflight, table, verdict, wide_console
+from eval.readiness.finding import Finding, exit_code
 from eval.readiness.first_steps import first_steps
 from tasks import get_task
 from trl_prorl import ProRLConfig, ProRLTrainer
@@ -306,3 +307,119 @@ def test_what_else_a_recipe_can_ask_for(folder, argv, what):
     assert main([*argv, "--prompts", "8", "--json", str(folder / "found.json"), *SMALL]) == 0
     written = json.loads((folder / "found.json").read_text())
     assert what in {finding["what"] for finding in written["findings"]}
+
+
+def test_rewards_are_judged_by_their_sum(tmp_path):
+    """A first function for the form alone pays right and wrong answers alike; what the run is paid by tells."""
+
+    def form(completions, **columns):
+        return [float(completion[-1]["content"].strip().isdigit()) for completion in completions]
+
+    def right(completions, answer, **columns):
+        return [
+            float(completion[-1]["content"].strip() == one)
+            for completion, one in zip(completions, answer, strict=True)
+        ]
+
+    findings = preflight(make(tmp_path, reward=[form, right]), TASK, prompts=8)
+    (paid,) = [finding for finding in findings if finding.what == "reward of gold answers, of other rows'"]
+    assert paid.number == "2.00, 1.00" and paid.level == "fine"
+
+
+def test_a_verdict_is_the_task_s_where_the_rewards_have_no_verifier(tmp_path):
+    """Rewards of 1 for everything do not make the base perfect."""
+    findings = preflight(make(tmp_path, reward=lambda completions, **columns: [1.0] * len(completions)), TASK, 12)
+    found = {finding.what: finding for finding in findings}
+    assert found["base pass rate (verify)"].values["pass_rate"] < 0.6
+    assert "mend the reward function" in found["groups without signal, expected"].change
+    assert not any("perfect" in finding.change for finding in findings) and exit_code(findings) == 1
+
+
+def test_completions_that_are_alike_ask_for_a_higher_temperature(tmp_path, sorted_rows):
+    rows = sorted_rows["right"][:6] + sorted_rows["wrong"][:6]
+    findings = preflight(make(tmp_path, rows=rows, temperature=0.01, max_steps=1), TASK, prompts=12)
+    level, change = look(findings)["groups without signal, expected"]
+    assert level == "stop" and change.startswith("raise temperature")
+
+
+@pytest.mark.parametrize("fault", ["raises", "is nan"])
+def test_a_reward_that_fails_is_a_finding_among_the_others(tmp_path, fault):
+    def reward(completions, **columns):
+        return [float("nan") if fault == "is nan" else 1 / 0 for _ in completions]
+
+    findings = preflight(make(tmp_path, reward=own_reward(reward)), TASK, prompts=4)
+    assert findings[0].what == "gold answers verify" and findings[0].number == "4 of 4"
+    assert findings[-1].level == "stop" and "'reward'" in findings[-1].change
+    assert "the run stops" in verdict(findings) and exit_code(findings) == 1
+
+
+def test_rows_that_hold_a_completion_and_a_reward_that_abstains(tmp_path):
+    """TRL hands the column `completion` to no reward function, and leaves out completions without a reward."""
+
+    def reward(completions, answer):
+        texts = [completion[-1]["content"].strip() for completion in completions]
+        return [float(text == one) if one < "5" else None for text, one in zip(texts, answer, strict=True)]
+
+    strict = own_reward(lambda completions, answer, **columns: reward(completions, answer))
+    rows = [{**row, "completion": "gold", "completion_ids": [1]} for row in TASK.rows("train", 24)]
+
+    def guarded(completions, answer, **columns):
+        assert "completion" not in columns and len(columns["completion_ids"]) == len(completions)
+        return strict(completions, answer)
+
+    guarded.verifier = strict.verifier
+    findings = preflight(make(tmp_path, rows=rows, reward=guarded), TASK, prompts=12)
+    (paid,) = [finding for finding in findings if finding.what == "reward of gold answers, of other rows'"]
+    assert paid.number == "1.00, 0.00" and paid.level == "fine"
+
+
+def test_an_evaluation_on_the_training_set_is_found(tmp_path):
+    trainer = make(tmp_path)
+    trainer.eval_dataset = trainer.train_dataset
+    level, change = look(preflight(trainer, prompts=4))["prompts of validation in train"]
+    assert level == "look" and "learnt by heart" in change
+
+
+def test_what_the_run_would_refuse_later_is_refused_first(folder, capsys, monkeypatch):
+    monkeypatch.setattr("eval.preflight.build", None)  # no model is loaded
+    monkeypatch.setattr("trl_prorl.train.get_available_reporting_integrations", lambda: [])
+    assert main(["--config", RECIPE, "--report_to", "wandb"]) == 2
+    assert "report_to='wandb' needs a package" in capsys.readouterr().err
+    (folder / "taken").mkdir()
+    assert main(["--config", RECIPE, "--json", "taken"]) == 2
+    assert "--json taken is a folder" in capsys.readouterr().err
+    monkeypatch.setattr("eval.preflight.os.access", lambda path, mode: False)
+    assert main(["--config", RECIPE, "--json", "found.json"]) == 2
+    assert "read-only" in capsys.readouterr().err
+
+
+def test_what_is_not_there_to_look_at_is_refused(tmp_path):
+    trainer = make(tmp_path)
+    trainer.train_dataset = trainer.train_dataset.rename_column("prompt", "question")
+    with pytest.raises(ValueError, match="no column 'prompt'"):
+        preflight(trainer)
+    trainer.train_dataset = trainer.train_dataset.to_iterable_dataset()
+    with pytest.raises(ValueError, match="is a stream"):
+        preflight(trainer)
+
+
+def test_a_finding_is_one_line_where_no_terminal_sets_the_width(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    wordy = Finding("completions cut off", "100 % (mean length 12 of 12)", "look at the tokenizer " * 8, "look")
+    wide_console().print(table([wordy], "Preflight").to_rich())
+    assert len([line for line in capsys.readouterr().out.splitlines() if "│" in line]) == 1
+
+
+def test_a_disk_that_is_full_is_one_line(folder, capsys, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("eval.preflight.write_json", full)
+    monkeypatch.setattr(
+        "eval.preflight.prepared", lambda argv, path: (None, argparse.Namespace(make_task=lambda: None))
+    )
+    monkeypatch.setattr("eval.preflight.preflight", lambda *_: [Finding("a", "1")])
+    assert main(["--config", RECIPE, "--json", "found.json"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --json found.json could not be written: [Errno 28] No space left on device; name another\n"
+    )

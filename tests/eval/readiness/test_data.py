@@ -1,12 +1,15 @@
 """Findings of the data: gold answers, splits, lengths."""
 
+import math
+
 import pytest
 
 from eval.readiness.finding import LOOK, STOP
 from eval.readiness.gold_answers import GoldAnswers, gold_answers, gold_findings
 from eval.readiness.lengths import length_findings
-from eval.readiness.splits import split_findings
+from eval.readiness.splits import held_out_prompts, split_findings
 from tasks import get_task
+from trl_prorl.errors import RewardError
 
 
 def levels(findings):
@@ -86,3 +89,37 @@ def test_an_answer_is_what_the_verifier_would_look_at(name, has, lacks):
     task = get_task(name)
     row = task.rows("train", 1)[0]
     assert task.has_answer(has, row) and not task.has_answer(lacks, row)
+
+
+def test_none_from_a_reward_function_is_no_number():
+    nan = math.nan
+    some = GoldAnswers([True] * 3, [False] * 3, [1.0, nan, 1.0], [0.0, nan, 0.0])
+    assert some.reward_tells is True
+    assert gold_findings(some)[-1].number == "1.00, 0.00" and gold_findings(some)[-1].level == "fine"
+    none = GoldAnswers([True] * 3, [False] * 3, [nan] * 3, [nan] * 3)
+    assert none.reward_tells is None
+    assert gold_findings(none)[-1].level == LOOK and "return None for right answers" in gold_findings(none)[-1].change
+
+
+def test_a_reward_that_needs_a_rollout_is_not_wrong():
+    def reward(texts, rows):
+        raise RewardError("reward function 'steps' raised KeyError: 'steps'.")
+
+    task = get_task("sums")
+    found = gold_answers(task, list(task.rows("train", 4)), reward)
+    assert all(found.verified) and found.reward_tells is None and found.rewards == []
+    last = gold_findings(found)[-1]
+    assert (last.number, last.level) == ("not known", LOOK) and "KeyError: 'steps'" in last.change
+
+
+def test_what_the_run_evaluates_on_is_compared_with_training():
+    task = get_task("sums")
+    rows = task.rows("train", 8)
+    assert set(held_out_prompts(None, task)) == {"validation", "test"}
+    assert held_out_prompts(rows)["validation"] == list(rows["prompt"])
+    several = held_out_prompts({"train": rows, "hard": rows}, task)
+    assert set(several) == {"eval_train", "eval_hard", "test"} and held_out_prompts(None) == {}
+    findings = split_findings({"train": list(rows["prompt"]), **held_out_prompts(rows)})
+    assert [finding.number for finding in findings] == ["8 of 8"] and findings[0].level == LOOK
+    drawn = held_out_prompts(None, task, seed=5)["test"]
+    assert drawn == list(task.rows("test", 128, seed=5)["prompt"])

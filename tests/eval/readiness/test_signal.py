@@ -128,3 +128,36 @@ def test_reward_time_and_its_source():
 def test_exit_codes():
     look, stop = Finding("a", "1", "do", LOOK), Finding("b", "0", "do", STOP)
     assert (exit_code([]), exit_code([look]), exit_code([look, stop])) == (0, 0, 1)
+
+
+def test_completions_of_a_prompt_that_are_alike_are_not_the_reward_s_fault():
+    """Half the prompts always solved, half never, as near temperature 0: no group varies, and the reward is right."""
+    found = of(rollouts([1] * 20 + [0] * 20), "groups without")
+    assert found.level == STOP and found.change.startswith("raise temperature") and "mend" not in found.change
+    # One mixed group of 25 pairs: larger groups would not help, which the formula does not see.
+    pairs = of(rollouts([1, 1] * 12 + [0, 0] * 12 + [1, 0], size=2), "groups without")
+    assert pairs.level == LOOK and pairs.change.startswith("raise temperature")
+
+
+def test_one_reward_for_all_without_a_gold_answer_may_be_the_reward_s_fault():
+    half = rollouts([0] * 80, rewards=[0.5] * 80, source=FULL_REWARD)
+    assert "every completion got 0.5" in of(half, "groups without", tells=None).change
+    assert "unless the reward is wrong" in of(half, "base pass rate", tells=None).change
+    full = rollouts([1] * 80, source=FULL_REWARD)
+    assert "every completion got 1" in of(full, "groups without", tells=None).change
+    assert "unless the reward pays anything" in of(full, "base pass rate", tells=None).change
+    none = rollouts([0] * 80, rewards=[math.nan] * 80, source=FULL_REWARD)
+    assert "returns None for every completion" in of(none, "groups without", tells=None).change
+
+
+def test_long_reasoning_with_short_gold_answers_lacks_room_and_not_the_end_token():
+    """`#### 18` has four tokens; a third of the completions reason too long, and the others end."""
+    found = of(rollouts([0, 1] * 30, cut=[True] * 20 + [False] * 40), "completions cut", most=256, gold=4)
+    assert found.change.startswith("raise max_completion_length=256") and "end token" not in found.change
+    assert of(rollouts([0, 1] * 4), "completions cut", most=None).number == "0 % (mean length 5 of any)"
+
+
+def test_a_completion_without_reward_decides_nothing_between_right_and_wrong():
+    """A reward function may return None; TRL leaves such completions out of the group."""
+    found = rollouts([1, 0, 1, 0] * 5, rewards=[math.nan, 0.0, 1.0, math.nan] * 5)
+    assert of(found, "groups that pay").number == "0 of 5"
