@@ -1,10 +1,11 @@
 """
 One command that proves it on a GPU: `python -m eval.gpu_check`, or `make gpu-check`.
 
-It checks that the numbers are right there (parity with TRL, resets, resume, NaN), and measures what a step costs, which
-attention is fastest, and how to generate: on one card in at most 25 minutes, with Qwen2.5's shapes and random weights,
-without the Hub. Every part runs in a process of its own with a limit, and its result is kept, so the same command goes
-on where it was stopped. What is not installed is left out by name. `--cpu` runs the same parts at toy size.
+It checks that the numbers are right there (parity with TRL, resets, resume, NaN), and measures what a step costs,
+which attention is fastest, and how to generate: on one card in at most 25 minutes, with the shapes of Qwen2.5 and
+random weights, without the Hub. Every part runs in a process of its own with a limit, and its result is kept, so the
+same command goes on where it was stopped. What is not installed is left out by name. `--cpu` runs the same parts at
+toy size.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Which attention of packed rows is fastest among those that are exact: of a layer, and of a model's whole pass."""
 
 import statistics
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -102,8 +103,23 @@ def shown(error: float | None) -> str:
 def _passes(result: Result, size: Size, shape: str, scale: float, ways: dict[str, Way], dtype: torch.dtype) -> None:
     """Seconds and memory of a forward with its backward over the same micro-batches."""
     args = size.arguments(dtype=dtype, shape=shape)
-    batches = Batches(args, scale)
-    rows, seconds = [], {}
+    measured = _measured(result, size, args, scale, ways)
+    free(size)
+    seconds = {name: took for name, (took, _) in measured.items()}
+    gain = {name: seconds[NOW] / took if NOW in seconds else None for name, took in seconds.items()}
+    rows = [[name, took, gain[name], above] for name, (took, above) in measured.items()]
+    title = f"{shape}, {scale:g}× gold answers, {args.prompts} × {args.num_generations} completions in one row"
+    columns = ["attention", "forward and backward, s", f"× as fast as {NOW}", "peak above the model, GiB"]
+    note = decision(seconds) if size.on_card else "At toy size nothing is decided."
+    result.sheets.append(Sheet(f"Attention: {title}", columns, rows, note))
+    result.facts[f"fastest, {title}"] = fastest(seconds)
+
+
+def _measured(
+    result: Result, size: Size, args: Namespace, scale: float, ways: dict[str, Way]
+) -> dict[str, tuple[float, float | None]]:
+    """By way the median seconds, and the peak above the model in GiB."""
+    batches, found = Batches(args, scale), {}
     with quiet_folder() as folder:
         trainer = make_trainer("A packed", ARMS["A packed"], args, batches, 2, False, folder)
         model = trainer.model.train()
@@ -124,22 +140,14 @@ def _passes(result: Result, size: Size, shape: str, scale: float, ways: dict[str
                 held = begin_memory(size)
                 times = [seconds_of(lambda batch=batch: once(batch), size) for batch in drawn[WARM_UP:]]
             except torch.OutOfMemoryError:
-                result.skipped[f"{name}, {shape}, {scale:g}× gold answers"] = "out of memory"
+                result.skipped[f"{name}, {args.shape}, {scale:g}× gold answers"] = "out of memory"
                 model.zero_grad()
                 free(size)
                 continue
-            seconds[name] = statistics.median(times)
             peak = peak_memory(size)
-            rows.append([name, seconds[name], None, None if peak is None else peak - held])
+            found[name] = statistics.median(times), None if peak is None else peak - held
             free(size)
-    del trainer, model
-    free(size)
-    for row in rows:
-        row[2] = seconds[NOW] / row[1] if NOW in seconds else None
-    title = f"{shape}, {scale:g}× gold answers, {args.prompts} × {args.num_generations} completions in one row"
-    columns = ["attention", "forward and backward, s", f"× as fast as {NOW}", "peak above the model, GiB"]
-    result.sheets.append(Sheet(f"Attention: {title}", columns, rows, decision(seconds)))
-    result.facts[f"fastest, {title}"] = fastest(seconds)
+    return found
 
 
 def fastest(seconds: dict[str, float]) -> str | None:

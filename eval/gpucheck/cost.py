@@ -55,9 +55,9 @@ def cost(size: Size, folder: Path, shape: str) -> Result:
 
 
 NOTE = (
-    "Seconds of an optimizer step without generation, medians. Tokens are those of completions in the loss. MFU counts "
-    "the operations that a step needs, prompts once and no padding, over those that a large bf16 product reaches here. "
-    "B optimises a different objective from A's and TRL's."
+    "Seconds of an optimizer step without generation, medians. Tokens are those of completions in the loss. MFU "
+    "counts the operations that a step needs, prompts once and no padding, over those that a large bf16 product "
+    "reaches here. B optimises a different objective from A's and TRL's."
 )
 
 

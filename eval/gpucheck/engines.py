@@ -55,7 +55,7 @@ class Engine(NamedTuple):
 def by_generate(
     bench: Bench, prompts: list, lengths: list, merged: bool, static: bool = False, graphs: bool = False
 ) -> list[int]:
-    """Transformers' loop, with its growing cache or with a static one, whose decoding step may become CUDA graphs."""
+    """Transformers' loop with a growing cache or a static one, whose decoding steps may become CUDA graphs."""
     model = bench.copy.model if merged else bench.policy
     ids, mask = (part.to(bench.size.device) for part in padded_left(prompts, bench.pad, BUCKET if static else None))
     longest = max(lengths)

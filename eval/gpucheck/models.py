@@ -47,9 +47,7 @@ def models(size: Size, folder: Path) -> Result:
 def _four_bits(result: Result, size: Size, folder: Path) -> None:
     from transformers import BitsAndBytesConfig
 
-    quantised = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
-    )
+    quantised = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
     out = folder / "four_bits"
     # The probe of packing compares packed rows with padded rows on this very model, and refuses it if they differ.
     trainer = make_run(size, out, FOUR_BIT, quantization_config=quantised)

@@ -90,11 +90,15 @@ def parity(size: Size, folder: Path) -> Result:
                 allowed[control] = {what: FACTOR * max(value, LEAST[dtype]) for what, value in noise.items()}
             ours = train((ProRLTrainer, keys | TRAINED), args, batches, 2)
             same = torch.equal(ours.start, controls[control].start)
-            result.check(f"{name}, {arm}: starts as its control", same, "equal to the bit" if same else "other weights")
+            result.check(
+                f"{name}, {arm}: starts as its control", same, "equal to the bit" if same else "other weights"
+            )
             found = distances(ours, controls[control])
             for what, value in found.items():
                 limit = allowed[control][what]
-                result.check(f"{name}, {arm}: {what}", value <= limit, f"{value:.1e} off {control}, allowed {limit:.1e}")
+                result.check(
+                    f"{name}, {arm}: {what}", value <= limit, f"{value:.1e} off {control}, allowed {limit:.1e}"
+                )
             rows.append([arm, control, *found.values(), *allowed[control].values()])
             free(size)
         columns = ["arm", "against", *("losses off", "gradient off", "weights off")]

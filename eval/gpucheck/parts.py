@@ -18,7 +18,7 @@ from eval.gpucheck.timers import timers
 PARTS = {
     part.name: part
     for part in (
-        Part("parity", "Right: parity with TRL", parity, limit=200),
+        Part("parity", "Right: parity with TRL", parity, limit=240),
         Part("equivalences", "Right: equivalences and counts", equivalences, limit=90),
         Part("resets", "Right: resets of every optimizer", resets, limit=90),
         Part("timers", "Right: seconds and memory of a step", timers, limit=60),
@@ -27,8 +27,8 @@ PARTS = {
         Part("resume", "Right: killed, and resumed to the bit", resume, limit=240),
         Part("sharding", "Right: FSDP2 and ZeRO-2 with one process", sharding, limit=180),
         Part("tests", "Right: the tests marked gpu", marked_tests, limit=120),
-        Part("cost", "The cost of a step", cost_of(0), limit=300),
-        Part("cost-large", "The cost of a step, the larger model", cost_of(1), limit=180),
+        Part("cost", "The cost of a step", cost_of(0), limit=360),
+        Part("cost-large", "The cost of a step, the larger model", cost_of(1), limit=300),
         Part("attention", "Which attention", attention, limit=300),
         Part("generation", "Generation", generation, limit=480),
     )

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from trl_prorl.own_packages import claim
+from trl_prorl.own_packages import run_claimed
 
 
 class Ended(NamedTuple):
@@ -37,7 +38,8 @@ def run_apart(work: Callable, args: tuple, log: Path, limit: float, fork: bool, 
         lead (`bool`, *optional*, defaults to `False`): Whether it leads a process group of its own.
     """
     context = multiprocessing.get_context("fork" if fork else "spawn")
-    process = context.Process(target=_called, args=(work, args, log, lead))
+    call = pickle.dumps((_called, (work, args, log, lead)))
+    process = context.Process(target=run_claimed, args=(call,))
     began = time.monotonic()
     process.start()
     try:
@@ -61,19 +63,17 @@ def _kill(pid: int, lead: bool) -> None:
 def _called(work: Callable, args: tuple, log: Path, lead: bool) -> None:
     if lead:
         os.setpgid(0, 0)
-    claim()
     status = 1
-    with open(log, "a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = file = open(log, "a", buffering=1)  # until the process ends
+    for stream in (1, 2):  # of what is not Python
+        os.dup2(file.fileno(), stream)
     try:
         work(*args)
         status = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        file.flush()
         os._exit(status)  # no threads of a GPU, of a data loader or of a copied process are waited for
 
 

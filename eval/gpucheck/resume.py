@@ -19,9 +19,8 @@ from eval.gpucheck.size import SIZES, Size
 KILLED, STEPS = 4, 6  # the kill comes within a generation batch, before that step's checkpoint
 A = {"beta": 0.3, "ref_reset_every": 3}
 CASES = {
-    "A, sampled by generate": A,
+    "A, sampled by generate, in bf16": A | {"bf16": True},
     "C, packed, sampled compactly": A | {"optimizer_reset": "hard", "pack_groups": "on", "compact_generation": "on"},
-    "B, packed, in bf16": {"beta_old": 0.3, "reuse_old_logps": True, "pack_groups": "on", "bf16": True},
 }
 SAVED = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
 TIMED = ("time", "second", "memory", "utilization")  # parts of names whose values no two runs share

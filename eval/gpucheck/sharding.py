@@ -58,7 +58,12 @@ def sharding(size: Size, folder: Path) -> Result:
         with open(log, "w") as written:
             try:
                 status = subprocess.run(
-                    [*launch, *arguments], stdout=written, stderr=written, timeout=LIMIT, env={**os.environ}, check=False
+                    [*launch, *arguments],
+                    stdout=written,
+                    stderr=written,
+                    timeout=LIMIT,
+                    env={**os.environ},
+                    check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
                 status = None

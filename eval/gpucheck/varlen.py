@@ -1,7 +1,7 @@
 """
-A candidate: kernels for sequences of different lengths. A sequence's keys are its prefix and then its own tokens, laid
-end to end, so that the causal mask of such a kernel, which is aligned to the last key, is the one that is wanted. TRL's
-AsyncGRPO packs trees in this way (`trl/experimental/async_grpo/packing.py`).
+A candidate: kernels for sequences of different lengths. A sequence's keys are its prefix and then its own tokens,
+laid end to end, so that the causal mask of such a kernel, which is aligned to the last key, is the one that is wanted.
+TRL's AsyncGRPO packs trees in this way (`trl/experimental/async_grpo/packing.py`).
 """
 
 from collections.abc import Callable

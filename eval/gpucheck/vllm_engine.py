@@ -19,7 +19,7 @@ def sample_with_vllm(model: str, batches: list[tuple[list[list[int]], list[int]]
     """
     from vllm import LLM, SamplingParams
 
-    longest = max(len(prompt) + length for prompts, lengths in batches for prompt, length in zip(prompts, lengths))
+    longest = max(len(prompt) + length for given in batches for prompt, length in zip(*given, strict=True))
     engine = LLM(
         model=model, skip_tokenizer_init=True, gpu_memory_utilization=MEMORY, max_model_len=longest + 1, seed=0
     )

@@ -72,7 +72,7 @@ def test_distances_are_shares():
 
 
 def test_positions_by_hand(monkeypatch):
-    """Two prompts of 3 and 5 tokens, two completions each: padded 4 rows of 5 + 6; packed 2 + 4 + (3 + 2) + (7 + 4)."""
+    """Prompts of 3 and 5 tokens, two completions each: padded 4 rows of 5 + 6; packed 2 + 4 + (3 + 2) + (7 + 4)."""
     drawn = [[1] * 3] * 2 + [[2] * 5] * 2, [[0] * length for length in (2, 1, 6, 3)]
     batches = Batches(small(), 1.0)
     monkeypatch.setattr(batches, "draw", lambda number: drawn)
