@@ -85,7 +85,7 @@ def compactly(bench: Bench, prompts: list, lengths: list, merged: bool) -> list[
 
 
 def continuously(bench: Bench, prompts: list, lengths: list) -> list[int]:
-    """Transformers' continuous batching, of the policy itself, as TRL's `use_transformers_continuous_batching` does."""
+    """Transformers' continuous batching of the policy, as TRL's `use_transformers_continuous_batching` does."""
     model, done = bench.policy.get_base_model(), {}
     with model.continuous_batching_context_manager(
         generation_config=bench.settings(max(lengths)), block=True, timeout=5

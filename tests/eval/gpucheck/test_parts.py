@@ -1,12 +1,13 @@
 """What the parts compute, where it can be seen without a GPU."""
 
+import json
 import sys
 
 import pytest
 import torch
 
 from eval import gpu_check
-from eval.gpucheck import generation, needs, parity, resets
+from eval.gpucheck import generation, needs, parity, resets, sharded_run, sharding
 from eval.gpucheck.controls import CONTROLS
 from eval.gpucheck.engines import ENGINES, NOW
 from eval.gpucheck.equivalences import positions
@@ -42,7 +43,14 @@ def test_all_of_it_at_toy_size(capsys, tmp_path, monkeypatch):
     assert status == 0, said
     page = (tmp_path / "out" / "page.md").read_text()
     assert "Not measured" not in page and "Failed" not in page
-    for left_out in ("FSDP2", "ZeRO-2", "vLLM", "PagedAdamW8bit", "variable lengths, torch", "tests marked gpu"):
+    for left_out in (
+        "FSDP2",
+        "ZeRO-2",
+        "vLLM",
+        "resets of PagedAdamW8bit",
+        "variable lengths, torch",
+        "tests marked gpu",
+    ):
         assert f"Left out: {left_out}" in page or f"Left out: the {left_out}" in page, left_out
     for arm in (*ARMS, *ENGINES):
         assert f"| {arm} |" in page or f"Left out: {arm} (" in page, arm
@@ -112,3 +120,35 @@ def test_generation_decides_by_a_fifth():
     assert "Nothing else takes a fifth less" in said and "1.10 times" in said
     assert "continuous batching (1.25×)" in generation.decision(seconds | {"continuous batching": 0.8})
     assert "Nothing is decided" in generation.decision({"generate": 1.0})
+
+
+@pytest.mark.parametrize(
+    "change, right",
+    [
+        ({}, True),
+        ({"distributed": "MULTI_GPU"}, False),  # a launcher that leaves sharding out trains as well
+        ({"sharded": 0}, False),
+        ({"status": 1}, False),
+        ({"applied": 3}, False),
+        ({"kl": 0.01}, False),
+    ],
+)
+def test_a_run_that_was_not_sharded_is_found(tmp_path, change, right):
+    facts = {"distributed": "FSDP", "sharded": 12, "zero_stage": None}
+    (tmp_path / "spread.json").write_text(json.dumps(facts | {k: v for k, v in change.items() if k in facts}))
+    kl = [0.0, 0.02, change.get("kl", 0.0), 0.02]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"kl_ref": value}) + "\n" for value in kl))
+    event = {"event": "reset", "step_applied": change.get("applied", 2)}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    case = sharding.CASES["FSDP2 with one process"]
+    assert sharding.verdict(case, change.get("status", 0), tmp_path)[0] == right
+
+
+def test_a_run_says_how_it_was_spread(tmp_path):
+    sharded_run.main("cpu", str(tmp_path))
+    assert json.loads((tmp_path / "spread.json").read_text()) == {
+        "distributed": "NO",
+        "sharded": 0,
+        "zero_stage": None,
+    }
+    assert not sharding.verdict(sharding.CASES["FSDP2 with one process"], 0, tmp_path)[0]
