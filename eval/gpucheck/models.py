@@ -56,5 +56,5 @@ def _four_bits(result: Result, size: Size, folder: Path) -> None:
     kinds = {type(module).__name__ for module in trainer.model.modules()}
     result.check("a base in 4 bits: it is", "Linear4bit" in kinds, f"layers {sorted(kinds)}")
     moved = [row["kl_ref"] for row in rows]
-    zero = all(abs(moved[step]) < 1e-3 for step in (0, 2, 4))
+    zero = len(moved) == 6 and max(abs(moved[step]) for step in (0, 2, 4)) < 3e-4 < moved[1]
     result.check("a base in 4 bits: the KL is about 0 after a reset", zero, f"kl_ref {moved}")

@@ -11,10 +11,9 @@ from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.own_packages import tasks
 
 
-def letters(completions, **columns) -> list[float]:
-    """The share of characters below 'g': it differs within almost every group."""
-    texts = [completion[-1]["content"] for completion in completions]
-    return [sum(ord(character) < 103 for character in text) / (len(text) + 1) for text in texts]
+def remainder(completions, **columns) -> list[float]:
+    """A reward that teaches nothing, and differs within almost every group."""
+    return [float(sum(map(ord, completion[-1]["content"])) % 7) for completion in completions]
 
 
 def make_run(size: Size, out: Path, keys: dict, **further) -> ProRLTrainer:
@@ -48,7 +47,7 @@ def make_run(size: Size, out: Path, keys: dict, **further) -> ProRLTrainer:
         warnings.simplefilter("ignore")
         return ProRLTrainer(
             model=embedded_model(),
-            reward_funcs=letters,
+            reward_funcs=remainder,
             args=ProRLConfig(**(shared | keys)),
             train_dataset=tasks.get_task("reverse_digits", level=3).rows("train", 16),
             peft_config=LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"]),

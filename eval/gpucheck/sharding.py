@@ -75,5 +75,5 @@ def verdict(case: Case, status: int | None, out: Path) -> tuple[bool, str]:
         and bool(facts.get("sharded")) == case.shards
     )
     kl = [row["kl_ref"] for row in rows]
-    trained = len(rows) == STEPS and applied == [2] and abs(kl[2]) < 1e-3
+    trained = len(rows) == STEPS and applied == [2] and abs(kl[2]) < 3e-4 < kl[1]
     return status == 0 and spread and trained, f"exit code {status}, {facts}, resets at {applied}, kl_ref {kl}"

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from eval import gpu_check
-from eval.gpucheck import generation, needs, parity, resets, sharded_run, sharding
+from eval.gpucheck import generation, needs, parity, resets, resume, sharded_run, sharding
 from eval.gpucheck.controls import CONTROLS
 from eval.gpucheck.engines import ENGINES, NOW
 from eval.gpucheck.equivalences import positions
+from eval.gpucheck.runs import make_run
 from eval.gpucheck.size import CARD, CPU
 from eval.gpucheck.stages import of_a_step, watch_scoring
 from eval.gpucheck.training import Trained, train
@@ -152,3 +153,14 @@ def test_a_run_says_how_it_was_spread(tmp_path):
         "zero_stage": None,
     }
     assert not sharding.verdict(sharding.CASES["FSDP2 with one process"], 0, tmp_path)[0]
+
+
+def test_two_runs_that_differ_are_told_apart(tmp_path):
+    """What a resume that forgot something would leave."""
+    runs = {name: tmp_path / name for name in ("control", "same", "other")}
+    keys = resume.SAVED | {"beta_old": 0.3, "pack_groups": "on", "compact_generation": "on"}
+    for name, out in runs.items():
+        make_run(CPU, out, keys | ({"learning_rate": 9e-4} if name == "other" else {})).train()
+    assert resume.differences(runs["same"], runs["control"]) == []
+    found = resume.differences(runs["other"], runs["control"])
+    assert {"adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "the record from step 1 on"} <= set(found)
