@@ -21,13 +21,14 @@ SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial 
 SELECTED := $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(FAMILIES),--families $(FAMILIES)) $(if $(ARMS),--arms $(ARMS))
 JOBS ?= 2
 
-.PHONY: demo test test-slow test-upstream soak study study-status study-figures quality style clean help
+.PHONY: demo test test-slow test-upstream soak gpu-check study study-status study-figures quality style clean help
 
 help:
 	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
 	@echo "make test       the tests                make test-slow  the long ones too"
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
+	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (25 minutes; CHECK=--cpu: toy size)"
 	@echo "make study      train what is missing of the study, two runs at a time; goes on where it was stopped"
 	@echo "                (JOBS=1 BLOCKS=core FAMILIES=\"sorting sums\" ARMS=\"plain A\")"
 	@echo "make study-status   what is finished         make study-figures  pictures and findings from docs/study"
@@ -54,6 +55,9 @@ test-upstream: $(READY)
 
 soak: $(READY)
 	$(BIN)/python tests/soak/soak.py $(SOAK)
+
+gpu-check: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m eval.gpu_check $(CHECK)
 
 study: $(READY)
 	$(BIN)/python -m study run --jobs $(JOBS) $(SELECTED) $(if $(COMMIT),--commit $(COMMIT))

@@ -33,9 +33,19 @@ from eval.stepcost.tables import show, show_memory
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 
 
-__all__ = [
-    *("ARMS", "BASELINE", "OVERHEAD_ARMS", "SHAPES", "Batches", "generation_seconds", "main", "make_trainer"),
-    *("measure", "parse", "ratio", "settings"),
+__all__ = [  # names of one module before it was a package, which others import from here
+    "ARMS",
+    "BASELINE",
+    "OVERHEAD_ARMS",
+    "SHAPES",
+    "Batches",
+    "generation_seconds",
+    "main",
+    "make_trainer",
+    "measure",
+    "parse",
+    "ratio",
+    "settings",
 ]
 
 

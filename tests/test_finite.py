@@ -138,3 +138,16 @@ def test_a_gradient_that_is_skipped_leaves_the_later_run_alone(make_trainer):
     (event,) = events(trainer)
     assert event["step_applied"] == 3 and "lora_B.default" in event["tensor"]
     assert trainer.state.global_step == 6
+
+
+def test_an_assertion_on_a_gpu_while_sampling(make_trainer):
+    """On a GPU `torch.multinomial` of NaN says no more than this."""
+    trainer = make_trainer(**KEYS)
+
+    def fail(*args):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    trainer._generate_single_turn = fail
+    with pytest.raises(NonFiniteError, match="at step 1: probabilities of the next token.*or an index.*sampling") as e:
+        trainer.train()
+    assert "device-side assert" in str(e.value.__cause__)

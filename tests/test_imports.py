@@ -24,11 +24,12 @@ ROOT = Path(__file__).parent.parent
 # What a folder of `eval` may import of the others, from the ground up; the commands at the top may import everything.
 LAYERS = {
     "metrics": (),
-    "stepcost": (),
+    "stepcost": ("command",),
     "run_folder": (),
     "analysis": ("metrics", "run_folder"),
     "samples": ("run_folder",),
     "pages": ("analysis", "run_folder"),
+    "gpucheck": ("stepcost",),
     "readiness": ("analysis", "pages", "run_folder", "samples"),
 }
 DRAWS_READS_OR_ASKS = ("matplotlib", "rich", "jinja2", "argparse", "json", "eval.run_folder.reading")

@@ -79,7 +79,10 @@ WHILE_IMPORTING = {
     "demo": ([str(ROOT / "recipes" / "demo.py")], "rich.console"),
 } | {
     f"eval.{name}": (["-m", f"eval.{name}"], "numpy")
-    for name in ("passk", "report", "drift", "boundary", "trajectory", "compare", "step_cost", "reset_cost", "push")
+    for name in (
+        *("passk", "report", "drift", "boundary", "trajectory", "compare"),
+        *("step_cost", "reset_cost", "gpu_check", "push"),
+    )
 }
 
 

@@ -126,3 +126,23 @@ def test_a_new_run_keeps_the_record_of_an_older_one(tmp_path):
     assert read_jsonl(path) == [{"step": 2}]
     assert read_jsonl(tmp_path / "metrics.1.jsonl") == [{"step": 0}]
     assert read_jsonl(tmp_path / "metrics.2.jsonl") == [{"step": 1}]
+
+
+def test_a_gpu_that_has_failed_does_not_hide_the_first_error(monkeypatch):
+    """To wait for it raises again: what a device-side assertion does."""
+    timer, failed = StageTimer(torch.device("cuda")), []
+
+    def synchronize(device):
+        if failed:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(KeyError), timer.stage("rollout"), timer.stage("ref"):
+        failed.append(True)
+        raise KeyError
+    failed.clear()
+    with timer.stage("update"):
+        pass
+    failed.append(True)
+    with pytest.raises(RuntimeError), timer.stage("update"):  # without another error it is one
+        pass

@@ -27,6 +27,7 @@ COMMANDS = {
     "trajectory": ("eval.trajectory", "how did pass@k rise?"),
     "step-cost": ("eval.step_cost", "what a step costs"),
     "reset-cost": ("eval.reset_cost", "what a reset costs"),
+    "gpu-check": ("eval.gpu_check", "is it right on this GPU, and what does it cost there?"),
     "push": ("eval.push", "push a run to the Hub"),
     "tasks": ("tasks.__main__", "look at the tasks"),
 }

@@ -1,6 +1,5 @@
 """A trainer of an arm, fed with batches that were drawn beforehand."""
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -19,7 +18,10 @@ from trl_prorl.embedded.making import byte_tokenizer
 def make_trainer(
     name: str, arm, args, batches: Batches, iterations: int, checkpointing: bool, folder: str
 ) -> GRPOTrainer:
-    """A trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group."""
+    """
+    A trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group. The arm's
+    keys win over those that all arms share.
+    """
     cls, keys = arm
     count = {"generations": 0}
 
@@ -31,24 +33,24 @@ def make_trainer(
     def reward(completion_ids, **columns):
         return [float(sum(ids) % 7) + row % 2 for row, ids in enumerate(completion_ids)]
 
-    config = (ProRLConfig if cls is ProRLTrainer else GRPOConfig)(
-        output_dir=str(Path(folder, name.replace(" ", "_"))),
-        per_device_train_batch_size=args.micro_batch,
-        gradient_accumulation_steps=args.prompts * args.num_generations // args.micro_batch,
-        num_generations=args.num_generations,
-        num_iterations=iterations,
-        max_steps=iterations,
-        max_completion_length=args.longest,
-        learning_rate=1e-6,
-        bf16=args.dtype is torch.bfloat16,
-        use_cpu=args.device == "cpu",
-        gradient_checkpointing=checkpointing,
-        save_strategy="no",
-        logging_steps=10_000,
-        report_to="none",
-        disable_tqdm=True,
-        **keys,
-    )
+    shared = {
+        "output_dir": str(Path(folder, name.replace(" ", "_"))),
+        "per_device_train_batch_size": args.micro_batch,
+        "gradient_accumulation_steps": args.prompts * args.num_generations // args.micro_batch,
+        "num_generations": args.num_generations,
+        "num_iterations": iterations,
+        "max_steps": iterations,
+        "max_completion_length": args.longest,
+        "learning_rate": 1e-6,
+        "bf16": args.dtype is torch.bfloat16,
+        "use_cpu": args.device == "cpu",
+        "gradient_checkpointing": checkpointing,
+        "save_strategy": "no",
+        "logging_steps": 10_000,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    config = (ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig)(**(shared | keys))
     # A full model is its own reference's source, so it needs a path; LoRA's reference is the base.
     lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear") if args.rank else None
     rows = Dataset.from_dict({"prompt": ["x"] * args.prompts})

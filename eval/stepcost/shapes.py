@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 
 SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vocabulary
+    "tiny": (32, 2, 2, 1, 64, 300),
     "small": (256, 4, 4, 4, 768, 8192),
     "qwen2.5-0.5b": (896, 24, 14, 2, 4864, 151936),
     "qwen2.5-1.5b": (1536, 28, 12, 2, 8960, 151936),
@@ -30,4 +31,5 @@ def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Q
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    return Qwen2ForCausalLM(config).to(args.dtype)
+    with torch.device(args.device):  # a CPU takes minutes to draw a billion random numbers
+        return Qwen2ForCausalLM(config).to(args.dtype)

@@ -17,6 +17,8 @@ from ..rollout.rewards import shown
 from .finite import all_finite, first_nonfinite
 
 
+# In torch's messages for NaN while it samples. A GPU reports the assertion alone, and computes no more afterwards.
+NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
 # Names of the tensors, in the order in which one is computed from another.
 WHOSE = {
     "old_per_token_logps": "the old policy",
@@ -62,10 +64,11 @@ class FiniteGuard(Part):
         try:
             yield
         except RuntimeError as error:
-            if "probability tensor contains" not in str(error):  # torch's message for NaN while it samples
+            if not any(words in str(error) for words in NO_DISTRIBUTION):
                 raise
             prompts = list(dict.fromkeys(shown(example.get("prompt")) for example in examples))
-            found = {"tensor": "probabilities of the next token, while sampling,", "prompts": prompts}
+            unsure = "" if NO_DISTRIBUTION[0] in str(error) else " (or an index: the GPU reports an assertion alone)"
+            found = {"tensor": f"probabilities of the next token{unsure}, while sampling,", "prompts": prompts}
             self._log(step, "stop", found)
             raise NonFiniteError(self._message(step, found)) from error
 

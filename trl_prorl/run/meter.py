@@ -8,7 +8,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,11 @@ class StageTimer:
         self.enter(name)
         try:
             yield
-        finally:
-            self.leave()
+        except BaseException:
+            with suppress(RuntimeError):  # a GPU that has failed fails again here, and would hide the first error
+                self.leave()
+            raise
+        self.leave()
 
     @contextmanager
     def part(self, name: str) -> Iterator[Part]:

@@ -1,0 +1,53 @@
+"""The device and the libraries: what a table of numbers belongs to."""
+
+import importlib.metadata
+import platform
+import statistics
+from pathlib import Path
+
+import torch
+
+from eval.gpucheck.clock import seconds_of
+from eval.gpucheck.result import Result
+from eval.gpucheck.size import Size
+
+
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "triton", "deepspeed", "vllm")
+
+
+def machine(size: Size, folder: Path) -> Result:
+    """Name and memory of the device, versions, and the rate of a large product of matrices."""
+    result = Result()
+    if size.on_card:
+        properties = torch.cuda.get_device_properties(0)
+        name, memory = properties.name, properties.total_memory / 2**30
+        result.check("bf16 is supported", torch.cuda.is_bf16_supported(), name)
+        major, minor = torch.cuda.get_device_capability()
+        result.facts |= {"cuda": torch.version.cuda, "capability": f"{major}.{minor}"}
+    else:
+        name, memory = f"CPU, {platform.machine()}", 0.0
+    result.facts |= {"device": name, "memory_gib": memory, "matmul_flops": matmul_rate(size)}
+    result.facts["versions"] = versions()
+    return result
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that are installed."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def matmul_rate(size: Size) -> float:
+    """
+    Operations per second of a large product in bf16: the most that a model could do on this device, whatever its
+    data sheet says.
+    """
+    width = 8192 if size.on_card else 128
+    left, right = (torch.randn(width, width, device=size.device, dtype=torch.bfloat16) for _ in range(2))
+    times = [seconds_of(lambda: left @ right, size) for _ in range(12)]
+    return 2 * width**3 / statistics.median(times[2:])

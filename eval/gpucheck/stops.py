@@ -1,0 +1,75 @@
+"""Right: NaN stops a run before an update makes it worse, and the message says where it was."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+from transformers import TrainerCallback
+
+from eval.gpucheck.process import last_words, run_apart
+from eval.gpucheck.result import Result
+from eval.gpucheck.runs import make_run
+from eval.gpucheck.size import SIZES, Size
+from eval.gpucheck.training import lines
+from trl_prorl.errors import NonFiniteError
+
+
+STEP = 3
+COMPACT = {"compact_generation": "on", "pack_groups": "on"}
+CASES = {  # the parameter that is spoiled, whether its gradient alone, the run's keys, and a part of the message
+    "NaN in the reference": (".q_proj.lora_B.ref", False, {}, "log-probabilities of the reference"),
+    "NaN in the base, sampled by generate": ("layers.0.mlp.down_proj.base", False, {}, "probabilities of the next"),
+    "NaN in the base, sampled compactly": ("layers.0.mlp.down_proj.base", False, COMPACT, "probabilities of the next"),
+    "NaN in a gradient": ("layers.1.self_attn.v_proj.lora_B.default", True, {}, "gradient of base_model"),
+}
+LIMIT = 60.0
+
+
+class Spoil(TrainerCallback):
+    """NaN in a parameter, or in its next gradient, when a step begins."""
+
+    def __init__(self, part: str, gradient: bool):
+        self.part, self.gradient = part, gradient
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        if state.global_step + 1 != STEP:
+            return
+        param = next(param for name, param in model.named_parameters() if self.part in name)
+        if self.gradient:
+            handle = param.register_hook(lambda gradient: (handle.remove(), gradient * math.nan)[1])
+        else:
+            with torch.no_grad():
+                param.view(-1)[3] = math.nan
+
+
+def spoiled_run(size_name: str, case: str, out: str) -> None:
+    """A run that meets NaN; what it says goes to a file, because a GPU that met it may be of no more use."""
+    part, gradient, keys, _ = CASES[case]
+    trainer = make_run(
+        SIZES[size_name], Path(out), {"beta": 0.1, "ref_reset_every": 100} | keys, callbacks=[Spoil(part, gradient)]
+    )
+    said = "the run went on"
+    try:
+        trainer.train()
+    except NonFiniteError as error:
+        said = str(error)
+    except Exception as error:  # of whatever kind: it is the finding
+        said = f"{type(error).__name__}: {error}"
+    Path(out, "said.json").write_text(json.dumps({"said": said}) + "\n")
+    sys.stdout.flush()
+
+
+def stops(size: Size, folder: Path) -> Result:
+    """Each case in a process of its own: an assertion on a GPU spoils the context of its process."""
+    result = Result()
+    for number, (case, (_, _, _, expected)) in enumerate(CASES.items()):
+        out, log = folder / f"stop{number}", folder / f"stop{number}.log"
+        run_apart(spoiled_run, (size.name, case, str(out)), log, LIMIT, fork=not size.on_card)
+        file = out / "said.json"
+        said = json.loads(file.read_text())["said"] if file.exists() else last_words(log)
+        rows = len(lines(out / "metrics.jsonl"))
+        right = f"at step {STEP}: " in said and expected in said and rows == STEP - 1
+        result.check(case, right, f"{rows} steps in the record, by hand {STEP - 1}; {said[:200]}")
+    return result
