@@ -255,7 +255,7 @@ def test_the_run_that_had_the_rank_from_the_start(make_trainer, largest_differen
     assert arm != "packed, compact" or again.merged == control.parts["generation"].merged == "on"
 
 
-def test_it_matters_what_becomes_of_the_state(make_trainer, largest_difference, monkeypatch):
+def test_it_matters_what_becomes_of_the_state(make_trainer, largest_difference):
     """The control's control: with a state cleared, or moved as a flat prefix, the run is another one."""
     ends = {}
     for way in ("migrated", "cleared", "prefix"):
@@ -270,12 +270,11 @@ def test_it_matters_what_becomes_of_the_state(make_trainer, largest_difference, 
                 found[key] = new
             return found
 
-        with monkeypatch.context() as patch:
-            if way != "migrated":
-                patch.setattr("trl_prorl.adapters.growing.migrated", migrate)
-            ends[way] = make_trainer(**GROWS, max_steps=4, num_iterations=2)
-            torch.manual_seed(3)
-            ends[way].train()
+        ends[way] = make_trainer(**GROWS, max_steps=4, num_iterations=2)
+        if way != "migrated":
+            ends[way].parts["growth"].migrate = migrate
+        torch.manual_seed(3)
+        ends[way].train()
     assert largest_difference(ends["migrated"], ends["cleared"]) > 1e-3
     assert largest_difference(ends["migrated"], ends["prefix"]) > 1e-3
 

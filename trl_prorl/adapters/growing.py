@@ -43,6 +43,7 @@ class Growth(Part):
     ):
         self.every, self.step, self.largest = args.lora_growth_every, args.lora_growth_step, args.lora_growth_max_rank
         self.seed, self.policy, self.optimizer, self.copies, self.timer = args.seed, policy, optimizer, [*copies], timer
+        self.migrate = migrated  # what becomes of a factor's state; an experiment may set another
         self._first = self.rank
         self.begin()
 
@@ -104,7 +105,7 @@ class Growth(Part):
             for factor in factors:
                 weight = factor.linear.weight
                 if weight in states:
-                    moved.append((states[weight], migrated(states[weight], weight.shape, factor.axis, rank)))
+                    moved.append((states[weight], self.migrate(states[weight], weight.shape, factor.axis, rank)))
         # Nothing was written so far, and from here on nothing is computed that could fail.
         set_factors(self.policy, values, rank)
         for tensors, name, value in copied:
