@@ -42,7 +42,8 @@ class Growth(Part):
         timer,
     ):
         self.every, self.step, self.largest = args.lora_growth_every, args.lora_growth_step, args.lora_growth_max_rank
-        self.seed, self.policy, self.optimizer, self.copies, self.timer = args.seed, policy, optimizer, [*copies], timer
+        self.seed, self.policy, self.optimizer = args.seed, policy, optimizer
+        self.copies, self.timer = [*copies], timer
         self.migrate = migrated  # what becomes of a factor's state; an experiment may set another
         self._first = self.rank
         self.begin()
@@ -127,8 +128,8 @@ class Growth(Part):
         same = math.isclose(saved["lora_alpha"] / root(saved["r"]), mine.lora_alpha / root(mine.r), rel_tol=1e-9)
         if saved["r"] < self._first or not same or bool(saved.get("use_rslora")) != bool(mine.use_rslora):
             raise ValueError(
-                f"{checkpoint} has an adapter of rank {saved['r']} with lora_alpha {saved['lora_alpha']:g}, into which "
-                f"one of rank {self._first} with a scaling of {mine.lora_alpha / root(mine.r):g} does not grow. "
+                f"{checkpoint} has an adapter of rank {saved['r']} with lora_alpha {saved['lora_alpha']:g}, into "
+                f"which one of rank {self._first} with a scaling of {mine.lora_alpha / root(mine.r):g} does not grow. "
                 "Restore lora_r and lora_alpha, or begin a run of its own."
             )
         if saved["r"] != mine.r:
