@@ -76,6 +76,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_function_is_unchanged_and_so_is_what_is_saved(adapted, tiny_model, tmp_path, kind):
     model = adapted(**KINDS[kind])
+    # From 3 to 6 ranks fp32 rounds a logit of 10 by 5e-6: another kernel adds in another order. In fp64 nothing is seen.
+    model, close = (model.double(), 1e-12) if kind == "an uneven α" else (model, 1e-6)
     before = {name: logits(model, name) for name in ("default", "ref")}
     assert (before["default"] - before["ref"]).abs().max() > 1e-2
     scaling = {id(factor.layer): dict(factor.layer.scaling) for factor in factors_of(model)}
@@ -84,7 +86,7 @@ def test_the_function_is_unchanged_and_so_is_what_is_saved(adapted, tiny_model, 
     event = grown(model)
     assert (event["rank_before"], event["rank"]) == (rank, rank + 3)
     for name, theirs in before.items():
-        assert (logits(model, name) - theirs).abs().max() < 1e-6
+        assert (logits(model, name) - theirs).abs().max() < close
     for factor in factors_of(model):
         assert factor.linear.weight.shape[factor.axis] == factor.layer.r[factor.adapter] == rank + 3
         assert (factor.linear.in_features, factor.linear.out_features) == factor.linear.weight.shape[::-1]
@@ -94,10 +96,11 @@ def test_the_function_is_unchanged_and_so_is_what_is_saved(adapted, tiny_model, 
     assert {name: param for name, param in model.named_parameters() if param.requires_grad} == trained  # the same ones
 
     model.save_pretrained(tmp_path)
-    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path)
+    dtype = before["ref"].dtype
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype), tmp_path)
     loaded.load_adapter(tmp_path / "ref", "ref")
     for name, theirs in before.items():
-        assert (logits(loaded, name) - theirs).abs().max() < 1e-6
+        assert (logits(loaded.to(dtype), name) - theirs).abs().max() < 1e-6
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     root = math.sqrt if kind == "rsLoRA" else float
     assert config["r"] == rank + 3

@@ -76,7 +76,7 @@ def test_a_flat_prefix_is_right_for_a_and_wrong_for_b():
         optimizer.state[param] = {"step": torch.tensor(10.0), "exp_avg": m, "exp_avg_sq": (m != 0).float()}
         found[way] = update(param, optimizer, 0.0) / scale
     assert torch.allclose(found["migrated"], torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 0.0]]), atol=1e-5)
-    # The second row gets the update of others: 4 for 3, none for 4; and the new column one of 3 that it has not earned.
+    # The second row gets the updates of others, 4 for 3 and none for 4, and the new column one that it has not earned.
     assert torch.allclose(found["prefix"], torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]), atol=1e-5)
     wrong = (found["prefix"] - found["migrated"]).norm() / found["migrated"].norm()
     assert wrong.item() == pytest.approx((26 / 30) ** 0.5, rel=1e-4)  # 93 % of the update
@@ -222,12 +222,11 @@ def test_8_bits_of_b_are_exact_where_the_scale_stays_and_nearest_elsewhere():
         new_scale = after[f"absmax{number}"].repeat_interleave(BLOCK)[: 300 * 22].view(300, 22)[:, :18]
         same = scale == new_scale
         assert torch.equal(now[:, :18][same], before[number][same])
-        # Two old blocks meet in most new ones; the larger of them is exact. A quarter of the values changes codes.
         assert 0.5 < same.float().mean() < 0.95 and (new_scale >= scale).all()
         # No other code is nearer: the distance is at most half of the gap between two codes.
         error = (now[:, :18] - before[number]).abs()
         distance = (before[number][..., None] / new_scale[..., None] - codes).abs().min(dim=-1).values * new_scale
-        assert torch.allclose(error[~same], distance[~same], rtol=1e-4, atol=1e-12)
+        assert (error <= distance + 1e-6 * new_scale).all()
 
 
 def test_8_bits_of_b_in_blocks_of_one_scale_are_exact_altogether():

@@ -8,6 +8,7 @@ configuration, as α/r or, for rsLoRA (arXiv 2312.03732), as α/√r; so that a 
 s·r' or s·√r'.
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Mapping
@@ -161,5 +162,7 @@ def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], ra
             factor.linear.in_features = rank
         layer.r[adapter] = rank
         layer.lora_alpha[adapter] = alpha_for(layer.scaling[adapter], rank, layer.use_rslora[adapter])
-        config = policy.peft_config[adapter]  # adapters may share one
+    for adapter, layer in {factor.adapter: factor.layer for factor, _ in values}.items():
+        config = copy.copy(policy.peft_config[adapter])  # it is the user's, and may begin another run
         config.r, config.lora_alpha = rank, layer.lora_alpha[adapter]
+        policy.peft_config[adapter] = config

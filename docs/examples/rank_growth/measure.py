@@ -130,12 +130,12 @@ def write_tables(out: Path, arms: list[str], seeds: list[int]) -> None:
         for seed in seeds
         if (out / f"{arm}_seed{seed}" / "passk.json").exists()
     ]
-    for path, rows in ((RUNS, [whole for whole, _ in found]), (STEPS, [row for _, rows in found for row in rows])):
+    for path, table in ((RUNS, [whole for whole, _ in found]), (STEPS, [row for _, rows in found for row in rows])):
         with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer = csv.DictWriter(file, table[0], lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows)
-        print(f"{path.relative_to(ROOT)}: {len(rows)} rows")
+            writer.writerows(table)
+        print(f"{path.relative_to(ROOT)}: {len(table)} rows")
 
 
 # --------------------------------------------------------------------------------------------- what they say
