@@ -131,12 +131,12 @@ def test_3_2_learning_rates_at_first_and_6_6_at_most():
 
 @pytest.mark.parametrize("t", [1, 60, 1000])
 def test_early_in_a_run_the_first_update_is_smaller(t):
-    """v̂ is corrected for a v that was 0 at step 0: at t = 60, the first growth of the tiny recipe, 0.78."""
+    """v̂ is corrected for a v that was 0 at step 0: at t = 60, the first growth of the tiny recipe, 0.77."""
     param, optimizer = late("B", t)
     moved = (update(param, optimizer, 1.0) / -LR)[0, 2].item()
     assert moved == pytest.approx(0.1 / 0.001**0.5 * (1 - 0.999 ** (t + 1)) ** 0.5 / (1 - 0.9 ** (t + 1)), rel=1e-6)
     if t == 60:
-        assert moved == pytest.approx(0.78, abs=0.01)
+        assert moved == pytest.approx(0.77, abs=0.005)
 
 
 @pytest.mark.parametrize("kind", ["loop", "foreach", "fused", "amsgrad", "sgd"])

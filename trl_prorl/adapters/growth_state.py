@@ -2,8 +2,8 @@
 An optimizer's memory of a LoRA factor whose rank changes: pure functions on one parameter's state.
 
 An old row of A, and an old column of B, keeps m and v; a new one begins with 0. The step count t is one number for the
-whole tensor, so that new ranks have the old one. With a gradient g their first update is therefore the learning rate
-times
+whole tensor, so that new ranks have the old one. With a gradient g their first update, the t-th of the tensor, is
+therefore the learning rate times
 
     (1 − β1) g / (1 − β1^t) / √((1 − β2) g² / (1 − β2^t)) = (1 − β1) / √(1 − β2) · √(1 − β2^t) / (1 − β1^t)
 
