@@ -76,7 +76,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_function_is_unchanged_and_so_is_what_is_saved(adapted, tiny_model, tmp_path, kind):
     model = adapted(**KINDS[kind])
-    # From 3 to 6 ranks fp32 rounds a logit of 10 by 5e-6: another kernel adds in another order. In fp64 nothing is seen.
+    # From 3 to 6 ranks fp32 rounds a logit of 10 by 5e-6, because another kernel adds in another order; fp64 does not.
     model, close = (model.double(), 1e-12) if kind == "an uneven α" else (model, 1e-6)
     before = {name: logits(model, name) for name in ("default", "ref")}
     assert (before["default"] - before["ref"]).abs().max() > 1e-2
@@ -396,6 +396,10 @@ def test_a_resume_around_a_growth_is_exact(make_trainer, run, weights, case):
         assert [untimed(event) for event in events(again)] == later
         for one, other in zip(whole.optimizer.state.values(), again.optimizer.state.values(), strict=True):
             assert all(torch.equal(one[key], other[key]) for key in ("exp_avg", "exp_avg_sq", "step"))
+    # In its own folder a run writes again what came after the checkpoint, and no more.
+    again = make_trainer(**keys, output_dir=whole.args.output_dir)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-6")))
+    assert [untimed(event) for event in events(again)] == [untimed(event) for event in told]
 
 
 def untimed(event):

@@ -1,5 +1,8 @@
 """What becomes of an optimizer's state when a factor grows: by hand, and with real optimizers."""
 
+import importlib.util
+from pathlib import Path
+
 import bitsandbytes
 import pytest
 import torch
@@ -312,3 +315,19 @@ def test_optimizers_that_are_not_understood_are_refused():
             check_growing_optimizer(cls, paged)
     for cls in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, bitsandbytes.optim.AdamW):
         check_growing_optimizer(cls)
+
+
+def test_the_other_ways_of_the_measurement():
+    """`docs/examples/rank_growth/measure.py` compares the migration with these."""
+    path = Path(__file__).parents[1] / "docs" / "examples" / "rank_growth" / "measure.py"
+    spec = importlib.util.spec_from_file_location("measure_growth", path)
+    measure = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(measure)
+    state = {"step": torch.tensor(7.0), "exp_avg": FOUR, "exp_avg_sq": FOUR**2}
+    anew = measure.cleared(state, FOUR.shape, 1, 3)
+    assert {key: value.shape for key, value in anew.items()} == {"exp_avg": (2, 3), "exp_avg_sq": (2, 3), "step": ()}
+    assert not any(value.any() for value in anew.values()) and state["step"] == 7
+    moved = measure.prefix(state, FOUR.shape, 1, 3)
+    assert moved["exp_avg"].tolist() == [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]] and "step" not in moved
+    recipes = {measure.RECIPES / f"{recipe}.yaml" for recipe, *_ in measure.ARMS.values()}
+    assert recipes == set(measure.RECIPES.glob("*.yaml"))
