@@ -35,6 +35,7 @@ from .schemas import Schema
 
 FORMAT = "trl_prorl.interchange"
 FORMS = ("plain", "noma")
+KEYS = ("format", "schema", "version", "form", "values", "tensors", "scalars", "sha256")
 # The names of safetensors.
 DTYPES = {
     torch.float64: "F64",
@@ -217,7 +218,7 @@ def read(cls: type[S], folder: str | os.PathLike) -> S:
     at, values, entries = folder / f"{cls.schema}.json", sidecar["values"], sidecar["tensors"]
     _check_order(at, cls.order(values), [entry["name"] for entry in entries])
     tensors = {}
-    for file, group in _by_file(entries):
+    for file, group in _by_file([*entries, *sidecar["scalars"]]):
         held = _load(folder / file, group)
         for entry in group:
             tensors[entry["name"]] = _checked(folder / file, entry, held)
@@ -231,7 +232,7 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     path = Path(folder) / f"{cls.schema}.json"
     try:
         sidecar = json.loads(path.read_text())
-        kept = {key: sidecar[key] for key in ("format", "schema", "version", "form", "values", "tensors", "sha256")}
+        kept = {key: sidecar[key] for key in KEYS}
     except FileNotFoundError:
         raise InputError(f"{path} is missing: nothing was written there, or not to the end.") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -239,7 +240,8 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     if kept["format"] != FORMAT or kept["schema"] != cls.schema:
         raise InputError(f"{path} is {kept['format']} {kept['schema']}, not {FORMAT} {cls.schema}.")
     if kept["version"] != cls.version:
-        newer = "of a later release: update trl-prorl" if kept["version"] > cls.version else "no longer read"
+        is_later = isinstance(kept["version"], int) and kept["version"] > cls.version
+        newer = "of a later release: update trl-prorl" if is_later else "which no release reads"
         raise InputError(f"{path} has version {kept['version']} of {cls.schema}, {newer} (here {cls.version}).")
     if sidecar_hash(sidecar) != kept["sha256"]:
         raise InputError(f"{path} does not fit its own hash: it was cut, altered or edited. Write it again.")
