@@ -2,7 +2,7 @@
 `ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and a record.
 
 This file holds TRL's overrides in the order of a step, and the assembly of the parts that do the work. It and the
-three mixins (`adapters/mixin.py`, `hub/mixin.py`, `run/mixin.py`) alone know TRL's private methods, which
+four mixins (`adapters/`, `hub/`, `interchange/` and `run/mixin.py`) alone know TRL's private methods, which
 `tests/test_upstream_contract.py` pins. With every ProRL key at its default TRL's own methods compute everything, and
 this class only observes.
 """
@@ -21,6 +21,7 @@ from trl.trainer.utils import add_fused_lm_head, split_tensor_dict
 from .adapters.mixin import AdapterMixin
 from .errors import EvaluationError, RewardError
 from .hub.mixin import HubMixin
+from .interchange.mixin import ExchangeMixin
 from .launch.plan import Plan
 from .launch.ways import Ways, shards_weights
 from .objective.aggregation import Aggregation
@@ -52,7 +53,7 @@ from .scoring.references import PolicyItself, base_of, reference_of
 from .scoring.scorer import Scorer, scored_rows
 
 
-class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
+class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOTrainer):
     """
     Trainer for prolonged GRPO: see [`ProRLConfig`] for what it adds to [`~trl.GRPOTrainer`], whose arguments it takes.
 
@@ -239,6 +240,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
+        if self.exporting is not None:
+            self.exporting.boundary()
         step = self.state.global_step
         for event in self.parts.at_boundary(step):  # Elastic Reset first: the reference moves to its result
             self._log_event(event)
@@ -263,6 +266,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
             self.args,
             self._logs["advantages"],
         )
+        batch |= outcome.rows(self.accelerator.process_index, len(batch["advantages"]), self.num_generations)
         self._generations += 1
         advantages = self.accelerator.gather(batch["advantages"].float())
         tokens = int(self.accelerator.gather(outcome.tokens).sum())
@@ -430,6 +434,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, GRPOTrainer):
     def _log_event(self, event: dict | None) -> None:
         if event is not None:
             self.recorder.event(event)
+            if self.exporting is not None:
+                self.exporting.event(event)
             if event["event"] == "reset":
                 self._metrics["train"]["prorl/resets"].append(1.0)
 

@@ -70,6 +70,14 @@ class Outcome:
             values["interrupted_fraction"] = sum(self.interrupted) / len(self.interrupted)
         return values
 
+    def rows(self, process: int, count: int, group_size: int) -> dict[str, torch.Tensor]:
+        """
+        What a batch holds of one process's rows, so that it stays with them when they are shuffled: `rewards` of shape
+        `(count, F)`, and `group` of shape `(count,)`, the number of each row's group among those of all processes.
+        """
+        numbers = torch.arange(len(self.rewards), device=self.rewards.device) // group_size
+        return {name: own_part(rows, process, count) for name, rows in (("rewards", self.rewards), ("group", numbers))}
+
     def unbounded(self, group_size: int) -> torch.Tensor:
         """The rows of groups with an infinite reward, bools of shape `(N,)`."""
         groups = self.rewards.isinf().any(dim=1).view(-1, group_size).any(dim=1)

@@ -1,0 +1,230 @@
+"""
+One update of a LoRA run in NumPy, from files to files: growth, reset, clipping, Adam.
+
+    python docs/examples/numpy_engine/engine.py FOLDER
+
+reads the inputs of an update from FOLDER, where `trl_prorl.interchange.export_update` has written them, and writes the
+outputs beside them, where `import_update` reads them. Of the project this file uses nothing but the format
+(docs/interchange.md): no torch, and NumPy alone for every number, in float64 until the outputs are written.
+"""
+
+import hashlib
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+
+FORMAT, VERSION = "trl_prorl.interchange", 1
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64"}
+STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
+
+
+# ------------------------------------------------------------------------------------------------------ the algorithm
+
+
+@dataclass
+class State:
+    """Parameters, Adam's m and v, and its t, by the parameters' names."""
+
+    parameters: dict[str, np.ndarray]
+    exp_avg: dict[str, np.ndarray]
+    exp_avg_sq: dict[str, np.ndarray]
+    steps: dict[str, np.ndarray]
+
+    @classmethod
+    def in_float64(cls, *kinds):
+        """A copy to compute with."""
+        return cls(*({name: np.array(value, dtype=np.float64) for name, value in kind.items()} for kind in kinds))
+
+
+@dataclass
+class Inputs:
+    """What an update reads beside the state; see docs/interchange.md."""
+
+    gradients: dict[str, np.ndarray]
+    new_rows: dict[str, np.ndarray]
+    values: dict
+    dtypes: dict[str, np.dtype] = field(default_factory=dict)  # of the parameters, in the files
+    sha256: str = ""
+
+
+def grow(state, new_rows, growth):
+    """
+    A longer LoRA: rows below each A, zero columns to the right of each B, and zeros in m and v where they are new.
+
+    The columns of B are not the end of its memory: B is stored row by row, so each of its rows gets its own.
+    """
+    more = growth["new_rank"] - growth["old_rank"]
+    for name, value in state.parameters.items():
+        parts = name.split(".")
+        if "lora_A" in parts:
+            state.parameters[name] = np.concatenate([value, new_rows[name]], axis=0)
+            added, axis = np.zeros((more, value.shape[1])), 0
+        elif "lora_B" in parts:
+            added, axis = np.zeros((value.shape[0], more)), 1
+            state.parameters[name] = np.concatenate([value, added], axis=axis)
+        else:
+            continue
+        state.exp_avg[name] = np.concatenate([state.exp_avg[name], added], axis=axis)
+        state.exp_avg_sq[name] = np.concatenate([state.exp_avg_sq[name], added], axis=axis)
+        # t is one number for the tensor, so the new part has the age of the old one.
+
+
+def reset(state, mode, alpha):
+    """keep: nothing. hard: m = v = t = 0. soft: m and v times alpha. asym: m = 0. step: t = 0."""
+    on_m, on_v, on_t = {
+        "keep": (1, 1, 1),
+        "hard": (0, 0, 0),
+        "soft": (alpha, alpha, 1),
+        "asym": (0, 1, 1),
+        "step": (1, 1, 0),
+    }[mode]
+    for name in state.parameters:
+        state.exp_avg[name] = on_m * state.exp_avg[name]
+        state.exp_avg_sq[name] = on_v * state.exp_avg_sq[name]
+        state.steps[name] = on_t * state.steps[name]
+
+
+def norm_of(gradients):
+    """The Euclidean norm of all gradients together."""
+    return math.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in gradients.values()))
+
+
+def clip_factor(norm, clip_norm):
+    """The factor on the gradients; torch adds 1e-6 to the norm."""
+    return min(1.0, clip_norm / (norm + 1e-6)) if clip_norm > 0 else 1.0
+
+
+def adam(state, name, gradient, group):
+    """Adam, or AdamW where the decay is decoupled, on one parameter."""
+    weight, lr, beta1, beta2 = state.parameters[name], group["lr"], group["beta1"], group["beta2"]
+    if group["decoupled"]:
+        weight = weight * (1.0 - lr * group["weight_decay"])
+    else:
+        gradient = gradient + group["weight_decay"] * weight
+    t = state.steps[name] + 1
+    m = beta1 * state.exp_avg[name] + (1.0 - beta1) * gradient
+    v = beta2 * state.exp_avg_sq[name] + (1.0 - beta2) * gradient**2
+    step = (m / (1.0 - beta1**t)) / (np.sqrt(v / (1.0 - beta2**t)) + group["eps"])
+    state.parameters[name], state.exp_avg[name] = weight - lr * step, m
+    state.exp_avg_sq[name], state.steps[name] = v, t
+
+
+def update(state, inputs):
+    """
+    One update of a state, in place, in the order growth, reset, clipping, Adam.
+
+    Returns:
+        `dict`: the norm of the gradients, the factor of the clipping, and the norm of the update.
+    """
+    values = inputs.values
+    if values["growth"] is not None:
+        grow(state, inputs.new_rows, values["growth"])
+    if values["reset"] is not None:
+        reset(state, values["reset"]["mode"], values["reset"]["alpha"])
+    norm = norm_of(inputs.gradients)
+    if not math.isclose(norm, values["grad_norm"], rel_tol=1e-4, abs_tol=1e-12):
+        raise SystemExit(f"The norm of the gradients is {norm:g}, and the trainer's was {values['grad_norm']:g}.")
+    factor = clip_factor(norm, values["clip_norm"])
+    before = dict(state.parameters)
+    for group in values["groups"]:
+        for name in group["parameters"]:
+            if name in inputs.gradients:  # a parameter without a gradient is left as it is
+                adam(state, name, factor * inputs.gradients[name].astype(np.float64), group)
+    moved = norm_of({name: state.parameters[name] - before[name] for name in before})
+    return {"grad_norm": norm, "clip_factor": factor, "update_norm": moved}
+
+
+# ---------------------------------------------------------------------------------------------------------- the files
+
+
+def sha256_of_tensor(name, value):
+    """As docs/interchange.md says."""
+    head = f"{name}|{DTYPES[value.dtype.name]}|{','.join(map(str, value.shape))}|"
+    return hashlib.sha256(head.encode() + np.ascontiguousarray(value).tobytes()).hexdigest()
+
+
+def sha256_of_sidecar(sidecar):
+    """As docs/interchange.md says."""
+    rest = {key: value for key, value in sidecar.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_tensors(folder, schema):
+    """The tensors and the sidecar of a schema in the plain form, every hash checked."""
+    path = Path(folder) / f"{schema}.json"
+    sidecar = json.loads(path.read_text())
+    told = tuple(sidecar.get(key) for key in ("format", "schema", "version", "form"))
+    if told != (FORMAT, schema, VERSION, "plain"):
+        raise SystemExit(f"{path} is {told}, and this engine reads {(FORMAT, schema, VERSION, 'plain')}.")
+    if sha256_of_sidecar(sidecar) != sidecar["sha256"]:
+        raise SystemExit(f"{path} does not fit its own hash.")
+    held = load_file(Path(folder) / f"{schema}.safetensors")
+    for entry in sidecar["tensors"]:
+        name = entry["name"]
+        if name not in held or sha256_of_tensor(name, held[name]) != entry["sha256"]:
+            raise SystemExit(f"{path}: tensor {name} is missing or does not fit its hash.")
+    return held, sidecar
+
+
+def read_inputs(folder):
+    """The state and the inputs of an update."""
+    held, sidecar = read_tensors(folder, "inputs")
+    kinds = {}
+    for name, value in held.items():
+        kind, _, of = name.partition("/")
+        kinds.setdefault(kind, {})[of] = value
+    inputs = Inputs(kinds.get("gradients", {}), kinds.get("new_rows", {}), sidecar["values"])
+    inputs.dtypes = {name: value.dtype for name, value in kinds["parameters"].items()}
+    inputs.sha256 = sidecar["sha256"]
+    return State.in_float64(*(kinds[kind] for kind in STATE)), inputs
+
+
+def write_outputs(folder, state, inputs, metrics):
+    """Write the outputs of an update, in the dtypes of the inputs: the tensors first, the sidecar last."""
+    folder, names = Path(folder), inputs.values["names"]
+    tensors = {}
+    for kind in STATE:
+        held = getattr(state, kind)
+        for name in names:
+            dtype = np.float32 if kind == "steps" else inputs.dtypes[name]
+            tensors[f"{kind}/{name}"] = np.ascontiguousarray(held[name], dtype=dtype)
+    sidecar = {"format": FORMAT, "schema": "outputs", "version": VERSION, "form": "plain"}
+    sidecar["values"] = {"names": names, "update": inputs.values["update"], "inputs": inputs.sha256}
+    sidecar["values"]["metrics"] = metrics
+    sidecar["tensors"] = [
+        {
+            "name": name,
+            "key": name,
+            "file": "outputs.safetensors",
+            "dtype": DTYPES[value.dtype.name],
+            "shape": list(value.shape),
+            "sha256": sha256_of_tensor(name, value),
+        }
+        for name, value in tensors.items()
+    ]
+    sidecar["scalars"] = []
+    sidecar["sha256"] = sha256_of_sidecar(sidecar)
+    (folder / "outputs.json").unlink(missing_ok=True)
+    save_file(tensors, folder / ".outputs.safetensors.part")
+    os.replace(folder / ".outputs.safetensors.part", folder / "outputs.safetensors")
+    (folder / ".outputs.json.part").write_text(json.dumps(sidecar, indent=1))
+    os.replace(folder / ".outputs.json.part", folder / "outputs.json")
+
+
+def main(folder):
+    """The update of one folder."""
+    state, inputs = read_inputs(folder)
+    metrics = update(state, inputs)
+    write_outputs(folder, state, inputs, metrics)
+    print(f"update {inputs.values['update']}: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,202 @@
+"""An engine that shares no code with the trainer makes its updates: PyTorch is the control."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from exchange import EXAMPLES, STATE, A, B, live_state, norm_of
+from transformers import AutoTokenizer, TrainerCallback
+
+from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.interchange import UpdateOutputs, export_update, import_update, read, write
+
+
+MODES = ("keep", "hard", "soft", "asym", "step")
+
+
+def worst(theirs, ours):
+    """The largest difference of parameters; of moments relative to the largest of its tensor."""
+    found = {"parameters": 0.0, "exp_avg": 0.0, "exp_avg_sq": 0.0}
+    for kind in found:
+        for name, value in theirs[kind].items():
+            value = value.double().numpy()
+            scale = 1.0 if kind == "parameters" else np.abs(value).max() + 1e-30
+            found[kind] = max(found[kind], np.abs(value - ours[kind][name]).max() / scale)
+    return found
+
+
+# ------------------------------------------------------------------------------- by hand, with torch's own optimizer
+
+
+def grown(tensor, axis, new):
+    return torch.cat([tensor, new], dim=axis)
+
+
+@pytest.mark.parametrize("decoupled", [True, False], ids=["AdamW", "Adam"])
+@pytest.mark.parametrize("mode", MODES)
+def test_growth_and_reset_at_one_boundary_are_torch_s(engine, hand_made, tmp_path, mode, decoupled):
+    inputs = hand_made(
+        growth={"old_rank": 2, "new_rank": 3},
+        new_rows={A: torch.tensor([[0.3, -0.2, 0.1]])},
+        gradients={A: torch.linspace(-1, 1, 9).view(3, 3), B: torch.linspace(-2, 1, 12).view(4, 3)},
+        reset={"mode": mode, "alpha": 0.25, "restarts_schedule": False, "rewarmup_steps": 0},
+        clip_norm=0.5,
+    )
+    inputs.groups[0]["decoupled"] = decoupled
+    write(inputs, tmp_path)
+    engine.main(tmp_path)
+    outputs = read(UpdateOutputs, tmp_path)
+
+    # The same in torch, by hand: parameters, moments and t as the modes say, then its optimizer.
+    zeros = {A: torch.zeros(1, 3), B: torch.zeros(4, 1)}
+    rows = {A: inputs.new_rows[A], B: zeros[B]}
+    axis = {A: 0, B: 1}
+    params = {name: torch.nn.Parameter(grown(inputs.parameters[name], axis[name], rows[name])) for name in (A, B)}
+    on_m, on_v, t = {
+        "keep": (1, 1, 7),
+        "hard": (0, 0, 0),
+        "soft": (0.25, 0.25, 7),
+        "asym": (0, 1, 7),
+        "step": (1, 1, 0),
+    }[mode]
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    optimizer = kind(params.values(), lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+    for name, param in params.items():
+        optimizer.state[param] = {
+            "step": torch.tensor(float(t)),
+            "exp_avg": on_m * grown(inputs.exp_avg[name], axis[name], zeros[name]),
+            "exp_avg_sq": on_v * grown(inputs.exp_avg_sq[name], axis[name], zeros[name]),
+        }
+        param.grad = inputs.gradients[name].clone()
+    torch.nn.utils.clip_grad_norm_(params.values(), 0.5)
+    optimizer.step()
+    for name, param in params.items():
+        torch.testing.assert_close(outputs.parameters[name], param.detach(), rtol=0, atol=1e-6)
+        for key in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(getattr(outputs, key)[name], optimizer.state[param][key], rtol=1e-6, atol=1e-9)
+        assert outputs.steps[name].item() == t + 1
+
+
+def test_a_flat_prefix_would_be_wrong_for_b_by_whole_updates(engine, hand_made, tmp_path):
+    """Moments of B moved as `realloc` moves them belong to other columns: 6 of 12 get another's or none."""
+    inputs = hand_made(
+        growth={"old_rank": 2, "new_rank": 3},
+        new_rows={A: torch.zeros(1, 3)},
+        gradients={A: torch.zeros(3, 3), B: torch.ones(4, 3)},
+    )
+    write(inputs, tmp_path)
+    state, given = engine.read_inputs(tmp_path)
+    moments = state.exp_avg[B].copy()
+    engine.update(state, given)
+    flat = np.concatenate([moments.ravel(), np.zeros(4)]).reshape(4, 3)
+    right = np.concatenate([moments, np.zeros((4, 1))], axis=1)
+    assert np.abs(flat - right).max() > 0.5 * np.abs(moments).max() and ((flat != right).sum(), right.size) == (9, 12)
+    np.testing.assert_allclose(state.exp_avg[B][:, 2], 0.1 * engine.clip_factor(given.values["grad_norm"], 1.0))
+
+
+def test_a_parameter_without_a_gradient_stays(engine, hand_made, tmp_path):
+    inputs = hand_made()
+    del inputs.gradients[B]
+    inputs.grad_norm = norm_of(inputs.gradients)
+    write(inputs, tmp_path)
+    engine.main(tmp_path)
+    outputs = read(UpdateOutputs, tmp_path)
+    assert torch.equal(outputs.parameters[B], inputs.parameters[B]) and outputs.steps[B].item() == 7.0
+    assert not torch.equal(outputs.parameters[A], inputs.parameters[A]) and outputs.steps[A].item() == 8.0
+
+
+def test_it_needs_numpy_and_the_reader_of_safetensors_alone(hand_made, tmp_path):
+    write(hand_made(), tmp_path)
+    script = EXAMPLES / "numpy_engine" / "engine.py"
+    code = (
+        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__'); "
+        "wrong = {'torch', 'trl_prorl', 'transformers'} & set(sys.modules); assert not wrong, wrong"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(script), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.startswith("update 8: grad_norm "), done.stderr
+    assert read(UpdateOutputs, tmp_path).update == 8
+
+
+@pytest.mark.parametrize("damage", ["version", "hash", "tensor"])
+def test_it_refuses_what_is_not_whole(engine, hand_made, tmp_path, damage):
+    write(hand_made(), tmp_path)
+    path = tmp_path / "inputs.json"
+    if damage == "version":
+        path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    elif damage == "hash":
+        path.write_text(path.read_text().replace('"lr": 0.01', '"lr": 0.02'))
+    else:
+        data = bytearray((tmp_path / "inputs.safetensors").read_bytes())
+        data[-1] ^= 1
+        (tmp_path / "inputs.safetensors").write_bytes(data)
+    with pytest.raises(SystemExit, match="version|hash"):
+        engine.main(tmp_path)
+    assert not (tmp_path / "outputs.json").exists()
+
+
+# ------------------------------------------------------------------------------------------- a real trainer with LoRA
+
+TEN = {
+    "model": embedded_model(),
+    "max_steps": 10,
+    "beta": 0.1,
+    "ref_reset_every": 4,
+    "optimizer_reset_alpha": 0.25,
+    "optimizer_reset_rewarmup_steps": 3,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.3,
+}
+
+
+def of_the_embedded_model():
+    return {"processing_class": AutoTokenizer.from_pretrained(embedded_model())}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ten_updates_from_the_first_state_are_torch_s(engine, exporting, mode):
+    """The engine keeps its own state: of the later files it reads gradients, rates and what is to be done."""
+    trainer, callback = exporting(**TEN, optimizer_reset=mode, trainer_kwargs=of_the_embedded_model())
+    state, _ = engine.read_inputs(callback.folder / "1")
+    clipped, resets = 0, 0
+    for number in range(1, 11):
+        inputs = engine.read_inputs(callback.folder / str(number))[1]
+        metrics = engine.update(state, inputs)
+        clipped += metrics["clip_factor"] < 1.0
+        resets += inputs.values["reset"] is not None
+        found = worst(callback.after[number], {kind: getattr(state, kind) for kind in STATE})
+        assert found["parameters"] < 1e-6, (number, found)
+        assert max(found["exp_avg"], found["exp_avg_sq"]) < 1e-5, (number, found)
+    assert clipped >= 5 and resets == 2
+    steps = {value.item() for value in callback.after[10]["steps"].values()}
+    assert steps == {2.0} if mode in ("hard", "step") else {10.0}
+
+
+class ByTheEngine(TrainerCallback):
+    """Every update is the engine's: out to files, in from files, over torch's own."""
+
+    def __init__(self, engine, folder, changes=0.0):
+        self.engine, self.folder, self.changes, self.trainer = engine, folder, changes, None
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        export_update(self.trainer, self.folder / str(state.global_step + 1))
+
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        folder = self.folder / str(state.global_step + 1)
+        self.engine.main(folder)
+        import_update(self.trainer, folder)
+
+
+def test_a_run_whose_updates_the_engine_makes_is_the_run(engine, make_trainer, run, weights, tmp_path):
+    keys = TEN | {"optimizer_reset": "hard", "trainer_kwargs": of_the_embedded_model()}
+    callback = ByTheEngine(engine, tmp_path / "exchange")
+    kwargs = keys["trainer_kwargs"] | {"callbacks": [callback]}
+    trainer = callback.trainer = make_trainer(**(keys | {"trainer_kwargs": kwargs}))
+    trainer.train()
+    theirs = weights(run(**keys))
+    assert max((value - theirs[name]).abs().max().item() for name, value in weights(trainer).items()) < 1e-5
+    assert live_state(trainer)["steps"] == {name: torch.tensor([2.0]) for name in live_state(trainer)["steps"]}

@@ -1,0 +1,21 @@
+"""
+The algorithm's state in files, apart from the engine that computes it: see docs/interchange.md.
+
+`export_update` writes the rollout and the inputs of a trainer's next update, `import_update` reads an engine's outputs.
+"""
+
+from .files import read, seal_outputs, write
+from .live import export_update, import_update
+from .schemas import Rollout, UpdateInputs, UpdateOutputs
+
+
+__all__ = [
+    "Rollout",
+    "UpdateInputs",
+    "UpdateOutputs",
+    "export_update",
+    "import_update",
+    "read",
+    "seal_outputs",
+    "write",
+]

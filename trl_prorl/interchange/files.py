@@ -1,0 +1,351 @@
+"""
+A schema on disk: safetensors, and a JSON sidecar that names every tensor, its shape, its dtype and its hash.
+
+| form | files of the schema `inputs` |
+|---|---|
+| `plain` | `inputs.json`, `inputs.safetensors` |
+| `noma` | `inputs.json`, `inputs/p0001.safetensors`, … |
+
+NOMA's `load_safetensors` keeps the first tensor of a file, reads F32 and F64, and fails on a scalar without a shape; a
+name of its language is an identifier. So each tensor has a file and a short key of its own there, other dtypes are
+widened, and the numbers of the values are tensors of shape [1] too. The sidecar says which key stands for which name.
+
+A writer puts the sidecar in place last, so that a schema is there whole or not at all.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from ..errors import InputError
+from ..files import replaced
+from ..resets.optimizer_state import factors
+from .schemas import Schema
+
+
+FORMAT = "trl_prorl.interchange"
+FORMS = ("plain", "noma")
+# The names of safetensors.
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+}
+BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+# NOMA's files: the first letter of a key by what the tensor is of a parameter; the number is the parameter's.
+LETTERS = {"parameters": "p", "gradients": "g", "exp_avg": "m", "exp_avg_sq": "v", "steps": "t", "new_rows": "n"}
+
+S = TypeVar("S", bound=Schema)
+
+
+# ------------------------------------------------------------------------------------------------------------ hashes
+
+
+def tensor_hash(name: str, tensor: torch.Tensor) -> str:
+    """SHA-256 of a tensor on the CPU: name, dtype and shape as `name|F32|4,32|`, then its bytes, row by row."""
+    digest = hashlib.sha256(f"{name}|{DTYPES[tensor.dtype]}|{','.join(map(str, tensor.shape))}|".encode())
+    digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def sidecar_hash(sidecar: Mapping[str, Any]) -> str:
+    """SHA-256 of a sidecar without its own hash, as JSON with sorted keys and no spaces."""
+    rest = {key: value for key, value in sidecar.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------------- write
+
+
+def write(data: Schema, folder: str | os.PathLike, form: str = "plain") -> str:
+    """
+    Write a schema into a folder, in place of one that is there.
+
+    Args:
+        data ([`~trl_prorl.interchange.schemas.Schema`]):
+            [`Rollout`], [`UpdateInputs`] or [`UpdateOutputs`].
+        folder (`str` or `os.PathLike`):
+            Made if it is missing.
+        form (`str`, *optional*, defaults to `"plain"`):
+            `"plain"` or `"noma"`.
+
+    Returns:
+        `str`: the hash of the sidecar.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: the parts do not fit each other, or a value is not finite.
+    """
+    if form not in FORMS:
+        raise InputError(f"form={form!r} is not one of {', '.join(FORMS)}.")
+    data.check()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    values = data.values()
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in data.tensors().items()}
+    (folder / f"{data.schema}.json").unlink(missing_ok=True)  # what it describes is about to be replaced
+    if form == "plain":
+        entries = [_entry(name, name, f"{data.schema}.safetensors", tensor) for name, tensor in tensors.items()]
+        scalars = []
+        with replaced(folder / f"{data.schema}.safetensors") as aside:
+            save_file(tensors, aside)
+    else:
+        entries, scalars = _write_noma(tensors, values, folder, data.schema)
+    return write_sidecar(folder, type(data), form, values, entries, scalars)
+
+
+def write_sidecar(
+    folder: Path, cls: type[Schema], form: str, values: dict, entries: list[dict], scalars: list[dict]
+) -> str:
+    """Put a sidecar beside files that are in place; return its hash."""
+    sidecar = {"format": FORMAT, "schema": cls.schema, "version": cls.version, "form": form}
+    sidecar |= {"values": values, "tensors": entries, "scalars": scalars}
+    try:
+        text = json.dumps(sidecar, allow_nan=False)
+    except ValueError:
+        name = next((name for name, held in values.items() if not _is_finite(held)), "a value")
+        raise InputError(f"{cls.schema}: {name} is {values.get(name)}, not finite.") from None
+    sidecar["sha256"] = sidecar_hash(json.loads(text))
+    with replaced(folder / f"{cls.schema}.json") as aside:
+        aside.write_text(json.dumps(sidecar, indent=1))
+    return sidecar["sha256"]
+
+
+def _is_finite(held: Any) -> bool:
+    if isinstance(held, float):
+        return math.isfinite(held)
+    return all(map(_is_finite, held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()))
+
+
+def _entry(name: str, key: str, file: str, tensor: torch.Tensor) -> dict[str, Any]:
+    return {
+        "name": name,
+        "key": key,
+        "file": file,
+        "dtype": DTYPES[tensor.dtype],
+        "shape": list(tensor.shape),
+        "sha256": tensor_hash(name, tensor),
+    }
+
+
+def noma_key(name: str, names: list[str]) -> str:
+    """`p0001` for the first parameter, `g0001` for its gradient; a tensor of no parameter keeps its name."""
+    kind, _, of = name.partition("/")
+    return f"{LETTERS[kind]}{names.index(of) + 1:04d}" if of else kind
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in F32 or F64."""
+    if tensor.dtype in (torch.float32, torch.float64):
+        return tensor
+    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.float64)
+
+
+def scalars_of(values: Mapping[str, Any]) -> dict[str, float]:
+    """
+    The numbers of the values that a program without JSON needs: `clip_norm`, `lr_1` of the first group, and so on; of
+    a reset the factors on m and v, and 0 or 1 for t.
+    """
+    found = {name: float(held) for name, held in values.items() if isinstance(held, int | float)}
+    for number, group in enumerate(values.get("groups", ()), start=1):
+        found |= {f"{key}_{number}": float(group[key]) for key in group if key != "parameters"}
+    if "reset" in values:
+        reset = values["reset"] or {"mode": "keep", "alpha": 1.0}
+        on_m, on_v, clears = factors(reset["mode"], reset["alpha"])
+        found |= {"reset_m": on_m, "reset_v": on_v, "reset_t": 0.0 if clears else 1.0}
+    return found
+
+
+def _write_noma(tensors: dict, values: dict, folder: Path, schema: str) -> tuple[list[dict], list[dict]]:
+    """One file for each tensor and for each number, in `folder / schema`, which is replaced as a whole."""
+    aside, final = folder / f".{schema}.part", folder / schema
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    numbers = {name: place for place, name in enumerate(values.get("names", ()), start=1)}
+    entries, scalars = [], []
+    try:
+        for name, tensor in tensors.items():
+            kind, _, of = name.partition("/")
+            key, wide = f"{LETTERS[kind]}{numbers[of]:04d}" if of else kind, widened(tensor)
+            save_file({key: wide}, aside / f"{key}.safetensors")
+            entry = _entry(name, key, f"{schema}/{key}.safetensors", wide)
+            entries.append(entry | ({"was": DTYPES[tensor.dtype]} if wide is not tensor else {}))
+        for key, number in scalars_of(values).items():
+            tensor = torch.tensor([number], dtype=torch.float64)
+            save_file({key: tensor}, aside / f"{key}.safetensors")
+            scalars.append(_entry(key, key, f"{schema}/{key}.safetensors", tensor))
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(aside, final)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return entries, scalars
+
+
+# -------------------------------------------------------------------------------------------------------------- read
+
+
+def read(cls: type[S], folder: str | os.PathLike) -> S:
+    """
+    Read a schema, in either form, and check it whole.
+
+    Args:
+        cls (`type`):
+            [`Rollout`], [`UpdateInputs`] or [`UpdateOutputs`].
+        folder (`str` or `os.PathLike`):
+            Where `write` wrote it.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: a file is missing, cut, altered, of a later version, or not what its sidecar
+        says. The message names the tensor.
+    """
+    folder = Path(folder)
+    sidecar = read_sidecar(cls, folder)
+    at, values, entries = folder / f"{cls.schema}.json", sidecar["values"], sidecar["tensors"]
+    _check_order(at, cls.order(values), [entry["name"] for entry in entries])
+    tensors = {}
+    for file, group in _by_file(entries):
+        held = _load(folder / file, group)
+        for entry in group:
+            tensors[entry["name"]] = _checked(folder / file, entry, held)
+    data = cls.of(tensors, values)
+    data.check()
+    return data
+
+
+def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
+    """The sidecar of a schema, its version and hash checked."""
+    path = Path(folder) / f"{cls.schema}.json"
+    try:
+        sidecar = json.loads(path.read_text())
+        kept = {key: sidecar[key] for key in ("format", "schema", "version", "form", "values", "tensors", "sha256")}
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing: nothing was written there, or not to the end.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a whole sidecar ({type(error).__name__}: {error}). Write it again.") from None
+    if kept["format"] != FORMAT or kept["schema"] != cls.schema:
+        raise InputError(f"{path} is {kept['format']} {kept['schema']}, not {FORMAT} {cls.schema}.")
+    if kept["version"] != cls.version:
+        newer = "of a later release: update trl-prorl" if kept["version"] > cls.version else "no longer read"
+        raise InputError(f"{path} has version {kept['version']} of {cls.schema}, {newer} (here {cls.version}).")
+    if sidecar_hash(sidecar) != kept["sha256"]:
+        raise InputError(f"{path} does not fit its own hash: it was cut, altered or edited. Write it again.")
+    if set(kept["values"]) != cls.value_names():
+        wrong = sorted(set(kept["values"]) ^ cls.value_names())
+        raise InputError(f"{path} has too many or too few values: {', '.join(wrong)}.")
+    return sidecar
+
+
+def _by_file(entries: list[dict]) -> Iterator[tuple[str, list[dict]]]:
+    grouped: dict[str, list[dict]] = {}
+    for entry in entries:
+        grouped.setdefault(entry["file"], []).append(entry)
+    yield from grouped.items()
+
+
+def _check_order(path: Path, order: dict[str, bool], names: list[str]) -> None:
+    """Every tensor that has to be there, none that is unknown, and in the order of the schema."""
+    places = {name: place for place, name in enumerate(order)}
+    last = -1
+    for name in names:
+        if name not in places:
+            raise InputError(f"{path}: tensor {name} does not belong to this schema or to no parameter of it.")
+        if places[name] <= last:
+            raise InputError(f"{path}: tensor {name} is out of order; it comes before {list(order)[last]}.")
+        last = places[name]
+    missing = next((name for name, needed in order.items() if needed and name not in names), None)
+    if missing is not None:
+        raise InputError(f"{path}: tensor {missing} is missing.")
+
+
+def _load(path: Path, entries: list[dict]) -> dict[str, torch.Tensor]:
+    """The tensors of one file by their keys, those of the sidecar and no other."""
+    names = {entry["key"]: entry["name"] for entry in entries}
+    try:
+        held = load_file(path)
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing, and with it tensor {entries[0]['name']}.") from None
+    except (SafetensorError, OSError) as error:
+        first = names.get(_first_beyond_the_end(path), entries[0]["name"])
+        raise InputError(f"{path} is cut or corrupt, from tensor {first} on ({error}).") from None
+    for key in held:
+        if key not in names:
+            raise InputError(f"{path}: tensor {key} is in the file and not in the sidecar.")
+    for key, name in names.items():
+        if key not in held:
+            raise InputError(f"{path}: tensor {name} is missing from the file.")
+    return held
+
+
+def _first_beyond_the_end(path: Path) -> str | None:
+    """The key of the first tensor that a cut file does not hold whole; `None` if its header cannot be read."""
+    try:
+        data = path.read_bytes()
+        (size,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + size])
+        ends = {key: info["data_offsets"][1] for key, info in header.items() if key != "__metadata__"}
+    except (OSError, struct.error, ValueError, KeyError, TypeError):
+        return None
+    return min((key for key, end in ends.items() if 8 + size + end > len(data)), key=ends.get, default=None)
+
+
+def _checked(path: Path, entry: dict, held: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """A tensor that is what its entry says, in the dtype that it had."""
+    tensor, name = held[entry["key"]], entry["name"]
+    found = f"{DTYPES.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)}"
+    if found != (told := f"{entry['dtype']} {entry['shape']}"):
+        raise InputError(f"{path}: tensor {name} is {found} in the file and {told} in the sidecar.")
+    if tensor_hash(name, tensor) != entry["sha256"]:
+        raise InputError(f"{path}: tensor {name} does not fit its hash: altered, or another tensor in its place.")
+    return tensor.to(BY_NAME[entry["was"]]) if "was" in entry else tensor
+
+
+# -------------------------------------------------------------------------------------------- the outputs of a program
+
+
+def seal_outputs(folder: str | os.PathLike, metrics: Mapping[str, float] | None = None) -> str:
+    """
+    Write the sidecar of outputs that a NOMA program has left in `folder/outputs/`: `p0001.safetensors`,
+    `m0001.safetensors`, `v0001.safetensors`, `t0001.safetensors` and so on, numbered as the inputs in the same folder.
+
+    Args:
+        folder (`str` or `os.PathLike`):
+            With `inputs.json` and `outputs/`.
+        metrics (`dict`, *optional*):
+            What the engine measured.
+
+    Returns:
+        `str`: the hash of the sidecar.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: a file is missing or cut; the tensor is named.
+    """
+    from .schemas import UpdateInputs, UpdateOutputs
+
+    folder = Path(folder)
+    inputs = read_sidecar(UpdateInputs, folder)
+    dtypes = {entry["name"]: entry.get("was", entry["dtype"]) for entry in inputs["tensors"]}
+    names = inputs["values"]["names"]
+    values = {"names": names, "update": inputs["values"]["update"], "inputs": inputs["sha256"]}
+    values["metrics"] = dict(metrics or {})
+    entries = []
+    for name in UpdateOutputs.order(values):
+        key = noma_key(name, names)
+        file = f"{UpdateOutputs.schema}/{key}.safetensors"
+        held = _load(folder / file, [{"key": key, "name": name}])
+        entry = _entry(name, key, file, held[key])
+        entries.append(entry | ({"was": dtypes[name]} if dtypes[name] != entry["dtype"] else {}))
+    return write_sidecar(folder, UpdateOutputs, "noma", values, entries, [])

@@ -1,0 +1,334 @@
+"""
+A live trainer and a folder: the inputs of its next update out, the outputs of an engine in.
+
+`export_update` announces an export. The inputs are then taken while the trainer makes its next whole update, each at
+the moment at which it is what the schema says:
+
+| moment | taken |
+|---|---|
+| a step begins | nothing yet; from here on everything counts |
+| a generation is about to begin, so weights may change | parameters and Adam's state, before growth and reset |
+| growth, a reset | what they do |
+| a micro-batch has its loss | its rows |
+| the gradients are complete, and not clipped yet | gradients |
+| their norm is known | the norm before clipping |
+| the optimizer is about to step | learning rates; parameters and state, if no generation was in this step; files |
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from ..errors import InputError
+from ..objective.anchors import completion_mask, logps_key
+from .files import FORMS, read, read_sidecar, write
+from .optimizer import groups_of, inner_of, named_parameters, set_state, state_of
+from .schemas import STATE, Rollout, UpdateInputs, UpdateOutputs, grows
+
+
+class NextUpdate(TrainerCallback):
+    """
+    Takes the rollout and the inputs of the next update, and writes them when they are complete.
+
+    Args:
+        trainer ([`ProRLTrainer`]):
+            It calls the methods below while `trainer.exporting` is this object.
+        folder (`Path`):
+            Made under its name when everything is written.
+        form (`str`):
+            `"plain"` or `"noma"`.
+
+    Attributes:
+        done (`bool`):
+            Whether the folder is there.
+    """
+
+    def __init__(self, trainer, folder: Path, form: str):
+        self.trainer, self.folder, self.form = trainer, folder, form
+        self.done = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self.begun = False
+        self._before: dict[str, dict[str, torch.Tensor]] | None = None
+        self._rows: list[dict[str, torch.Tensor]] = []
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._norm = math.nan
+        self._events: dict[str, dict] = {}
+
+    def _model(self) -> torch.nn.Module:
+        return self.trainer.accelerator.unwrap_model(self.trainer.model)
+
+    # The moments of an update, in order.
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._forget()
+        named_parameters(self.trainer.optimizer, self._model())  # refuses an optimizer that is not understood
+        self.begun = True
+
+    def boundary(self) -> None:
+        """A generation is about to begin: weights and state may change, and are still those of the last update."""
+        if self.begun and self._before is None:
+            optimizer = self.trainer.optimizer
+            self._before = state_of(optimizer, named_parameters(optimizer, self._model()), copy=True)
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """An event of the record was written."""
+        name = event["event"]
+        if self.begun and name in ("growth", "reset"):
+            if name in self._events:
+                raise InputError(f"A second {name} in one update cannot be exported: let a step have one generation.")
+            self._events[name] = dict(event)
+
+    def micro_batch(self, batch: Mapping[str, Any]) -> None:
+        """The loss of a micro-batch was computed."""
+        if self.begun:
+            self._rows.append({key: value for key, value in batch.items() if isinstance(value, torch.Tensor)})
+
+    def gradients(self) -> None:
+        """The gradients of the update are complete, and have not been clipped."""
+        if not self.begun:
+            return
+        scaler = self.trainer.accelerator.scaler
+        factor = 1.0 if scaler is None else 1.0 / scaler.get_scale()
+        found = {name: param.grad for name, param in self._model().named_parameters() if param.grad is not None}
+        self._gradients = {name: grad.detach().to("cpu", copy=True) for name, grad in found.items()}
+        if factor != 1.0:
+            for gradient in self._gradients.values():
+                gradient.mul_(factor)
+
+    def norm(self, norm: Any) -> None:
+        """The norm of the gradients before clipping is known."""
+        self._norm = float(norm)
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if not self.begun:
+            return
+        params = [param for group in inner_of(self.trainer.optimizer).param_groups for param in group["params"]]
+        if all(param.grad is None for param in params) or not math.isfinite(self._norm):
+            self._forget()  # an update that is left out (`nonfinite: skip`, the AMP scaler): the next one is exported
+            return
+        rollout, inputs = self._rollout(), self._inputs()
+        self._write(rollout, inputs)
+        self.done = True
+        self._forget()
+        self.trainer.exporting = None
+        handler = self.trainer.callback_handler  # a new list, because the old one is being walked
+        handler.callbacks = [callback for callback in handler.callbacks if callback is not self]
+
+    # The schemas.
+
+    def _rollout(self) -> Rollout:
+        if any("rewards" not in rows or "group" not in rows for rows in self._rows):
+            raise InputError(
+                "The rows of this update carry no rewards, because an older release saved them in the checkpoint: "
+                "export an update of the next generation."
+            )
+        column = {key: [rows[key] for rows in self._rows if key in rows] for key in self._rows[0]}
+        logps = {f"logp_{name}": column.get(logps_key(name)) for name in ("old", "ref")}
+        return Rollout(
+            prompt_ids=_stacked(column["prompt_ids"], left=True),
+            prompt_mask=_stacked(column["prompt_mask"], left=True),
+            completion_ids=_stacked(column["completion_ids"]),
+            completion_mask=_stacked([completion_mask(rows) for rows in self._rows]),
+            advantages=torch.cat(column["advantages"]),
+            rewards=torch.cat(column["rewards"]),
+            group=torch.cat(column["group"]),
+            update=self.trainer.state.global_step + 1,
+            reward_functions=list(self.trainer.reward_func_names),
+            **{name: _stacked(parts) for name, parts in logps.items() if parts is not None},
+        )
+
+    def _inputs(self) -> UpdateInputs:
+        trainer, model = self.trainer, self._model()
+        optimizer, rate = trainer.optimizer, trainer.resets.rate_factor
+        parameters = named_parameters(optimizer, model)
+        stray = next((name for name in self._gradients if name not in parameters), None)
+        if stray is not None:
+            raise InputError(f"tensor gradients/{stray} is of no parameter of the optimizer.")
+        before = self._before if self._before is not None else state_of(optimizer, parameters)
+        growth, reset = self._events.get("growth"), self._events.get("reset")
+        schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+        scaler = trainer.accelerator.scaler
+        inputs = UpdateInputs(
+            **before,
+            gradients=self._gradients,
+            new_rows=_new_rows(before["parameters"], parameters) if growth is not None else {},
+            names=list(parameters),
+            groups=[group | {"lr": group["lr"] * rate} for group in groups_of(optimizer, model)],
+            clip_norm=float(trainer.args.max_grad_norm or 0.0),
+            grad_norm=self._norm,
+            update=trainer.state.global_step + 1,
+            growth={"old_rank": growth["rank_before"], "new_rank": growth["rank"]} if growth is not None else None,
+            reset=self._reset(reset["optimizer_reset"]) if reset is not None else None,
+            schedule=_plain(schedule.state_dict()) | {"rate_factor": rate},
+            scaler=_plain(scaler.state_dict()) if scaler is not None else None,
+        )
+        _check_unchanged(inputs, parameters)
+        return inputs
+
+    def _reset(self, mode: str) -> dict[str, Any]:
+        args = self.trainer.args
+        return {
+            "mode": mode,
+            "alpha": float(args.optimizer_reset_alpha),
+            "restarts_schedule": bool(args.restarts_schedule),
+            "rewarmup_steps": int(args.optimizer_reset_rewarmup_steps),
+        }
+
+    def _write(self, rollout: Rollout, inputs: UpdateInputs) -> None:
+        aside = self.folder.with_name(f".{self.folder.name}.part")
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            write(rollout, aside, self.form)
+            write(inputs, aside, self.form)
+            os.rename(aside, self.folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _stacked(parts: list[torch.Tensor], left: bool = False) -> torch.Tensor:
+    """Rows of micro-batches under one another; shorter ones get zeros, on the left or on the right."""
+    width = max(part.shape[1] for part in parts)
+    sides = [(width - part.shape[1], 0) if left else (0, width - part.shape[1]) for part in parts]
+    return torch.cat([torch.nn.functional.pad(part, side) for part, side in zip(parts, sides, strict=True)])
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a state that JSON can hold."""
+
+    def is_plain(held: Any) -> bool:
+        if isinstance(held, list | tuple):
+            return all(map(is_plain, held))
+        return held is None or isinstance(held, bool | int | float | str)
+
+    return {key: held for key, held in state.items() if is_plain(held)}
+
+
+def _new_rows(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The rows that a growth has appended to each A."""
+    return {
+        name: param.detach()[len(old[name]) :].to("cpu", copy=True)
+        for name, param in new.items()
+        if grows(name) == 0 and len(param) > len(old[name])
+    }
+
+
+def _check_unchanged(inputs: UpdateInputs, parameters: Mapping[str, torch.Tensor]) -> None:
+    """The parameters of the update are those of the inputs, grown; otherwise it depends on more than the inputs."""
+    for name, param in parameters.items():
+        old, live = inputs.parameters[name], param.detach()
+        if name in inputs.new_rows:
+            live = live[: len(old)]
+        elif inputs.growth is not None and grows(name) == 1:
+            added, live = live[:, old.shape[1] :], live[:, : old.shape[1]]
+            if added.any():
+                raise InputError(f"tensor parameters/{name}: growth has appended columns that are not zero.")
+        if live.shape != old.shape or not torch.equal(live.to("cpu"), old):
+            raise InputError(
+                f"tensor parameters/{name} has changed since the last update, and not by growth. Such an update "
+                "cannot be exported: leave out the callback that writes weights."
+            )
+
+
+# -------------------------------------------------------------------------------------------------------- for users
+
+
+def export_update(trainer, folder: str | os.PathLike, form: str = "plain") -> NextUpdate:
+    """
+    Export the next whole update of a trainer: [`Rollout`] and [`UpdateInputs`].
+
+    Call it before `trainer.train()`, or in a callback: in `on_step_begin`, it is the update of that step. The folder
+    appears when the trainer makes the update. The training itself does not change.
+
+    Args:
+        trainer ([`ProRLTrainer`]):
+            LoRA or full, with torch's Adam or AdamW, in one process.
+        folder (`str` or `os.PathLike`):
+            Must not exist.
+        form (`str`, *optional*, defaults to `"plain"`):
+            `"plain"` or `"noma"`, see [`~trl_prorl.interchange.files`].
+
+    Returns:
+        [`NextUpdate`]: its `done` says whether the folder is there.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: the folder exists, another export waits, or the trainer's state is not
+        exchanged.
+
+    Example:
+
+    ```python
+    >>> class EveryUpdate(TrainerCallback):
+    ...     def on_step_begin(self, args, state, control, **kwargs):
+    ...         export_update(trainer, f"exchange/{state.global_step + 1:05d}")
+    ```
+    """
+    folder = Path(folder)
+    if form not in FORMS:
+        raise InputError(f"form={form!r} is not one of {', '.join(FORMS)}.")
+    if folder.exists():
+        raise InputError(f"{folder} exists, and an export replaces nothing: give a folder that does not exist.")
+    if trainer.exporting is not None:
+        raise InputError(f"{trainer.exporting.folder} still waits for its update: export one update at a time.")
+    if trainer.accelerator.num_processes > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise InputError("export_update needs the whole state in one process: train with one process, unsharded.")
+    if trainer.args.elastic_reset_every:
+        raise InputError("elastic_reset_every changes weights between updates, which no schema holds: leave it out.")
+    export = NextUpdate(trainer, folder, form)
+    trainer.exporting = export
+    trainer.add_callback(export)
+    return export
+
+
+def import_update(trainer, folder: str | os.PathLike) -> UpdateOutputs:
+    """
+    Set a trainer's parameters and Adam state to the outputs of an engine: everything, or nothing.
+
+    Call it between two updates. To let an engine make an update in the trainer's place, call it in
+    `on_optimizer_step`, after torch's own update, which it overwrites. The learning-rate schedule goes on by itself.
+
+    Args:
+        trainer ([`ProRLTrainer`]):
+            It has an optimizer, so `train` has begun.
+        folder (`str` or `os.PathLike`):
+            With the outputs, in either form. If there are inputs too, they must be those of the outputs.
+
+    Returns:
+        [`UpdateOutputs`]: as read.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: the files are not whole, or not of this trainer; the tensor is named, and
+        nothing has changed.
+    """
+    folder = Path(folder)
+    outputs = read(UpdateOutputs, folder)
+    if (folder / f"{UpdateInputs.schema}.json").exists():
+        if outputs.inputs != read_sidecar(UpdateInputs, folder)["sha256"]:
+            raise InputError(f"{folder}: the outputs are of other inputs than those beside them. Compute them again.")
+    if trainer.optimizer is None:
+        raise InputError("The trainer has no optimizer yet: import in a callback, once `train` has begun.")
+    parameters = named_parameters(trainer.optimizer, trainer.accelerator.unwrap_model(trainer.model))
+    for theirs, ours in zip(outputs.names, parameters, strict=False):
+        if theirs != ours:
+            raise InputError(f"{folder}: tensor parameters/{theirs} stands where the trainer has {ours}.")
+    if len(outputs.names) != len(parameters):
+        theirs, ours = outputs.names[len(parameters) :], [*parameters][len(outputs.names) :]
+        raise InputError(
+            f"{folder}: tensor parameters/{(theirs or ours)[0]} is in the {'outputs' if theirs else 'trainer'} only."
+        )
+    for name, param in parameters.items():
+        given = outputs.parameters[name]
+        if given.shape != param.shape or given.dtype != param.dtype:
+            raise InputError(
+                f"{folder}: tensor parameters/{name} is {given.dtype} {list(given.shape)}, and the trainer's is "
+                f"{param.dtype} {list(param.shape)}."
+            )
+    set_state(trainer.optimizer, parameters, {kind: getattr(outputs, kind) for kind in STATE})
+    return outputs

@@ -1,0 +1,127 @@
+"""A live Adam optimizer by the names of its parameters: its state as a schema has it, and that state set."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import InputError
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer within Accelerate's wrapper."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """
+    The optimizer's parameters by their names in the model, in the order of its groups.
+
+    Raises:
+        [`~trl_prorl.errors.InputError`]: the optimizer is not torch's Adam or AdamW, or has a parameter that is not
+        the model's.
+    """
+    inner = inner_of(optimizer)
+    if type(inner) not in (torch.optim.Adam, torch.optim.AdamW):
+        raise InputError(
+            f"optimizer {type(inner).__module__}.{type(inner).__name__}: only the state of torch's Adam and AdamW is "
+            "exchanged. Set optim: adamw_torch or adamw_torch_fused."
+        )
+    for key in ("amsgrad", "maximize"):
+        if any(group.get(key) for group in inner.param_groups):
+            raise InputError(f"optimizer {type(inner).__name__} with {key}=True is not exchanged: leave it out.")
+    names = {id(param): name for name, param in model.named_parameters()}
+    found = {}
+    for group in inner.param_groups:
+        for param in group["params"]:
+            if id(param) not in names:
+                raise InputError("The optimizer holds a parameter that is not the model's (sharded, or replaced).")
+            found[names[id(param)]] = param
+    return found
+
+
+def groups_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict[str, Any]]:
+    """The groups as [`~trl_prorl.interchange.schemas.UpdateInputs`] has them."""
+    inner = inner_of(optimizer)
+    names = {id(param): name for name, param in model.named_parameters()}
+    return [
+        {
+            "lr": float(group["lr"]),
+            "beta1": float(group["betas"][0]),
+            "beta2": float(group["betas"][1]),
+            "eps": float(group["eps"]),
+            "weight_decay": float(group["weight_decay"]),
+            "decoupled": isinstance(inner, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay")),
+            "parameters": [names[id(param)] for param in group["params"]],
+        }
+        for group in inner.param_groups
+    ]
+
+
+def state_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], copy: bool = False
+) -> dict[str, dict[str, torch.Tensor]]:
+    """
+    Parameters, m, v and t by name, on the CPU. The state of a parameter without an update is zeros.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`):
+            torch's Adam or AdamW, or Accelerate's wrapper of one.
+        parameters (`Mapping[str, torch.nn.Parameter]`):
+            From `named_parameters`.
+        copy (`bool`, *optional*, defaults to `False`):
+            Whether the tensors must outlive the next update.
+
+    Returns:
+        `dict`: `parameters`, `exp_avg`, `exp_avg_sq`, `steps`.
+    """
+    inner = inner_of(optimizer)
+    found: dict[str, dict[str, torch.Tensor]] = {"parameters": {}, "exp_avg": {}, "exp_avg_sq": {}, "steps": {}}
+    for name, param in parameters.items():
+        state = inner.state.get(param, {})
+        found["parameters"][name] = param.detach().to("cpu", copy=copy)
+        for key in MOMENTS:
+            found[key][name] = (
+                state[key].detach().to("cpu", copy=copy) if key in state else torch.zeros_like(param, device="cpu")
+            )
+        steps = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32)
+        found["steps"][name] = steps.detach().to("cpu", copy=True).reshape(1)
+    return found
+
+
+@torch.no_grad()
+def set_state(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.nn.Parameter],
+    state: Mapping[str, Mapping[str, torch.Tensor]],
+) -> None:
+    """
+    Set parameters, m, v and t, in place: tensors keep their storage. What can fail is done before the first is set.
+
+    Args:
+        optimizer, parameters:
+            As in `state_of`.
+        state (`Mapping`):
+            As `state_of` returns it, in the shapes of the parameters.
+    """
+    inner = inner_of(optimizer)
+    writes: list[tuple[torch.Tensor, torch.Tensor]] = []
+    made: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
+    groups = {param: group for group in inner.param_groups for param in group["params"]}
+    for name, param in parameters.items():
+        held = inner.state.get(param)
+        if not held:  # as torch makes it at the first update
+            on_device = groups[param].get("capturable") or groups[param].get("fused")
+            held = {"step": torch.zeros((), dtype=torch.float32, device=param.device if on_device else "cpu")}
+            held |= {key: torch.zeros_like(param, memory_format=torch.preserve_format) for key in MOMENTS}
+            made[param] = held
+        new = {"step": state["steps"][name].reshape(()), **{key: state[key][name] for key in MOMENTS}}
+        pairs = [(param, state["parameters"][name]), *((held[key], value) for key, value in new.items())]
+        writes += [(target, value.to(target.device, target.dtype)) for target, value in pairs]
+    for param, held in made.items():
+        inner.state[param] = held
+    for target, value in writes:
+        target.copy_(value)
