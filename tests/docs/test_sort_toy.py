@@ -209,7 +209,7 @@ def test_advantages(delta):
     groups = np.array([[1.0, 0.0, 0.0, 0.6], [0.6, 0.6, 0.6, 0.6], [0.0, 0.0, 0.0, 0.0], [0.8, 0.2, 0.8, 0.0]])
     theirs = with_torch.estimate(torch.tensor(groups).flatten(), 4, delta).view(4, 4)
     ours = with_numpy.advantages_of(groups, delta)
-    assert np.allclose(ours, theirs.numpy(), rtol=0.0, atol=1e-15)
+    assert np.allclose(ours, theirs.numpy(), rtol=0.0, atol=1e-14)
     by_hand = {
         "raw": [0.8, 0.2, 0.8, 0.0],
         "centered": [0.35, -0.25, 0.35, -0.45],
@@ -217,7 +217,8 @@ def test_advantages(delta):
         # Squares of the centred ones sum to 0.51, over 3.
         "group_normalized": np.array([0.35, -0.25, 0.35, -0.45]) / (np.sqrt(0.17) + 1e-4),
     }
-    assert np.allclose(ours[3], by_hand[delta], rtol=0.0, atol=1e-14)
+    # TRL rounds 4 / 3 to float32.
+    assert np.allclose(ours[3], by_hand[delta], rtol=0.0, atol=5e-8 if delta == "group_normalized" else 1e-14)
 
 
 def test_a_sample_is_the_first_number_up_to_which_the_probabilities_exceed_the_random_one():
@@ -260,11 +261,10 @@ def test_numbers_that_are_not_finite_are_no_agreement():
 
 def test_resets_separate_the_arms():
     """Each arm and each mode of C is a run of its own."""
-    few = {**vars(SHORT), "epochs": 5}
-    rewards = {
-        arm: with_torch.train(Setting(**{**few, **keys, **({"reset_every": 2} if "reset_every" in keys else {})})).reward
-        for arm, keys in problem.ARMS.items()
-    }
+    rewards = {}
+    for arm, keys in problem.ARMS.items():
+        sooner = {"reset_every": 2} if "reset_every" in keys else {}
+        rewards[arm] = with_torch.train(Setting(**{**vars(SHORT), "epochs": 5, **keys, **sooner})).reward
     assert len({tuple(values) for values in rewards.values()}) == len(problem.ARMS)
 
 

@@ -108,8 +108,8 @@ def arms(base: Setting) -> dict[str, Setting]:
 @dataclass
 class Batch:
     """
-    Responses with all that a loss needs to know of them, as tensors or as arrays: G responses of T numbers to each of P
-    prompts.
+    Responses with all that a loss needs to know of them, as tensors or as arrays: G responses of T numbers to each of
+    P prompts.
 
     Attributes:
         tokens: the responses, shape `(P, G, T)`.

@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch begin:
 sys.path.insert(0, str(Path(__file__).parent.parent))  # this folder and its neighbours are packages
 
 import numpy as np
+
 from sort_toy.picture import picture
 from sort_toy.problem import BETA, DELTAS, LOSSES, REWARDS, Curves, Setting, arms, grid
 
@@ -35,9 +36,7 @@ def mean(curves: list[Curves]) -> Curves:
 
 def train_all(train: Callable[[Setting], Curves], settings: dict, seeds: Iterable[int]) -> dict:
     """The mean over seeds of every setting, by the setting's name."""
-    return {
-        name: mean([train(replace(setting, seed=seed)) for seed in seeds]) for name, setting in settings.items()
-    }
+    return {name: mean([train(replace(setting, seed=seed)) for seed in seeds]) for name, setting in settings.items()}
 
 
 def largest_difference(first: Curves, second: Curves) -> float:

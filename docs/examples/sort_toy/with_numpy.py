@@ -138,7 +138,9 @@ def advantages_of(rewards: np.ndarray, delta: str) -> np.ndarray:
     centered = rewards - rewards.mean(axis=1, keepdims=True)
     least, best = rewards.min(axis=1, keepdims=True), rewards.max(axis=1, keepdims=True)
     if delta == "group_normalized":
-        advantages = centered / (rewards.std(axis=1, ddof=1, keepdims=True) + STD_EPSILON)
+        size = np.float32(rewards.shape[1])  # TRL has n / (n - 1) in float32, whatever the rewards are
+        variance = np.square(centered).mean(axis=1, keepdims=True) * np.float64(size / (size - 1))
+        advantages = centered / (np.sqrt(variance) + STD_EPSILON)
     elif delta == "max":
         advantages = np.where(best - rewards <= ROUNDING * best, centered, 0.0)
     else:
