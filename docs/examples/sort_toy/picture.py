@@ -54,17 +54,18 @@ def picture(
         panel.grid(alpha=0.3)
     for panel in axes[1]:
         panel.set_xlabel("epoch")
-    axes[0, 0].set_ylabel(f"expected reward ({reward})")
-    axes[1, 0].set_ylabel("loss, mean of an epoch's updates")
+        panel.set_yscale("symlog", linthresh=0.1)  # linear up to 0.1: raw would flatten the others
+    axes[0, 0].set_ylabel(f"expected reward\n({reward})")
+    axes[1, 0].set_ylabel("loss\n(linear up to 0.1, then logarithmic)")
     deltas = [Line2D([], [], color=colour, label=delta) for delta, colour in COLOUR_OF_DELTA.items()]
     dashes = [Line2D([], [], color="grey", label="no KL")]
     dashes.append(Line2D([], [], color="grey", linestyle="--", label="KL, reference frozen every 10 epochs"))
-    axes[0, 0].legend(handles=deltas + dashes, fontsize="small", loc="lower right")
+    figure.legend(handles=deltas + dashes, ncols=6, fontsize="small", loc="outside lower left")
     named = [
         Line2D([], [], color=STYLE_OF_ARM[name][0], linestyle=STYLE_OF_ARM[name][1], label=_label(name))
         for name in ARMS
     ]
-    axes[0, -1].legend(handles=named, fontsize="small", loc="lower right")
+    figure.legend(handles=named, ncols=4, fontsize="small", loc="outside lower right")
     figure.suptitle(f"Sorting three numbers: {'one seed' if seeds == 1 else f'means over {seeds} seeds'}")
     return figure
 
