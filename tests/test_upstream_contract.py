@@ -39,6 +39,7 @@ TRAINER_METHODS = {
     "_load_optimizer_and_scheduler": "the step of a resume where everything of ours is loaded",
     "_clip_grad_norm": "before which gradients are looked at",
     "_get_grad_norm": "after which an update is stopped or left out",
+    "compute_loss": "after which an export takes the rows of a micro-batch",
 }
 
 
@@ -63,6 +64,23 @@ def test_the_update_comes_after_the_norm_and_the_save_asks_where_to_write():
     )
     assert "self._get_output_dir(trial=trial)" in source(Trainer._save_checkpoint)
     assert "self._load_optimizer_and_scheduler(" in source(Trainer._prepare_for_training)
+
+
+def test_an_update_has_the_moments_at_which_an_export_looks():
+    loop = source(Trainer._run_epoch)
+    moments = [
+        "on_step_begin(",
+        "self.training_step(",
+        "self._get_grad_norm(",
+        "on_pre_optimizer_step(",
+        "self.optimizer.step()",
+    ]
+    positions = [loop.index(moment) for moment in [*moments, "on_optimizer_step("]]
+    assert positions == sorted(positions)
+    assert "self.compute_loss(model, inputs" in source(Trainer.training_step)
+    assert "self._clip_grad_norm(" not in source(Trainer._get_grad_norm)
+    norm = source(Trainer._clip_grad_norm)
+    assert norm.count("clip_grad_norm_(") == 1, "gradients are clipped there and nowhere else"
 
 
 def test_an_evaluation_says_its_metrics_prefix_by_name_and_logs_what_its_loop_found():

@@ -55,7 +55,8 @@ def main():
     def export():
         copied = kinds if args.boundary else ("gradients",)
         taken = {
-            kind: {name: tensor.to("cpu", copy=kind in copied) for name, tensor in live[kind].items()} for kind in kinds
+            kind: {name: tensor.to("cpu", copy=kind in copied) for name, tensor in live[kind].items()}
+            for kind in kinds
         }
         write(UpdateInputs(**taken, steps=steps, new_rows={}, **values), folder / "export", args.form)
 

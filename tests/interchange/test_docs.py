@@ -15,6 +15,8 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "interchange.md").read_te
 @pytest.mark.parametrize("cls", [Rollout, UpdateInputs, UpdateOutputs])
 def test_the_table_of_a_schema_has_its_fields(cls):
     section = re.search(rf"^## `{cls.schema}`.*?(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)[0]
-    names = [name for row in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
+    names = [
+        name for row in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    ]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(cls))
     assert f"version {cls.version}" in section.split("\n")[0].lower()

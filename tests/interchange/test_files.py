@@ -59,7 +59,9 @@ def test_the_hashes_are_those_of_the_page(hand_made, tmp_path):
     assert (sidecar["format"], sidecar["schema"], sidecar["version"]) == ("trl_prorl.interchange", "inputs", 1)
 
 
-def test_noma_gets_one_tensor_a_file_in_f32_or_f64_under_an_identifier_and_no_scalar_without_a_shape(hand_made, tmp_path):
+def test_noma_gets_one_tensor_a_file_in_f32_or_f64_under_an_identifier_and_no_scalar_without_a_shape(
+    hand_made, tmp_path
+):
     inputs = hand_made(reset={"mode": "asym", "alpha": 0.1, "restarts_schedule": False, "rewarmup_steps": 0})
     inputs.parameters[A] = inputs.parameters[A].bfloat16()
     write(inputs, tmp_path, "noma")
@@ -76,7 +78,14 @@ def test_noma_gets_one_tensor_a_file_in_f32_or_f64_under_an_identifier_and_no_sc
     assert found["m0002"].equal(inputs.exp_avg[B]) and found["t0001"].tolist() == [7.0]
     assert found["p0001"].equal(inputs.parameters[A].float())
     numbers = {name: found[name].item() for name in ("lr_1", "beta2_1", "clip_norm", "reset_m", "reset_v", "reset_t")}
-    assert numbers == {"lr_1": 0.01, "beta2_1": 0.999, "clip_norm": 1.0, "reset_m": 0.0, "reset_v": 1.0, "reset_t": 1.0}
+    assert numbers == {
+        "lr_1": 0.01,
+        "beta2_1": 0.999,
+        "clip_norm": 1.0,
+        "reset_m": 0.0,
+        "reset_v": 1.0,
+        "reset_t": 1.0,
+    }
     names = {entry["key"]: entry["name"] for entry in json.loads((tmp_path / "inputs.json").read_text())["tensors"]}
     assert names["p0001"] == f"parameters/{A}" and names["v0002"] == f"exp_avg_sq/{B}"
 
@@ -87,7 +96,7 @@ def test_integers_of_a_rollout_are_exact_in_noma_s_form(rows, tmp_path):
     assert read(Rollout, tmp_path).prompt_ids[0, 0] == 2**40 + 1
 
 
-# ------------------------------------------------------------------------------------------------------ what is refused
+# ---------------------------------------------------------------------------------------------------- what is refused
 
 
 def refused(folder, cls=UpdateInputs):

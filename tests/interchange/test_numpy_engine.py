@@ -80,7 +80,7 @@ def test_growth_and_reset_at_one_boundary_are_torch_s(engine, hand_made, tmp_pat
 
 
 def test_a_flat_prefix_would_be_wrong_for_b_by_whole_updates(engine, hand_made, tmp_path):
-    """Moments of B moved as `realloc` moves them belong to other columns: 6 of 12 get another's or none."""
+    """Moments of B moved as `realloc` moves them: 8 of 12 are not those of their place, by half of the largest."""
     inputs = hand_made(
         growth={"old_rank": 2, "new_rank": 3},
         new_rows={A: torch.zeros(1, 3)},
@@ -92,7 +92,7 @@ def test_a_flat_prefix_would_be_wrong_for_b_by_whole_updates(engine, hand_made, 
     engine.update(state, given)
     flat = np.concatenate([moments.ravel(), np.zeros(4)]).reshape(4, 3)
     right = np.concatenate([moments, np.zeros((4, 1))], axis=1)
-    assert np.abs(flat - right).max() > 0.5 * np.abs(moments).max() and ((flat != right).sum(), right.size) == (9, 12)
+    assert np.abs(flat - right).max() > 0.5 * np.abs(moments).max() and ((flat != right).sum(), right.size) == (8, 12)
     np.testing.assert_allclose(state.exp_avg[B][:, 2], 0.1 * engine.clip_factor(given.values["grad_norm"], 1.0))
 
 
@@ -133,7 +133,7 @@ def test_it_refuses_what_is_not_whole(engine, hand_made, tmp_path, damage):
         data = bytearray((tmp_path / "inputs.safetensors").read_bytes())
         data[-1] ^= 1
         (tmp_path / "inputs.safetensors").write_bytes(data)
-    with pytest.raises(SystemExit, match="version|hash"):
+    with pytest.raises(SystemExit, match="this engine reads|hash"):
         engine.main(tmp_path)
     assert not (tmp_path / "outputs.json").exists()
 
@@ -145,12 +145,19 @@ TEN = {
     "max_steps": 10,
     "beta": 0.1,
     "ref_reset_every": 4,
-    "optimizer_reset_alpha": 0.25,
     "optimizer_reset_rewarmup_steps": 3,
     "lr_scheduler_type": "linear",
     "weight_decay": 0.1,
-    "max_grad_norm": 0.3,
+    "max_grad_norm": 0.1,
 }
+
+# With the usual ε of 1e-8 Adam makes a step of a gradient that is rounding noise, and a run amplifies it.
+SMOOTH = {"adam_epsilon": 1e-2}
+
+
+def treating(mode):
+    """The keys of an optimizer mode."""
+    return {"optimizer_reset": mode} | ({"optimizer_reset_alpha": 0.25} if mode == "soft" else {})
 
 
 def of_the_embedded_model():
@@ -160,7 +167,7 @@ def of_the_embedded_model():
 @pytest.mark.parametrize("mode", MODES)
 def test_ten_updates_from_the_first_state_are_torch_s(engine, exporting, mode):
     """The engine keeps its own state: of the later files it reads gradients, rates and what is to be done."""
-    trainer, callback = exporting(**TEN, optimizer_reset=mode, trainer_kwargs=of_the_embedded_model())
+    trainer, callback = exporting(**TEN, **treating(mode), trainer_kwargs=of_the_embedded_model())
     state, _ = engine.read_inputs(callback.folder / "1")
     clipped, resets = 0, 0
     for number in range(1, 11):
@@ -192,11 +199,11 @@ class ByTheEngine(TrainerCallback):
 
 
 def test_a_run_whose_updates_the_engine_makes_is_the_run(engine, make_trainer, run, weights, tmp_path):
-    keys = TEN | {"optimizer_reset": "hard", "trainer_kwargs": of_the_embedded_model()}
+    keys = TEN | SMOOTH | {"optimizer_reset": "hard", "trainer_kwargs": of_the_embedded_model()}
     callback = ByTheEngine(engine, tmp_path / "exchange")
     kwargs = keys["trainer_kwargs"] | {"callbacks": [callback]}
     trainer = callback.trainer = make_trainer(**(keys | {"trainer_kwargs": kwargs}))
     trainer.train()
     theirs = weights(run(**keys))
-    assert max((value - theirs[name]).abs().max().item() for name, value in weights(trainer).items()) < 1e-5
+    assert max((value - theirs[name]).abs().max().item() for name, value in weights(trainer).items()) < 1e-6
     assert live_state(trainer)["steps"] == {name: torch.tensor([2.0]) for name in live_state(trainer)["steps"]}

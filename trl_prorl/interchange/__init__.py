@@ -1,7 +1,8 @@
 """
 The algorithm's state in files, apart from the engine that computes it: see docs/interchange.md.
 
-`export_update` writes the rollout and the inputs of a trainer's next update, `import_update` reads an engine's outputs.
+`export_update` writes the rollout and the inputs of a trainer's next update, `import_update` reads the outputs of an
+engine.
 """
 
 from .files import read, seal_outputs, write

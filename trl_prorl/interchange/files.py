@@ -20,6 +20,8 @@ import os
 import shutil
 import struct
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +37,7 @@ from .schemas import Schema
 
 FORMAT = "trl_prorl.interchange"
 FORMS = ("plain", "noma")
+KEYS = ("format", "schema", "version", "form", "values", "tensors", "scalars", "sha256")
 # The names of safetensors.
 DTYPES = {
     torch.float64: "F64",
@@ -66,7 +69,9 @@ def tensor_hash(name: str, tensor: torch.Tensor) -> str:
 def sidecar_hash(sidecar: Mapping[str, Any]) -> str:
     """SHA-256 of a sidecar without its own hash, as JSON with sorted keys and no spaces."""
     rest = {key: value for key, value in sidecar.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    ).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------------------- write
@@ -99,13 +104,44 @@ def write(data: Schema, folder: str | os.PathLike, form: str = "plain") -> str:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in data.tensors().items()}
     (folder / f"{data.schema}.json").unlink(missing_ok=True)  # what it describes is about to be replaced
     if form == "plain":
-        entries = [_entry(name, name, f"{data.schema}.safetensors", tensor) for name, tensor in tensors.items()]
-        scalars = []
-        with replaced(folder / f"{data.schema}.safetensors") as aside:
-            save_file(tensors, aside)
+        placed, scalars = [Placed(name, name, f"{data.schema}.safetensors", it) for name, it in tensors.items()], []
     else:
-        entries, scalars = _write_noma(tensors, values, folder, data.schema)
-    return write_sidecar(folder, type(data), form, values, entries, scalars)
+        placed, scalars = _placed_for_noma(data.schema, tensors, values)
+    with ThreadPoolExecutor(max_workers=1) as beside:  # hashing takes as long as writing, and needs no lock of Python
+        entries = beside.submit(lambda: [[place.entry() for place in places] for places in (placed, scalars)])
+        if form == "plain":
+            with replaced(folder / f"{data.schema}.safetensors") as aside:
+                save_file(tensors, aside)
+        else:
+            _write_each(folder, data.schema, [*placed, *scalars])
+    return write_sidecar(folder, type(data), form, values, *entries.result())
+
+
+@dataclass(frozen=True)
+class Placed:
+    """
+    A tensor and its place.
+
+    Attributes:
+        name (`str`), key (`str`), file (`str`):
+            In the schema, in its file, and that file from the folder on.
+        tensor (`torch.Tensor`):
+            On the CPU, as it is stored.
+        was (`str`, *optional*):
+            Its dtype before it was widened.
+    """
+
+    name: str
+    key: str
+    file: str
+    tensor: torch.Tensor
+    was: str | None = None
+
+    def entry(self) -> dict[str, Any]:
+        """What the sidecar says of it."""
+        told = {"name": self.name, "key": self.key, "file": self.file, "dtype": DTYPES[self.tensor.dtype]}
+        told |= {"shape": list(self.tensor.shape), "sha256": tensor_hash(self.name, self.tensor)}
+        return told | ({"was": self.was} if self.was is not None else {})
 
 
 def write_sidecar(
@@ -115,37 +151,30 @@ def write_sidecar(
     sidecar = {"format": FORMAT, "schema": cls.schema, "version": cls.version, "form": form}
     sidecar |= {"values": values, "tensors": entries, "scalars": scalars}
     try:
-        text = json.dumps(sidecar, allow_nan=False)
+        sidecar["sha256"] = sidecar_hash(sidecar)
     except ValueError:
-        name = next((name for name, held in values.items() if not _is_finite(held)), "a value")
-        raise InputError(f"{cls.schema}: {name} is {values.get(name)}, not finite.") from None
-    sidecar["sha256"] = sidecar_hash(json.loads(text))
+        name = next(name for name, held in values.items() if not _is_finite(held))
+        raise InputError(f"{cls.schema}: {name} is {values[name]}, not finite.") from None
     with replaced(folder / f"{cls.schema}.json") as aside:
-        aside.write_text(json.dumps(sidecar, indent=1))
+        aside.write_text(shown(sidecar))
     return sidecar["sha256"]
+
+
+def shown(sidecar: Mapping[str, Any]) -> str:
+    """A sidecar as JSON, one tensor a line."""
+    rows = ("tensors", "scalars")
+    lists = {key: ",\n  ".join(map(json.dumps, sidecar[key])) for key in rows}
+    parts = [
+        f' "{key}": [\n  {lists[key]}\n ]' if key in rows else f' "{key}": {json.dumps(sidecar[key])}'
+        for key in sidecar
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _is_finite(held: Any) -> bool:
     if isinstance(held, float):
         return math.isfinite(held)
     return all(map(_is_finite, held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()))
-
-
-def _entry(name: str, key: str, file: str, tensor: torch.Tensor) -> dict[str, Any]:
-    return {
-        "name": name,
-        "key": key,
-        "file": file,
-        "dtype": DTYPES[tensor.dtype],
-        "shape": list(tensor.shape),
-        "sha256": tensor_hash(name, tensor),
-    }
-
-
-def noma_key(name: str, names: list[str]) -> str:
-    """`p0001` for the first parameter, `g0001` for its gradient; a tensor of no parameter keeps its name."""
-    kind, _, of = name.partition("/")
-    return f"{LETTERS[kind]}{names.index(of) + 1:04d}" if of else kind
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -170,29 +199,34 @@ def scalars_of(values: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _write_noma(tensors: dict, values: dict, folder: Path, schema: str) -> tuple[list[dict], list[dict]]:
-    """One file for each tensor and for each number, in `folder / schema`, which is replaced as a whole."""
+def _placed_for_noma(schema: str, tensors: Mapping, values: Mapping) -> tuple[list[Placed], list[Placed]]:
+    """The tensors, and the numbers of the values, each with a file of its own."""
+    numbers = {name: place for place, name in enumerate(values.get("names", ()), start=1)}
+    placed = []
+    for name, tensor in tensors.items():
+        kind, _, of = name.partition("/")
+        key, wide = f"{LETTERS[kind]}{numbers[of]:04d}" if of else kind, widened(tensor)
+        was = DTYPES[tensor.dtype] if wide is not tensor else None
+        placed.append(Placed(name, key, f"{schema}/{key}.safetensors", wide, was))
+    scalars = [
+        Placed(key, key, f"{schema}/{key}.safetensors", torch.tensor([number], dtype=torch.float64))
+        for key, number in scalars_of(values).items()
+    ]
+    return placed, scalars
+
+
+def _write_each(folder: Path, schema: str, placed: list[Placed]) -> None:
+    """One file for each tensor, in `folder / schema`, which is replaced as a whole."""
     aside, final = folder / f".{schema}.part", folder / schema
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    numbers = {name: place for place, name in enumerate(values.get("names", ()), start=1)}
-    entries, scalars = [], []
     try:
-        for name, tensor in tensors.items():
-            kind, _, of = name.partition("/")
-            key, wide = f"{LETTERS[kind]}{numbers[of]:04d}" if of else kind, widened(tensor)
-            save_file({key: wide}, aside / f"{key}.safetensors")
-            entry = _entry(name, key, f"{schema}/{key}.safetensors", wide)
-            entries.append(entry | ({"was": DTYPES[tensor.dtype]} if wide is not tensor else {}))
-        for key, number in scalars_of(values).items():
-            tensor = torch.tensor([number], dtype=torch.float64)
-            save_file({key: tensor}, aside / f"{key}.safetensors")
-            scalars.append(_entry(key, key, f"{schema}/{key}.safetensors", tensor))
+        for place in placed:
+            save_file({place.key: place.tensor}, aside / f"{place.key}.safetensors")
         shutil.rmtree(final, ignore_errors=True)
         os.replace(aside, final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return entries, scalars
 
 
 # -------------------------------------------------------------------------------------------------------------- read
@@ -217,7 +251,7 @@ def read(cls: type[S], folder: str | os.PathLike) -> S:
     at, values, entries = folder / f"{cls.schema}.json", sidecar["values"], sidecar["tensors"]
     _check_order(at, cls.order(values), [entry["name"] for entry in entries])
     tensors = {}
-    for file, group in _by_file(entries):
+    for file, group in _by_file([*entries, *sidecar["scalars"]]):
         held = _load(folder / file, group)
         for entry in group:
             tensors[entry["name"]] = _checked(folder / file, entry, held)
@@ -231,7 +265,7 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     path = Path(folder) / f"{cls.schema}.json"
     try:
         sidecar = json.loads(path.read_text())
-        kept = {key: sidecar[key] for key in ("format", "schema", "version", "form", "values", "tensors", "sha256")}
+        kept = {key: sidecar[key] for key in KEYS}
     except FileNotFoundError:
         raise InputError(f"{path} is missing: nothing was written there, or not to the end.") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -239,7 +273,8 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     if kept["format"] != FORMAT or kept["schema"] != cls.schema:
         raise InputError(f"{path} is {kept['format']} {kept['schema']}, not {FORMAT} {cls.schema}.")
     if kept["version"] != cls.version:
-        newer = "of a later release: update trl-prorl" if kept["version"] > cls.version else "no longer read"
+        is_later = isinstance(kept["version"], int) and kept["version"] > cls.version
+        newer = "of a later release: update trl-prorl" if is_later else "which no release reads"
         raise InputError(f"{path} has version {kept['version']} of {cls.schema}, {newer} (here {cls.version}).")
     if sidecar_hash(sidecar) != kept["sha256"]:
         raise InputError(f"{path} does not fit its own hash: it was cut, altered or edited. Write it again.")
@@ -343,9 +378,10 @@ def seal_outputs(folder: str | os.PathLike, metrics: Mapping[str, float] | None 
     values["metrics"] = dict(metrics or {})
     entries = []
     for name in UpdateOutputs.order(values):
-        key = noma_key(name, names)
+        kind, _, of = name.partition("/")
+        key = f"{LETTERS[kind]}{names.index(of) + 1:04d}"
         file = f"{UpdateOutputs.schema}/{key}.safetensors"
         held = _load(folder / file, [{"key": key, "name": name}])
-        entry = _entry(name, key, file, held[key])
-        entries.append(entry | ({"was": dtypes[name]} if dtypes[name] != entry["dtype"] else {}))
+        was = dtypes[name] if dtypes[name] != DTYPES[held[key].dtype] else None
+        entries.append(Placed(name, key, file, held[key], was).entry())
     return write_sidecar(folder, UpdateOutputs, "noma", values, entries, [])

@@ -170,7 +170,8 @@ class NextUpdate(TrainerCallback):
             schedule=_plain(schedule.state_dict()) | {"rate_factor": rate},
             scaler=_plain(scaler.state_dict()) if scaler is not None else None,
         )
-        _check_unchanged(inputs, parameters)
+        if self._before is not None:
+            _check_unchanged(inputs, parameters)
         return inputs
 
     def _reset(self, mode: str) -> dict[str, Any]:

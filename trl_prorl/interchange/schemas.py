@@ -231,9 +231,7 @@ class UpdateInputs(Schema):
                 expected = [count, *self.parameters[name].shape[1:]]
             found = list(self.new_rows[name].shape) if name in self.new_rows else None
             if found != expected:
-                raise InputError(
-                    f"inputs: tensor new_rows/{name} is {found or 'absent'}, not {expected or 'absent'}."
-                )
+                raise InputError(f"inputs: tensor new_rows/{name} is {found or 'absent'}, not {expected or 'absent'}.")
 
 
 @dataclass

@@ -50,14 +50,16 @@ def program_for(folder: str) -> str:
 
     lines.append("    // Numbers come as tensors of shape [1].")
     used = {"clip_norm", "reset_m", "reset_v", "reset_t"}
-    used |= {f"{key}_{n}" for n in range(1, len(groups) + 1) for key in ("lr", "beta1", "beta2", "eps", "weight_decay")}
+    used |= {
+        f"{key}_{n}" for n in range(1, len(groups) + 1) for key in ("lr", "beta1", "beta2", "eps", "weight_decay")
+    }
     for key in (key for key in scalars if key in used):
         load(key)
     if growth is not None:
         old, new = growth["old_rank"], growth["new_rank"]
         lines += [
             "",
-            "    // Growth: `realloc` keeps a flat prefix, which is wrong for B's columns; products with these are right.",
+            "    // Growth: `realloc` keeps a flat prefix, wrong for B's columns; these products are right.",
             f"    let keep_rows = {literal([[float(i == j) for j in range(old)] for i in range(new)])};",
             f"    let place_rows = {literal([[float(i == old + j) for j in range(new - old)] for i in range(new)])};",
             f"    let keep_columns = {literal([[float(i == j) for j in range(new)] for i in range(old)])};",
@@ -85,7 +87,11 @@ def program_for(folder: str) -> str:
         ]
     with_gradient = [name for name in values["names"] if f"gradients/{name}" in keys]
     squares = [f"sum(g{numbers[name]:04d} * g{numbers[name]:04d})" for name in with_gradient]
-    lines += ["", "    // Clipping. `min` is not evaluated by the interpreter, so that an `if` decides.", "    let squares = 0.0;"]
+    lines += [
+        "",
+        "    // Clipping. `min` is not evaluated by the interpreter, so that an `if` decides.",
+        "    let squares = 0.0;",
+    ]
     lines += [f"    squares = squares + {square};" for square in squares]
     lines += [
         "    let norm = sqrt(squares);",

@@ -1,0 +1,86 @@
+"""The NOMA programs of docs/examples: what is written for an export, and, where NOMA is installed, its numbers."""
+
+import shutil
+import subprocess
+
+import pytest
+import torch
+from exchange import EXAMPLES, A, B, script
+
+from trl_prorl.interchange import UpdateOutputs, read, seal_outputs, write
+
+
+NOMA = shutil.which("noma")
+
+
+@pytest.fixture(scope="module")
+def program():
+    return script(EXAMPLES / "noma" / "program.py")
+
+
+@pytest.fixture
+def grown_and_reset(hand_made):
+    return hand_made(
+        growth={"old_rank": 2, "new_rank": 3},
+        new_rows={A: torch.tensor([[0.3, -0.2, 0.1]])},
+        gradients={A: torch.linspace(-1, 1, 9).view(3, 3), B: torch.linspace(-2, 1, 12).view(4, 3)},
+        reset={"mode": "soft", "alpha": 0.25, "restarts_schedule": False, "rewarmup_steps": 0},
+    )
+
+
+def test_the_committed_program_is_the_one_of_a_layer_that_grows(program, grown_and_reset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(grown_and_reset, "exchange", "noma")
+    assert program.program_for("exchange") == (EXAMPLES / "noma" / "update.noma").read_text()
+
+
+def test_a_program_names_every_file_once_and_saves_every_state(program, hand_made, tmp_path):
+    write(hand_made(), tmp_path, "noma")
+    lines = [line.strip() for line in program.program_for(str(tmp_path)).splitlines()]
+    loaded = [line.split()[1] for line in lines if line.startswith("load_safetensors")]
+    saved = [line.split()[2].rstrip(":") for line in lines if line.startswith("save_safetensors")]
+    assert len(loaded) == len(set(loaded)) and {"p0001", "g0002", "t0002", "lr_1", "reset_v"} <= set(loaded)
+    assert saved == [f"{letter}000{number}" for number in (1, 2) for letter in "pmvt"]
+    assert all((tmp_path / "inputs" / f"{key}.safetensors").is_file() for key in loaded)
+
+
+def test_a_folder_in_the_plain_form_is_refused(program, hand_made, tmp_path):
+    write(hand_made(), tmp_path)
+    with pytest.raises(SystemExit, match="form='noma'"):
+        program.program_for(str(tmp_path))
+
+
+@pytest.mark.skipif(NOMA is None, reason="there is no noma here")
+@pytest.mark.parametrize("decoupled", [True, False], ids=["AdamW", "Adam"])
+def test_noma_agrees_with_the_engine_in_numpy(program, engine, grown_and_reset, tmp_path, decoupled):
+    grown_and_reset.groups[0]["decoupled"] = decoupled
+    for form in ("plain", "noma"):
+        write(grown_and_reset, tmp_path / form, form)
+    engine.main(tmp_path / "plain")
+    (tmp_path / "noma" / "outputs").mkdir()
+    (tmp_path / "update.noma").write_text(program.program_for(str(tmp_path / "noma")))
+    subprocess.run([NOMA, "run", str(tmp_path / "update.noma")], check=True, capture_output=True)
+    seal_outputs(tmp_path / "noma")
+    theirs, ours = (read(UpdateOutputs, tmp_path / form) for form in ("plain", "noma"))
+    for name, value in theirs.tensors().items():
+        torch.testing.assert_close(ours.tensors()[name], value, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.skipif(NOMA is None, reason="there is no noma here")
+def test_noma_s_own_adam_makes_the_update_after_a_hard_reset(engine, hand_made, tmp_path):
+    inputs = hand_made(
+        clip_norm=0.0, reset={"mode": "hard", "alpha": 0.1, "restarts_schedule": False, "rewarmup_steps": 0}
+    )
+    inputs.groups[0]["weight_decay"] = 0.0
+    for form, folder in (("plain", tmp_path / "plain"), ("noma", tmp_path / "exchange")):
+        write(inputs, folder, form)
+    engine.main(tmp_path / "plain")
+    (tmp_path / "exchange" / "outputs").mkdir()
+    subprocess.run(
+        [NOMA, "run", str(EXAMPLES / "noma" / "optimize.noma")], check=True, capture_output=True, cwd=tmp_path
+    )
+    from safetensors.torch import load_file
+
+    ours = load_file(tmp_path / "exchange" / "outputs" / "p0001.safetensors")["p0001"]
+    theirs = read(UpdateOutputs, tmp_path / "plain").parameters[A]
+    torch.testing.assert_close(ours.float(), theirs, rtol=0, atol=1e-6)
