@@ -1,0 +1,91 @@
+"""An optimizer that computes nothing: each update is the NumPy engine's, from files to files (docs/interchange.md)."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy_engine import engine
+from safetensors.numpy import save_file
+
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # torch's defaults
+STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
+
+
+class EngineAdam:
+    """
+    Adam, by the engine.
+
+    Args:
+        weights (`dict[str, np.ndarray]`):
+            Those with which the run begins.
+        learning_rate (`float`):
+            The learning rate.
+        folder (`Path`):
+            For the files of the update; the next update replaces them.
+
+    Attributes:
+        weights (`dict[str, np.ndarray]`):
+            Those of the last outputs.
+    """
+
+    def __init__(self, weights: dict[str, np.ndarray], learning_rate: float, folder: Path):
+        self.folder, self.updates, self._reset = folder, 0, None
+        self._group = {"lr": learning_rate, "beta1": BETA1, "beta2": BETA2, "eps": EPSILON, "weight_decay": 0.0}
+        self._group |= {"decoupled": False, "parameters": list(weights)}
+        self._state = {"parameters": weights}
+        for moment in ("exp_avg", "exp_avg_sq"):
+            self._state[moment] = {name: np.zeros_like(array) for name, array in weights.items()}
+        self._state["steps"] = {name: np.zeros(1, dtype=np.float32) for name in weights}
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        return self._state["parameters"]
+
+    def reset(self, mode: str, alpha: float) -> None:
+        """Put a reset into the inputs of the next update."""
+        self._reset = {"mode": mode, "alpha": alpha, "restarts_schedule": mode == "hard", "rewarmup_steps": 0}
+
+    def step(self, gradients: dict[str, np.ndarray]) -> None:
+        """Write the inputs of an update, let the engine make it, and read its outputs."""
+        self._write_inputs(gradients)
+        state, inputs = engine.read_inputs(self.folder)
+        engine.write_outputs(self.folder, state, inputs, engine.update(state, inputs))
+        tensors, _ = engine.read_tensors(self.folder, "outputs")
+        self._state = {kind: {name: tensors[f"{kind}/{name}"] for name in self.weights} for kind in STATE}
+        self._reset = None
+
+    def _write_inputs(self, gradients: dict[str, np.ndarray]) -> None:
+        self.updates += 1
+        names = list(self.weights)
+        kinds = {"parameters": self.weights, "gradients": gradients, **{kind: self._state[kind] for kind in STATE[1:]}}
+        tensors = {
+            f"{kind}/{name}": np.ascontiguousarray(arrays[name]) for kind, arrays in kinds.items() for name in names
+        }
+        values = {
+            "names": names,
+            "groups": [self._group],
+            "clip_norm": 0.0,
+            "grad_norm": engine.norm_of(gradients),
+            "update": self.updates,
+            "growth": None,
+            "reset": self._reset,
+            "schedule": None,
+            "scaler": None,
+        }
+        entries = [
+            {
+                "name": name,
+                "key": name,
+                "file": "inputs.safetensors",
+                "dtype": engine.DTYPES[array.dtype.name],
+                "shape": list(array.shape),
+                "sha256": engine.sha256_of_tensor(name, array),
+            }
+            for name, array in tensors.items()
+        ]
+        sidecar = {"format": engine.FORMAT, "schema": "inputs", "version": engine.VERSION, "form": "plain"}
+        sidecar |= {"values": values, "tensors": entries, "scalars": []}
+        sidecar["sha256"] = engine.sha256_of_sidecar(sidecar)
+        save_file(tensors, self.folder / "inputs.safetensors")
+        (self.folder / "inputs.json").write_text(json.dumps(sidecar))

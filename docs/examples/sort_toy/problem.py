@@ -1,0 +1,164 @@
+"""The toy without its arithmetic: the prompts, a run's settings, the random numbers that both engines share."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+
+PROMPTS = np.array([[1, 0, 2], [3, 2, 4], [1, 2, 3]])
+NUMBERS = 5  # 0 to 4
+LENGTH = 3  # numbers of a prompt, and of a response
+WIDTH = 10  # of an embedding, and of the hidden state
+RESPONSES = 10  # of each prompt, sampled once an epoch
+EVERY_RESPONSE = np.array(list(product(range(NUMBERS), repeat=LENGTH)))  # shape (125, 3)
+
+DELTAS = ("raw", "centered", "group_normalized", "max")
+LOSSES = ("naive", "unclipped", "clipped")
+REWARDS = ("distance", "inclusion_ordering")
+ANCHORS = ("none", "reference", "old")
+OPTIMIZER_RESETS = ("keep", "hard", "soft", "asym", "step")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """
+    The settings of one run.
+
+    Attributes:
+        reward (`str`): one of `REWARDS`.
+        delta (`str`): the advantage of a response, one of `DELTAS`.
+        loss (`str`): one of `LOSSES`.
+        epsilon (`float`): how far from 1 the ratio may go before `clipped` takes its gradient away.
+        anchor (`str`): the policy to which the KL is taken, one of `ANCHORS`.
+        beta (`float`): the KL's coefficient.
+        bias_correction (`bool`): whether k3 is multiplied by the ratio, which makes its gradient exact.
+        reset_every (`int`): epochs from one reset to the next; 0: never.
+        optimizer_reset (`str`): the effect of a reset on Adam's state, one of `OPTIMIZER_RESETS`.
+        optimizer_reset_alpha (`float`): the factor of `soft`.
+        epochs (`int`): each samples `RESPONSES` responses of every prompt.
+        inner_steps (`int`): updates on the samples of one epoch.
+        learning_rate (`float`): of Adam.
+        seed (`int`): of the initial weights, and of the samples.
+    """
+
+    reward: str = "inclusion_ordering"
+    delta: str = "group_normalized"
+    loss: str = "unclipped"
+    epsilon: float = 0.01
+    anchor: str = "none"
+    beta: float = 0.0
+    bias_correction: bool = False
+    reset_every: int = 0
+    optimizer_reset: str = "keep"
+    optimizer_reset_alpha: float = 0.1
+    epochs: int = 100
+    inner_steps: int = 10
+    learning_rate: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, known in (
+            ("reward", REWARDS),
+            ("delta", DELTAS),
+            ("loss", LOSSES),
+            ("anchor", ANCHORS),
+            ("optimizer_reset", OPTIMIZER_RESETS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}.")
+
+    def resets_before(self, epoch: int) -> bool:
+        """Whether a reset falls on the boundary before an epoch, counted from 0."""
+        return self.reset_every > 0 and epoch > 0 and epoch % self.reset_every == 0
+
+
+PLAIN = {"anchor": "none", "beta": 0.0}
+BETA = 0.3
+A = {"anchor": "reference", "beta": BETA, "reset_every": 10}
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": PLAIN,
+    "control": {"anchor": "reference", "beta": BETA},
+    "A": A,
+    "B": {"anchor": "old", "beta": BETA},
+    "C hard": {**A, "optimizer_reset": "hard"},
+    "C soft": {**A, "optimizer_reset": "soft"},
+    "C asym": {**A, "optimizer_reset": "asym"},
+    "C step": {**A, "optimizer_reset": "step"},
+}
+
+
+def grid(base: Setting) -> dict[tuple[str, str, str], Setting]:
+    """Every loss with every delta, without KL (`plain`) and with it (`A`): 24 settings, by those three names."""
+    return {
+        (loss, delta, arm): replace(base, loss=loss, delta=delta, **ARMS[arm])
+        for loss in LOSSES
+        for delta in DELTAS
+        for arm in ("plain", "A")
+    }
+
+
+def arms(base: Setting) -> dict[str, Setting]:
+    """The arms of this project, which differ in the anchor of the KL and in the reset."""
+    return {name: replace(base, **keys) for name, keys in ARMS.items()}
+
+
+@dataclass
+class Batch:
+    """
+    Responses with all that a loss needs to know of them, as tensors or as arrays: G responses of T numbers to each of
+    P prompts.
+
+    Attributes:
+        tokens: the responses, shape `(P, G, T)`.
+        advantages: shape `(P, G)`.
+        old: log-probabilities of the tokens under the policy that sampled them, shape `(P, G, T)`.
+        anchor: the same under the anchor of the KL, shape `(P, G, T)`.
+        weights: how much each response counts, shape `(P, G)`; they sum to 1.
+    """
+
+    tokens: Any
+    advantages: Any
+    old: Any
+    anchor: Any
+    weights: Any
+
+
+@dataclass
+class Curves:
+    """
+    What a run shows, an entry for each epoch.
+
+    Attributes:
+        loss (`list[float]`): the mean over the inner steps of the epoch.
+        reward (`list[float]`): the *expected* reward after the epoch, exact: every response counts by its probability.
+    """
+
+    loss: list[float]
+    reward: list[float]
+
+
+def initial_weights(seed: int) -> dict[str, np.ndarray]:
+    """
+    The weights with which a run begins. Logits have a standard deviation of about a half, so that no response is
+    unlikely.
+
+    Returns:
+        `dict[str, np.ndarray]`: `embedding` of shape `(5, 10)`, `encode` and `decode` of shape `(3, 10, 10)`: a matrix
+            for each position of the prompt, and of the response.
+    """
+    rng = np.random.default_rng([seed, 0])
+    shapes = {"embedding": (NUMBERS, WIDTH), "encode": (LENGTH, WIDTH, WIDTH), "decode": (LENGTH, WIDTH, WIDTH)}
+    return {name: rng.normal(scale=WIDTH**-0.5, size=shape) for name, shape in shapes.items()}
+
+
+def random_numbers(setting: Setting) -> Iterator[np.ndarray]:
+    """
+    For each epoch the numbers in [0, 1) that decide its samples, of shape `(prompts, RESPONSES, LENGTH)`: a number u
+    draws the first token up to which the probabilities add up to more than u.
+    """
+    rng = np.random.default_rng([setting.seed, 1])
+    for _ in range(setting.epochs):
+        yield rng.random((len(PROMPTS), RESPONSES, LENGTH))

@@ -1,0 +1,112 @@
+"""
+Train the toy and draw its picture: `python docs/examples/sort_toy/run.py`.
+
+`--engine numpy` trains without PyTorch, `--compare` trains the arms both ways and says how far the curves are apart.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy and PyTorch begin: matrices of 10 x 10 need no threads
+sys.path.insert(0, str(Path(__file__).parent.parent))  # this folder and its neighbours are packages
+
+import numpy as np
+
+from sort_toy.picture import picture
+from sort_toy.problem import BETA, DELTAS, LOSSES, REWARDS, Curves, Setting, arms, grid
+
+
+AGREEMENT = 1e-9  # of two curves, in float64
+
+
+def mean(curves: list[Curves]) -> Curves:
+    """The mean over runs, at each epoch."""
+    return Curves(
+        loss=[sum(values) / len(curves) for values in zip(*(run.loss for run in curves), strict=True)],
+        reward=[sum(values) / len(curves) for values in zip(*(run.reward for run in curves), strict=True)],
+    )
+
+
+def train_all(train: Callable[[Setting], Curves], settings: dict, seeds: Iterable[int]) -> dict:
+    """The mean over seeds of every setting, by the setting's name."""
+    return {name: mean([train(replace(setting, seed=seed)) for seed in seeds]) for name, setting in settings.items()}
+
+
+def largest_difference(first: Curves, second: Curves) -> float:
+    """The largest difference of two runs' curves, of loss and reward alike; NaN if a curve has one."""
+    one, other = np.array([first.loss, first.reward]), np.array([second.loss, second.reward])
+    return float(np.abs(one - other).max())
+
+
+def table_of_grid(curves: dict[tuple[str, str, str], Curves]) -> str:
+    """The last expected rewards, in Markdown."""
+    lines = [
+        "| loss | " + " | ".join(f"{delta} | {delta}, KL" for delta in DELTAS) + " |",
+        "|---|" + "---|" * 2 * len(DELTAS),
+    ]
+    for loss in LOSSES:
+        cells = [f"{curves[loss, delta, arm].reward[-1]:.3f}" for delta in DELTAS for arm in ("plain", "A")]
+        lines.append(f"| {loss} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def table_of_arms(curves: dict[str, Curves]) -> str:
+    """The expected rewards of the arms at a quarter, half and the end of a run, in Markdown."""
+    epochs = len(next(iter(curves.values())).reward)
+    shown = sorted({max(1, epochs // 4), max(1, epochs // 2), epochs})
+    lines = ["| arm | " + " | ".join(f"epoch {epoch}" for epoch in shown) + " |", "|---|" + "---|" * len(shown)]
+    for name, run in curves.items():
+        lines.append(f"| {name} | " + " | ".join(f"{run.reward[epoch - 1]:.3f}" for epoch in shown) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reward", choices=REWARDS, default=Setting.reward)
+    parser.add_argument("--epochs", type=int, default=Setting.epochs)
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each setting, whose mean is drawn")
+    parser.add_argument("--engine", choices=("torch", "numpy"), default="torch")
+    parser.add_argument("--compare", action="store_true", help="train the arms with both engines; no picture")
+    parser.add_argument("--output", type=Path, default=Path("runs/sort_toy.png"), help="the picture")
+    options = parser.parse_args(argv)
+    for name in ("epochs", "seeds"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} {getattr(options, name)}: give a whole number from 1")
+    base, seeds = Setting(reward=options.reward, epochs=options.epochs), range(options.seeds)
+    if options.compare:
+        return compare(base)
+    train = import_module(f"sort_toy.with_{options.engine}").train
+    begun = time.process_time()
+    of_grid, of_arms = train_all(train, grid(base), seeds), train_all(train, arms(base), seeds)
+    took = time.process_time() - begun
+    runs = (len(of_grid) + len(of_arms)) * options.seeds
+    print(f"{runs} runs by {options.engine} in {took:.0f} s of one core; β = {BETA}; reward {options.reward}")
+    print(f"\nExpected reward at the end:\n\n{table_of_grid(of_grid)}\n\nThe arms:\n\n{table_of_arms(of_arms)}\n")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    picture(of_grid, of_arms, options.seeds, options.reward).savefig(options.output, dpi=100)
+    print(f"The picture: {options.output}")
+    return 0
+
+
+def compare(base: Setting) -> int:
+    """Train the arms with both engines; the exit status is 1 if a curve differs by more than `AGREEMENT`."""
+    from sort_toy import with_numpy, with_torch
+
+    agree = True
+    for name, setting in arms(base).items():
+        difference = largest_difference(with_torch.train(setting), with_numpy.train(setting))
+        agree = agree and difference <= AGREEMENT
+        print(f"{name:8} largest difference of the curves {difference:.1e}")
+    print(f"The curves {'agree' if agree else 'DO NOT AGREE'}: bound {AGREEMENT:.0e}")
+    return int(not agree)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

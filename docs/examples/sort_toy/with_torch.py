@@ -1,0 +1,139 @@
+"""The toy in PyTorch, by this project's own functions: rewards, advantages, KL, loss modes, resets."""
+
+from copy import deepcopy
+
+import numpy as np
+import torch
+
+from tasks.sorting import REWARDS
+from trl_prorl.objective.advantages import estimate
+from trl_prorl.objective.anchors import logps_key
+from trl_prorl.objective.kl import importance_ratio, kl_penalty
+from trl_prorl.objective.loss_mode import without_ratio
+from trl_prorl.resets.optimizer_state import reset_optimizer
+
+from .problem import (
+    EVERY_RESPONSE,
+    NUMBERS,
+    PROMPTS,
+    RESPONSES,
+    Batch,
+    Curves,
+    Setting,
+    initial_weights,
+    random_numbers,
+)
+
+
+class Sorter(torch.nn.Module):
+    """
+    The model: it gives the distributions of all three numbers of the response at once, each on its own.
+
+    Args:
+        weights (`dict[str, np.ndarray]`):
+            As [`initial_weights`] makes them.
+    """
+
+    def __init__(self, weights: dict[str, np.ndarray]):
+        super().__init__()
+        self.embedding = torch.nn.Parameter(torch.tensor(weights["embedding"]))
+        self.encode = torch.nn.Parameter(torch.tensor(weights["encode"]))
+        self.decode = torch.nn.Parameter(torch.tensor(weights["decode"]))
+
+    def forward(self, prompts: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities, shape `(P, position, number)`, of prompts of shape `(P, position)`."""
+        hidden = torch.einsum("pie,ieh->ph", self.embedding[prompts], self.encode)
+        output = torch.einsum("ph,jhe->pje", hidden, self.decode)
+        return torch.log_softmax(output @ self.embedding.T, dim=-1)
+
+
+def of_tokens(logps: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The entries, shape `(P, G, T)`, of log-probabilities of shape `(P, T, number)` that belong to tokens."""
+    prompt, position = torch.arange(len(tokens))[:, None, None], torch.arange(tokens.shape[-1])
+    return logps[prompt, position, tokens]
+
+
+def sample(logps: torch.Tensor, numbers: np.ndarray) -> torch.Tensor:
+    """Tokens of shape `(P, G, T)`: for each random number the first up to which the probabilities exceed it."""
+    ends = logps.exp().cumsum(dim=-1)[:, None]
+    return (torch.tensor(numbers)[..., None] >= ends).sum(dim=-1).clamp(max=NUMBERS - 1)
+
+
+def objective(logps: torch.Tensor, batch: Batch, setting: Setting) -> torch.Tensor:
+    """
+    The loss, a scalar.
+
+    Args:
+        logps (`torch.Tensor` of shape `(P, T, number)`):
+            The policy's log-probabilities, with gradient.
+        batch (`Batch`):
+            The responses.
+        setting (`Setting`):
+            The loss, the anchor and its coefficient.
+    """
+    chosen, counts = of_tokens(logps, batch.tokens), torch.ones_like(batch.old)
+    kept = {logps_key("old"): batch.old}
+    if setting.loss == "naive":
+        kept = without_ratio(kept)
+    # Without π_old the ratio is that to the policy itself: 1, with the gradient of the log-probability.
+    ratio = importance_ratio(chosen, kept.get(logps_key("old"), chosen), counts, "token")
+    gain = ratio * batch.advantages[..., None]
+    if setting.loss == "clipped":
+        bounded = ratio.clamp(1.0 - setting.epsilon, 1.0 + setting.epsilon)
+        gain = torch.minimum(gain, bounded * batch.advantages[..., None])
+    per_token = -gain
+    if setting.beta != 0.0:
+        correction = importance_ratio(chosen, batch.old, counts, "token") if setting.bias_correction else None
+        per_token = per_token + setting.beta * kl_penalty(chosen, batch.anchor, "k3", correction)
+    return (batch.weights * per_token.mean(dim=-1)).sum()
+
+
+def rewards_of(tokens: torch.Tensor, reward: str) -> torch.Tensor:
+    """
+    The project's rewards, shape `(P, G)`, of tokens of shape `(P, G, T)`. They are functions of texts, because a
+    language model answers in text.
+    """
+    rewards = [
+        [REWARDS[reward]([str(t) for t in response], [str(n) for n in sorted(prompt)]) for response in of_prompt]
+        for prompt, of_prompt in zip(PROMPTS.tolist(), tokens.tolist(), strict=True)
+    ]
+    return torch.tensor(rewards, dtype=torch.float64)
+
+
+def expected_reward(logps: torch.Tensor, table: torch.Tensor) -> float:
+    """The mean over the prompts of Σ π(response) · reward over all 125 responses, from `table`, shape `(P, 125)`."""
+    every = torch.tensor(EVERY_RESPONSE).expand(len(PROMPTS), -1, -1)
+    return (of_tokens(logps, every).sum(dim=-1).exp() * table).sum(dim=-1).mean().item()
+
+
+def train(setting: Setting) -> Curves:
+    """One run."""
+    policy = Sorter(initial_weights(setting.seed))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=setting.learning_rate)
+    reference = deepcopy(policy)
+    prompts = torch.tensor(PROMPTS)
+    table = rewards_of(torch.tensor(EVERY_RESPONSE).expand(len(PROMPTS), -1, -1), setting.reward)
+    equally = torch.full((len(PROMPTS), RESPONSES), 1.0 / (len(PROMPTS) * RESPONSES), dtype=torch.float64)
+    curves = Curves(loss=[], reward=[])
+    for epoch, numbers in enumerate(random_numbers(setting)):
+        if setting.resets_before(epoch):
+            reference.load_state_dict(policy.state_dict())
+            reset_optimizer(optimizer, setting.optimizer_reset, setting.optimizer_reset_alpha)
+        with torch.no_grad():
+            logps = policy(prompts)
+            tokens = sample(logps, numbers)
+            old = of_tokens(logps, tokens)
+            anchor = of_tokens(reference(prompts), tokens) if setting.anchor == "reference" else old
+        advantages = estimate(rewards_of(tokens, setting.reward).flatten(), RESPONSES, setting.delta)
+        batch = Batch(tokens, advantages.view(len(PROMPTS), RESPONSES), old, anchor, equally)
+        total = 0.0
+        for _ in range(setting.inner_steps):
+            loss = objective(policy(prompts), batch, setting)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        curves.loss.append(total / setting.inner_steps)
+        with torch.no_grad():
+            curves.reward.append(expected_reward(policy(prompts), table))
+    return curves

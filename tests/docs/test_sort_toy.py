@@ -1,0 +1,325 @@
+"""docs/examples/sort_toy: both engines against all 125 responses, against one another, and from the command line."""
+
+import subprocess
+import sys
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from doc_pages import ROOT
+
+
+FOLDER = ROOT / "docs" / "examples"
+sys.path.append(str(FOLDER))
+
+from sort_toy import problem, run, with_numpy, with_torch  # noqa: E402
+from sort_toy.exchange import EngineAdam  # noqa: E402
+from sort_toy.problem import EVERY_RESPONSE, PROMPTS, Batch, Setting, initial_weights  # noqa: E402
+
+
+EXACT = 1e-12  # of gradients of about 0.01 to 0.1, in float64
+PROMPT_COUNT, RESPONSE_COUNT = len(PROMPTS), len(EVERY_RESPONSE)
+
+
+# The toy once more, by loops over scalars and matrices, for complex weights: if one weight is moved by an imaginary h,
+# the imaginary part of a function over h is its derivative, to the last digit.
+
+
+def logps_of(weights):
+    """Log-probabilities by prompt and position."""
+    embedding, encode, decode = weights["embedding"], weights["encode"], weights["decode"]
+    found = []
+    for prompt in PROMPTS:
+        hidden = sum(embedding[number] @ encode[place] for place, number in enumerate(prompt))
+        logits = [embedding @ (hidden @ matrix) for matrix in decode]
+        found.append([row - np.log(np.exp(row).sum()) for row in logits])
+    return np.array(found)
+
+
+def derivative(function, weights):
+    """The gradient of a function of log-probabilities."""
+    step, gradient = 1e-30, {name: np.zeros(array.shape) for name, array in weights.items()}
+    for name, array in weights.items():
+        for index in np.ndindex(array.shape):
+            moved = {key: value.astype(complex) for key, value in weights.items()}
+            moved[name][index] += 1j * step
+            gradient[name][index] = function(logps_of(moved)).imag / step
+    return gradient
+
+
+def probability(logps, prompt):
+    """Of each of the 125 responses."""
+    return np.array([np.exp(sum(logps[prompt, place, r[place]] for place in range(3))) for r in EVERY_RESPONSE])
+
+
+def expected_reward(rewards):
+    return lambda logps: sum((probability(logps, p) * rewards[p]).sum() for p in range(PROMPT_COUNT)) / PROMPT_COUNT
+
+
+def kl_per_token(anchor):
+    return lambda logps: (np.exp(logps) * (logps - anchor)).sum(axis=-1).mean()
+
+
+def chosen(logps):
+    """Log-probabilities of the tokens of every response, shape `(3, 125, 3)`."""
+    return np.array([[[logps[p, t, r[t]] for t in range(3)] for r in EVERY_RESPONSE] for p in range(PROMPT_COUNT)])
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return initial_weights(0)
+
+
+@pytest.fixture(scope="module")
+def before():
+    """Weights a few updates ago: ratios lie between 0.6 and 1.6."""
+    rng = np.random.default_rng(5)
+    return {name: array + 0.05 * rng.normal(size=array.shape) for name, array in initial_weights(0).items()}
+
+
+def every_response(old, anchor, advantages):
+    """A batch in which every response counts by its probability under the policy that sampled: an exact mean."""
+    weight = np.array([probability(old, p) for p in range(PROMPT_COUNT)]) / PROMPT_COUNT
+    tokens = np.broadcast_to(EVERY_RESPONSE, (PROMPT_COUNT, RESPONSE_COUNT, 3))
+    return Batch(tokens, advantages, chosen(old), chosen(anchor), weight)
+
+
+def by_torch(weights, batch, setting):
+    model = with_torch.Sorter(weights)
+    tensors = {name: torch.tensor(value) for name, value in vars(batch).items()}
+    loss = with_torch.objective(model(torch.tensor(PROMPTS)), Batch(**tensors), setting)
+    loss.backward()
+    return loss.item(), {name: param.grad.numpy() for name, param in model.named_parameters()}
+
+
+def by_numpy(weights, batch, setting):
+    logps, activations = with_numpy.forward(weights, PROMPTS)
+    loss, on_logps = with_numpy.objective(logps, batch, setting)
+    return loss, with_numpy.backward(weights, PROMPTS, logps, activations, on_logps)
+
+
+BOTH = pytest.mark.parametrize("engine", [by_torch, by_numpy])
+
+
+def distance(first, second):
+    assert first.keys() == second.keys()
+    return max(np.abs(first[name] - second[name]).max() for name in first)
+
+
+def reward_table(reward):
+    """By loops, from the words of the page."""
+    table = np.zeros((PROMPT_COUNT, RESPONSE_COUNT))
+    for p, prompt in enumerate(PROMPTS.tolist()):
+        for r, response in enumerate(EVERY_RESPONSE.tolist()):
+            if reward == "distance":
+                table[p, r] = sum(a == b for a, b in zip(response, sorted(prompt), strict=True)) / 3
+            else:
+                pairs = [response[0] <= response[1], response[1] <= response[2]]
+                table[p, r] = (sum(number in response for number in prompt) + sum(pairs)) / 5
+    return table
+
+
+@BOTH
+@pytest.mark.parametrize("loss", problem.LOSSES)
+def test_the_gradient_before_the_first_update_is_that_of_the_expected_reward(engine, loss, weights):
+    rewards, policy = reward_table("inclusion_ordering"), logps_of(weights)
+    exact = derivative(expected_reward(rewards), weights)
+    mean = np.array([(probability(policy, p) * rewards[p]).sum() for p in range(PROMPT_COUNT)])[:, None]
+    for advantages in (rewards, rewards - mean):  # a baseline changes nothing in the mean
+        batch = every_response(policy, policy, advantages)
+        _, gradient = engine(weights, batch, Setting(loss=loss))
+        # A mean over three tokens, and a loss is descended.
+        assert distance(gradient, {name: -array / 3 for name, array in exact.items()}) < EXACT
+    assert max(np.abs(array).max() for array in exact.values()) > 1e-2
+
+
+@BOTH
+@pytest.mark.parametrize("loss, beyond", [("unclipped", 0.0), ("clipped", 0.01), ("clipped", 0.2)])
+def test_the_gradient_after_some_updates_is_that_of_the_surrogate(engine, loss, beyond, weights, before):
+    old, rewards = logps_of(before), reward_table("distance") - 0.4
+    batch, old_chosen = every_response(old, old, rewards), chosen(old)
+
+    def surrogate(logps):
+        total = 0.0
+        for p, r, t in product(range(PROMPT_COUNT), range(RESPONSE_COUNT), range(3)):
+            ratio = np.exp(logps[p, t, EVERY_RESPONSE[r][t]] - old_chosen[p, r, t])
+            gain = ratio * rewards[p, r]
+            if loss == "clipped":
+                bounded = min(max(ratio.real, 1 - beyond), 1 + beyond) * rewards[p, r]
+                gain = gain if gain.real <= bounded else bounded
+            total -= batch.weights[p, r] * gain / 3
+        return total
+
+    # One direction through all weights, because the loops are slow.
+    rng = np.random.default_rng(9)
+    direction = {name: rng.normal(size=array.shape) for name, array in weights.items()}
+    moved = surrogate(logps_of({name: array + 1e-30j * direction[name] for name, array in weights.items()}))
+    value, gradient = engine(weights, batch, Setting(loss=loss, epsilon=beyond))
+    along = sum((gradient[name] * direction[name]).sum() for name in gradient)
+    assert value == pytest.approx(moved.real, abs=EXACT)
+    assert along == pytest.approx(moved.imag / 1e-30, abs=EXACT) and abs(along) > 1e-3
+
+
+@BOTH
+def test_k3_times_the_ratio_has_the_gradient_of_the_kl_and_k3_alone_has_not(engine, weights, before):
+    anchor = logps_of(initial_weights(1))
+    old, exact = logps_of(before), derivative(kl_per_token(anchor), weights)
+    batch = every_response(old, anchor, np.zeros((PROMPT_COUNT, RESPONSE_COUNT)))
+    setting = {"loss": "unclipped", "anchor": "reference", "beta": 0.7}
+    value, corrected = engine(weights, batch, Setting(**setting, bias_correction=True))
+    assert value == pytest.approx(0.7 * kl_per_token(anchor)(logps_of(weights)), abs=EXACT)
+    assert distance(corrected, {name: 0.7 * array for name, array in exact.items()}) < EXACT
+    _, alone = engine(weights, batch, Setting(**setting))
+    assert distance(alone, corrected) > 1e-3
+
+
+@pytest.mark.parametrize("correction", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize("loss", problem.LOSSES)
+def test_the_backward_by_hand_is_autograd_s(loss, beta, correction, weights, before):
+    rng = np.random.default_rng(2)
+    old, anchor = logps_of(before), logps_of(initial_weights(1))
+    batch = every_response(old, anchor, rng.normal(size=(PROMPT_COUNT, RESPONSE_COUNT)))
+    setting = Setting(loss=loss, beta=beta, anchor="reference", bias_correction=correction)
+    (one, first), (other, second) = by_torch(weights, batch, setting), by_numpy(weights, batch, setting)
+    assert one == pytest.approx(other, abs=EXACT) and distance(first, second) < EXACT
+
+
+@pytest.mark.parametrize("reward", problem.REWARDS)
+def test_rewards(reward):
+    every = np.broadcast_to(EVERY_RESPONSE, (PROMPT_COUNT, RESPONSE_COUNT, 3))
+    expected = reward_table(reward)
+    assert np.array_equal(with_numpy.rewards_of(every, PROMPTS, reward), expected)
+    assert np.array_equal(with_torch.rewards_of(torch.tensor(every), reward).numpy(), expected)
+    # A response of the best reward is the sorted prompt, and nothing else.
+    best = [EVERY_RESPONSE[row == 1.0].tolist() for row in expected]
+    assert best == [[sorted(prompt)] for prompt in PROMPTS.tolist()]
+
+
+def test_rewards_by_hand():
+    # 0 1 1 for 1 0 2: the places of 0 and 1 are right; 1 and 0 occur, both pairs are in order.
+    tokens = np.array([[[0, 1, 1]]] * PROMPT_COUNT)
+    assert with_numpy.rewards_of(tokens, PROMPTS, "distance")[0, 0] == pytest.approx(2 / 3)
+    assert with_numpy.rewards_of(tokens, PROMPTS, "inclusion_ordering")[0, 0] == pytest.approx(4 / 5)
+
+
+@pytest.mark.parametrize("delta", problem.DELTAS)
+def test_advantages(delta):
+    groups = np.array([[1.0, 0.0, 0.0, 0.6], [0.6, 0.6, 0.6, 0.6], [0.0, 0.0, 0.0, 0.0], [0.8, 0.2, 0.8, 0.0]])
+    theirs = with_torch.estimate(torch.tensor(groups).flatten(), 4, delta).view(4, 4)
+    ours = with_numpy.advantages_of(groups, delta)
+    assert np.allclose(ours, theirs.numpy(), rtol=0.0, atol=1e-14)
+    by_hand = {
+        "raw": [0.8, 0.2, 0.8, 0.0],
+        "centered": [0.35, -0.25, 0.35, -0.45],
+        "max": [0.35, 0.0, 0.35, 0.0],
+        # Squares of the centred ones sum to 0.51, over 3.
+        "group_normalized": np.array([0.35, -0.25, 0.35, -0.45]) / (np.sqrt(0.17) + 1e-4),
+    }
+    # TRL rounds 4 / 3 to float32.
+    assert np.allclose(ours[3], by_hand[delta], rtol=0.0, atol=5e-8 if delta == "group_normalized" else 1e-14)
+
+
+def test_a_sample_is_the_first_number_up_to_which_the_probabilities_exceed_the_random_one():
+    logps = np.log(np.broadcast_to([0.5, 0.25, 0.125, 0.0625, 0.0625], (1, 3, 5)))
+    numbers = np.array([[[0.0, 0.49, 0.51], [0.76, 0.88, 0.95], [0.74, 0.99, 1.0 - 2**-53]]])
+    expected = [[[0, 0, 1], [2, 3, 4], [1, 4, 4]]]
+    assert with_numpy.sample(logps, numbers).tolist() == expected
+    assert with_torch.sample(torch.tensor(logps), numbers).tolist() == expected
+
+
+SHORT = Setting(epochs=7, inner_steps=5)
+
+
+@pytest.mark.parametrize("arm", problem.ARMS)
+def test_the_curves_agree(arm):
+    """The resets of A and C lie before the 4th and the 7th epoch here."""
+    keys = problem.ARMS[arm]
+    if keys.get("reset_every"):
+        keys = {**keys, "reset_every": 3}
+    setting = Setting(**{**vars(SHORT), **keys})
+    first, second = with_torch.train(setting), with_numpy.train(setting)
+    assert len(first.loss) == len(first.reward) == SHORT.epochs
+    assert run.largest_difference(first, second) < run.AGREEMENT
+    # A curve that differs is told apart: another seed is not the same run.
+    another = with_torch.train(Setting(**{**vars(setting), "seed": 1}))
+    assert run.largest_difference(first, another) > 1e-3
+
+
+@pytest.mark.parametrize("loss, delta", product(problem.LOSSES, problem.DELTAS))
+def test_the_curves_of_the_grid_agree(loss, delta):
+    setting = Setting(loss=loss, delta=delta, epochs=3, inner_steps=5, reward="distance", anchor="reference", beta=0.3)
+    assert run.largest_difference(with_torch.train(setting), with_numpy.train(setting)) < run.AGREEMENT
+
+
+def test_numbers_that_are_not_finite_are_no_agreement():
+    fine = problem.Curves(loss=[0.0, 1.0], reward=[0.0, 1.0])
+    broken = problem.Curves(loss=[0.0, float("nan")], reward=[0.0, 1.0])
+    assert not run.largest_difference(fine, broken) <= run.AGREEMENT
+
+
+def test_resets_separate_the_arms():
+    """Each arm and each mode of C is a run of its own."""
+    rewards = {}
+    for arm, keys in problem.ARMS.items():
+        sooner = {"reset_every": 2} if "reset_every" in keys else {}
+        rewards[arm] = with_torch.train(Setting(**{**vars(SHORT), "epochs": 5, **keys, **sooner})).reward
+    assert len({tuple(values) for values in rewards.values()}) == len(problem.ARMS)
+
+
+def command(*arguments, **keys):
+    done = [sys.executable, str(FOLDER / "sort_toy" / "run.py"), *arguments]
+    return subprocess.run(done, capture_output=True, text=True, check=False, **keys)
+
+
+def test_the_command_ends_in_a_picture(tmp_path):
+    done = command("--epochs", "2", "--output", "made/toy.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "made" / "toy.png").read_bytes().startswith(b"\x89PNG")
+    assert "32 runs" in done.stdout and done.stdout.count("| C soft |") == 1
+
+
+def test_the_command_compares_the_engines(tmp_path):
+    done = command("--epochs", "2", "--compare", cwd=tmp_path)
+    assert done.returncode == 0 and "The curves agree" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_number_is_named(tmp_path):
+    done = command("--epochs", "0", cwd=tmp_path)
+    assert done.returncode == 2 and "--epochs 0" in done.stderr
+    with pytest.raises(ValueError, match="delta='mean' is not one of raw, centered, group_normalized, max"):
+        Setting(delta="mean")
+
+
+def test_the_numpy_engine_needs_no_torch():
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['trl_prorl'] = None\n"
+        f"sys.path.insert(0, {str(FOLDER)!r})\n"
+        "from sort_toy.problem import ARMS, Setting\n"
+        "from sort_toy.with_numpy import train\n"
+        "print(len(train(Setting(epochs=2, inner_steps=2, **ARMS['C hard'])).reward))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip() == "2", done.stderr[-2000:]
+
+
+def test_the_files_of_an_update_are_the_project_s(tmp_path):
+    from trl_prorl.interchange import UpdateInputs, UpdateOutputs, read
+
+    begin = initial_weights(0)
+    optimizer = EngineAdam(begin, 1e-3, tmp_path)
+    ones = {name: np.ones_like(array) for name, array in begin.items()}
+    optimizer.step(ones)
+    optimizer.reset("soft", 0.5)
+    optimizer.step(ones)
+    inputs, outputs = read(UpdateInputs, tmp_path), read(UpdateOutputs, tmp_path)
+    assert inputs.update == outputs.update == 2 and inputs.reset["mode"] == "soft" and inputs.reset["alpha"] == 0.5
+    assert inputs.names == ["embedding", "encode", "decode"]
+    assert all(array.dtype == torch.float64 for array in outputs.parameters.values())
+    # The first update is the learning rate; then m = 0.1 and v = 0.001 are halved, and the next gradient is 1 again.
+    first = begin["embedding"] - 1e-3
+    assert np.allclose(inputs.parameters["embedding"].numpy(), first, rtol=0.0, atol=1e-10)
+    m, v = (0.9 * 0.05 + 0.1) / (1 - 0.9**2), (0.999 * 0.0005 + 0.001) / (1 - 0.999**2)
+    assert np.allclose(optimizer.weights["embedding"], first - 1e-3 * m / np.sqrt(v), rtol=0.0, atol=1e-10)
