@@ -15,6 +15,7 @@ MOST_CUT, MOST_UNANSWERED = 0.1, 0.2
 MASKED = 0.5  # share of completions cut that hides what the base could do
 SOLVED, HOPELESS = 0.9, 0.02
 GROUPS = (4, 8, 16, 32, 64)
+FEW = 4  # prompts of a task or level that say nothing of it
 SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
 ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
 NEVER = 0.9  # share of completions cut at which the end token may be at fault
@@ -99,7 +100,9 @@ def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) 
     low, high = bootstrap_interval(rates)
     interval = "n/a" if math.isnan(low) else f"{low:.2f}, {high:.2f}"
     change = ""
-    if p >= SOLVED:
+    if len(rates) < FEW and not HOPELESS < p < SOLVED:
+        change = "too few prompts to tell: raise --prompts"
+    elif p >= SOLVED:
         doubt = ", unless the reward pays anything" if tells is None else ""
         change = f"the base is nearly perfect{doubt}: take a harder task_level or other data"
     elif p <= HOPELESS and tells is False:
@@ -111,7 +114,8 @@ def pass_finding(what: str, rates: list[float], tells: bool | None, cut: float) 
         doubt = ", unless the reward is wrong" if tells is None else ""
         change = f"{right}the base does not solve it{doubt}: easier task_level, graded reward, or supervised steps"
     values = {"pass_rate": p, "interval": [low, high], "prompts": len(rates)}
-    return Finding(what, f"{p:.2f} [{interval}], {len(rates)} prompts", change, LOOK if change else "fine", values)
+    prompts = f"{len(rates)} prompt{'s' * (len(rates) > 1)}"
+    return Finding(what, f"{p:.2f} [{interval}], {prompts}", change, LOOK if change else "fine", values)
 
 
 def group_finding(found: Rollouts, tells: bool | None) -> Finding:

@@ -161,3 +161,10 @@ def test_a_completion_without_reward_decides_nothing_between_right_and_wrong():
     """A reward function may return None; TRL leaves such completions out of the group."""
     found = rollouts([1, 0, 1, 0] * 5, rewards=[math.nan, 0.0, 1.0, math.nan] * 5)
     assert of(found, "groups that pay").number == "0 of 5"
+
+
+def test_one_prompt_of_a_mixture_s_task_says_nothing_of_it():
+    found = rollouts([1, 0] * 14 + [0] * 4, parts=[("a", 1)] * 7 + [("b", 2)])
+    rare = of(found, "base pass rate of b, level 2")
+    assert rare.number == "0.00 [n/a], 1 prompt" and rare.change == "too few prompts to tell: raise --prompts"
+    assert of(found, "base pass rate of a, level 1").change == ""
