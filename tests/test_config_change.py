@@ -215,6 +215,7 @@ REFUSED = {
     "use_peft": (True, False, "other shapes"),
     "lr_scheduler_type": ("linear", "reduce_lr_on_plateau", "rates before it"),
     "elastic_reset_every": (0, 3, "average"),
+    "lora_growth_every": (2, 0, "would not be made again"),
     "ref_reset_every": (2, 0, "this run's has moved"),
     "ref_reset_kl": (0.1, None, "this run's has moved"),
     "ref_reset_stall": (2, 0, "this run's has moved"),

@@ -14,7 +14,7 @@ RECIPES = ROOT / "recipes"
 STUDY = RECIPES / "study"  # bases, and the file of the study's arms
 FILES = sorted(set(RECIPES.rglob("*.yaml")) - set(RECIPES.rglob("base.yaml")) - set(STUDY.glob("*.yaml")))
 # Of every folder the arm that most others share their code with; `make test-slow` runs all.
-FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml", "kimi_k1.5.yaml", "dapo.yaml", "mixture.yaml")
+FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml", "kimi_k1.5.yaml", "dapo.yaml", "mixture.yaml", "grown.yaml")
 NEEDS_CUDA = ("qlora_8bit.yaml",)
 SMALL = {
     "bf16": "false",
@@ -39,6 +39,8 @@ def small(recipe):
         options["ref_reset_every"] = 2
     if recipe.get("elastic_reset_every"):
         options["elastic_reset_every"] = 2
+    if recipe.get("lora_growth_every"):
+        options["lora_growth_every"] = 2
     if recipe.get("task") == "mixture":
         options["train_rows"] = 8  # both tasks have some
     if "steps_per_generation" in recipe:
@@ -76,6 +78,8 @@ def test_it_runs(forks, tmp_path, file):
         assert resets == [(2, recipe.get("optimizer_reset", "keep"))]
     if recipe.get("elastic_reset_every"):
         assert [event["step_applied"] for event in events if event["event"] == "elastic_reset"] == [2]
+    if recipe.get("lora_growth_every"):
+        assert [event["step_applied"] for event in events if event["event"] == "growth"] == [2]
     assert (run / "adapter_model.safetensors").is_file() == recipe.get("use_peft", False)
 
 

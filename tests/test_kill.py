@@ -91,6 +91,9 @@ CASES = {
     "adaptive coefficient": {"beta": 0.3, "kl_target": 1e-3, "kl_horizon": 5, "num_iterations": 2, "lora": True},
     "base anchor": A | {"beta_base": 0.2, "base_anchor_every": 2, "lora": True},
     "base anchor of B, full": B | {"beta_base": 0.2, "lora": False},
+    # Requested at 3, within a batch, and applied at 4; at 6, and applied there.
+    "growth": A | {"lora_growth_every": 3, "lora_growth_step": 2, "optimizer_reset": "soft", "lora": True},
+    "growth, elastic": {"lora_growth_every": 3, "elastic_reset_every": 3, "num_iterations": 2, "lora": True},
     "compact generation": A | {"compact_generation": "on", "lora": True},
     "plain": {"lora": True, "num_iterations": 2},
 }
@@ -130,6 +133,8 @@ def test_a_killed_run_ends_as_one_that_was_never_touched(forks, tiny_model, tmp_
     events = assert_same_run(out, control, 9)
     if "reset" in " ".join(keys):
         assert events  # what the case is about did happen
+    if "growth" in case:
+        assert [event["rank"] for event in events if event["event"] == "growth"][:1] == [6 if case == "growth" else 8]
     assert [e for e in read_lines(Path(out, "events.jsonl")) if e["event"] == "resume"]
 
 

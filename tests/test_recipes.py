@@ -16,7 +16,7 @@ from trl_prorl.train import TaskArguments
 RECIPES = Path(__file__).parent.parent / "recipes"
 STUDY = RECIPES / "study"  # bases, and the file of the study's arms
 FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base" and path.parent != STUDY)
-ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys")]  # they compare nothing
+ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys", "tiny/growth")]  # they compare no variants
 FOLDERS = sorted({file.parent for file in FILES} - set(ALONE))
 VARIANT_KEYS = {"output_dir", "beta", "beta_old"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
@@ -25,6 +25,7 @@ OTHERS = {"prorl_v1": "C", "cosmos_rl": "C", "elastic_reset": "elastic", "kimi_k
 OTHERS |= dict.fromkeys(("prorl_v2", "sync_ref_model", "ema_pg", "async_grpo"), "A")
 OTHERS |= dict.fromkeys(("slime", "dr_grpo", "dapo", "gspo", "cispo", "olmo3"), "plain")
 OTHERS |= {"mixture": "A", "adaptive_beta": "control", "base_anchor": "B", "qlora_8bit": "C"}
+OTHERS |= dict.fromkeys(("grown", "rank4", "rank16"), "plain")
 EXPECTED = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}
 
 

@@ -82,6 +82,8 @@ ON = {
     "dynamic_sampling_rewards": {"dynamic_sampling_rounds": 1},
     "pack_max_tokens": {"pack_groups": "auto"},
     "elastic_ema": {"elastic_reset_every": 9},
+    "lora_growth_step": {"lora_growth_every": 9},
+    "lora_growth_max_rank": {"lora_growth_every": 9},
     "entropy_patience": {"entropy_floor": 0.1},
     "ref_reset_kl_window": {"ref_reset_kl": 0.1, "beta": 0.1},
     "ref_reset_metric": {"ref_reset_stall": 2, "beta": 0.1, "eval_strategy": "steps", "eval_steps": 5},

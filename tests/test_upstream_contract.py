@@ -34,7 +34,8 @@ TRAINER_METHODS = {
     "init_hf_repo": "which is done before a model is loaded",
     "_finish_current_push": "which waits for `push_in_progress`",
     "_save": "which pickles the arguments, token and all",
-    "_load_from_checkpoint": "which loads adapters, halved again where their initialisation had changed the model",
+    "_load_from_checkpoint": "which loads adapters of the rank that they had grown to, halved again where their "
+    "initialisation had changed the model",
     "_load_best_model": "which does so at the end",
     "_load_optimizer_and_scheduler": "the step of a resume where everything of ours is loaded",
     "_clip_grad_norm": "before which gradients are looked at",

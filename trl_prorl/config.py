@@ -100,6 +100,17 @@ class ProRLConfig(GRPOConfig):
         elastic_ema (`float`, *optional*, defaults to `0.99`):
             Decay of that moving average, per optimizer step.
 
+        > Parameters that control the growth of the adapter
+
+        lora_growth_every (`int`, *optional*, defaults to `0`):
+            Optimizer steps from one growth of the LoRA adapters to the next, each applied at the next generation
+            boundary, before a reset there: more ranks for the policy and its frozen copies, while every function stays
+            what it is. Adam keeps its state of the old ranks, and its step count. 0: never. See docs/growth.md.
+        lora_growth_step (`int`, *optional*, defaults to `4`):
+            Ranks that a growth adds.
+        lora_growth_max_rank (`int`, *optional*, defaults to `64`):
+            The rank at which growth ends.
+
         > Parameters that control the cost
 
         reuse_old_logps (`bool`, *optional*, defaults to `False`):
@@ -209,6 +220,10 @@ class ProRLConfig(GRPOConfig):
     elastic_reset_every: int = 0
     elastic_ema: float = 0.99
 
+    lora_growth_every: int = 0
+    lora_growth_step: int = 4
+    lora_growth_max_rank: int = 64
+
     reuse_old_logps: bool = False
     pack_groups: str = "off"
     pack_max_tokens: int | None = None
@@ -287,6 +302,11 @@ class ProRLConfig(GRPOConfig):
         return any(trigger.is_on(self) for trigger in CONFIGURED)
 
     @property
+    def changes_at_boundary(self) -> bool:
+        """Whether a key of this configuration changes weights, reference or ranks at a generation boundary."""
+        return self.resets or self.elastic_reset_every > 0 or self.lora_growth_every > 0
+
+    @property
     def watches_metric(self) -> bool:
         """Whether a trigger needs evaluations."""
         return self.ref_reset_stall > 0 or self.ref_reset_drop is not None
@@ -312,11 +332,10 @@ class ProRLConfig(GRPOConfig):
     def is_trl(self) -> bool:
         """Whether every key of ours that could change a number or a forward is off."""
         penalties = self.adds_penalty or self.kl_target is not None or self.loss_mode is not None
-        resets = self.resets or self.elastic_reset_every > 0
         samples = self.dynamic_sampling_rounds > 0 or self.advantage_estimator is not None
         compact = self.pack_groups != "off" or self.compact_generation != "off"
         cost = self.reuse_old_logps or compact or self.skip_zero_rows or self.ref_compute != "cached"
-        return not (penalties or resets or samples or cost)
+        return not (penalties or self.changes_at_boundary or samples or cost)
 
     @property
     def adds_penalty(self) -> bool:

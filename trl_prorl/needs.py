@@ -55,6 +55,8 @@ NEEDS = {
     "dynamic_sampling_rewards": _needs("dynamic_sampling_rounds", example=["gsm8k"]),
     "pack_max_tokens": _needs("pack_groups", told='pack_groups: "on"', example=8192),
     "elastic_ema": _needs("elastic_reset_every", example=0.9),
+    "lora_growth_step": _needs("lora_growth_every", example=8),
+    "lora_growth_max_rank": _needs("lora_growth_every", example=32),
     "entropy_patience": _needs("entropy_floor", example=20),
     "ref_reset_kl_window": _needs("ref_reset_kl", example=5),
     "ref_reset_metric": _needs(*_WATCHES, example="eval_rewards/gsm8k/mean"),

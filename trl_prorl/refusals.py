@@ -83,9 +83,13 @@ COUNTS_FROM_0 = (
     "ref_reset_cooldown",
     "optimizer_reset_rewarmup_steps",
     "elastic_reset_every",
+    "lora_growth_every",
     "dynamic_sampling_rounds",
 )
-COUNTS_FROM_1 = ("base_anchor_every", "ref_reset_kl_window", "kl_horizon", "entropy_patience")
+COUNTS_FROM_1 = (
+    *("base_anchor_every", "ref_reset_kl_window", "kl_horizon", "entropy_patience"),
+    *("lora_growth_step", "lora_growth_max_rank"),
+)
 COEFFICIENTS = ("beta", "beta_old", "beta_base", "ref_reset_min_delta")
 THRESHOLDS = (*triggers.THRESHOLDS, "kl_target", "kl_clamp", "reward_timeout", "entropy_floor")
 
@@ -205,7 +209,8 @@ def _by_itself(args: "ProRLConfig") -> bool:
     return args.dynamic_sampling_rounds > 0 and args.advantage_estimator is None
 
 
-# A reset has no clean place where a generation falls inside an accumulation. Triggers that are no keys need the same.
+# Neither a reset nor growth has a clean place where a generation falls inside an accumulation. Triggers that are no
+# keys need the same.
 UNCLEAN_SCHEDULE = Refusal(
     {
         "beta": 0.1,
@@ -214,11 +219,11 @@ UNCLEAN_SCHEDULE = Refusal(
         "steps_per_generation": 3,
         "num_iterations": 2,
     },
-    lambda args: (args.resets or args.elastic_reset_every > 0) and args.generates_inside_accumulation,
+    lambda args: args.changes_at_boundary and args.generates_inside_accumulation,
     lambda args: (
-        f"With {args.schedule} a generation falls inside an accumulation, where gradients of the old reference "
-        "are still waiting, so a reset has no clean place. Make one of gradient_accumulation_steps and "
-        "steps_per_generation * num_iterations a multiple of the other."
+        f"With {args.schedule} a generation falls inside an accumulation, where gradients from before it "
+        "are still waiting, so neither a reset nor growth has a clean place. Make one of gradient_accumulation_steps "
+        "and steps_per_generation * num_iterations a multiple of the other."
     ),
 )
 

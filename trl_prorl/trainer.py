@@ -18,6 +18,8 @@ from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
 from trl.trainer.utils import add_fused_lm_head, split_tensor_dict
 
+from .adapters.growable import check_growing_model
+from .adapters.growing import Growth
 from .adapters.mixin import AdapterMixin
 from .errors import EvaluationError, RewardError
 from .hub.mixin import HubMixin
@@ -131,10 +133,17 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         self.resets = Resets(args, accelerator, self.meter.timer, plan.resets)
         self.aggregation = Aggregation(args, accelerator.num_processes)
         self.parts = Parts(anchors=self.anchors, recorder=self.recorder, guard=self.guard, resets=self.resets)
+        average = None
         if args.elastic_reset_every:
             trained = {name: param for name, param in policy.named_parameters() if param.requires_grad}
-            average, every = ElasticAverage(trained, args.elastic_ema), args.elastic_reset_every
-            self.parts["elastic"] = ElasticResets(average, every, self.meter.timer, accelerator.num_processes)
+            average = ElasticAverage(trained, args.elastic_ema)
+        if args.lora_growth_every:  # before Elastic Reset, which then copies the grown average
+            check_growing_model(policy)
+            copies = [average.average, average.initial] if average is not None else []
+            self.parts["growth"] = Growth(args, policy, lambda: self.optimizer, copies, self.meter.timer)
+        if average is not None:
+            every, timer = args.elastic_reset_every, self.meter.timer
+            self.parts["elastic"] = ElasticResets(average, every, timer, accelerator.num_processes)
         functions = named_functions(
             args.dynamic_sampling_rewards, self.reward_func_names, self.reward_weights.tolist()
         )
@@ -243,7 +252,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         if self.exporting is not None:
             self.exporting.boundary()
         step = self.state.global_step
-        for event in self.parts.at_boundary(step):  # Elastic Reset first: the reference moves to its result
+        for event in self.parts.at_boundary(step):  # growth first; the reference moves to the result
             self._log_event(event)
         self._log_event(self.resets.apply(step, self.optimizer, self.lr_scheduler, self.recorder.kl_ref))
         with self.meter.timer.stage("rollout"):

@@ -151,6 +151,7 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
         "ref_reset_every": 2,
         "optimizer_reset": "soft",
         "elastic_reset_every": 2,
+        "lora_growth_every": 2,
         "kl_clamp": 10.0,
         "log_update_norm": True,
         "skip_zero_rows": True,

@@ -8,8 +8,6 @@ from test_numpy_engine import MODES, SMOOTH, TEN, ByTheEngine, of_the_embedded_m
 from trl_prorl.interchange import UpdateInputs, read
 
 
-pytest.importorskip("trl_prorl.adapters.growing")
-
 GROWTH = {"lora_growth_every": 6, "lora_growth_step": 3}
 
 

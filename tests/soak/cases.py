@@ -64,7 +64,9 @@ CASES = {
         | {"task_options": '{"reward": "inclusion_ordering"}'},
     ),
     "C, step count": ("C", {**LORA, "ref_reset_every": 3, "optimizer_reset": "step", "lr_scheduler_type": "cosine"}),
+    "A, growth": ("A", {**LORA, "ref_reset_every": 3, "lora_growth_every": 3, "lora_growth_step": 2, "save_steps": 3}),
 }
+ALONE = ("A, growth",)  # with one process only
 # Several processes share a case's prompts.
 SHARED = ("per_device_train_batch_size", "per_device_eval_batch_size")
 

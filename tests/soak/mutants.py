@@ -3,6 +3,7 @@
 import torch
 
 from trl_prorl import ProRLTrainer
+from trl_prorl.adapters.growing import Growth
 from trl_prorl.resets.controller import Resets
 from trl_prorl.run import checkpoint, mixin, recorder, resume
 from trl_prorl.scoring.references import SnapshotReference
@@ -85,7 +86,12 @@ def future():
     resume.abandon_newer = lambda checkpoint, output_dir, unusable: {}
 
 
+def growth():
+    """Growth that waits for the next generation is forgotten."""
+    Growth.load_state_dict = lambda self, state, changed: None
+
+
 MUTANTS = {
     function.__name__: function
-    for function in (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future)
+    for function in (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future, growth)
 }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from cases import CASES
+from cases import ALONE, CASES
 from damage import CHECKPOINT_DAMAGE, RECORD_DAMAGE, RECORDS
 from stages import SIGNALS
 
@@ -124,12 +124,14 @@ def trial(
     pair = number % 4 == 3 if processes is None else processes == 2
     # An even number of cases would meet the same pairs in every round, and an odd one meets others by itself.
     shift = number // len(order) if len(order) % 2 == 0 else 0
+    case = order[(number + shift) % len(order)]
+    pair = pair and case not in ALONE
     small_disk = rng.random() < 0.6
     deck = rng.sample(DECK, len(DECK))
     torchrun = rng.randrange(kills)
     return Trial(
         number=number,
-        case=order[(number + shift) % len(order)],
+        case=case,
         processes=2 if pair else 1,
         small_disk=small_disk,
         lives=[life(rng, deck[i % len(deck)], pair, pair and i == torchrun, small_disk) for i in range(kills)],

@@ -1,1 +1,1 @@
-"""LoRA adapters: initialisations that change the model, and how such adapters are saved and loaded."""
+"""LoRA adapters: initialisations that change the model, how such adapters are saved and loaded; growth of the rank."""

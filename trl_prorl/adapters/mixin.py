@@ -1,6 +1,6 @@
 """
 How [`ProRLTrainer`] saves and loads an adapter whose initialisation has changed the model, see
-[`~trl_prorl.adapters.initialisation`].
+[`~trl_prorl.adapters.initialisation`], and loads one that has grown.
 """
 
 import logging
@@ -82,7 +82,13 @@ class AdapterMixin:
             take_from_model(self.accelerator.unwrap_model(self.model), then, self._initial_factors)
             self._initial_factors = then
 
+    def _take_rank_of(self, checkpoint) -> None:
+        """Give the adapters the rank that they have in a checkpoint."""
+        if (growth := self.parts.get("growth")) is not None and Path(checkpoint, CONFIG_FILE).is_file():
+            growth.take_rank_of(Path(checkpoint))
+
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        self._take_rank_of(resume_from_checkpoint)
         if self._initial_factors is None or not Path(resume_from_checkpoint, CONFIG_FILE).is_file():
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         with self._as_trained(resume_from_checkpoint) as folder:
@@ -90,6 +96,7 @@ class AdapterMixin:
 
     def _load_best_model(self):
         best = self.state.best_model_checkpoint
+        self._take_rank_of(best)
         if self._initial_factors is None or not Path(best, CONFIG_FILE).is_file():
             return super()._load_best_model()
         with self._as_trained(best) as folder:

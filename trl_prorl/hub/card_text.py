@@ -7,7 +7,7 @@ from typing import Any
 from trl import GRPOTrainer
 
 from ..run.base_model import BaseModel
-from ..run.keys import ELASTIC
+from ..run.keys import ELASTIC, GROWTH
 from ..variants import DIFFERENT_OBJECTIVE
 from .record import Record, base_of, greedy_of, sizes
 
@@ -185,6 +185,9 @@ def training(record: Record) -> str:
     resumes = [str(event["step_applied"]) for event in record.events or [] if event.get("event") == "resume"]
     if resumes:
         lines.append(f"The run was resumed at step {', '.join(resumes)}.")
+    if growths := [event for event in record.events or [] if event.get("event") == GROWTH]:
+        told = ", ".join(f"to {event['rank']} at step {event['step_applied']}" for event in growths)
+        lines.append(f"The adapter's rank grew from {growths[0]['rank_before']} {told}.")
     return " ".join(lines)
 
 

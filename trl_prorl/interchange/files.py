@@ -20,7 +20,6 @@ import os
 import shutil
 import struct
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +27,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from xxhash import xxh3_128
 
 from ..errors import InputError
 from ..files import replaced
@@ -60,8 +60,11 @@ S = TypeVar("S", bound=Schema)
 
 
 def tensor_hash(name: str, tensor: torch.Tensor) -> str:
-    """SHA-256 of a tensor on the CPU: name, dtype and shape as `name|F32|4,32|`, then its bytes, row by row."""
-    digest = hashlib.sha256(f"{name}|{DTYPES[tensor.dtype]}|{','.join(map(str, tensor.shape))}|".encode())
+    """
+    XXH3 of 128 bits of a tensor on the CPU: of name, dtype and shape as `name|F32|4,32|`, then of its bytes, row by
+    row. SHA-256 would take as long as the writing.
+    """
+    digest = xxh3_128(f"{name}|{DTYPES[tensor.dtype]}|{','.join(map(str, tensor.shape))}|".encode())
     digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
     return digest.hexdigest()
 
@@ -107,14 +110,13 @@ def write(data: Schema, folder: str | os.PathLike, form: str = "plain") -> str:
         placed, scalars = [Placed(name, name, f"{data.schema}.safetensors", it) for name, it in tensors.items()], []
     else:
         placed, scalars = _placed_for_noma(data.schema, tensors, values)
-    with ThreadPoolExecutor(max_workers=1) as beside:  # hashing takes as long as writing, and needs no lock of Python
-        entries = beside.submit(lambda: [[place.entry() for place in places] for places in (placed, scalars)])
-        if form == "plain":
-            with replaced(folder / f"{data.schema}.safetensors") as aside:
-                save_file(tensors, aside)
-        else:
-            _write_each(folder, data.schema, [*placed, *scalars])
-    return write_sidecar(folder, type(data), form, values, *entries.result())
+    if form == "plain":
+        with replaced(folder / f"{data.schema}.safetensors") as aside:
+            save_file(tensors, aside)
+    else:
+        _write_each(folder, data.schema, [*placed, *scalars])
+    entries = [[place.entry() for place in places] for places in (placed, scalars)]
+    return write_sidecar(folder, type(data), form, values, *entries)
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Placed:
     def entry(self) -> dict[str, Any]:
         """What the sidecar says of it."""
         told = {"name": self.name, "key": self.key, "file": self.file, "dtype": DTYPES[self.tensor.dtype]}
-        told |= {"shape": list(self.tensor.shape), "sha256": tensor_hash(self.name, self.tensor)}
+        told |= {"shape": list(self.tensor.shape), "xxh3_128": tensor_hash(self.name, self.tensor)}
         return told | ({"was": self.was} if self.was is not None else {})
 
 
@@ -343,7 +345,7 @@ def _checked(path: Path, entry: dict, held: Mapping[str, torch.Tensor]) -> torch
     found = f"{DTYPES.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)}"
     if found != (told := f"{entry['dtype']} {entry['shape']}"):
         raise InputError(f"{path}: tensor {name} is {found} in the file and {told} in the sidecar.")
-    if tensor_hash(name, tensor) != entry["sha256"]:
+    if tensor_hash(name, tensor) != entry["xxh3_128"]:
         raise InputError(f"{path}: tensor {name} does not fit its hash: altered, or another tensor in its place.")
     return tensor.to(BY_NAME[entry["was"]]) if "was" in entry else tensor
 

@@ -14,6 +14,8 @@ from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
 
+from ..adapters.growable import check_growing_config
+from ..adapters.growth_state import check_growing_optimizer
 from ..adapters.initialisation import without_initialisation
 from ..config import ProRLConfig
 from ..quiet import without_warning
@@ -91,6 +93,8 @@ class Plan:
         if resets:
             args.check_reset_schedule()
         _check_sharding(args, resets)
+        if args.lora_growth_every:
+            _check_growth(args, model, given.get("peft_config"), given.get("optimizers"))
         if not args.is_trl and not args.disable_dropout:
             check_dropout_config(given.get("peft_config"))
         moves = args.beta != 0.0 and resets
@@ -183,6 +187,31 @@ def _check_sharding(args: ProRLConfig, resets: bool) -> None:
             "elastic_reset_every and beta_base keep whole copies of the parameters, which FSDP shards. Use DDP "
             "(accelerate_configs/multi_gpu.yaml)."
         )
+
+
+def _check_growth(args: ProRLConfig, model, peft_config, optimizers) -> None:
+    """Refuse growth of what is no plain LoRA, or lies in several processes, or has an optimizer of another kind."""
+    config = model.peft_config.get("default") if isinstance(model, PeftModel) else peft_config
+    check_growing_config(args.lora_growth_every, args.lora_growth_max_rank, config)
+    if optimizers is not None and optimizers[0] is not None:
+        inner = getattr(optimizers[0], "optimizer", optimizers[0])
+        check_growing_optimizer(type(inner), getattr(inner, "is_paged", False))
+    else:
+        cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
+        check_growing_optimizer(cls, arguments.get("is_paged", False))
+    fsdp = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    several = {
+        f"{args.world_size} processes hold": args.world_size > 1,
+        "DeepSpeed holds": args.deepspeed_plugin is not None,
+        "FSDP holds": bool(fsdp),
+        "torch_compile=True holds": args.torch_compile,
+    }
+    for who, there in several.items():
+        if there:
+            raise ValueError(
+                f"lora_growth_every={args.lora_growth_every}: {who} on to the shapes with which the adapter begins. "
+                "Train in one plain process, or leave lora_growth_every out."
+            )
 
 
 def _loaded(model, args: ProRLConfig, quantization_config):

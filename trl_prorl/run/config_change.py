@@ -73,6 +73,8 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
                 refuse(key, "that schedule's rate depends on the rates before it")
     if switched_on(changed, "elastic_reset_every"):
         refuse("elastic_reset_every", "the policy's average since the run began is not in it")
+    if switched_off(changed, "lora_growth_every"):
+        refuse("lora_growth_every", "its adapter may have grown, and would not be made again; a larger value acts")
     if checkpoint.joinpath(buffer_file(0)).exists():
         for key in BATCH_KEYS:
             if key in changed:

@@ -104,7 +104,7 @@ METRICS = {
     "time_old": RecordKey(SECONDS, "scoring by π_old"),
     "time_ref": RecordKey(SECONDS, "scoring by the reference"),
     "time_base": RecordKey(SECONDS, "scoring by the base"),
-    "time_reset": RecordKey(SECONDS, "resets"),
+    "time_reset": RecordKey(SECONDS, "resets, and growth of the adapters"),
     "time_update": RecordKey(SECONDS, "forward and backward, optimizer, data"),
     "time_eval": RecordKey(SECONDS, "validation after the step, and before the first one; not part of `time_step`"),
     "time_meter": RecordKey(SECONDS, "the bookkeeping itself"),
@@ -129,10 +129,11 @@ EVALUATIONS = {
 }
 
 RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE = "reset", "elastic_reset", "resume", "nonfinite", "entropy_collapse"
-UNMERGED = "unmerged_generation"
-ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED)
+UNMERGED, GROWTH = "unmerged_generation", "growth"
+ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED, GROWTH)
 RESETS = (RESET, ELASTIC)
-FIRED = (*RESETS, COLLAPSE, UNMERGED)
+AT_BOUNDARY = (*RESETS, GROWTH)
+FIRED = (*AT_BOUNDARY, COLLAPSE, UNMERGED)
 REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 
 # One row per event.
@@ -152,10 +153,12 @@ EVENTS = {
     "optimizer_reset": RecordKey("", "the key of that name", events=(RESET,)),
     "alpha": RecordKey("", "`optimizer_reset_alpha`", "`optimizer_reset: soft`", events=(RESET,)),
     "kl_before": RecordKey(TOKEN, "`kl_ref` of the last step before it", "`kl_ref` measured", events=(RESET,)),
-    "seconds_copy": RecordKey(SECONDS, "for moving the parameters", events=RESETS),
-    "seconds_optimizer": RecordKey(SECONDS, "for the optimizer's state", events=(RESET,)),
+    "rank_before": RecordKey("ranks", "of every layer's adapter before it", events=(GROWTH,)),
+    "rank": RecordKey("ranks", "of every layer's adapter from then on", events=(GROWTH,)),
+    "seconds_copy": RecordKey(SECONDS, "for moving the parameters", events=AT_BOUNDARY),
+    "seconds_optimizer": RecordKey(SECONDS, "for the optimizer's state", events=(RESET, GROWTH)),
     "seconds_sync": RecordKey(SECONDS, "for agreeing between processes", events=(RESET,)),
-    "world_size": RecordKey("processes", "that took part", events=RESETS),
+    "world_size": RecordKey("processes", "that took part", events=AT_BOUNDARY),
     "action": RecordKey("", "`stop`, `skip` or `log`", events=(NONFINITE, COLLAPSE)),
     "tensor": RecordKey("", "the first that was not finite", events=(NONFINITE,)),
     "prompts": RecordKey("", "of the batch in which it was found", events=(NONFINITE,)),

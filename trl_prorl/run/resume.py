@@ -16,7 +16,7 @@ from ..hub.publish import staged_leftovers
 from .checkpoint import abandon_newer, find_checkpoint, leftovers
 from .config_change import check_change
 from .identity import IDENTITY_FILE, check_same_run
-from .keys import RESETS
+from .keys import AT_BOUNDARY
 from .run_files import read_json
 
 
@@ -80,8 +80,9 @@ class Resume:
 
     def keeps_event(self, event: Mapping[str, Any]) -> bool:
         """Whether an event was there at the checkpoint."""
-        # A reset at the checkpoint's own step came after the save, and happens again. Other events came before it.
-        return event["step_applied"] < self.step + (event["event"] not in RESETS)
+        # A reset, or growth, at the checkpoint's own step came after the save, and happens again. Other events came
+        # before it.
+        return event["step_applied"] < self.step + (event["event"] not in AT_BOUNDARY)
 
     def abandon_newer(self, output_dir: str | os.PathLike) -> None:
         """Rename the checkpoints newer than this one, before the record is cut: they left the run."""

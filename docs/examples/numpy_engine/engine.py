@@ -5,7 +5,7 @@ One update of a LoRA run in NumPy, from files to files: growth, reset, clipping,
 
 reads the inputs of an update from FOLDER, where `trl_prorl.interchange.export_update` has written them, and writes the
 outputs beside them, where `import_update` reads them. Of the project this file uses nothing but the format
-(docs/interchange.md): no torch, and NumPy alone for every number, in float64 until the outputs are written.
+(docs/interchange.md): no torch; every number is computed by NumPy, in float64 until the outputs are written.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+from xxhash import xxh3_128
 
 
 FORMAT, VERSION = "trl_prorl.interchange", 1
@@ -144,13 +145,13 @@ def update(state, inputs):
 # ---------------------------------------------------------------------------------------------------------- the files
 
 
-def sha256_of_tensor(name, value):
+def hash_of_tensor(name, value):
     """As docs/interchange.md says."""
     head = f"{name}|{DTYPES[value.dtype.name]}|{','.join(map(str, value.shape))}|"
-    return hashlib.sha256(head.encode() + np.ascontiguousarray(value).tobytes()).hexdigest()
+    return xxh3_128(head.encode() + np.ascontiguousarray(value).tobytes()).hexdigest()
 
 
-def sha256_of_sidecar(sidecar):
+def hash_of_sidecar(sidecar):
     """As docs/interchange.md says."""
     rest = {key: value for key, value in sidecar.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -163,12 +164,12 @@ def read_tensors(folder, schema):
     told = tuple(sidecar.get(key) for key in ("format", "schema", "version", "form"))
     if told != (FORMAT, schema, VERSION, "plain"):
         raise SystemExit(f"{path} is {told}, and this engine reads {(FORMAT, schema, VERSION, 'plain')}.")
-    if sha256_of_sidecar(sidecar) != sidecar["sha256"]:
+    if hash_of_sidecar(sidecar) != sidecar["sha256"]:
         raise SystemExit(f"{path} does not fit its own hash.")
     held = load_file(Path(folder) / f"{schema}.safetensors")
     for entry in sidecar["tensors"]:
         name = entry["name"]
-        if name not in held or sha256_of_tensor(name, held[name]) != entry["sha256"]:
+        if name not in held or hash_of_tensor(name, held[name]) != entry["xxh3_128"]:
             raise SystemExit(f"{path}: tensor {name} is missing or does not fit its hash.")
     return held, sidecar
 
@@ -205,12 +206,12 @@ def write_outputs(folder, state, inputs, metrics):
             "file": "outputs.safetensors",
             "dtype": DTYPES[value.dtype.name],
             "shape": list(value.shape),
-            "sha256": sha256_of_tensor(name, value),
+            "xxh3_128": hash_of_tensor(name, value),
         }
         for name, value in tensors.items()
     ]
     sidecar["scalars"] = []
-    sidecar["sha256"] = sha256_of_sidecar(sidecar)
+    sidecar["sha256"] = hash_of_sidecar(sidecar)
     (folder / "outputs.json").unlink(missing_ok=True)
     save_file(tensors, folder / ".outputs.safetensors.part")
     os.replace(folder / ".outputs.safetensors.part", folder / "outputs.safetensors")

@@ -1,0 +1,491 @@
+"""Growth of the adapter's rank: the same function at that moment, and the run that had the rank from the start."""
+
+import json
+import math
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+from trl.trainer.utils import use_adapter
+
+from trl_prorl.adapters.growing import Growth
+from trl_prorl.adapters.growth import alpha_for, factors_of, random_state
+from trl_prorl.launch.plan import Plan
+from trl_prorl.parts import Part
+from trl_prorl.run.meter import StageTimer
+from trl_prorl.scoring.references import frozen_adapter
+
+
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
+# Two steps a generation, so that growth is requested at 2, and applied there.
+GROWS = {"lora_growth_every": 2, "lora_growth_step": 2, "lora_growth_max_rank": 6}
+ONE_BY_ONE = {**GROWS, "lora_growth_step": 1}
+
+
+def logits(model, adapter=None):
+    """Without the forward that TRL puts in the place of the model's."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    with torch.no_grad(), use_adapter(model, adapter) if adapter else nullcontext():
+        return base.get_output_embeddings()(base.model(TOKENS).last_hidden_state)
+
+
+@pytest.fixture
+def adapted(tiny_model):
+    """A model with a policy that has been trained and a reference that has been left behind."""
+
+    def make(**keys):
+        torch.manual_seed(5)
+        config = LoraConfig(**{**LORA, "init_lora_weights": True, **keys})
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
+        for adapter, size in ((frozen_adapter(model, "ref"), 0.02), ("default", 0.05)):
+            with torch.no_grad():
+                for factor in factors_of(model):
+                    if factor.adapter == adapter and factor.side == "B":
+                        factor.linear.weight.normal_(std=size)
+        return model
+
+    return make
+
+
+def growth(model, every=1, step=3, largest=9, seed=7, optimizer=None, copies=()):
+    args = SimpleNamespace(lora_growth_every=every, lora_growth_step=step, lora_growth_max_rank=largest, seed=seed)
+    return Growth(args, model, lambda: optimizer, copies, StageTimer(torch.device("cpu")))
+
+
+def grown(model, step=1, **keys):
+    part = growth(model, **keys)
+    part.after_update(step)
+    return part.at_boundary(step)
+
+
+KINDS = {
+    "LoRA": {},
+    "an uneven α": {"r": 3, "lora_alpha": 7},
+    "rsLoRA": {"use_rslora": True},
+    "gaussian": {"init_lora_weights": "gaussian"},
+    "DoRA": {"use_dora": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_function_is_unchanged_and_so_is_what_is_saved(adapted, tiny_model, tmp_path, kind):
+    model = adapted(**KINDS[kind])
+    # From 3 to 6 ranks fp32 rounds a logit of 10 by 5e-6, because another kernel adds in another order; fp64 does not.
+    model, close = (model.double(), 1e-12) if kind == "an uneven α" else (model, 1e-6)
+    before = {name: logits(model, name) for name in ("default", "ref")}
+    assert (before["default"] - before["ref"]).abs().max() > 1e-2
+    scaling = {id(factor.layer): dict(factor.layer.scaling) for factor in factors_of(model)}
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    rank = KINDS[kind].get("r", 4)
+    event = grown(model)
+    assert (event["rank_before"], event["rank"]) == (rank, rank + 3)
+    for name, theirs in before.items():
+        assert (logits(model, name) - theirs).abs().max() < close
+    for factor in factors_of(model):
+        assert factor.linear.weight.shape[factor.axis] == factor.layer.r[factor.adapter] == rank + 3
+        assert (factor.linear.in_features, factor.linear.out_features) == factor.linear.weight.shape[::-1]
+        assert scaling[id(factor.layer)] == factor.layer.scaling
+        new = factor.linear.weight.narrow(factor.axis, rank, 3)
+        assert new.any() == (factor.side == "A")
+    assert {name: param for name, param in model.named_parameters() if param.requires_grad} == trained  # the same ones
+
+    model.save_pretrained(tmp_path)
+    dtype = before["ref"].dtype
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype), tmp_path)
+    loaded.load_adapter(tmp_path / "ref", "ref")
+    for name, theirs in before.items():
+        assert (logits(loaded.to(dtype), name) - theirs).abs().max() < 1e-6
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    root = math.sqrt if kind == "rsLoRA" else float
+    assert config["r"] == rank + 3
+    assert config["lora_alpha"] / root(rank + 3) == pytest.approx(LORA["lora_alpha"] / root(4) if rank == 4 else 7 / 3)
+    assert (logits(loaded.merge_and_unload()) - before["default"]).abs().max() < 1e-5
+
+
+def test_alpha_by_hand():
+    assert alpha_for(8 / 4, 6, False) == 12 and isinstance(alpha_for(8 / 4, 6, False), int)
+    assert alpha_for(16 / 6, 9, False) == 24
+    assert alpha_for(8 / 2, 9, True) == 12  # rank 4: α/√r = 4; √9 = 3
+    assert alpha_for(8 / 2, 8, True) == pytest.approx(4 * 8**0.5)
+
+
+def test_new_rows_follow_from_the_run_s_seed_and_the_step_alone(adapted):
+    def rows(seed=7, step=1, **keys):
+        model = adapted(**keys)
+        torch.manual_seed(os.getpid())
+        state = torch.get_rng_state()
+        grown(model, step, seed=seed)
+        assert torch.equal(torch.get_rng_state(), state)  # TRL's random numbers are as before
+        found = {
+            (factor.place, factor.adapter): factor.linear.weight[4:] for factor in factors_of(model) if not factor.axis
+        }
+        assert all(torch.equal(found[place, "ref"], found[place, "default"]) for place, _ in found)
+        return torch.cat([found[key] for key in found if key[1] == "default" and "down_proj" in key[0]])
+
+    first = rows()
+    assert torch.equal(first, rows())
+    assert not any(torch.equal(first, other) for other in (rows(seed=8), rows(step=2), rows(seed=2**32 + 7)))
+    # Uniform within ±1/√48, as PEFT begins a factor A of 48 inputs; or normal with a deviation of 1/r'.
+    assert first.shape == (6, 48) and 0.9 < first.abs().max() * 48**0.5 <= 1
+    assert first.std().item() == pytest.approx(1 / (3 * 48) ** 0.5, rel=0.1)
+    assert rows(init_lora_weights="gaussian").std().item() == pytest.approx(1 / 7, rel=0.1)
+    assert len(torch.unique(first)) == first.numel()  # layers get rows of their own
+    assert random_state(1, 2).initial_seed() != random_state(2, 1).initial_seed()
+
+
+def test_growth_ends_at_the_largest_rank(adapted):
+    model = adapted()
+    part = growth(model, every=2, step=3, largest=9)
+    seen = []
+    for step in range(1, 13):
+        part.after_update(step)
+        event = part.at_boundary(step) if step % 3 == 0 else None  # three steps a generation
+        seen += [(event["step_requested"], event["step_applied"], event["rank"])] if event else []
+    assert seen == [(2, 3, 7), (6, 6, 9)]
+
+
+def test_what_is_not_understood_changes_nothing(adapted):
+    model = adapted()
+    trained = [param for param in model.parameters() if param.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    for param in trained:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    optimizer.state[trained[-1]]["momentum_of_the_future"] = torch.ones(2)
+    copies = [{name: param.detach().clone() for name, param in model.named_parameters() if param.requires_grad}]
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    moments = {id(param): optimizer.state[param]["exp_avg"].clone() for param in trained}
+    with pytest.raises(ValueError, match="momentum_of_the_future"):
+        grown(model, optimizer=optimizer, copies=copies)
+    assert model.peft_config["default"].r == 4 and model.peft_config["default"].lora_alpha == 8
+    assert all(torch.equal(param, before[name]) for name, param in model.named_parameters())
+    assert all(torch.equal(optimizer.state[param]["exp_avg"], moments[id(param)]) for param in trained)
+    assert all(torch.equal(copies[0][name], before[name]) for name in copies[0])
+
+
+# ------------------------------------------------------------------------------------------------------ in training
+
+
+def rows(trainer, file="metrics.jsonl"):
+    return [json.loads(line) for line in Path(trainer.args.output_dir, file).read_text().splitlines()]
+
+
+def events(trainer):
+    return [event for event in rows(trainer, "events.jsonl") if event["event"] != "resume"]
+
+
+class Watch(Part):
+    """Calls a function at every generation boundary, after the parts before it."""
+
+    def __init__(self, watch):
+        self.at_boundary = watch
+
+
+ARMS = {
+    "plain": {"num_iterations": 2},
+    "control": {"beta": 0.3, "num_iterations": 2},
+    "A, mixed": {"beta": 0.3, "ref_reset_every": 2, "ref_reset_mix": 0.5},
+    "base anchor": {"beta": 0.3, "ref_reset_every": 2, "beta_base": 0.2},
+    "B": {"beta_old": 0.3, "num_iterations": 2},
+    **{
+        f"C, {mode}": {"beta": 0.3, "ref_reset_every": 2, "optimizer_reset": mode}
+        for mode in ("hard", "soft", "asym", "step")
+    },
+    "rsLoRA": {"beta": 0.3, "ref_reset_every": 2, "lora": {"use_rslora": True}},
+    "SGD": {"optim": "sgd", "learning_rate": 0.5},
+    "accumulation": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
+    "gradient checkpointing": {"beta": 0.3, "ref_reset_every": 2, "gradient_checkpointing": True},
+    "packed, compact": {"beta": 0.3, "ref_reset_every": 2, "pack_groups": "on", "compact_generation": "on"},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_run_that_had_the_rank_from_the_start(make_trainer, largest_difference, arm):
+    """
+    Its last ranks have neither rows of A nor columns of B until the growth, so that nothing of them has a gradient;
+    then A's rows are those that the growing run drew.
+    """
+    keys = dict(ARMS[arm])
+    lora = {**LORA, **keys.pop("lora", {})}
+    keys = {"max_steps": 8, "log_update_norm": True, **keys}
+    factor = (6 / 4) ** (0.5 if lora.get("use_rslora") else 1)
+
+    def trainer_of(config, **more):
+        return make_trainer(lora=False, trainer_kwargs={"peft_config": LoraConfig(**config)}, **keys, **more)
+
+    growing = trainer_of(lora, **GROWS)
+    control = trainer_of({**lora, "r": 6, "lora_alpha": 8 * factor})
+    small, large = growing.model, control.model
+    begun = {factor.name: factor.linear.weight.detach().clone() for factor in factors_of(small)}
+    with torch.no_grad():
+        for factor in factors_of(large):
+            factor.linear.weight.zero_().narrow(factor.axis, 0, 4).copy_(begun[factor.name])
+    drawn = {}
+
+    def note(step):
+        if events(growing) and not drawn:
+            drawn.update({f.name: f.linear.weight[4:].detach().clone() for f in factors_of(small) if f.side == "A"})
+            assert events(growing)[0]["step_applied"] == step == 2
+
+    def fill(step):
+        if step == 2:
+            with torch.no_grad():
+                for factor in factors_of(large):
+                    if factor.side == "A":
+                        factor.linear.weight[4:] = drawn[factor.name]
+
+    # Before the resets of the boundary, which come after the parts.
+    growing.parts["note"], control.parts["fill"] = Watch(note), Watch(fill)
+    for trainer in (growing, control):
+        torch.manual_seed(3)
+        trainer.train()
+    assert [event["rank"] for event in events(growing) if event["event"] == "growth"] == [6]
+    assert largest_difference(growing, control) < 2e-6
+    of_growing, of_control = rows(growing), rows(control)
+    for key in ("grad_norm", "update_norm", "reward", "lr"):
+        assert [row[key] for row in of_growing] == pytest.approx([row[key] for row in of_control], rel=1e-4), key
+    new = [f.linear.weight.narrow(f.axis, 4, 2) for f in factors_of(small) if f.adapter == "default" and f.side == "B"]
+    assert all(part.any() for part in new)  # which were trained
+    again = growing.parts.get("generation")
+    assert arm != "packed, compact" or again.merged == control.parts["generation"].merged == "on"
+
+
+def test_it_matters_what_becomes_of_the_state(make_trainer, largest_difference):
+    """The control's control: with a state cleared, or moved as a flat prefix, the run is another one."""
+    ends = {}
+    for way in ("migrated", "cleared", "prefix"):
+
+        def migrate(state, shape, axis, rank, way=way):
+            found = {}
+            for key in ("exp_avg", "exp_avg_sq"):
+                old = state[key]
+                new = torch.zeros([rank if i == axis else n for i, n in enumerate(shape)])
+                if way == "prefix":
+                    new.view(-1)[: old.numel()] = old.flatten()
+                found[key] = new
+            return found
+
+        ends[way] = make_trainer(**GROWS, max_steps=4, num_iterations=2)
+        if way != "migrated":
+            ends[way].parts["growth"].migrate = migrate
+        torch.manual_seed(3)
+        ends[way].train()
+    assert largest_difference(ends["migrated"], ends["cleared"]) > 1e-3
+    assert largest_difference(ends["migrated"], ends["prefix"]) > 1e-3
+
+
+def test_a_growth_that_never_comes_changes_nothing(make_trainer, run, weights):
+    ends = []
+    for keys in ({}, {"lora_growth_every": 100}):
+        trainer = make_trainer(beta=0.1, **keys)
+        assert ("growth" in trainer.parts) == bool(keys)
+        torch.manual_seed(3)
+        trainer.train()
+        ends.append(weights(trainer))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_at_a_common_boundary_growth_goes_first_and_resets_nothing(run):
+    keys = {"beta": 0.3, "num_iterations": 2, "max_steps": 5}
+    trainer = run(**keys, **ONE_BY_ONE, ref_reset_every=4, elastic_reset_every=2, elastic_ema=0.5)
+    assert [(event["event"], event["step_applied"]) for event in events(trainer)] == [
+        ("growth", 2),
+        ("elastic_reset", 2),
+        ("growth", 4),
+        ("elastic_reset", 4),
+        ("reset", 4),
+    ]
+    first = events(trainer)[0]
+    assert (first["step_requested"], first["reason"], first["value"], first["threshold"]) == (2, "periodic", 2, 2)
+    assert (first["rank_before"], first["rank"], first["world_size"]) == (4, 5, 1)
+    assert first["seconds_copy"] > 0 and first["seconds_optimizer"] > 0
+    alone = run(**keys, **GROWS)
+    assert [event["event"] for event in events(alone)] == ["growth"]
+
+
+def test_elastic_reset_averages_the_grown_policy(make_trainer):
+    trainer = make_trainer(**GROWS, elastic_reset_every=4, elastic_ema=0.5, num_iterations=2, max_steps=6)
+    average, watched, boundary = trainer.parts["elastic"].average, {}, {}
+
+    def update():
+        type(average).update(average)
+        policy = {name: param.detach().clone() for name, param in average.parameters.items()}
+        watched[trainer.state.global_step] = policy, {name: mean.clone() for name, mean in average.average.items()}
+
+    def reset():
+        initial = {name: value.clone() for name, value in average.initial.items()}
+        type(average).reset(average)
+        boundary.update({name: (param.detach().clone(), initial[name]) for name, param in average.parameters.items()})
+
+    average.update, average.reset = update, reset
+    trainer.train()
+    for factor in factors_of(trainer.model):
+        name = factor.name
+        policy, mean = watched[3][0][name], watched[3][1][name]
+        before = watched[2][1][name]
+        assert before.shape[factor.axis] == 4 and mean.shape[factor.axis] == policy.shape[factor.axis] == 6
+        kept = mean.narrow(factor.axis, 0, 4)
+        assert torch.allclose(kept, 0.5 * before + 0.5 * policy.narrow(factor.axis, 0, 4), atol=1e-7)
+        assert torch.equal(boundary[name][0], watched[4][1][name])  # policy ← average
+        initial = boundary[name][1]
+        assert factor.side == "B" and not initial.any() or factor.side == "A" and initial[4:].any()
+
+
+def test_the_merged_copy_is_the_grown_policy(run):
+    trainer = run(**GROWS, compact_generation="on", num_iterations=2, max_steps=4)
+    copied = trainer.parts["generation"].copy
+    copied.refresh()
+    policy = logits(trainer.model)
+    assert (logits(copied.model) - policy).abs().max() < 1e-4
+    assert trainer.model.peft_config["default"].r == 6
+
+
+def test_states_in_8_bits_grow_in_a_run(make_trainer, run, weights):
+    """4,096 values and more of a factor A: rank 128 of 32 inputs."""
+    keys = {**GROWS, "lora_growth_max_rank": 130, "optim": "adamw_8bit", "num_iterations": 2, "max_steps": 6}
+    keys |= {"save_strategy": "steps", "save_steps": 1, "lora": False}
+    config = {"trainer_kwargs": {"peft_config": LoraConfig(**{**LORA, "r": 128, "lora_alpha": 256})}}
+    whole = run(**keys, **config)
+    grown_state = [state for param, state in whole.optimizer.state.items() if param.shape == (130, 32)]
+    assert grown_state and all(state["state1"].dtype == torch.uint8 for state in grown_state)
+    assert all(state["state1"].shape == (130, 32) and len(state["absmax1"]) == 17 for state in grown_state)
+    assert [event["rank"] for event in events(whole)] == [130]
+    again = make_trainer(**keys, **config, output_dir=whole.args.output_dir)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-3")))
+    a, b = weights(whole), weights(again)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ------------------------------------------------------------------------------------------ checkpoints and resumes
+
+
+RESUMED = {
+    "A, hard": {"beta": 0.3, "ref_reset_every": 3, "optimizer_reset": "hard"},
+    "elastic": {"elastic_reset_every": 3, "elastic_ema": 0.5},
+    "base anchor": {"beta": 0.3, "ref_reset_every": 3, "beta_base": 0.2, "compact_generation": "on"},
+}
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_resume_around_a_growth_is_exact(make_trainer, run, weights, case):
+    """Requested at 3 in the middle of a batch and applied at 4; at 6 and applied there, after the checkpoint."""
+    keys = {**RESUMED[case], "lora_growth_every": 3, "lora_growth_step": 2, "lora_growth_max_rank": 8}
+    keys |= {"num_iterations": 2, "max_steps": 8, "save_strategy": "steps", "save_steps": 1}
+    whole = run(**keys)
+    told = events(whole)
+    assert [(e["step_requested"], e["step_applied"], e["rank"]) for e in told if e["event"] == "growth"] == [
+        (3, 4, 6),
+        (6, 6, 8),
+    ]
+    end = weights(whole)
+    for step in (2, 3, 4, 5, 6, 7):
+        ranks = {2: 4, 3: 4, 4: 4, 5: 6, 6: 6, 7: 8}
+        checkpoint = Path(whole.args.output_dir, f"checkpoint-{step}")
+        assert json.loads((checkpoint / "adapter_config.json").read_text())["r"] == ranks[step]
+        again = make_trainer(**keys)
+        again.train(resume_from_checkpoint=str(checkpoint))
+        found = weights(again)
+        assert found.keys() == end.keys() and all(torch.equal(found[name], end[name]) for name in end), step
+        later = [untimed(event) for event in told if event["step_applied"] >= step + (event["event"] == "resume")]
+        assert [untimed(event) for event in events(again)] == later
+        for one, other in zip(whole.optimizer.state.values(), again.optimizer.state.values(), strict=True):
+            assert all(torch.equal(one[key], other[key]) for key in ("exp_avg", "exp_avg_sq", "step"))
+    # In its own folder a run writes again what came after the checkpoint, and no more.
+    again = make_trainer(**keys, output_dir=whole.args.output_dir)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-6")))
+    assert [untimed(event) for event in events(again)] == [untimed(event) for event in told]
+
+
+def untimed(event):
+    return {key: value for key, value in event.items() if "seconds" not in key}
+
+
+def test_the_best_checkpoint_may_have_a_smaller_rank(make_trainer, tiny_model):
+    from datasets import Dataset
+
+    questions = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})
+    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "num_iterations": 2}
+    keys |= {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True, "beta": 0.3}
+    keys |= {"metric_for_best_model": "eval_reward", "greater_is_better": True, "ref_reset_every": 100}
+    trainer = make_trainer(**keys, **GROWS, max_steps=4, trainer_kwargs={"eval_dataset": questions})
+    scores, evaluate = iter([9.0, 1.0]), trainer._evaluate
+    trainer._evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_reward": next(scores)}
+    trainer.train()
+    best = Path(trainer.args.output_dir, "checkpoint-2")
+    assert trainer.state.best_model_checkpoint == str(best) and trainer.model.peft_config["default"].r == 4
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), best)
+    assert (logits(theirs) - logits(trainer.model)).abs().max() < 1e-6
+    assert all(state["exp_avg"].shape == param.shape for param, state in trainer.optimizer.state.items())
+    trainer.save_model()
+    assert json.loads(Path(trainer.args.output_dir, "adapter_config.json").read_text())["r"] == 4
+
+
+def test_a_checkpoint_that_could_not_have_grown_here_is_refused(make_trainer, run):
+    keys = {**GROWS, "num_iterations": 2, "save_strategy": "steps", "save_steps": 2, "lora": False}
+
+    def config(**other):
+        return {"trainer_kwargs": {"peft_config": LoraConfig(**{**LORA, **other})}}
+
+    whole = run(**keys, **config())
+    for other in ({"r": 5}, {"lora_alpha": 16}, {"use_rslora": True}):
+        again = make_trainer(**keys, **config(**other))
+        with pytest.raises(ValueError, match="an adapter of rank 4 with lora_alpha 8.*does not grow. Restore lora_r"):
+            again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-2")))
+
+
+def test_the_model_card_tells_of_it(run):
+    trainer = run(**ONE_BY_ONE, num_iterations=2, max_steps=5)
+    trainer.save_model()
+    card = Path(trainer.args.output_dir, "README.md").read_text()
+    assert "The adapter's rank grew from 4 to 5 at step 2, to 6 at step 4." in card
+    assert "No reset was applied." in card
+
+
+# -------------------------------------------------------------------------------------------------------- refusals
+
+
+def refused(make_trainer, message, lora=None, **keys):
+    given = {"peft_config": LoraConfig(**{**LORA, **(lora or {})})} if lora is not False else {}
+    with pytest.raises(ValueError, match=message) as error:
+        make_trainer(lora=False, **{**GROWS, **keys}, trainer_kwargs=given)
+    assert "\n" not in str(error.value) and "lora_growth_" in str(error.value)
+
+
+def test_what_cannot_grow_is_refused_in_one_line(make_trainer, monkeypatch):
+    refused(make_trainer, "the model has none. Set use_peft: true", lora=False)
+    refused(make_trainer, "leaves no room to grow: the adapter begins with rank 6", lora={"r": 6})
+    refused(make_trainer, "the adapter has init_lora_weights='pissa'", lora={"init_lora_weights": "pissa"})
+    refused(make_trainer, "the adapter has rank_pattern", lora={"rank_pattern": {"q_proj": 2}})
+    refused(make_trainer, "embed_tokens .Embedding. has another kind", lora={"target_modules": ["embed_tokens"]})
+    refused(make_trainer, "state of .*Adafactor: use torch's Adam", optim="adafactor")
+    refused(make_trainer, "paged state of bitsandbytes", optim="paged_adamw_8bit")
+    unclean = {"gradient_accumulation_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4}
+    with pytest.raises(ValueError, match="nor growth has a clean place"):
+        make_trainer(**GROWS, **unclean)
+    with monkeypatch.context() as patch:
+        patch.setattr("trl_prorl.config.ProRLConfig.world_size", 2)
+        refused(make_trainer, "2 processes hold on to the shapes")
+
+
+@pytest.mark.parametrize(
+    "change, who",
+    [
+        ({"deepspeed_plugin": SimpleNamespace(zero_stage=2)}, "DeepSpeed"),
+        ({"fsdp": True}, "FSDP"),
+        ({"torch_compile": True}, "torch_compile=True"),
+    ],
+)
+def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(make_trainer, change, who):
+    from trl_prorl import ProRLConfig
+
+    args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8, num_generations=4, **GROWS)
+    for key, value in change.items():
+        setattr(args, key, value)
+    with pytest.raises(ValueError, match=f"{who} holds on to the shapes.*one plain process"):
+        Plan.of(None, "/no/model/is/loaded", lambda **kwargs: [], args, (), {"peft_config": LoraConfig(**LORA)})

@@ -1,0 +1,333 @@
+"""What becomes of an optimizer's state when a factor grows: by hand, and with real optimizers."""
+
+import importlib.util
+from pathlib import Path
+
+import bitsandbytes
+import pytest
+import torch
+from bitsandbytes.functional import dequantize_blockwise
+from transformers.optimization import Adafactor
+
+from trl_prorl.adapters.growth import resized
+from trl_prorl.adapters.growth_state import BLOCK, check_growing_optimizer, migrated, moved_codes
+from trl_prorl.resets.optimizer_state import reset_optimizer
+
+
+LR, B1, B2, EPS = 0.1, 0.9, 0.99, 1e-8
+AXES = {"A": 0, "B": 1}
+
+
+def grow(param, optimizer, axis, rank, new=None):
+    """A factor and its state, as a run grows them."""
+    state = optimizer.state[param]
+    changed = migrated(state, param.shape, axis, rank)
+    param.data, param.grad = resized(param.detach(), axis, rank, new), None
+    state.update(changed)
+
+
+def update(param, optimizer, gradient):
+    """What one update adds to a parameter."""
+    before = param.detach().clone()
+    param.grad = torch.full_like(param, gradient) if isinstance(gradient, float) else gradient
+    optimizer.step()
+    return param.detach() - before
+
+
+FOUR = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+GROWN = {
+    "A": [[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]],
+    "B": [[1.0, 2.0, 0.0], [3.0, 4.0, 0.0]],
+}
+
+
+@pytest.mark.parametrize("side", AXES)
+def test_old_ranks_keep_m_v_and_t_and_new_ones_begin_at_zero(side):
+    state = {"step": torch.tensor(7.0), "exp_avg": FOUR.clone(), "exp_avg_sq": FOUR**2, "max_exp_avg_sq": FOUR * 5}
+    kept = {key: value.clone() for key, value in state.items()}
+    changed = migrated(state, FOUR.shape, AXES[side], 3)
+    assert set(changed) == {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}  # torch's step is one number, and stays
+    assert changed["exp_avg"].tolist() == GROWN[side]
+    assert torch.equal(changed["exp_avg_sq"], torch.tensor(GROWN[side]) ** 2)
+    assert torch.equal(changed["max_exp_avg_sq"], torch.tensor(GROWN[side]) * 5)
+    assert all(torch.equal(state[key], kept[key]) for key in kept)  # nothing was written
+    back = migrated(changed | {"step": state["step"]}, changed["exp_avg"].shape, AXES[side], 2)
+    assert all(torch.equal(back[key], kept[key]) for key in back)
+
+
+def test_momentum_of_sgd():
+    assert migrated({"momentum_buffer": FOUR}, FOUR.shape, 1, 3)["momentum_buffer"].tolist() == GROWN["B"]
+    assert migrated({"momentum_buffer": None}, FOUR.shape, 1, 3) == migrated({}, FOUR.shape, 1, 3) == {}
+
+
+def test_a_flat_prefix_is_right_for_a_and_wrong_for_b():
+    """What `realloc` does to a tensor: the old values first, in the order in which they lie in memory."""
+
+    def prefix(tensor, shape):
+        return torch.cat([tensor.flatten(), torch.zeros(torch.Size(shape).numel() - tensor.numel())]).view(shape)
+
+    assert prefix(FOUR, (3, 2)).tolist() == GROWN["A"]
+    assert prefix(FOUR, (2, 3)).tolist() == [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]] != GROWN["B"]
+
+    # The next update of B after ten, without a gradient: proportional to m where v is 1 everywhere.
+    scale = -LR * B1 / (1 - B1**11) / (B2 / (1 - B2**11)) ** 0.5
+    found = {}
+    for way, moved in (("migrated", GROWN["B"]), ("prefix", prefix(FOUR, (2, 3)).tolist())):
+        param = torch.nn.Parameter(torch.zeros(2, 3))
+        optimizer = torch.optim.AdamW([param], lr=LR, betas=(B1, B2), eps=EPS, weight_decay=0.0)
+        m = torch.tensor(moved)
+        optimizer.state[param] = {"step": torch.tensor(10.0), "exp_avg": m, "exp_avg_sq": (m != 0).float()}
+        found[way] = update(param, optimizer, 0.0) / scale
+    assert torch.allclose(found["migrated"], torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 0.0]]), atol=1e-5)
+    # The second row gets the updates of others, 4 for 3 and none for 4, and the new column one that it has not earned.
+    assert torch.allclose(found["prefix"], torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]), atol=1e-5)
+    wrong = (found["prefix"] - found["migrated"]).norm() / found["migrated"].norm()
+    assert wrong.item() == pytest.approx((26 / 30) ** 0.5, rel=1e-4)  # 93 % of the update
+
+
+# What the first update of a value with gradient 1 is, in learning rates, late in a run, for old and new ranks. Of an
+# old one m = v = 1 before: m̂ = f1 · 0.9 + 0.1, v̂ = f2 · 0.999 + 0.001, corrected where t was cleared.
+FIRST = {
+    ("keep", 1.0): (1.0, 0.1 / 0.001**0.5),
+    ("hard", 1.0): (1.0, 1.0),
+    ("soft", 0.1): (0.19 / 0.1009**0.5, 0.1 / 0.001**0.5),
+    ("asym", 1.0): (0.1, 0.1 / 0.001**0.5),
+    ("step", 1.0): (10.0 / 1000**0.5, 1.0),
+}
+
+
+def late(side, t):
+    """A factor of ones' state after t updates with gradient 1, in float64."""
+    param = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64))
+    optimizer = torch.optim.AdamW([param], lr=LR, betas=(0.9, 0.999), eps=0.0, weight_decay=0.0)
+    optimizer.state[param] = {
+        "step": torch.tensor(float(t)),
+        "exp_avg": torch.full_like(param.detach(), 1 - 0.9**t),
+        "exp_avg_sq": torch.full_like(param.detach(), 1 - 0.999**t),
+    }
+    grow(param, optimizer, AXES[side], 3)
+    return param, optimizer
+
+
+@pytest.mark.parametrize("side", AXES)
+@pytest.mark.parametrize("mode, alpha", FIRST)
+def test_the_first_update_of_new_ranks_under_each_reset(side, mode, alpha):
+    """Growth goes first, so the reset finds the grown state."""
+    param, optimizer = late(side, 10**8)
+    reset_optimizer(optimizer, mode, alpha)
+    moved = update(param, optimizer, 1.0) / -LR
+    old, new = moved.split([2, 1], dim=AXES[side])
+    of_old, of_new = FIRST[mode, alpha]
+    assert torch.allclose(old, torch.full_like(old, of_old), rtol=1e-5)
+    assert torch.allclose(new, torch.full_like(new, of_new), rtol=1e-5)
+
+
+def test_3_2_learning_rates_at_first_and_6_6_at_most():
+    """(1 − β1) / √(1 − β2) with the old t, then (1 − β1^k) / √(1 − β2^k) as long as the gradient stays."""
+    param, optimizer = late("B", 10**8)
+    sizes = [(update(param, optimizer, 1.0) / -LR)[0, 2].item() for _ in range(100)]
+    assert sizes[0] == pytest.approx(3.1623, abs=1e-4)
+    for k in (1, 2, 10, 30, 100):
+        assert sizes[k - 1] == pytest.approx((1 - 0.9**k) / (1 - 0.999**k) ** 0.5, rel=1e-6)
+    assert max(sizes) == sizes[11] == pytest.approx(6.57, abs=0.005)
+
+
+@pytest.mark.parametrize("t", [1, 60, 1000])
+def test_early_in_a_run_the_first_update_is_smaller(t):
+    """v̂ is corrected for a v that was 0 at step 0: at t = 60, the first growth of the tiny recipe, 0.77."""
+    param, optimizer = late("B", t)
+    moved = (update(param, optimizer, 1.0) / -LR)[0, 2].item()
+    assert moved == pytest.approx(0.1 / 0.001**0.5 * (1 - 0.999 ** (t + 1)) ** 0.5 / (1 - 0.9 ** (t + 1)), rel=1e-6)
+    if t == 60:
+        assert moved == pytest.approx(0.77, abs=0.005)
+
+
+@pytest.mark.parametrize("kind", ["loop", "foreach", "fused", "amsgrad", "sgd"])
+@pytest.mark.parametrize("side", AXES)
+def test_a_factor_that_had_the_rank_from_the_start_with_zero_gradients(kind, side):
+    """The control: as many ranks from the beginning, of which the last have no gradient until the growth."""
+    generator = torch.Generator().manual_seed(0)
+    axis = AXES[side]
+    shapes = {"A": ((2, 5), (4, 5)), "B": ((5, 2), (5, 4))}[side]
+
+    def make(param):
+        if kind == "sgd":
+            return torch.optim.SGD([param], lr=LR, momentum=0.9)
+        flags = {"foreach": kind == "foreach"} if kind != "fused" else {"fused": True}
+        return torch.optim.AdamW([param], lr=LR, betas=(B1, B2), amsgrad=kind == "amsgrad", **flags)
+
+    begun = torch.randn(shapes[0], generator=generator)
+    small = torch.nn.Parameter(begun.clone())
+    large = torch.nn.Parameter(resized(begun, axis, 4))
+    of_small, of_large = make(small), make(large)
+    for _ in range(3):
+        gradient = torch.randn(shapes[0], generator=generator)
+        update(small, of_small, gradient), update(large, of_large, resized(gradient, axis, 4))
+    new = torch.randn(torch.Size({"A": (2, 5), "B": (5, 2)}[side]), generator=generator)
+    grow(small, of_small, axis, 4, new)
+    large.data.narrow(axis, 2, 2).copy_(new)
+    assert torch.equal(small, large)
+    for _ in range(3):
+        gradient = torch.randn(shapes[1], generator=generator)
+        update(small, of_small, gradient.clone()), update(large, of_large, gradient)
+        assert torch.equal(small, large)
+
+
+# ---------------------------------------------------------------------------------------------------------- 8 bits
+
+
+def in_8_bits(shape, gradients):
+    param = torch.nn.Parameter(torch.zeros(shape))
+    optimizer = bitsandbytes.optim.AdamW8bit([param], lr=LR, betas=(B1, B2), eps=EPS, weight_decay=0.0)
+    for gradient in gradients:
+        update(param, optimizer, gradient)
+    return param, optimizer
+
+
+def read(state, number):
+    """A moment as bitsandbytes reads it."""
+    return dequantize_blockwise(
+        state[f"state{number}"], absmax=state[f"absmax{number}"], code=state[f"qmap{number}"], blocksize=BLOCK
+    )
+
+
+def random_gradients(shape, count=3):
+    """Of sizes that differ from block to block, by up to a factor of e^6."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.exp(torch.rand(shape[0], 1, generator=generator) * 6)
+    return [torch.randn(shape, generator=generator) * rows for _ in range(count)]
+
+
+def test_8_bits_of_a_are_exact_to_the_code():
+    param, optimizer = in_8_bits((18, 300), random_gradients((18, 300)))  # 21 blocks and a part
+    state = dict(optimizer.state[param])
+    before = {number: read(state, number) for number in (1, 2)}
+    grow(param, optimizer, 0, 22)
+    after = optimizer.state[param]
+    for number in (1, 2):
+        assert after[f"state{number}"].dtype == torch.uint8 and after[f"state{number}"].shape == (22, 300)
+        assert len(after[f"absmax{number}"]) == -(-22 * 300 // BLOCK)
+        assert torch.equal(after[f"state{number}"][:18], state[f"state{number}"])
+        now = read(after, number)
+        assert torch.equal(now[:18], before[number]) and not now[18:].any()
+
+
+def test_8_bits_of_b_are_exact_where_the_scale_stays_and_nearest_elsewhere():
+    param, optimizer = in_8_bits((300, 18), random_gradients((300, 18)))
+    state = dict(optimizer.state[param])
+    before = {number: read(state, number) for number in (1, 2)}
+    grow(param, optimizer, 1, 22)
+    after = optimizer.state[param]
+    for number in (1, 2):
+        now, codes = read(after, number), state[f"qmap{number}"]
+        assert not now[:, 18:].any()
+        scale = state[f"absmax{number}"].repeat_interleave(BLOCK)[: 300 * 18].view(300, 18)
+        new_scale = after[f"absmax{number}"].repeat_interleave(BLOCK)[: 300 * 22].view(300, 22)[:, :18]
+        same = scale == new_scale
+        assert torch.equal(now[:, :18][same], before[number][same])
+        assert 0.5 < same.float().mean() < 0.95 and (new_scale >= scale).all()
+        # No other code is nearer: the distance is at most half of the gap between two codes.
+        error = (now[:, :18] - before[number]).abs()
+        distance = (before[number][..., None] / new_scale[..., None] - codes).abs().min(dim=-1).values * new_scale
+        assert (error <= distance + 1e-6 * new_scale).all()
+
+
+def test_8_bits_of_b_in_blocks_of_one_scale_are_exact_altogether():
+    gradient = torch.arange(5400.0).view(300, 18) % 7 - 3  # every block has the same values
+    param, optimizer = in_8_bits((300, 18), [gradient, gradient])
+    before = {number: read(optimizer.state[param], number) for number in (1, 2)}
+    grow(param, optimizer, 1, 22)
+    for number in (1, 2):
+        assert torch.equal(read(optimizer.state[param], number), resized(before[number], 1, 22))
+
+
+def test_8_bits_by_hand():
+    """Two blocks of scales 1 and 2 meet: what had the 2 keeps its codes, what had the 1 gets those of its half."""
+    values = torch.linspace(-1, 1, 256)  # evenly spaced, and 0 is not among them: the nearest is 1/255
+    codes = torch.full((4, 128), 255, dtype=torch.uint8)  # a block is two rows
+    moved, scales = moved_codes(codes, torch.tensor([1.0, 2.0]), values, 1, 160)
+    assert moved.shape == (4, 160) and scales.tolist() == [1.0, 2.0, 2.0]
+    flat = (values[moved.long()].flatten() * scales.repeat_interleave(BLOCK)[:640]).view(4, 160)
+    assert torch.equal(flat[2:, :128], torch.full((2, 128), 2.0))
+    # The first block ends within the second row, whose last 32 old values share a block with the 2s.
+    assert torch.equal(flat[0, :128], torch.ones(128)) and torch.equal(flat[1, :96], torch.ones(96))
+    assert torch.allclose(flat[1, 96:128], torch.full((32,), 1.0), atol=2 / 255) and (moved[1, 96:128] != 255).all()
+
+
+def by_hand(m, v, t, gradient):
+    m, v, t = B1 * m + (1 - B1) * gradient, B2 * v + (1 - B2) * gradient**2, t + 1
+    return -LR * (m / (1 - B1**t)) / ((v / (1 - B2**t)) ** 0.5 + EPS)
+
+
+M, V = 0.9 * 0.1 * 1 + 0.1 * 3, 0.99 * 0.01 * 1 + 0.01 * 9  # after gradients 1 and 3
+
+
+@pytest.mark.parametrize("side", AXES)
+@pytest.mark.parametrize("inner", [8, 300], ids=["32 bits", "8 bits"])
+@pytest.mark.parametrize("mode, alpha", FIRST)
+def test_first_update_of_bitsandbytes_by_hand(side, inner, mode, alpha):
+    shape = (18, inner) if side == "A" else (inner, 18)
+    param, optimizer = in_8_bits(shape, [1.0, 3.0])
+    assert (optimizer.state[param]["state1"].dtype == torch.uint8) == (inner == 300)
+    grow(param, optimizer, AXES[side], 22)
+    reset_optimizer(optimizer, mode, alpha)
+    moved = update(param, optimizer, 2.0)
+    old, new = moved.split([18, 4], dim=AXES[side])
+    after = {"keep": (M, V, 2), "hard": (0.0, 0.0, 0), "asym": (0.0, V, 2), "step": (M, V, 0)}
+    of_old = (alpha * M, alpha * V, 2) if mode == "soft" else after[mode]
+    assert torch.allclose(old, torch.full_like(old, by_hand(*of_old, 2.0)), rtol=1e-3)
+    assert torch.allclose(new, torch.full_like(new, by_hand(0.0, 0.0, of_old[2], 2.0)), rtol=1e-3)
+
+
+def test_a_state_in_32_bits_stays_so_when_its_factor_outgrows_them():
+    """bitsandbytes chooses by size when a state begins, and reads what is there afterwards: nothing is lost."""
+    param, optimizer = in_8_bits((13, 300), random_gradients((13, 300)))
+    before = optimizer.state[param]["state1"].clone()
+    assert before.dtype == torch.float32
+    grow(param, optimizer, 0, 18)
+    assert param.numel() > 4096 and torch.equal(optimizer.state[param]["state1"][:13], before)
+    update(param, optimizer, 1.0)
+    assert optimizer.state[param]["state1"].dtype == torch.float32
+
+
+# --------------------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    "state, named",
+    [
+        ({"exp_avg": FOUR, "momentum_of_the_future": FOUR}, "momentum_of_the_future"),
+        ({"exp_avg": torch.zeros(3, 2)}, "exp_avg"),
+        ({"row_var": torch.zeros(2)}, "row_var"),
+    ],
+)
+def test_a_state_that_is_not_understood_is_refused(state, named):
+    with pytest.raises(ValueError, match=f"{named}.*growth cannot say"):
+        migrated(state, FOUR.shape, 0, 3)
+
+
+def test_optimizers_that_are_not_understood_are_refused():
+    for cls in (torch.optim.Adafactor, Adafactor, torch.optim.RMSprop):
+        with pytest.raises(ValueError, match=f"{cls.__name__}: use torch's Adam.*adamw_8bit"):
+            check_growing_optimizer(cls)
+    for cls, paged in ((bitsandbytes.optim.PagedAdamW8bit, False), (bitsandbytes.optim.AdamW, True)):
+        with pytest.raises(ValueError, match="paged state of bitsandbytes"):
+            check_growing_optimizer(cls, paged)
+    for cls in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, bitsandbytes.optim.AdamW):
+        check_growing_optimizer(cls)
+
+
+def test_the_other_ways_of_the_measurement():
+    """`docs/examples/rank_growth/measure.py` compares the migration with these."""
+    path = Path(__file__).parents[1] / "docs" / "examples" / "rank_growth" / "measure.py"
+    spec = importlib.util.spec_from_file_location("measure_growth", path)
+    measure = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(measure)
+    state = {"step": torch.tensor(7.0), "exp_avg": FOUR, "exp_avg_sq": FOUR**2}
+    anew = measure.cleared(state, FOUR.shape, 1, 3)
+    assert {key: value.shape for key, value in anew.items()} == {"exp_avg": (2, 3), "exp_avg_sq": (2, 3), "step": ()}
+    assert not any(value.any() for value in anew.values()) and state["step"] == 7
+    moved = measure.prefix(state, FOUR.shape, 1, 3)
+    assert moved["exp_avg"].tolist() == [[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]] and "step" not in moved
+    recipes = {measure.RECIPES / f"{recipe}.yaml" for recipe, *_ in measure.ARMS.values()}
+    assert recipes == set(measure.RECIPES.glob("*.yaml"))

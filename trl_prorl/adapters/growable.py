@@ -1,0 +1,70 @@
+"""Which adapters can grow: the plain LoRA of linear layers, each of the same rank."""
+
+from typing import Any
+
+import torch
+from peft import PeftModel, PeftType
+from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+
+from .initialisation import OTHER_PRODUCTS, changes_model
+
+
+def check_growing_config(every: int, largest: int, config: Any | None) -> None:
+    """
+    Refuse, before a model is loaded, an adapter that cannot grow.
+
+    Args:
+        every (`int`), largest (`int`):
+            `lora_growth_every` and `lora_growth_max_rank`.
+        config ([`~peft.PeftConfig`] or `None`):
+            Of the policy's adapter.
+
+    Raises:
+        `ValueError`: naming the key, the value and the cure.
+    """
+    leave = "or leave lora_growth_every out."
+    if config is None:
+        raise ValueError(
+            f"lora_growth_every={every} grows a LoRA adapter named 'default', and the model has none. Set use_peft: "
+            f"true (in a script, pass a peft_config), {leave}"
+        )
+    if config.peft_type != PeftType.LORA:
+        raise ValueError(f"lora_growth_every={every} grows LoRA, and the adapter is {config.peft_type.value}: {leave}")
+    other = [name for name in OTHER_PRODUCTS if getattr(config, name, None)]
+    init = config.init_lora_weights
+    if changes_model(config) or str(init).lower() == "mica":
+        other.append(f"init_lora_weights={init!r}")
+    other += [name for name in ("rank_pattern", "alpha_pattern") if getattr(config, name, None)]
+    if other:
+        raise ValueError(
+            f"lora_growth_every={every} grows a plain LoRA whose layers have one rank, and the adapter has "
+            f"{', '.join(other)}. Use init_lora_weights=True without it, {leave}"
+        )
+    if config.r >= largest:
+        raise ValueError(
+            f"lora_growth_max_rank={largest} leaves no room to grow: the adapter begins with rank {config.r} "
+            f"(lora_r). Raise it, {leave}"
+        )
+
+
+def check_growing_model(policy: PeftModel) -> None:
+    """
+    Refuse a model with an adapted layer that cannot grow.
+
+    Raises:
+        `ValueError`: naming the layer.
+    """
+    seen: set[int] = set()
+    for name, layer in policy.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        factors = [*layer.lora_A.values(), *layer.lora_B.values()]
+        shared = any(id(factor.weight) in seen for factor in factors if type(factor) is torch.nn.Linear)
+        odd = layer.lora_embedding_A or isinstance(layer, ParamWrapper)
+        if odd or shared or not all(type(factor) is torch.nn.Linear for factor in factors):
+            kind = type(layer.get_base_layer()).__name__
+            raise ValueError(
+                f"lora_growth_every grows adapters of linear layers, each of its own, and {name} ({kind}) has another "
+                "kind of adapter. Take it out of lora_target_modules, or leave lora_growth_every out."
+            )
+        seen |= {id(factor.weight) for factor in factors}

@@ -1,0 +1,144 @@
+"""Growth on a schedule: the rank of every adapter of a run, and the optimizer's state with it."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from ..parts import Part
+from .growth import drawn_rows, factors_of, random_state, set_factors, with_rank
+from .growth_state import migrated
+from .initialisation import CONFIG_FILE
+
+
+class Growth(Part):
+    """
+    More ranks for the policy's adapter and its frozen copies: requested every so many optimizer steps, applied at the
+    next generation boundary.
+
+    Args:
+        args ([`ProRLConfig`]):
+            How often, by how much, how far; and the run's seed.
+        policy ([`~peft.PeftModel`]):
+            With an adapter `default` that [`~trl_prorl.adapters.growable`] accepts.
+        optimizer (`Callable`):
+            The trainer's optimizer; `None` before it is made.
+        copies (iterable of `dict[str, torch.Tensor]`):
+            Copies of trained parameters by name, which have to keep their shapes. Their entries are replaced.
+        timer ([`~trl_prorl.run.meter.StageTimer`]):
+            The counter of its seconds.
+    """
+
+    def __init__(
+        self,
+        args,
+        policy: PeftModel,
+        optimizer: Callable[[], Any],
+        copies: Iterable[dict[str, torch.Tensor]],
+        timer,
+    ):
+        self.every, self.step, self.largest = args.lora_growth_every, args.lora_growth_step, args.lora_growth_max_rank
+        self.seed, self.policy, self.optimizer = args.seed, policy, optimizer
+        self.copies, self.timer = [*copies], timer
+        self.migrate = migrated  # what becomes of a factor's state; an experiment may set another
+        self._first = self.rank
+        self.begin()
+
+    @property
+    def rank(self) -> int:
+        """Of every layer's adapter, now."""
+        return self.policy.peft_config["default"].r
+
+    def begin(self) -> None:
+        self._requested: int | None = None
+
+    def after_update(self, step: int) -> None:
+        """See whether growth is due."""
+        if step % self.every == 0 and self.rank < self.largest:
+            self._requested = step
+
+    def at_boundary(self, step: int) -> dict[str, Any] | None:
+        """Grow, if that is due."""
+        requested, self._requested = self._requested, None
+        if requested is None:
+            return None
+        before, rank = self.rank, min(self.rank + self.step, self.largest)
+        generator = random_state(self.seed, step)
+        init = self.policy.peft_config["default"].init_lora_weights
+        rows = {
+            factor.place: drawn_rows(factor, rank, init, generator)
+            for factor in factors_of(self.policy)
+            if (factor.adapter, factor.side) == ("default", "A")
+        }
+        seconds = self._set_rank(rank, rows)
+        return {
+            "event": "growth",
+            "step_requested": requested,
+            "step_applied": step,
+            "reason": "periodic",
+            "value": requested,
+            "threshold": self.every,
+            "rank_before": before,
+            "rank": rank,
+            **seconds,
+            "world_size": 1,
+        }
+
+    def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
+        """Everything with the new rank, or, if something is not understood, nothing. Returns the seconds it took."""
+        rows, factors = rows or {}, factors_of(self.policy)
+        with self.timer.part("reset") as copy:
+            values = [(factor, with_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
+            copied = [
+                (tensors, factor.name, with_rank(factor, tensors[factor.name], rank, rows))
+                for tensors in self.copies
+                for factor in factors
+                if factor.adapter == "default"
+            ]
+        with self.timer.part("reset") as migration:
+            optimizer = self.optimizer()
+            states = getattr(optimizer, "optimizer", optimizer).state if optimizer is not None else {}
+            moved = []
+            for factor in factors:
+                weight = factor.linear.weight
+                if weight in states:
+                    moved.append((states[weight], self.migrate(states[weight], weight.shape, factor.axis, rank)))
+        # Nothing was written so far, and from here on nothing is computed that could fail.
+        set_factors(self.policy, values, rank)
+        for tensors, name, value in copied:
+            tensors[name] = value
+        for state, changed in moved:
+            state.update(changed)
+        return {"seconds_copy": copy.seconds, "seconds_optimizer": migration.seconds}
+
+    def take_rank_of(self, checkpoint: Path) -> None:
+        """
+        Give the adapters the rank that they have in a checkpoint whose weights are about to be loaded.
+
+        Raises:
+            `ValueError`: this run's adapter could not have grown into that one.
+        """
+        saved = json.loads((checkpoint / CONFIG_FILE).read_text())
+        mine = self.policy.peft_config["default"]
+        root = math.sqrt if saved.get("use_rslora") else float
+        same = math.isclose(saved["lora_alpha"] / root(saved["r"]), mine.lora_alpha / root(mine.r), rel_tol=1e-9)
+        if saved["r"] < self._first or not same or bool(saved.get("use_rslora")) != bool(mine.use_rslora):
+            raise ValueError(
+                f"{checkpoint} has an adapter of rank {saved['r']} with lora_alpha {saved['lora_alpha']:g}, into "
+                f"which one of rank {self._first} with a scaling of {mine.lora_alpha / root(mine.r):g} does not grow. "
+                "Restore lora_r and lora_alpha, or begin a run of its own."
+            )
+        if saved["r"] != mine.r:
+            self._set_rank(saved["r"])
+
+    # As a part, see parts.py. The weights are in the adapter's own files.
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"requested": self._requested}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self._requested = state["requested"]

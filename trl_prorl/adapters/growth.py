@@ -1,0 +1,168 @@
+"""
+Growth of a LoRA adapter: the rank r becomes r' > r, and the function stays.
+
+    W + s·BA = W + s·[B | 0] [A ; N]
+
+The new rows N of A are drawn as PEFT begins them, and the new columns of B are 0. PEFT computes s from its
+configuration, as α/r or, for rsLoRA (arXiv 2312.03732), as α/√r; so that a saved adapter has the same s, α becomes
+s·r' or s·√r'.
+"""
+
+import copy
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora.layer import LoraLayer
+
+
+RANK_AXIS = {"A": 0, "B": 1}  # A has shape (r, in), B has shape (out, r)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """
+    A factor of one layer's adapter.
+
+    Attributes:
+        place (`str`):
+            Name of the layer in the policy.
+        layer ([`~peft.tuners.lora.layer.LoraLayer`]):
+            The layer.
+        adapter (`str`), side (`str`):
+            Name of the adapter, and `"A"` or `"B"`.
+    """
+
+    place: str
+    layer: LoraLayer
+    adapter: str
+    side: str
+
+    @property
+    def linear(self) -> torch.nn.Linear:
+        """The module that holds it."""
+        return (self.layer.lora_A if self.side == "A" else self.layer.lora_B)[self.adapter]
+
+    @property
+    def name(self) -> str:
+        """Name of its parameter in the policy."""
+        return f"{self.place}.lora_{self.side}.{self.adapter}.weight"
+
+    @property
+    def axis(self) -> int:
+        """The dimension that counts ranks."""
+        return RANK_AXIS[self.side]
+
+
+def factors_of(policy: PeftModel) -> list[Factor]:
+    """Both factors of every layer and every LoRA adapter, in the order of the layers."""
+    return [
+        Factor(place, layer, adapter, side)
+        for place, layer in policy.named_modules()
+        if isinstance(layer, LoraLayer)
+        for adapter in layer.lora_A
+        for side in RANK_AXIS
+    ]
+
+
+def resized(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
+    """
+    A copy of a tensor with another size along one dimension.
+
+    Args:
+        tensor (`torch.Tensor`):
+            The tensor.
+        axis (`int`), size (`int`):
+            The dimension, and its size. A smaller one cuts at the end.
+        new (`torch.Tensor`, *optional*):
+            What follows the old values where the size is larger; 0 by default.
+    """
+    more = size - tensor.shape[axis]
+    if more <= 0:
+        return tensor.narrow(axis, 0, size).clone(memory_format=torch.contiguous_format)
+    if new is None:
+        shape = list(tensor.shape)
+        shape[axis] = more
+        new = tensor.new_zeros(shape)
+    return torch.cat([tensor, new.to(tensor)], dim=axis)
+
+
+def random_state(seed: int, step: int) -> torch.Generator:
+    """A random state that the run's seed and the optimizer steps done decide, and nothing else."""
+    # torch takes the low 32 bits of a seed on a CPU, so two numbers need a hash.
+    digest = hashlib.sha256(f"rank growth, seed {seed}, step {step}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+
+
+def drawn_rows(factor: Factor, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
+    """
+    New rows of a factor A, as PEFT draws them for a new adapter.
+
+    Args:
+        factor ([`Factor`]):
+            A factor A.
+        rank (`int`):
+            The new rank.
+        initialisation (`object`):
+            `init_lora_weights`: `"gaussian"` has a standard deviation of 1/rank, all others are uniform within
+            ±1/√in.
+        generator (`torch.Generator`):
+            On the CPU, so that the rows do not depend on the machine.
+
+    Returns:
+        `torch.Tensor` of shape `(rank − r, in)`, fp32.
+    """
+    old, columns = factor.linear.weight.shape
+    rows = torch.empty(rank - old, columns)
+    if isinstance(initialisation, str) and initialisation.lower() == "gaussian":
+        return torch.nn.init.normal_(rows, std=1 / rank, generator=generator)
+    return torch.nn.init.kaiming_uniform_(rows, a=math.sqrt(5), generator=generator)
+
+
+def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:
+    """The α with which PEFT computes a scaling factor; a whole number where it is one but for rounding."""
+    alpha = scaling * (math.sqrt(rank) if rank_stabilised else rank)
+    return round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-12) else alpha
+
+
+def with_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """
+    A copy of a tensor that has a factor's shape, with another rank.
+
+    Args:
+        factor ([`Factor`]):
+            The factor.
+        tensor (`torch.Tensor`):
+            Its values, or those of a copy of it.
+        rank (`int`):
+            The new rank.
+        rows (`Mapping[str, torch.Tensor]`):
+            New rows of A by layer; 0 without them. The policy and its frozen copies get the same ones, so that the
+            average of two of them is that of their old ranks.
+    """
+    return resized(tensor, factor.axis, rank, rows.get(factor.place) if factor.side == "A" else None)
+
+
+def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:
+    """
+    Give every factor its new values, and layers and configurations their new rank.
+
+    Parameters stay the same objects: optimizer, average and merged copy hold them, and go on holding them.
+    """
+    for factor, value in values:
+        layer, adapter, weight = factor.layer, factor.adapter, factor.linear.weight
+        weight.grad = None
+        weight.data = value
+        if factor.side == "A":
+            factor.linear.out_features = rank
+        else:
+            factor.linear.in_features = rank
+        layer.r[adapter] = rank
+        layer.lora_alpha[adapter] = alpha_for(layer.scaling[adapter], rank, layer.use_rslora[adapter])
+    for adapter, layer in {factor.adapter: factor.layer for factor, _ in values}.items():
+        config = copy.copy(policy.peft_config[adapter])  # it is the user's, and may begin another run
+        config.r, config.lora_alpha = rank, layer.lora_alpha[adapter]
+        policy.peft_config[adapter] = config
