@@ -80,12 +80,12 @@ class EngineAdam:
                 "file": "inputs.safetensors",
                 "dtype": engine.DTYPES[array.dtype.name],
                 "shape": list(array.shape),
-                "sha256": engine.sha256_of_tensor(name, array),
+                "xxh3_128": engine.hash_of_tensor(name, array),
             }
             for name, array in tensors.items()
         ]
         sidecar = {"format": engine.FORMAT, "schema": "inputs", "version": engine.VERSION, "form": "plain"}
         sidecar |= {"values": values, "tensors": entries, "scalars": []}
-        sidecar["sha256"] = engine.sha256_of_sidecar(sidecar)
+        sidecar["sha256"] = engine.hash_of_sidecar(sidecar)
         save_file(tensors, self.folder / "inputs.safetensors")
         (self.folder / "inputs.json").write_text(json.dumps(sidecar))
