@@ -39,8 +39,8 @@ class ProRLConfig(GRPOConfig):
             Bound, in nats, of every anchor's estimate at each token (verl and NeMo RL bound k3 at 10), before
             `use_bias_correction_kl` multiplies it by the ratio. A token beyond it carries no gradient of the KL, so
             nothing pulls it back; `kl_clamped` in the record counts such tokens. `kl_ref`, `kl_old` and `kl_base` stay
-            unbounded, and so does what `ref_reset_kl` and `kl_target` watch; where one overflows, it is left out of
-            the record and stops nothing (`nonfinite`). `None`: no bound.
+            unbounded, and so does what `ref_reset_kl` and `kl_target` watch; one that overflows is left out of the
+            record and stops nothing (`nonfinite`). `None`: no bound.
         ref_compute (`str`, *optional*, defaults to `"cached"`):
             `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores it again in every
             inner pass, with the same numbers; the wasteful baseline.

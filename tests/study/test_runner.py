@@ -19,6 +19,11 @@ from trl_prorl.run.lock import holder
 RUNNING = ("--commit-every", "0", "--jobs", "1")
 
 
+def as_in_a_terminal():
+    """Before an exec: a shell's background jobs, and so the tests that run in one, begin with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(root, *arguments):
     env = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
@@ -29,6 +34,7 @@ def start(root, *arguments):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=as_in_a_terminal,
     )
 
 
