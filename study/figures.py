@@ -123,8 +123,10 @@ def forest(block: Block, found: list[Difference], look: dict[str, dict]) -> Figu
                 if low == low:
                     panel.plot([low, high], [place, place], color=colour, linewidth=1.4)
             panel.set_title(f"{family}: pass@1 less {reference}", fontsize=9)
-    axes[0, 0].set_yticks([len(arms) - place for place in range(len(arms))], arms, fontsize=8)
+    axes[0, 0].set_yticks([len(arms) - place for place in range(len(arms))], arms)
     axes[0, 0].set_ylim(0.3, len(arms) + 0.7)
+    for panel in axes.flat:
+        panel.tick_params(labelsize=8)
     return figure
 
 
