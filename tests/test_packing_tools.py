@@ -182,3 +182,11 @@ def test_samples_that_are_looked_at_call_the_tool_as_a_step_does(make_trainer, t
     assert len(sampled.ids) == 12 and sum("tool" in of_one for of_one in roles) >= 8 - 1
     assert all(of_one[-1] == "assistant" for of_one in roles) and sampled.rewards.shape == (12, 1)
     assert len(trainer.sample_rows([trainer.train_dataset[0]]).ids) == 4  # nothing is left over of the first call
+
+
+def test_a_tool_s_tokens_are_not_counted_as_sampled(trained):
+    trainer = trained(pack_groups="on")
+    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").open()]
+    own = [int((batch["completion_mask"] * batch["tool_mask"]).sum()) for batch in trainer.made]
+    assert [row["tokens_generated"] for row in rows if row["tokens_generated"]] == own
+    assert own[0] < int(trainer.made[0]["completion_mask"].sum())

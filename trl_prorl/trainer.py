@@ -38,7 +38,7 @@ from .resets.triggers import Reason, configured_triggers
 from .rollout.dynamic_sampling import DynamicSampling, named_functions
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
-from .rollout.outcome import Outcome, weighted_sum
+from .rollout.outcome import Outcome, weighted_sum, written_by_others
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
 from .rollout.sampled import Sampled
@@ -311,6 +311,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         with self.guard.sampling(inputs, self.state.global_step + 1), self.scorer.sampling(self.beta):
             batch = super()._generate_and_score_completions(inputs)
         outcome, self._outcome = self._outcome, None
+        outcome.tokens -= written_by_others(batch)
         return batch, outcome
 
     def _sample_again(self, inputs) -> tuple[dict[str, torch.Tensor], Outcome]:

@@ -1,6 +1,7 @@
 """The outcome of sampling a generation batch: rewards by function, tokens, tasks, interruptions."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +18,8 @@ class Outcome:
         rewards (`torch.Tensor` of shape `(N, F)`):
             NaN where a function does not apply.
         tokens (`torch.Tensor`):
-            Tokens that this process sampled, truncated completions included.
+            Tokens of this process's completions, truncated ones included; the trainer takes off those that no model
+            sampled.
         tasks (`list[str | None]`):
             Name of each completion's task, N of them.
         interrupted (`list[bool]`):
@@ -104,3 +106,12 @@ def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def own_part(gathered: torch.Tensor, process: int, count: int) -> torch.Tensor:
     """The `count` rows of one process in a tensor gathered from all processes."""
     return gathered[process * count :][:count]
+
+
+def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """
+    Number of completion tokens that no model sampled: a tool's, or forced ones. Those of completions that
+    `mask_truncated_completions` leaves out are not known any more, and not counted.
+    """
+    mask = batch["completion_mask"]
+    return (mask * (1 - batch["tool_mask"])).sum() if "tool_mask" in batch else mask.new_zeros(())
