@@ -62,19 +62,31 @@ def vowels(completions, **kwargs):
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory):
-    """Path of a two-layer Qwen2 with random weights, large enough that its distribution is not flat."""
-    folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = byte_tokenizer()
-    settings = EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3)
-    model = new_model(settings, tokenizer)
-    with torch.no_grad():
-        for param in model.parameters():
-            if param.dim() > 1:
-                param.mul_(5.0)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+def make_tiny_model(tmp_path_factory):
+    """
+    A function that saves a two-layer Qwen2 with random weights, large enough that its distribution is not flat, for a
+    tokenizer, and returns its path.
+    """
+
+    def make(tokenizer):
+        folder = tmp_path_factory.mktemp("tiny")
+        settings = EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3)
+        model = new_model(settings, tokenizer)
+        with torch.no_grad():
+            for param in model.parameters():
+                if param.dim() > 1:
+                    param.mul_(5.0)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_model(make_tiny_model):
+    """Path of a tiny Qwen2 that reads bytes."""
+    return make_tiny_model(byte_tokenizer())
 
 
 class Forks:

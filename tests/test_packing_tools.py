@@ -17,8 +17,7 @@ from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.embedded.making import byte_tokenizer, new_model
-from trl_prorl.embedded.settings import EmbeddedSettings
+from trl_prorl.embedded.making import byte_tokenizer
 
 
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -41,22 +40,14 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def tools_model(tmp_path_factory):
-    """Path of a tiny Qwen2 with random weights, whose chat template is Qwen3's as TRL ships it."""
-    folder = tmp_path_factory.mktemp("tools")
+def tools_model(make_tiny_model):
+    """Path of a tiny Qwen2 whose chat template is Qwen3's as TRL ships it."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.eos_token = "<|im_end|>"
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
-    model = new_model(EmbeddedSettings(hidden_size=32, layers=2, heads=2, intermediate_size=48, seed=3), tokenizer)
-    with torch.no_grad():
-        for param in model.parameters():
-            if param.dim() > 1:
-                param.mul_(5.0)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return make_tiny_model(tokenizer)
 
 
 def speaks(trainer):

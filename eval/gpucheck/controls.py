@@ -5,6 +5,8 @@ from peft import get_peft_model
 from transformers import set_seed
 from trl import GRPOTrainer
 
+from trl_prorl.resets.optimizer_state import inner_of
+
 
 class MovedEveryGeneration(GRPOTrainer):
     """Its reference becomes the policy before every generation: what A does with a reset at every boundary, and B."""
@@ -28,7 +30,7 @@ class MovedAndCleared(MovedEveryGeneration):
 
     def _generate_and_score_completions(self, inputs):
         if self.model.training and self.state.global_step:
-            getattr(self.optimizer, "optimizer", self.optimizer).state.clear()
+            inner_of(self.optimizer).state.clear()
         return super()._generate_and_score_completions(inputs)
 
 

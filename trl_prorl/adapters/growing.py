@@ -10,6 +10,7 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part
+from ..resets.optimizer_state import inner_of
 from .growth import drawn_rows, factors_of, random_state, set_factors, with_rank
 from .growth_state import migrated
 from .initialisation import CONFIG_FILE
@@ -101,7 +102,7 @@ class Growth(Part):
             ]
         with self.timer.part("reset") as migration:
             optimizer = self.optimizer()
-            states = getattr(optimizer, "optimizer", optimizer).state if optimizer is not None else {}
+            states = inner_of(optimizer).state if optimizer is not None else {}
             moved = []
             for factor in factors:
                 weight = factor.linear.weight

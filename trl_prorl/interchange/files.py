@@ -32,7 +32,7 @@ from xxhash import xxh3_128
 from ..errors import InputError
 from ..files import replaced
 from ..resets.optimizer_state import factors
-from .schemas import Schema
+from .schemas import Schema, UpdateInputs, UpdateOutputs
 
 
 FORMAT = "trl_prorl.interchange"
@@ -107,13 +107,12 @@ def write(data: Schema, folder: str | os.PathLike, form: str = "plain") -> str:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in data.tensors().items()}
     (folder / f"{data.schema}.json").unlink(missing_ok=True)  # what it describes is about to be replaced
     if form == "plain":
-        placed, scalars = [Placed(name, name, f"{data.schema}.safetensors", it) for name, it in tensors.items()], []
-    else:
-        placed, scalars = _placed_for_noma(data.schema, tensors, values)
-    if form == "plain":
-        with replaced(folder / f"{data.schema}.safetensors") as aside:
+        file = f"{data.schema}.safetensors"
+        placed, scalars = [Placed(name, name, file, tensor) for name, tensor in tensors.items()], []
+        with replaced(folder / file) as aside:
             save_file(tensors, aside)
     else:
+        placed, scalars = _placed_for_noma(data.schema, tensors, values)
         _write_each(folder, data.schema, [*placed, *scalars])
     entries = [[place.entry() for place in places] for places in (placed, scalars)]
     return write_sidecar(folder, type(data), form, values, *entries)
@@ -370,8 +369,6 @@ def seal_outputs(folder: str | os.PathLike, metrics: Mapping[str, float] | None 
     Raises:
         [`~trl_prorl.errors.InputError`]: a file is missing or cut; the tensor is named.
     """
-    from .schemas import UpdateInputs, UpdateOutputs
-
     folder = Path(folder)
     inputs = read_sidecar(UpdateInputs, folder)
     dtypes = {entry["name"]: entry.get("was", entry["dtype"]) for entry in inputs["tensors"]}

@@ -27,8 +27,9 @@ from transformers import TrainerCallback
 
 from ..errors import InputError
 from ..objective.anchors import completion_mask, logps_key
+from ..resets.optimizer_state import inner_of
 from .files import FORMS, read, read_sidecar, write
-from .optimizer import groups_of, inner_of, named_parameters, set_state, state_of
+from .optimizer import groups_of, named_parameters, set_state, state_of
 from .schemas import STATE, Rollout, UpdateInputs, UpdateOutputs, grows
 
 

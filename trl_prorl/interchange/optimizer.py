@@ -6,14 +6,10 @@ from typing import Any
 import torch
 
 from ..errors import InputError
+from ..resets.optimizer_state import inner_of
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer within Accelerate's wrapper."""
-    return getattr(optimizer, "optimizer", optimizer)
 
 
 def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

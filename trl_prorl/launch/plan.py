@@ -20,7 +20,7 @@ from ..adapters.initialisation import without_initialisation
 from ..config import ProRLConfig
 from ..quiet import without_warning
 from ..resets.callbacks import ReferenceResetCallback
-from ..resets.optimizer_state import check_optimizer, check_optimizer_class
+from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
 from ..rollout.dynamic_sampling import named_functions
 from ..run.identity import changing_keys
 from ..scoring.dropout import check_dropout_config
@@ -194,7 +194,7 @@ def _check_growth(args: ProRLConfig, model, peft_config, optimizers) -> None:
     config = model.peft_config.get("default") if isinstance(model, PeftModel) else peft_config
     check_growing_config(args.lora_growth_every, args.lora_growth_max_rank, config)
     if optimizers is not None and optimizers[0] is not None:
-        inner = getattr(optimizers[0], "optimizer", optimizers[0])
+        inner = inner_of(optimizers[0])
         check_growing_optimizer(type(inner), getattr(inner, "is_paged", False))
     else:
         cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)

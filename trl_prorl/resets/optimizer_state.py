@@ -194,9 +194,14 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
         )
 
 
+def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer within Accelerate's wrapper, or itself."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
 def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> None:
     """`check_optimizer_class` for an instance, through Accelerate's wrapper."""
-    inner = getattr(optimizer, "optimizer", optimizer)
+    inner = inner_of(optimizer)
     momentum = max(group.get("momentum", 0.0) for group in inner.param_groups)
     beta1 = next((group["beta1"] for group in inner.param_groups if group.get("beta1") is not None), None)
     check_optimizer_class(type(inner), momentum, beta1, mode)
@@ -221,7 +226,7 @@ def plan_reset(
     """
     if mode == "keep":
         return []
-    inner = getattr(optimizer, "optimizer", optimizer)
+    inner = inner_of(optimizer)
     return [(state, changes(state, mode, alpha)) for state in inner.state.values()]
 
 

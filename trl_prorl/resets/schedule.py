@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from .optimizer_state import inner_of
+
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
     """
@@ -66,7 +68,7 @@ class Rewarmup:
         self.steps = steps
         self.updates: int | None = None
         self._rates: list[float] = []
-        inner = getattr(optimizer, "optimizer", optimizer)
+        inner = inner_of(optimizer)
         inner.register_step_pre_hook(self._before)
         inner.register_step_post_hook(self._after)
 
