@@ -75,8 +75,8 @@ def speaks(trainer):
 
 
 def rewarded(completion_ids, **columns):
-    """Differs within groups; every second group is rewarded alike."""
-    return [float(sum(ids) % 7) if row // 4 % 2 else 1.0 for row, ids in enumerate(completion_ids)]
+    """Differs within groups, by lengths alone; every second group is rewarded alike."""
+    return [float(len(ids) % 7) if row // 4 % 2 else 1.0 for row, ids in enumerate(completion_ids)]
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_rows_that_are_left_out_leave_the_entropy_of_the_model_s_tokens(trained,
 
 
 def test_later_tokens_attend_to_the_tool_s_answer(trained, largest_difference):
-    """Another answer of the same length is scored nowhere, and still changes the training."""
+    """Another answer of the same length is scored nowhere, earns the same, and still changes the training."""
 
     def sub(a: int, b: int) -> int:
         """
@@ -161,7 +161,8 @@ def test_later_tokens_attend_to_the_tool_s_answer(trained, largest_difference):
 
     sub.__name__ = "add"
     first, second = trained(pack_groups="on"), trained(pack_groups="on", tool=sub)
-    assert [batch["tool_mask"].shape for batch in first.made] == [batch["tool_mask"].shape for batch in second.made]
+    for key in ("tool_mask", "advantages"):
+        assert all(torch.equal(a[key], b[key]) for a, b in zip(first.made, second.made, strict=True))
     assert largest_difference(first, second) > 1e-5
 
 
