@@ -7,13 +7,15 @@ from scipy import stats
 
 from eval.analysis.smoothing import running_mean
 from eval.pages.curves import DPI, LINE_STYLES, OTHER_COLOUR
-from study.findings import Difference, finished
+from study.findings import Difference, Score, finished
 from study.matrix import Block, RunKey
 from study.tables import Tables
 from trl_prorl.variants import VARIANTS
 
 
-BANDS = 8  # arms up to which bands can be told apart
+BANDS = 5  # arms up to which bands can be told apart
+OBJECTIVE = "B optimises a different objective from A."
+MARKED = "Filled: registered; hollow: exploratory."
 
 
 def styles(block: Block, tables: Tables) -> dict[str, dict]:
@@ -79,6 +81,10 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
         axes[1, 0].set_ylabel(f"less {reference} in the same pair")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    shown = len(look) <= BANDS and any(
+        len(finished(block, tables, family, arm)) > 1 for arm in look for family in families
+    )
+    footnote(figure, "Bands: 95 % t-intervals over pairs." if shown else "Means over pairs.", OBJECTIVE)
     return figure
 
 
@@ -109,7 +115,7 @@ def forest(block: Block, found: list[Difference], look: dict[str, dict]) -> Figu
     arms = [arm for arm in block.arms if any(one.arm == arm for one in found)]
     size = (2.5 + 3.2 * len(families), len(references) * (1.0 + 0.26 * len(arms)))
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(references), len(families), squeeze=False, sharex="col", sharey=True)
+    axes = figure.subplots(len(references), len(families), squeeze=False, sharex=True, sharey=True)
     for row, reference in enumerate(references):
         for column, family in enumerate(families):
             panel = axes[row, column]
@@ -119,7 +125,7 @@ def forest(block: Block, found: list[Difference], look: dict[str, dict]) -> Figu
                     continue
                 value, low, high = one.contrast.estimate
                 place, colour = len(arms) - arms.index(one.arm), look[one.arm]["color"]
-                panel.plot(value, place, "o", color=colour, markersize=4)
+                panel.plot(value, place, "o", color=colour, markersize=5, zorder=3, **marking(one))
                 if low == low:
                     panel.plot([low, high], [place, place], color=colour, linewidth=1.4)
             panel.set_title(f"{family}: pass@1 less {reference}", fontsize=9)
@@ -127,7 +133,21 @@ def forest(block: Block, found: list[Difference], look: dict[str, dict]) -> Figu
     axes[0, 0].set_ylim(0.3, len(arms) + 0.7)
     for panel in axes.flat:
         panel.tick_params(labelsize=8)
+    for panel in axes[-1]:
+        panel.set_xlabel("difference of pass@1, paired", fontsize=8)
+    footnote(figure, "Bars: 95 % intervals.", MARKED, OBJECTIVE)
     return figure
+
+
+def marking(one: Difference | Score) -> dict[str, str]:
+    """How a point is filled: hollow where a comparison, or the block of a score, is exploratory."""
+    return {"markerfacecolor": "white"} if one.exploratory else {}
+
+
+def footnote(figure: Figure, *sentences: str) -> None:
+    """Below all panels; the last sentence has a line of its own, so that narrow pictures hold all of it."""
+    *first, last = sentences
+    figure.supxlabel(f"{' '.join(first)}\n{last}", fontsize=8, style="italic")
 
 
 def save(figure: Figure, path) -> None:

@@ -8,6 +8,7 @@ from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from eval.pages.curves import OTHER_COLOUR
 from study.cost import relative
+from study.figures import MARKED, OBJECTIVE, footnote, marking
 from study.findings import Difference, Score
 from study.matrix import Block, Matrix
 from trl_prorl.variants import VARIANTS
@@ -55,7 +56,7 @@ def overview(
     _performance(performance, main, shown, look)
     _stability(stability, matrix, main, scores, look)
     _cost(cost, seconds)
-    figure.supxlabel("Bars are 95 % intervals. B optimises another objective than A.", fontsize=8, style="italic")
+    footnote(figure, "Bars: 95 % intervals.", MARKED, OBJECTIVE)
     return figure
 
 
@@ -68,9 +69,10 @@ def _performance(axes: Axes, block: Block, shown: list[Difference], look: dict[s
         value, low, high = one.contrast.estimate
         number = families.index(one.family)
         place = len(arms) - arms.index(one.arm) + SHIFT * ((len(families) - 1) / 2 - number)
-        axes.plot(value, place, MARKS[number % len(MARKS)], color=look[one.arm]["color"], markersize=5)
+        mark, colour = MARKS[number % len(MARKS)], look[one.arm]["color"]
+        axes.plot(value, place, mark, color=colour, markersize=5, zorder=3, **marking(one))
         if not math.isnan(low):
-            axes.plot([low, high], [place, place], color=look[one.arm]["color"], linewidth=1.2)
+            axes.plot([low, high], [place, place], color=colour, linewidth=1.2)
     axes.set_yticks([len(arms) - place for place in range(len(arms))], arms)
     for number, family in enumerate(families):
         pairs = max(one.pairs for one in shown if one.family == family)
@@ -117,13 +119,18 @@ def _stability(axes: Axes, matrix: Matrix, main: Block, scores: list[Score], loo
         shift = spread ** (number - (len(arms) - 1) / 2)
         points = sorted(by_rate.items())
         axes.plot(
-            [rate * shift for rate, _ in points], [one.pass1.value for _, one in points], "o-", markersize=4,
-            linewidth=1.2, color=look[arm]["color"], label=arm,
+            [rate * shift for rate, _ in points], [one.pass1.value for _, one in points], "-", linewidth=1.2,
+            color=look[arm]["color"], label=arm,
         )  # fmt: skip
         for rate, one in points:
+            axes.plot(
+                rate * shift, one.pass1.value, "o", color=look[arm]["color"], markersize=5, zorder=3, **marking(one)
+            )
             if not math.isnan(one.pass1.low):
                 ends = (max(0.0, one.pass1.low), min(1.0, one.pass1.high))
                 axes.plot([rate * shift] * 2, ends, color=look[arm]["color"], linewidth=1.0, alpha=0.7)
+    base = next(iter(next(iter(arms.values())).values())).base
+    axes.axhline(base, color=OTHER_COLOUR, linewidth=1.0, linestyle="--", label="base")
     axes.set_xscale("log")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -147,9 +154,10 @@ def _cost(axes: Axes, seconds: dict[str, list[float]]) -> None:
         name = COSTS[arm]
         axes.barh(place, value, color=VARIANTS[name].colour if name else OTHER_COLOUR)
         if not math.isnan(low):
-            axes.plot([low, high], [place, place], color="#000000", linewidth=1.2)
+            for width, colour in ((3.0, "#FFFFFF"), (1.2, "#000000")):  # seen on a black bar, too
+                axes.plot([low, high], [place, place], color=colour, linewidth=width)
         end = value if math.isnan(high) else max(value, high)
-        axes.text(end, place, f" {value:.2f}", va="center", fontsize=8)
+        axes.text(end, place, f" {value:.0%}", va="center", fontsize=8)
     axes.set_yticks(range(len(arms)), reversed([arm.removesuffix(" packed") for arm in arms]))
     axes.set_xlim(0, 1.15 * axes.get_xlim()[1])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))

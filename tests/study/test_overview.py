@@ -79,8 +79,15 @@ def test_the_picture(matrix, tables):
         tuple(line.get_xdata()) for line in performance.lines if line.get_marker() == "o" and len(line.get_xdata())
     ]
     assert points == [(pytest.approx(0.125),), (pytest.approx(-0.25),)]  # less plain: (5 - 4) / 8 and (2 - 4) / 8
-    assert {line.get_label() for line in stability.lines if not line.get_label().startswith("_")} == {"plain", "A"}
+    labels = {line.get_label(): line for line in stability.lines if not line.get_label().startswith("_")}
+    assert set(labels) == {"plain", "A", "base"} and set(labels["base"].get_ydata()) == {0.25}
+    # The block `fast` is not a registered one: hollow.
+    faces = {
+        line.get_xdata()[0] > 0.1: line.get_markerfacecolor() for line in stability.lines if line.get_marker() == "o"
+    }
+    assert faces[True] == "white" and faces[False] != "white"
     assert [label.get_text() for label in cost.get_yticklabels()] == ["B", "A", "TRL β>0"]
+    assert [text.get_text().strip() for text in cost.texts] == ["62%", "100%", "300%"]
     assert [bar.get_width() for bar in cost.patches] == pytest.approx([0.625, 1.0, 3.0])
     assert relative(seconds, "B packed", "A packed") == pytest.approx((0.625, 0.5, 0.75))
 
