@@ -143,8 +143,8 @@ def resample(
     Hierarchical bootstrap, paired: bases are drawn with replacement; of each drawn base, its training seeds; and then
     prompts, once for all runs of a resample, because all runs are held against the same prompts (crossed, not nested:
     the pigeonhole bootstrap of Owen, 2007). It errs to the wide side: whatever belongs to one base *and* one prompt,
-    the noise of sampled answers above all, is counted three times, and with the factor n/(n - 1) more. Where the bases
-    agree on a difference, this noise is all there is, and the interval covers 99 % or more (a test).
+    the noise of sampled answers above all, is counted three times, and with the factor n/(n - 1) more (a test). Where
+    the bases agree on a difference, this noise is all there is, and the interval is up to twice as wide as it need be.
 
     Args:
         values (`Mapping`):
