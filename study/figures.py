@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
-from eval.analysis.smoothing import running_mean
+from eval.analysis.smoothing import SMOOTHING_STEPS as SPAN
 from eval.pages.curves import DPI, LINE_STYLES, OTHER_COLOUR
 from study.findings import Difference, Score, finished
 from study.matrix import Block, RunKey
@@ -32,10 +32,16 @@ def styles(block: Block, tables: Tables) -> dict[str, dict]:
     return found
 
 
-def reward(tables: Tables, key: RunKey) -> pd.Series:
-    """The training reward over steps, a running mean of 10; 0 after a stop at numbers that are not finite."""
+def span_of(steps: int) -> int:
+    """Steps that a running mean takes together: ten for runs of 240, more for longer ones in a picture as wide."""
+    return max(SPAN, round(steps * SPAN / 240))
+
+
+def reward(tables: Tables, key: RunKey, span: int) -> pd.Series:
+    """The training reward over steps, a running mean; 0 after a stop at numbers that are not finite."""
     rows = tables.curves[key]
-    values = running_mean(pd.Series([row["reward"] for row in rows], index=[row["step"] for row in rows], dtype=float))
+    values = pd.Series([row["reward"] for row in rows], index=[row["step"] for row in rows], dtype=float)
+    values = values.rolling(span, min_periods=1).mean()
     return values.reindex(range(1, key.steps + 1), fill_value=0.0) if len(rows) < key.steps else values
 
 
@@ -56,7 +62,7 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
     families = [name for name in block.families if any(key.family == name for key in _keys(block, tables))]
     if not families:
         return None
-    look = styles(block, tables)
+    look, span = styles(block, tables), span_of(max(run.key.steps for run in block.runs))
     reference = block.references[0] if block.references else None
     rows = 2 if reference in look and len(look) > 1 else 1
     figure = Figure(figsize=(max(7, 5 * len(families)), 3.6 * rows), layout="constrained")
@@ -65,10 +71,10 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
         base = finished(block, tables, family, reference) if reference else {}
         for arm, style in look.items():
             runs = finished(block, tables, family, arm)
-            curves = {pair: reward(tables, key) for pair, key in runs.items()}
+            curves = {pair: reward(tables, key, span) for pair, key in runs.items()}
             _draw(axes[0, column], list(curves.values()), arm, style, bands=len(look) <= BANDS)
             if rows == 2 and arm != reference:
-                less = [curve - reward(tables, base[pair]) for pair, curve in curves.items() if pair in base]
+                less = [curve - reward(tables, base[pair], span) for pair, curve in curves.items() if pair in base]
                 _draw(axes[1, column], less, arm, style, bands=len(look) <= BANDS)
         pairs = {len(finished(block, tables, family, arm)) for arm in look} - {0}
         count = "–".join(str(number) for number in sorted({min(pairs), max(pairs)}))
@@ -76,7 +82,7 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
         axes[-1, column].set_xlabel("optimizer step")
         if rows == 2:
             axes[1, column].axhline(0, color="#999999", linewidth=0.8)
-    axes[0, 0].set_ylabel("training reward, mean of 10 steps")
+    axes[0, 0].set_ylabel(f"training reward, mean of {span} steps")
     if rows == 2:
         axes[1, 0].set_ylabel(f"less {reference} in the same pair")
     handles, labels = axes[0, 0].get_legend_handles_labels()

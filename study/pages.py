@@ -46,11 +46,11 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     seconds = rounds(root)
     every = [[one for parts in blocks.values() for one in parts[place]] for place in (1, 2)]
     main, *_ = next(iter(blocks.values()))
-    whole = overview(matrix, *every, seconds, main.name, styles(main, tables))
+    whole = overview(matrix, tables, *every, seconds, main.name)
     if whole is not None:
         save(whole, folder / OVERVIEW)
         written.append(folder / OVERVIEW)
-        parts.append(f"\n![performance, stability and cost]({OVERVIEW})\n")
+        parts.append(f"\n![performance, length, stability and cost]({OVERVIEW})\n")
     for block, found, compared in blocks.values():
         state = "Co-primary" if block.name in CO_PRIMARY else "Exploratory, whatever the hypothesis"
         parts.append(f"\n## {block.name}\n\n{state}, by the [protocol](protocol.md).\n")

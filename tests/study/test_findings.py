@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from study.estimate import clock, seconds_left
-from study.figures import forest, learning_curves, marking, mean_with_band, reward, styles
+from study.figures import forest, learning_curves, marking, mean_with_band, reward, span_of, styles
 from study.findings import (
     ELSE,
     H0,
@@ -220,9 +220,14 @@ def test_curves_and_forest(block, tables):
 def test_a_run_that_stopped_has_no_reward_afterwards(tables):
     key = RunKey("reverse_digits", "A_x", 1, 1, 12)
     tables.curves[key] = tables.curves[key][:5]
-    curve = reward(tables, key)
+    curve = reward(tables, key, 10)
     # Rewards are 0, 0.1, 0.2 …: the running mean at step 5 is 0.2.
     assert list(curve.index) == list(range(1, 13)) and curve[5] == pytest.approx(0.2) and (curve[6:] == 0).all()
+    assert reward(tables, key, 2)[5] == pytest.approx(0.35)
+
+
+def test_running_means_are_as_wide_in_every_picture():
+    assert [span_of(steps) for steps in (24, 240, 480, 1000)] == [10, 10, 20, 42]
 
 
 def test_a_band_is_the_t_interval():
