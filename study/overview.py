@@ -101,7 +101,7 @@ def longest(matrix: Matrix, tables: Tables, main: Block) -> tuple[Block, str] | 
         steps = max(run.key.steps for run in block.runs)
         for family in block.families if block.references else ():
             runs = {arm: set(finished(block, tables, family, arm)) for arm in block.arms}
-            base = runs.pop(block.references[0])
+            base = runs.pop(block.references[0], set())
             pairs = max((len(base & other) for other in runs.values()), default=0)
             if pairs and (steps, pairs) > most:
                 found, most = (block, family), (steps, pairs)
