@@ -98,7 +98,7 @@ def longest(matrix: Matrix, tables: Tables, main: Block) -> tuple[Block, str] | 
     """Block and family with the most steps, more than the main block's, and of these with the most pairs compared."""
     found, most = None, (max(run.key.steps for run in main.runs), math.inf)
     for block in matrix.blocks:
-        steps = max(run.key.steps for run in block.runs)
+        steps = max((run.key.steps for run in block.runs), default=0)
         for family in block.families if block.references else ():
             runs = {arm: set(finished(block, tables, family, arm)) for arm in block.arms}
             base = runs.pop(block.references[0], set())

@@ -1,5 +1,7 @@
 """The study's one picture shows what the tables say."""
 
+from dataclasses import replace
+
 import pytest
 
 from study.cost import relative
@@ -122,3 +124,11 @@ def test_longer_runs_are_shown_less_plain(matrix, tables, add):
     (point,) = (line for line in length.lines if line.get_marker() == "o")
     assert list(point.get_ydata()) == [pytest.approx(0.125)] and point.get_markerfacecolor() == "white"
     assert point.get_xdata()[0] > 100 and max(length.get_xticks()) <= 100 and "2 pairs" in length.get_xlabel()
+
+
+def test_a_selection_without_any_longer_run(matrix, tables):
+    for selected in (matrix.selected(["core"]), matrix.selected([], [], ["A"])):
+        assert longest(selected, tables, selected.blocks[0]) is None
+    none = matrix.selected([], ["reverse_digits"])
+    empty = replace(none.blocks[3], families=(), runs=())
+    assert longest(replace(none, blocks=(*none.blocks[:3], empty)), tables, none.blocks[0]) is None
