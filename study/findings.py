@@ -59,7 +59,7 @@ class Score:
 @dataclass(frozen=True)
 class Difference:
     """
-    pass@1 of an arm less another's, on the pairs that both have.
+    pass@1, or pass@k, of an arm less another's, on the pairs that both have.
 
     Attributes:
         hypothesis (`str`): The tests that it is corrected together with.
@@ -183,8 +183,8 @@ def _score(block: Block, tables: Tables, family: str, arm: str, runs: dict[Pair,
     )
 
 
-def _per_prompt(tables: Tables, runs: dict[Pair, RunKey]) -> dict[Pair, np.ndarray]:
-    return {pair: per_prompt(tables, key) for pair, key in runs.items()}
+def _per_prompt(tables: Tables, runs: dict[Pair, RunKey], k: int = 1) -> dict[Pair, np.ndarray]:
+    return {pair: per_prompt(tables, key, k) for pair, key in runs.items()}
 
 
 def _of_bases(tables: Tables, family: str, runs: Iterable[Pair]) -> dict[Pair, np.ndarray]:
@@ -233,16 +233,19 @@ def compared(block: Block) -> list[tuple[str, str, str]]:
     return [(arm, reference, hypothesis) for (arm, reference), hypothesis in found.items()]
 
 
-def differences(block: Block, tables: Tables) -> list[Difference]:
-    """Every arm against the references of its block, in each family, with p-values after Holm."""
+def differences(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
+    """
+    pass@k of every arm against the references of its block, in each family, with p-values after Holm. The hypotheses
+    are about pass@1; with any other k all is exploratory.
+    """
     found = []
     for arm, reference, hypothesis in compared(block):
         for family in block.families:
             runs = {name: finished(block, tables, family, name) for name in (arm, reference)}
             if not runs[arm].keys() & runs[reference].keys():
                 continue
-            resampled = resample({name: _per_prompt(tables, keys) for name, keys in runs.items()})
-            found.append(_difference(block, family, arm, reference, hypothesis, resampled))
+            resampled = resample({name: _per_prompt(tables, keys, k) for name, keys in runs.items()})
+            found.append(_difference(block, family, arm, reference, hypothesis if k == 1 else ELSE, resampled))
     return _with_holm(found)
 
 

@@ -18,6 +18,7 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 PAGE, OVERVIEW = "findings.md", "overview.png"
+BROAD = 8  # k of the second pass@k: whether any of several answers is right
 HEAD = (
     "# The study: what the tables say so far\n\n"
     "Written by `make study-figures` from the tables in this folder. Brackets are 95 % intervals that cover the base, "
@@ -153,10 +154,25 @@ def _tables(block: Block, tables: Tables, found, compared) -> list[Table]:
                 ],
             )
         )
+    if wide := differences(block, tables, BROAD):
+        made.append(
+            Table(
+                f"Differences of pass@{BROAD}. All are exploratory, because the hypotheses are about pass@1:",
+                ["family", "arm", "less", "pairs", "difference", "p (Holm)", "", "bases alone", "p (Holm)"],
+                [
+                    [
+                        *(one.family, one.arm, one.reference, str(one.pairs)),
+                        *(_estimate(one.contrast.estimate, sign="+"), _p_value(one.adjusted), one.verdict),
+                        *(_ends(one.alone.estimate, sign="+"), _p_value(one.adjusted_alone)),
+                    ]
+                    for one in wide
+                ],
+            )
+        )
     if pooled := over_families(block, tables):
         made.append(
             Table(
-                "The same as means over families of equal weight. This is exploratory, because the protocol does not "
+                "pass@1 as means over families of equal weight. This is exploratory, because the protocol does not "
                 "name it; p-values are not adjusted. The pairs are the units, because the families' bases of one "
                 "number begin at the same random weights and are trained with the same seed.",
                 ["arm", "less", "families", "pairs", "difference", "p", "smallest", "", "bases alone", "p"],

@@ -100,6 +100,20 @@ def test_differences(block, tables):
     assert least.adjusted == pytest.approx(4 * least.contrast.p_value)  # Holm: the least of four, four times
 
 
+def test_differences_of_pass_at_8_are_exploratory(block, tables):
+    # At least one of eight samples is right in every run but those of B_beta_old3; then in three quarters of A's.
+    for share in (1.0, 0.75):
+        right = {"A_x": share, "B_beta_old3_x": 0.0}
+        found = differences(block, tables, k=8)
+        assert {one.hypothesis for one in found} == {ELSE} and all(one.exploratory for one in found)
+        for one in found:
+            expected = right.get(one.arm, 1.0) - right.get(one.reference, 1.0)
+            assert one.contrast.value == pytest.approx(expected, abs=1e-12)
+        for key in [key for key in tables.prompts if key.arm == "A_x"]:
+            for row in tables.prompts[key][:10]:  # of 40
+                row["correct"] = 0
+
+
 def test_a_difference_of_no_importance_is_not_h2(block, tables):
     (hard,) = (one for one in differences(block, tables) if one.hypothesis == H2)
     for value, error, verdict in (
