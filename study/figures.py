@@ -5,15 +5,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
-from eval.analysis.smoothing import running_mean
+from eval.analysis.smoothing import SMOOTHING_STEPS as SPAN
 from eval.pages.curves import DPI, LINE_STYLES, OTHER_COLOUR
-from study.findings import Difference, finished
+from study.findings import Difference, Score, finished
 from study.matrix import Block, RunKey
 from study.tables import Tables
 from trl_prorl.variants import VARIANTS
 
 
-BANDS = 8  # arms up to which bands can be told apart
+BANDS = 5  # arms up to which bands can be told apart
+OBJECTIVE = "B optimises a different objective from A."
+MARKED = "Filled: registered; hollow: exploratory."
 
 
 def styles(block: Block, tables: Tables) -> dict[str, dict]:
@@ -30,10 +32,16 @@ def styles(block: Block, tables: Tables) -> dict[str, dict]:
     return found
 
 
-def reward(tables: Tables, key: RunKey) -> pd.Series:
-    """The training reward over steps, a running mean of 10; 0 after a stop at numbers that are not finite."""
+def span_of(steps: int) -> int:
+    """Steps that a running mean takes together: ten for runs of 240, more for longer ones in a picture as wide."""
+    return max(SPAN, round(steps * SPAN / 240))
+
+
+def reward(tables: Tables, key: RunKey, span: int) -> pd.Series:
+    """The training reward over steps, a running mean; 0 after a stop at numbers that are not finite."""
     rows = tables.curves[key]
-    values = running_mean(pd.Series([row["reward"] for row in rows], index=[row["step"] for row in rows], dtype=float))
+    values = pd.Series([row["reward"] for row in rows], index=[row["step"] for row in rows], dtype=float)
+    values = values.rolling(span, min_periods=1).mean()
     return values.reindex(range(1, key.steps + 1), fill_value=0.0) if len(rows) < key.steps else values
 
 
@@ -54,7 +62,7 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
     families = [name for name in block.families if any(key.family == name for key in _keys(block, tables))]
     if not families:
         return None
-    look = styles(block, tables)
+    look, span = styles(block, tables), span_of(max(run.key.steps for run in block.runs))
     reference = block.references[0] if block.references else None
     rows = 2 if reference in look and len(look) > 1 else 1
     figure = Figure(figsize=(max(7, 5 * len(families)), 3.6 * rows), layout="constrained")
@@ -63,10 +71,10 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
         base = finished(block, tables, family, reference) if reference else {}
         for arm, style in look.items():
             runs = finished(block, tables, family, arm)
-            curves = {pair: reward(tables, key) for pair, key in runs.items()}
+            curves = {pair: reward(tables, key, span) for pair, key in runs.items()}
             _draw(axes[0, column], list(curves.values()), arm, style, bands=len(look) <= BANDS)
             if rows == 2 and arm != reference:
-                less = [curve - reward(tables, base[pair]) for pair, curve in curves.items() if pair in base]
+                less = [curve - reward(tables, base[pair], span) for pair, curve in curves.items() if pair in base]
                 _draw(axes[1, column], less, arm, style, bands=len(look) <= BANDS)
         pairs = {len(finished(block, tables, family, arm)) for arm in look} - {0}
         count = "–".join(str(number) for number in sorted({min(pairs), max(pairs)}))
@@ -74,11 +82,15 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
         axes[-1, column].set_xlabel("optimizer step")
         if rows == 2:
             axes[1, column].axhline(0, color="#999999", linewidth=0.8)
-    axes[0, 0].set_ylabel("training reward, mean of 10 steps")
+    axes[0, 0].set_ylabel(f"training reward, mean of {span} steps")
     if rows == 2:
         axes[1, 0].set_ylabel(f"less {reference} in the same pair")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=8)
+    shown = len(look) <= BANDS and any(
+        len(finished(block, tables, family, arm)) > 1 for arm in look for family in families
+    )
+    footnote(figure, "Bands: 95 % t-intervals over pairs." if shown else "Means over pairs.", OBJECTIVE)
     return figure
 
 
@@ -109,7 +121,7 @@ def forest(block: Block, found: list[Difference], look: dict[str, dict]) -> Figu
     arms = [arm for arm in block.arms if any(one.arm == arm for one in found)]
     size = (2.5 + 3.2 * len(families), len(references) * (1.0 + 0.26 * len(arms)))
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(references), len(families), squeeze=False, sharex="col", sharey=True)
+    axes = figure.subplots(len(references), len(families), squeeze=False, sharex=True, sharey=True)
     for row, reference in enumerate(references):
         for column, family in enumerate(families):
             panel = axes[row, column]
@@ -119,7 +131,7 @@ def forest(block: Block, found: list[Difference], look: dict[str, dict]) -> Figu
                     continue
                 value, low, high = one.contrast.estimate
                 place, colour = len(arms) - arms.index(one.arm), look[one.arm]["color"]
-                panel.plot(value, place, "o", color=colour, markersize=4)
+                panel.plot(value, place, "o", color=colour, markersize=5, zorder=3, **marking(one))
                 if low == low:
                     panel.plot([low, high], [place, place], color=colour, linewidth=1.4)
             panel.set_title(f"{family}: pass@1 less {reference}", fontsize=9)
@@ -127,7 +139,21 @@ def forest(block: Block, found: list[Difference], look: dict[str, dict]) -> Figu
     axes[0, 0].set_ylim(0.3, len(arms) + 0.7)
     for panel in axes.flat:
         panel.tick_params(labelsize=8)
+    for panel in axes[-1]:
+        panel.set_xlabel("difference of pass@1, paired", fontsize=8)
+    footnote(figure, "Bars: 95 % intervals.", MARKED, OBJECTIVE)
     return figure
+
+
+def marking(one: Difference | Score) -> dict[str, str]:
+    """How a point is filled: hollow where a comparison, or the block of a score, is exploratory."""
+    return {"markerfacecolor": "white"} if one.exploratory else {}
+
+
+def footnote(figure: Figure, *sentences: str) -> None:
+    """Below all panels; the last sentence has a line of its own, so that narrow pictures hold all of it."""
+    *first, last = sentences
+    figure.supxlabel(f"{' '.join(first)}\n{last}", fontsize=8, style="italic")
 
 
 def save(figure: Figure, path) -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from eval.analysis.smoothing import LAST_SHARE, SMOOTHING_STEPS
 from eval.analysis.statistics import Estimate, holm, pass_at_k_per_prompt
-from study.hierarchical import Contrast, Pair, mean_of, resample
+from study.hierarchical import Contrast, Pair, Resampled, mean_over, resample
 from study.matrix import Block, Matrix, RunKey
 from study.tables import BaseKey, Tables
 
@@ -15,6 +16,7 @@ SHARES = (0.8, 0.9)  # of another arm's score, for B to have kept most of it
 MATTERS = 0.02  # pass@1; a smaller effect of what a reset does to the optimizer does not matter
 OPTIMIZER_KEYS = ("optimizer_reset", "optimizer_reset_alpha")
 H0, H2, ELSE = "H0: A and B against plain", "H2: the optimizer at a reset", "exploratory"
+CO_PRIMARY = ("core", "stress")  # blocks; every other one is exploratory by the protocol
 BASE = "base"
 
 
@@ -26,6 +28,9 @@ class Score:
     Attributes:
         pass1, pass8, greedy (`Estimate`): With intervals over bases, seeds and prompts.
         base (`float`): pass@1 of the same bases.
+        gain (`Estimate`): pass@1 less that of the bases, paired.
+        kept (`tuple[float, float]`): The training reward at the end by the run's best, of the run that kept least and
+            of the one that kept most; below a half it is called collapsed.
         drift (`float` or `None`): KL to base, nats per token, mean over the runs that have a policy at their end.
         collapsed, pairs (`int`): Runs that collapsed, and all.
         ref_calls (`float`): Forward calls of the reference, mean over runs.
@@ -38,10 +43,17 @@ class Score:
     pass8: Estimate
     greedy: Estimate
     base: float
+    gain: Estimate
+    kept: tuple[float, float]
     drift: float | None
     collapsed: int
     pairs: int
     ref_calls: float
+
+    @property
+    def exploratory(self) -> bool:
+        """Whether its block is."""
+        return self.block not in CO_PRIMARY
 
 
 @dataclass(frozen=True)
@@ -51,9 +63,12 @@ class Difference:
 
     Attributes:
         hypothesis (`str`): The tests that it is corrected together with.
-        contrast ([`~study.hierarchical.Contrast`]): The difference.
+        contrast ([`~study.hierarchical.Contrast`]): The difference, with the error that the protocol names.
         pairs (`int`): Pairs of base seed and training seed.
-        adjusted (`float`): Its p-value after Holm, among the differences of its block and hypothesis.
+        alone (`Contrast`): The same by the ordinary paired t-test over bases, with the prompts as they are. The
+            protocol does not name it.
+        adjusted, adjusted_alone (`float`): Their p-values after Holm, among the differences of the block and
+            hypothesis.
     """
 
     block: str
@@ -63,7 +78,14 @@ class Difference:
     hypothesis: str
     contrast: Contrast
     pairs: int
+    alone: Contrast
     adjusted: float = float("nan")
+    adjusted_alone: float = float("nan")
+
+    @property
+    def exploratory(self) -> bool:
+        """Whether it is no test of a registered hypothesis: by its arms, or by its block."""
+        return self.hypothesis == ELSE or self.block not in CO_PRIMARY
 
     @property
     def told_apart(self) -> bool:
@@ -140,6 +162,8 @@ def _score(block: Block, tables: Tables, family: str, arm: str, runs: dict[Pair,
         resampled = resample({arm: {pair: value(tables, key) for pair, key in runs.items()}})
         return resampled.contrast({arm: 1}).estimate
 
+    against = {arm: _per_prompt(tables, runs), BASE: _of_bases(tables, family, runs)}
+    kept = [end_by_best(tables, key) for key in runs.values()]
     rows = [tables.runs[key] for key in runs.values()]
     drifts = [row["drift"] for row in rows if row["drift"] is not None]
     return Score(
@@ -150,11 +174,35 @@ def _score(block: Block, tables: Tables, family: str, arm: str, runs: dict[Pair,
         pass8=estimate(lambda tables, key: per_prompt(tables, key, 8)),
         greedy=estimate(greedy),
         base=float(np.mean([row["base_pass@1"] for row in rows])),
+        gain=resample(against).contrast({arm: 1, BASE: -1}).estimate,
+        kept=(min(kept), max(kept)),
         drift=float(np.mean(drifts)) if drifts else None,
         collapsed=sum(row["collapsed"] for row in rows),
         pairs=len(rows),
         ref_calls=float(np.mean([row["ref_forward_calls"] for row in rows])),
     )
+
+
+def _per_prompt(tables: Tables, runs: dict[Pair, RunKey]) -> dict[Pair, np.ndarray]:
+    return {pair: per_prompt(tables, key) for pair, key in runs.items()}
+
+
+def _of_bases(tables: Tables, family: str, runs: Iterable[Pair]) -> dict[Pair, np.ndarray]:
+    return {pair: per_prompt(tables, BaseKey(family, pair[0]).run) for pair in runs}
+
+
+def end_by_best(tables: Tables, key: RunKey) -> float:
+    """
+    The number that a collapse is told by: the mean training reward of the last 10 % of the steps, at least 10, by the
+    best 10-step mean of the run. 0 where that best is 0, and where numbers that are not finite ended the run.
+    """
+    rewards = np.array([row["reward"] for row in tables.curves[key]], dtype=float)
+    if len(rewards) < key.steps or not np.isfinite(rewards).all():
+        return 0.0
+    window = min(SMOOTHING_STEPS, len(rewards))
+    best = np.convolve(rewards, np.ones(window) / window, "valid").max()
+    end = rewards[-max(window, round(LAST_SHARE * len(rewards))) :].mean()
+    return float(end / best) if best > 0 else 0.0
 
 
 def kept_partner(block: Block, arm: str) -> str | None:
@@ -193,12 +241,17 @@ def differences(block: Block, tables: Tables) -> list[Difference]:
             runs = {name: finished(block, tables, family, name) for name in (arm, reference)}
             if not runs[arm].keys() & runs[reference].keys():
                 continue
-            resampled = resample(
-                {name: {pair: per_prompt(tables, key) for pair, key in keys.items()} for name, keys in runs.items()}
-            )
-            contrast = resampled.contrast({arm: 1, reference: -1})
-            found.append(Difference(block.name, family, arm, reference, hypothesis, contrast, resampled.pairs))
+            resampled = resample({name: _per_prompt(tables, keys) for name, keys in runs.items()})
+            found.append(_difference(block, family, arm, reference, hypothesis, resampled))
     return _with_holm(found)
+
+
+def _difference(
+    block: Block, family: str, arm: str, reference: str, hypothesis: str, resampled: Resampled
+) -> Difference:
+    weights = {arm: 1, reference: -1}
+    contrast, alone = resampled.contrast(weights), resampled.over_bases(weights)
+    return Difference(block.name, family, arm, reference, hypothesis, contrast, resampled.pairs, alone)
 
 
 def _with_holm(found: list[Difference]) -> list[Difference]:
@@ -209,31 +262,44 @@ def _with_holm(found: list[Difference]) -> list[Difference]:
             for place, one in enumerate(found)
             if one.hypothesis == hypothesis and one.contrast.p_value == one.contrast.p_value
         ]
-        for place, p_value in zip(places, holm([found[place].contrast.p_value for place in places]), strict=True):
-            adjusted[place] = replace(found[place], adjusted=float(p_value))
+        by_protocol = holm([found[place].contrast.p_value for place in places])
+        alone = holm([found[place].alone.p_value for place in places])
+        for place, *p_values in zip(places, by_protocol, alone, strict=True):
+            names = ("adjusted", "adjusted_alone")
+            adjusted[place] = replace(found[place], **dict(zip(names, map(float, p_values), strict=True)))
     return adjusted
 
 
-def over_families(found: list[Difference]) -> list[Difference]:
+def over_families(block: Block, tables: Tables) -> list[Difference]:
     """
-    The mean over families of every difference that several have, each family with the same weight. Families share no
-    base and no question, so that their errors are independent. The p-values are not adjusted.
+    The mean over families of every difference, each family with the same weight, over the pairs that all have; a
+    family with fewer pairs than the others is left out until it has theirs. The pairs are the units, because families
+    share seeds ([`~study.hierarchical.mean_over`]). The p-values are not adjusted.
     """
-    grouped: dict[tuple[str, str], list[Difference]] = {}
-    for one in found:
-        if one.contrast.error == one.contrast.error:
-            grouped.setdefault((one.arm, one.reference), []).append(one)
-    return [
-        replace(
-            parts[0],
-            family=f"mean of {len(parts)}",
-            contrast=mean_of([one.contrast for one in parts]),
-            pairs=sum(one.pairs for one in parts),
-            adjusted=float("nan"),
-        )
-        for parts in grouped.values()
-        if len(parts) > 1
-    ]
+    found = []
+    for arm, reference, _ in compared(block):
+        runs = {
+            family: {name: finished(block, tables, family, name) for name in (arm, reference)}
+            for family in block.families
+        }
+        pairs = {family: of[arm].keys() & of[reference].keys() for family, of in runs.items()}
+        most = max(map(len, pairs.values()))
+        families = [family for family in block.families if len(pairs[family]) == most]
+        common = set.intersection(*(set(pairs[family]) for family in families))
+        if len(families) < 2 or len(common) < 2:
+            continue
+        parts = [
+            resample(
+                {
+                    name: _per_prompt(tables, {pair: keys[pair] for pair in common})
+                    for name, keys in runs[family].items()
+                },
+                family=number,
+            )
+            for number, family in enumerate(families)
+        ]
+        found.append(_difference(block, f"mean of {len(families)}", arm, reference, ELSE, mean_over(parts)))
+    return found
 
 
 def shares(block: Block, tables: Tables) -> list[Share]:
@@ -252,9 +318,9 @@ def shares(block: Block, tables: Tables) -> list[Share]:
 
 def _shares(block: Block, tables: Tables, family: str, b: str, other: str, b_runs: dict, other_runs: dict):
     values = {
-        b: {pair: per_prompt(tables, key) for pair, key in b_runs.items()},
-        other: {pair: per_prompt(tables, key) for pair, key in other_runs.items()},
-        BASE: {pair: per_prompt(tables, BaseKey(family, pair[0]).run) for pair in b_runs},
+        b: _per_prompt(tables, b_runs),
+        other: _per_prompt(tables, other_runs),
+        BASE: _of_bases(tables, family, b_runs),
     }
     resampled = resample(values)
     for of, base in (("score", {}), ("gain over base", {BASE: -1})):

@@ -28,11 +28,13 @@ class Resampled:
         means (`dict[str, float]`): The mean of each arm: over prompts, over the seeds of a base, over bases.
         replicates (`dict[str, np.ndarray]`): The same of each resample, shape (R,). The r-th resample of every arm is
             of the same bases, seeds and prompts.
+        by_base (`dict[str, np.ndarray]`): The mean of each arm on each base, shape (n,).
         bases, pairs (`int`): Their numbers.
     """
 
     means: dict[str, float]
     replicates: dict[str, np.ndarray]
+    by_base: dict[str, np.ndarray]
     bases: int
     pairs: int
 
@@ -54,6 +56,12 @@ class Resampled:
         variance = self.covariance(weights, weights)
         error = math.sqrt(max(0.0, variance)) if variance == variance else math.nan
         return Contrast(round(value, DIGITS), round(error, DIGITS), self.bases - 1)
+
+    def over_bases(self, weights: Mapping[str, float]) -> "Contrast":
+        """The same sum with the standard error of n values, one for each base: the ordinary paired t-test."""
+        values = sum(weight * self.by_base[arm] for arm, weight in weights.items())
+        error = float(stats.sem(values)) if self.bases > 1 else math.nan
+        return Contrast(round(float(np.mean(values)), DIGITS), round(error, DIGITS), self.bases - 1)
 
     def ratio(self, above: Mapping[str, float], below: Mapping[str, float]) -> Estimate | None:
         """
@@ -108,25 +116,35 @@ class Contrast:
         return self.error * float(sum(stats.t.ppf([(1 + LEVEL) / 2, POWER], self.freedom)))
 
 
-def mean_of(contrasts: Sequence[Contrast]) -> Contrast:
+def mean_over(parts: Sequence[Resampled]) -> Resampled:
     """
-    The mean of independent contrasts, each with the same weight. Degrees of freedom are those of Welch and
-    Satterthwaite, (Σ e²)² / Σ(e⁴/f); they lie between the smallest f and their sum.
+    The mean of several families of tasks, each with the same weight, as one more resampling. All have the same pairs
+    and the same resampling `seed`, so that the r-th resample takes the same pairs in all of them: a pair shares its
+    seeds across families (the base's first weights, the order of training), and its errors may go together. The
+    degrees of freedom stay those of the bases.
+
+    Raises:
+        ValueError: The parts differ in their pairs.
     """
-    squares = [one.error**2 for one in contrasts]
-    spread = sum(square**2 / one.freedom for square, one in zip(squares, contrasts, strict=True))
-    freedom = sum(squares) ** 2 / spread if spread else min(one.freedom for one in contrasts)
-    value = sum(one.value for one in contrasts) / len(contrasts)
-    return Contrast(value, math.sqrt(sum(squares)) / len(contrasts), freedom)
+    first, *others = parts
+    if any((one.bases, one.pairs) != (first.bases, first.pairs) for one in others):
+        raise ValueError("The parts have different numbers of bases or pairs.")
+
+    def mean(name: str) -> dict:
+        return {arm: sum(getattr(one, name)[arm] for one in parts) / len(parts) for arm in first.means}
+
+    return Resampled(mean("means"), mean("replicates"), mean("by_base"), first.bases, first.pairs)
 
 
 def resample(
-    values: Mapping[str, Mapping[Pair, np.ndarray]], resamples: int = RESAMPLES, seed: int = SEED
+    values: Mapping[str, Mapping[Pair, np.ndarray]], resamples: int = RESAMPLES, seed: int = SEED, family: int = 0
 ) -> Resampled:
     r"""
     Hierarchical bootstrap, paired: bases are drawn with replacement; of each drawn base, its training seeds; and then
     prompts, once for all runs of a resample, because all runs are held against the same prompts (crossed, not nested:
-    the pigeonhole bootstrap of Owen, 2007, which errs to the wide side).
+    the pigeonhole bootstrap of Owen, 2007). It errs to the wide side: whatever belongs to one base *and* one prompt,
+    the noise of sampled answers above all, is counted three times, and with the factor n/(n - 1) more (a test). Where
+    the bases agree on a difference, this noise is all there is, and the interval is up to twice as wide as it need be.
 
     Args:
         values (`Mapping`):
@@ -134,6 +152,8 @@ def resample(
             left out.
         resamples (`int`, *optional*, defaults to `4000`): R.
         seed (`int`, *optional*, defaults to `0`): Of the resampling.
+        family (`int`, *optional*, defaults to `0`): Families that [`mean_over`] averages have numbers of their own:
+            with the same seed they draw the same pairs, and each its own prompts.
 
     Raises:
         ValueError: There is no pair that all arms have, or their prompts differ in number.
@@ -154,10 +174,15 @@ def resample(
         # A base drawn c times has its seeds drawn c times, as often as it has seeds.
         seeds = generator.multinomial(drawn[:, place] * len(places), [1 / len(places)] * len(places))
         weights[:, places] = seeds / (len(places) * len(members))
+    if family:
+        generator = np.random.default_rng([seed, family])
     prompts = generator.multinomial(count, [1 / count] * count, size=resamples) / count
     return Resampled(
         means={arm: float(even @ array.mean(axis=1)) for arm, array in arrays.items()},
         replicates={arm: ((weights @ array) * prompts).sum(axis=1) for arm, array in arrays.items()},
+        by_base={
+            arm: np.array([array[places].mean() for places in members.values()]) for arm, array in arrays.items()
+        },
         bases=len(members),
         pairs=len(pairs),
     )

@@ -1,4 +1,4 @@
-"""The study in one picture: performance, stability and cost."""
+"""The study in one picture: performance, length, stability and cost."""
 
 import math
 
@@ -8,8 +8,10 @@ from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from eval.pages.curves import OTHER_COLOUR
 from study.cost import relative
-from study.findings import Difference, Score
+from study.figures import MARKED, OBJECTIVE, footnote, marking, mean_with_band, reward, styles
+from study.findings import Difference, Score, finished
 from study.matrix import Block, Matrix
+from study.tables import Tables
 from trl_prorl.variants import VARIANTS
 
 
@@ -24,25 +26,27 @@ COSTS = {  # arms of eval.step_cost, from above, and the variant whose colour th
     "C packed": "C",
 }
 COST_BASE = "A packed"
+SPANS = 10  # of the longest runs; a curve is a running mean over one of them
 
 
 def overview(
     matrix: Matrix,
+    tables: Tables,
     scores: list[Score],
     differences: list[Difference],
     seconds: dict[str, list[float]],
     block: str,
-    look: dict[str, dict],
 ) -> Figure | None:
     """
-    Three panels. Performance: pass@1 of a block's arms less its first reference's, by family. Stability: pass@1 over
-    the learning rate. Cost: time of a whole step. `None` without differences.
+    Four panels. Performance: pass@1 of a block's arms less its first reference's, by family. Length: the same
+    difference, of the training reward, over the steps of the longest runs, and of pass@1 at their end. Stability:
+    pass@1 over the learning rate. Cost: time of a whole step. `None` without differences.
 
     Args:
+        tables ([`~study.tables.Tables`]): The runs.
         scores, differences (`list`): Of all blocks.
         seconds (`dict`): Of a whole step, by arm of `eval.step_cost`, or empty.
         block (`str`): Whose differences are shown, and whose arms and steps are followed over learning rates.
-        look (`dict`): Of that block's arms, as [`~study.figures.styles`] has it.
     """
     main = next((one for one in matrix.blocks if one.name == block), None)
     if main is None or not main.references:
@@ -50,13 +54,20 @@ def overview(
     shown = [one for one in differences if (one.block, one.reference) == (block, main.references[0])]
     if not shown:
         return None
-    figure = Figure(figsize=(13, 4.4), layout="constrained")
-    performance, stability, cost = figure.subplots(1, 3, width_ratios=(1.15, 1, 0.9))
+    look = styles(main, tables)
+    figure = Figure(figsize=(11, 8.2), layout="constrained")
+    (performance, length), (stability, cost) = figure.subplots(2, 2)
     _performance(performance, main, shown, look)
+    _length(length, longest(matrix, tables, main), tables, differences)
     _stability(stability, matrix, main, scores, look)
     _cost(cost, seconds)
-    figure.supxlabel("Bars are 95 % intervals. B optimises another objective than A.", fontsize=8, style="italic")
+    footnote(figure, "Bars: 95 % intervals.", MARKED, OBJECTIVE)
     return figure
+
+
+def _empty(axes: Axes, says: str) -> None:
+    axes.text(0.5, 0.5, says, ha="center", va="center", transform=axes.transAxes)
+    axes.set_axis_off()
 
 
 def _performance(axes: Axes, block: Block, shown: list[Difference], look: dict[str, dict]) -> None:
@@ -68,9 +79,10 @@ def _performance(axes: Axes, block: Block, shown: list[Difference], look: dict[s
         value, low, high = one.contrast.estimate
         number = families.index(one.family)
         place = len(arms) - arms.index(one.arm) + SHIFT * ((len(families) - 1) / 2 - number)
-        axes.plot(value, place, MARKS[number % len(MARKS)], color=look[one.arm]["color"], markersize=5)
+        mark, colour = MARKS[number % len(MARKS)], look[one.arm]["color"]
+        axes.plot(value, place, mark, color=colour, markersize=5, zorder=3, **marking(one))
         if not math.isnan(low):
-            axes.plot([low, high], [place, place], color=look[one.arm]["color"], linewidth=1.2)
+            axes.plot([low, high], [place, place], color=colour, linewidth=1.2)
     axes.set_yticks([len(arms) - place for place in range(len(arms))], arms)
     for number, family in enumerate(families):
         pairs = max(one.pairs for one in shown if one.family == family)
@@ -79,6 +91,52 @@ def _performance(axes: Axes, block: Block, shown: list[Difference], look: dict[s
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
     axes.set_title(f"Performance: held-out pass@1 less {reference}'s", fontsize=10)
     axes.set_xlabel("difference of pass@1, paired", fontsize=9)
+    axes.tick_params(labelsize=8)
+
+
+def longest(matrix: Matrix, tables: Tables, main: Block) -> tuple[Block, str] | None:
+    """Block and family with the most steps, more than the main block's, and of these with the most pairs compared."""
+    found, most = None, (max(run.key.steps for run in main.runs), math.inf)
+    for block in matrix.blocks:
+        steps = max((run.key.steps for run in block.runs), default=0)
+        for family in block.families if block.references else ():
+            runs = {arm: set(finished(block, tables, family, arm)) for arm in block.arms}
+            base = runs.pop(block.references[0], set())
+            pairs = max((len(base & other) for other in runs.values()), default=0)
+            if pairs and (steps, pairs) > most:
+                found, most = (block, family), (steps, pairs)
+    return found
+
+
+def _length(axes: Axes, shown: tuple[Block, str] | None, tables: Tables, differences: list[Difference]) -> None:
+    axes.set_title("Length: reward in training, and pass@1 at the end (points)", fontsize=10)
+    if shown is None:
+        _empty(axes, "no longer run yet")
+        return
+    block, family = shown
+    reference, look = block.references[0], styles(block, tables)
+    base, steps = finished(block, tables, family, reference), max(run.key.steps for run in block.runs)
+    span, pairs = max(1, steps // SPANS), 0
+    axes.axhline(0, color="#999999", linewidth=0.8)
+    for number, (arm, style) in enumerate(look.items()):
+        runs = {pair: key for pair, key in finished(block, tables, family, arm).items() if pair in base}
+        if arm == reference or not runs:
+            continue
+        pairs = max(pairs, len(runs))
+        curves = [reward(tables, key, span) - reward(tables, base[pair], span) for pair, key in runs.items()]
+        curve = mean_with_band(curves)["mean"].loc[span:]
+        axes.plot(curve.index, curve, label=arm, **style)
+        for one in differences:
+            if (one.block, one.family, one.arm, one.reference) == (block.name, family, arm, reference):
+                place, (value, low, high) = steps * (1.03 + 0.03 * number), one.contrast.estimate
+                axes.plot(place, value, "o", color=style["color"], markersize=5, zorder=3, **marking(one))
+                if not math.isnan(low):
+                    axes.plot([place, place], [low, high], color=style["color"], linewidth=1.2)
+    count = f"{family}, {pairs} pair{'s' * (pairs > 1)}"
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= steps])
+    axes.set_xlabel(f"optimizer step; running means of {span} ({count})", fontsize=9)
+    axes.set_ylabel(f"less {reference}, paired", fontsize=9)
+    axes.legend(fontsize=8, loc="upper left", ncols=2)
     axes.tick_params(labelsize=8)
 
 
@@ -108,8 +166,7 @@ def _stability(axes: Axes, matrix: Matrix, main: Block, scores: list[Score], loo
     arms = over_rates(matrix, main, scores)
     axes.set_title("Stability: pass@1 over the learning rate", fontsize=10)
     if not arms:
-        axes.text(0.5, 0.5, "no run at another rate yet", ha="center", va="center", transform=axes.transAxes)
-        axes.set_axis_off()
+        _empty(axes, "no run at another rate yet")
         return
     rates = sorted({rate for by_rate in arms.values() for rate in by_rate})
     spread = 1.04  # between arms at one rate, so that their bars stand apart
@@ -117,13 +174,18 @@ def _stability(axes: Axes, matrix: Matrix, main: Block, scores: list[Score], loo
         shift = spread ** (number - (len(arms) - 1) / 2)
         points = sorted(by_rate.items())
         axes.plot(
-            [rate * shift for rate, _ in points], [one.pass1.value for _, one in points], "o-", markersize=4,
-            linewidth=1.2, color=look[arm]["color"], label=arm,
+            [rate * shift for rate, _ in points], [one.pass1.value for _, one in points], "-", linewidth=1.2,
+            color=look[arm]["color"], label=arm,
         )  # fmt: skip
         for rate, one in points:
+            axes.plot(
+                rate * shift, one.pass1.value, "o", color=look[arm]["color"], markersize=5, zorder=3, **marking(one)
+            )
             if not math.isnan(one.pass1.low):
                 ends = (max(0.0, one.pass1.low), min(1.0, one.pass1.high))
                 axes.plot([rate * shift] * 2, ends, color=look[arm]["color"], linewidth=1.0, alpha=0.7)
+    base = next(iter(next(iter(arms.values())).values())).base
+    axes.axhline(base, color=OTHER_COLOUR, linewidth=1.0, linestyle="--", label="base")
     axes.set_xscale("log")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -139,17 +201,17 @@ def _cost(axes: Axes, seconds: dict[str, list[float]]) -> None:
     axes.set_title("Cost: time of a whole step", fontsize=10)
     arms = [arm for arm in COSTS if arm in seconds]
     if COST_BASE not in arms:
-        axes.text(0.5, 0.5, "not measured", ha="center", va="center", transform=axes.transAxes)
-        axes.set_axis_off()
+        _empty(axes, "not measured")
         return
     for place, arm in enumerate(reversed(arms)):
         value, low, high = relative(seconds, arm, COST_BASE)
         name = COSTS[arm]
         axes.barh(place, value, color=VARIANTS[name].colour if name else OTHER_COLOUR)
         if not math.isnan(low):
-            axes.plot([low, high], [place, place], color="#000000", linewidth=1.2)
+            for width, colour in ((3.0, "#FFFFFF"), (1.2, "#000000")):  # seen on a black bar, too
+                axes.plot([low, high], [place, place], color=colour, linewidth=width)
         end = value if math.isnan(high) else max(value, high)
-        axes.text(end, place, f" {value:.2f}", va="center", fontsize=8)
+        axes.text(end, place, f" {value:.0%}", va="center", fontsize=8)
     axes.set_yticks(range(len(arms)), reversed([arm.removesuffix(" packed") for arm in arms]))
     axes.set_xlim(0, 1.15 * axes.get_xlim()[1])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))

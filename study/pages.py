@@ -7,7 +7,7 @@ from eval.pages.table import Table
 from study.cost import FILE as COST_FILE
 from study.cost import relative, rounds
 from study.figures import forest, learning_curves, save, styles
-from study.findings import SHARES, differences, over_families, scores, shares
+from study.findings import CO_PRIMARY, SHARES, differences, over_families, scores, shares
 from study.matrix import Block, Matrix
 from study.overview import COST_BASE, COSTS, overview
 from study.tables import FOLDER, Tables
@@ -21,8 +21,13 @@ PAGE, OVERVIEW = "findings.md", "overview.png"
 HEAD = (
     "# The study: what the tables say so far\n\n"
     "Written by `make study-figures` from the tables in this folder. Brackets are 95 % intervals that cover the base, "
-    "the training seed and the held-out prompt. p-values are after Holm, within a block and a hypothesis. “Smallest” "
-    f"is the true difference that such a comparison finds four times in five. {DIFFERENT_OBJECTIVE}\n"
+    "the training seed and the held-out prompt. p-values are after Holm, within a block and a hypothesis, over the "
+    "families that are there; a family that follows changes them. The last column of differences goes by the interval "
+    "alone, before Holm. “Smallest” is the true difference that such an interval tells from 0 four times in five. "
+    "“Bases alone” is the ordinary paired t-interval over the bases, which the protocol does not name: the registered "
+    "one errs to the wide side where the bases agree. “End by best” is the training reward at the end by the run's "
+    "best, of the run that kept least and of the one that kept most; below 50 % a run is called collapsed. "
+    f"{DIFFERENT_OBJECTIVE}\n"
 )
 
 
@@ -41,13 +46,14 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     seconds = rounds(root)
     every = [[one for parts in blocks.values() for one in parts[place]] for place in (1, 2)]
     main, *_ = next(iter(blocks.values()))
-    whole = overview(matrix, *every, seconds, main.name, styles(main, tables))
+    whole = overview(matrix, tables, *every, seconds, main.name)
     if whole is not None:
         save(whole, folder / OVERVIEW)
         written.append(folder / OVERVIEW)
-        parts.append(f"\n![performance, stability and cost]({OVERVIEW})\n")
+        parts.append(f"\n![performance, length, stability and cost]({OVERVIEW})\n")
     for block, found, compared in blocks.values():
-        parts.append(f"\n## {block.name}\n")
+        state = "Co-primary" if block.name in CO_PRIMARY else "Exploratory, whatever the hypothesis"
+        parts.append(f"\n## {block.name}\n\n{state}, by the [protocol](protocol.md).\n")
         look = styles(block, tables)
         for name, figure in (("curves", learning_curves(block, tables)), ("forest", forest(block, compared, look))):
             if figure is not None:
@@ -107,8 +113,10 @@ def _tables(block: Block, tables: Tables, found, compared) -> list[Table]:
                 "pass@8",
                 "greedy",
                 "base pass@1",
+                "less base",
                 "drift",
                 "collapsed",
+                "end by best",
                 "ref. calls",
             ],
             [
@@ -116,8 +124,10 @@ def _tables(block: Block, tables: Tables, found, compared) -> list[Table]:
                     *(one.family, one.arm, str(one.pairs)),
                     *(_estimate(each) for each in (one.pass1, one.pass8, one.greedy)),
                     f"{one.base:.3f}",
+                    _estimate(one.gain, sign="+"),
                     "n/a" if one.drift is None else f"{one.drift:.3f}",
                     f"{one.collapsed} of {one.pairs}",
+                    "–".join(f"{100 * share:.0f}" for share in one.kept) + "%",
                     f"{one.ref_calls:.0f}",
                 ]
                 for one in found
@@ -128,30 +138,34 @@ def _tables(block: Block, tables: Tables, found, compared) -> list[Table]:
         made.append(
             Table(
                 "Differences of pass@1, paired by base seed, training seed and prompt:",
-                ["hypothesis", "family", "arm", "less", "pairs", "difference", "p (Holm)", "smallest", ""],
+                [
+                    *("hypothesis", "family", "arm", "less", "pairs", "difference", "p (Holm)", "smallest", ""),
+                    *("bases alone", "p (Holm)"),
+                ],
                 [
                     [
                         *(one.hypothesis, one.family, one.arm, one.reference, str(one.pairs)),
                         _estimate(one.contrast.estimate, sign="+"),
-                        *(_number(each) for each in (one.adjusted, one.contrast.smallest)),
-                        one.verdict,
+                        *(_p_value(one.adjusted), _number(one.contrast.smallest), one.verdict),
+                        *(_ends(one.alone.estimate, sign="+"), _p_value(one.adjusted_alone)),
                     ]
                     for one in compared
                 ],
             )
         )
-    if pooled := over_families(compared):
+    if pooled := over_families(block, tables):
         made.append(
             Table(
                 "The same as means over families of equal weight. This is exploratory, because the protocol does not "
-                "name it; p-values are not adjusted.",
-                ["arm", "less", "families", "pairs", "difference", "p", "smallest", ""],
+                "name it; p-values are not adjusted. The pairs are the units, because the families' bases of one "
+                "number begin at the same random weights and are trained with the same seed.",
+                ["arm", "less", "families", "pairs", "difference", "p", "smallest", "", "bases alone", "p"],
                 [
                     [
                         *(one.arm, one.reference, one.family, str(one.pairs)),
                         _estimate(one.contrast.estimate, sign="+"),
-                        *(_number(each) for each in (one.contrast.p_value, one.contrast.smallest)),
-                        one.verdict,
+                        *(_p_value(one.contrast.p_value), _number(one.contrast.smallest), one.verdict),
+                        *(_ends(one.alone.estimate, sign="+"), _p_value(one.alone.p_value)),
                     ]
                     for one in pooled
                 ],
@@ -180,10 +194,19 @@ def _number(value: float) -> str:
     return "n/a" if value != value else f"{value:.3f}"
 
 
+def _p_value(value: float) -> str:
+    return "< 0.001" if value < 0.001 else _number(value)
+
+
 def _estimate(estimate: Estimate, sign: str = "") -> str:
-    value, low, high = estimate
-    ends = "" if low != low else f" [{low:{sign}.3f}, {high:{sign}.3f}]"
-    return f"{value:{sign}.3f}{ends}".replace("-", "−")
+    ends = "" if estimate.low != estimate.low else f" {_ends(estimate, sign)}"
+    return f"{estimate.value:{sign}.3f}{ends}".replace("-", "−")
+
+
+def _ends(estimate: Estimate, sign: str = "") -> str:
+    if estimate.low != estimate.low:
+        return "n/a"
+    return f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]".replace("-", "−")
 
 
 def _percent(estimate: Estimate) -> str:

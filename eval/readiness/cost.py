@@ -117,10 +117,12 @@ def cost_findings(
     else:
         held, per_row, mark = first.held_gib, estimated_row_gib, ESTIMATE
         peak = held + micro_batch * per_row
+    held, peak = held + first.growth_gib, peak + first.growth_gib
+    at_rank = f" at rank {first.rank}, the last" if first.rank else ""
     fits = largest_micro_batch(held, per_row, first.total_gib, group)
     findings.append(
         Finding(
-            f"peak memory{mark}",
+            f"peak memory{at_rank}{mark}",
             f"{peak:.1f} of {first.total_gib:.1f} GiB",
             **advice(
                 peak > USABLE * first.total_gib, "lower per_device_train_batch_size, or gradient_checkpointing: true"
@@ -131,7 +133,7 @@ def cost_findings(
     cure = f"lower per_device_train_batch_size to {fits}, and raise gradient_accumulation_steps by as much"
     findings.append(
         Finding(
-            f"largest micro-batch that fits{mark}",
+            f"largest micro-batch that fits{at_rank}{mark}",
             f"{fits} rows (now {micro_batch})",
             **advice(0 < fits < micro_batch, cure, LOOK),
             values={"rows": fits, "now": micro_batch, "measured": first.on_gpu},

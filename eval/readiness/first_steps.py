@@ -8,6 +8,7 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
+from eval.readiness.growth_memory import bytes_of_growth, largest_rank
 from trl_prorl.run.meter import METRICS_FILE
 
 
@@ -24,6 +25,8 @@ class FirstSteps:
         held_gib (`float`): Memory between two steps, of weights and optimizer.
         total_gib (`float`): Memory that there is.
         on_gpu (`bool`): Whether memory is a GPU's, and measured.
+        growth_gib (`float`): What a growing adapter takes beyond that at the end of the run.
+        rank (`int`): The rank of a growing adapter at the end of the run; 0 if none grows.
     """
 
     rows: list[dict]
@@ -32,6 +35,8 @@ class FirstSteps:
     held_gib: float
     total_gib: float
     on_gpu: bool
+    growth_gib: float = 0.0
+    rank: int = 0
 
 
 class StopAfter(TrainerCallback):
@@ -53,6 +58,8 @@ def first_steps(trainer, steps: int = MOST) -> FirstSteps:
         trainer ([`ProRLTrainer`]): Its `output_dir` is thrown away by the caller; it neither saves nor evaluates.
         steps (`int`, *optional*, defaults to `2`): Most optimizer steps.
     """
+    growth = trainer.parts.get("growth")
+    first_rank = growth.rank if growth else 0
     trainer.add_callback(StopAfter(steps))
     trainer.train()
     args, device = trainer.args, trainer.accelerator.device
@@ -61,11 +68,19 @@ def first_steps(trainer, steps: int = MOST) -> FirstSteps:
         held, total = torch.cuda.memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
     else:
         held, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    steps_per_generation = args.generate_every / args.gradient_accumulation_steps
+    rank = grown = 0
+    if growth:
+        schedule = (growth.every, growth.step, growth.largest)
+        rank = largest_rank(first_rank, *schedule, trainer.state.max_steps, steps_per_generation)
+        grown = bytes_of_growth(trainer, rank)
     return FirstSteps(
         rows=rows,
         max_steps=trainer.state.max_steps,
-        steps_per_generation=args.generate_every / args.gradient_accumulation_steps,
+        steps_per_generation=steps_per_generation,
         held_gib=held / 2**30,
         total_gib=total / 2**30,
         on_gpu=device.type == "cuda",
+        growth_gib=grown / 2**30,
+        rank=rank,
     )

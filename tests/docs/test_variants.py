@@ -86,6 +86,14 @@ def test_pages_that_compare_a_and_b_say_that_the_objectives_differ(page):
     assert re.search(r"(different|another) objective", " ".join((ROOT / page).read_text().split()))
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/study.md", "docs/variants/A.md", "docs/variants/B.md"])
+def test_every_share_that_b_keeps_of_a_says_so_beside_it(page):
+    """A reader of one paragraph, item or row has to see it."""
+    parts = [as_one_line(part) for part in re.split(r"\n\s*\n|\n(?=- |\|)", (ROOT / page).read_text())]
+    shares = [part for part in parts if re.search(r"\bB\b.*(keeps|takes|kept)\b.*%", part)]
+    assert shares and [part for part in shares if not re.search(r"(different|another) objective", part)] == []
+
+
 def test_no_page_says_that_the_objective_is_the_same():
     pages = [page for page in PAGES if page.stem != "log"]  # which speaks of other things too
     assert [page for page in pages if "same objective" in " ".join(page.read_text().split())] == []

@@ -78,8 +78,8 @@ def checkout(tmp_path_factory):
     return root
 
 
-def add_run(tables, key, prompts=4, steps=None, pass1=0.5, base_hash="ab", correct=None):
-    """A run, and its base if it is not there."""
+def add_run(tables, key, prompts=4, steps=None, pass1=0.5, base_hash="ab", correct=None, slope=0.1):
+    """A run, whose reward rises by `slope` at each step, and its base if it is not there."""
     base = {
         "family": key.family,
         "base_seed": key.base_seed,
@@ -112,7 +112,7 @@ def add_run(tables, key, prompts=4, steps=None, pass1=0.5, base_hash="ab", corre
         },
         **{"seconds": 12.0, "commit": "c"},
     }
-    curve = [{**key._asdict(), "step": step + 1, "reward": 0.1 * step, "event": ""} for step in range(steps)]
+    curve = [{**key._asdict(), "step": step + 1, "reward": slope * step, "event": ""} for step in range(steps)]
     curve = [as_written(one, CURVE_COLUMNS) for one in curve]
     tables.add_run(as_written(row, RUN_COLUMNS), curve, counts(key, correct or [4] * prompts))
 

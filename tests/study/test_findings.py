@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from study.estimate import clock, seconds_left
-from study.figures import forest, learning_curves, mean_with_band, reward, styles
+from study.figures import forest, learning_curves, marking, mean_with_band, reward, span_of, styles
 from study.findings import (
     ELSE,
     H0,
@@ -13,6 +13,7 @@ from study.findings import (
     Share,
     compared,
     differences,
+    end_by_best,
     kept_partner,
     over_families,
     scores,
@@ -43,6 +44,7 @@ blocks:
 """
 # Correct of 8 on every prompt, for base seeds 1, 2, 3. Bases have 2 of 8.
 CORRECT = {"plain": (4, 5, 6), "A": (5, 6, 7), "B": (4, 5, 6), "C_hard": (5, 6, 8), "B_beta_old3": (0, 0, 0)}
+FAMILIES = ("reverse_digits", "sorting", "sums")
 VARIANT = {"plain": "plain", "A": "A", "B": "B", "C_hard": "C", "B_beta_old3": "B"}
 
 
@@ -69,6 +71,7 @@ def test_scores(block, tables):
     plain = found["plain_x"]
     # 0.5, 0.625, 0.75: mean 0.625, s = 0.125, t(2) = 4.302653
     assert plain.pass1.value == 0.625 and plain.pairs == 3 and plain.base == 0.25
+    assert plain.gain.value == 0.375 and plain.gain.low < 0.375  # less 2 of 8 of each base
     assert plain.pass1.high - 0.625 == pytest.approx(4.302653 * 0.125 / 3**0.5, rel=0.05)
     assert found["B_beta_old3_x"].pass8.value == 0 and plain.pass8.value == 1 and plain.greedy.value == 1
 
@@ -125,16 +128,63 @@ def test_a_share_that_is_met_or_not():
     assert Share("core", "sums", "B", "A", "score", None, 5).verdict(0.8) == "undecided"
 
 
-def test_means_over_families(block, tables):
-    hard = next(one for one in differences(block, tables) if (one.arm, one.reference) == ("C_hard_x", "A_x"))
-    other = replace(hard, family="sums", contrast=Contrast(-0.1, 0.02, 2))
-    alone = replace(hard, arm="A_x", reference="plain_x")
-    (one,) = over_families([hard, other, alone])
-    assert (one.arm, one.reference, one.family, one.pairs) == ("C_hard_x", "A_x", "mean of 2", 6)
-    assert one.contrast.value == pytest.approx((hard.contrast.value - 0.1) / 2)
-    assert one.contrast.error == pytest.approx((hard.contrast.error**2 + 0.02**2) ** 0.5 / 2)
-    single = replace(other, contrast=Contrast(-0.1, float("nan"), 0))
-    assert over_families([hard, single]) == []  # a family with one base has no error
+def test_means_over_families(study, tables, add):
+    matrix = read_matrix(study(MATRIX.replace("[reverse_digits]", "[reverse_digits, sorting, sums]"), FAMILIES))
+    (block,) = matrix.blocks
+    assert over_families(block, tables) == []  # one family alone
+    # C_hard is 0, 0, 1 of 8 above A in reversing, and 0, 0, −1 in sorting: by pairs nothing is left.
+    for arm, counts in (("A", (4, 4, 4)), ("C_hard", (4, 4, 3))):
+        for seed, count in enumerate(counts, start=1):
+            add(tables, RunKey("sorting", f"{arm}_x", seed, seed, 12), prompts=40, correct=[count] * 40)
+    # A family that is not complete yet does not take the others' pairs away.
+    for arm in ("A_x", "C_hard_x"):
+        add(tables, RunKey("sums", arm, 1, 1, 12), prompts=40, correct=[4] * 40)
+    (one,) = over_families(block, tables)
+    assert (one.arm, one.reference, one.family, one.pairs) == ("C_hard_x", "A_x", "mean of 2", 3)
+    assert (one.contrast.value, one.contrast.error, one.contrast.freedom) == (0, pytest.approx(0), 2)
+    assert one.exploratory and one.alone.error == pytest.approx(0)
+
+
+def test_families_draw_their_questions_apart(study, add):
+    """Questions alone vary, alike in both families: the mean's error is smaller by √2."""
+    matrix = read_matrix(study(MATRIX.replace("[reverse_digits]", "[reverse_digits, sorting]"), FAMILIES))
+    (block,), tables = matrix.blocks, Tables()
+    for family in block.families:
+        for arm, correct in (("plain", [0] * 40), ("A", [8] * 10 + [0] * 30)):
+            for seed in (1, 2, 3):
+                add(tables, RunKey(family, f"{arm}_x", seed, seed, 12), prompts=40, correct=correct)
+    ((mean,), (one, _)) = over_families(block, tables), differences(block, tables)
+    assert mean.contrast.error == pytest.approx(one.contrast.error / 2**0.5, rel=0.05)
+
+
+def test_the_end_by_the_best(tables):
+    key = RunKey("reverse_digits", "A_x", 1, 1, 12)
+
+    def with_rewards(rewards):
+        tables.curves[key] = [{**tables.curves[key][0], "step": step} for step in range(1, len(rewards) + 1)]
+        for row, value in zip(tables.curves[key], rewards, strict=True):
+            row["reward"] = value
+        return end_by_best(tables, key)
+
+    # Windows of 10 steps have means of 0.8, 0.7 and 0.6; the last 10 steps have 0.6.
+    assert with_rewards([1.0] * 8 + [0.0, 0.0, 0.0, 0.0]) == pytest.approx(0.6 / 0.8)
+    assert with_rewards([0.5] * 12) == pytest.approx(1) and with_rewards([0.0] * 12) == 0
+    assert with_rewards([0.5] * 11 + [float("nan")]) == 0 and with_rewards([0.5] * 11) == 0  # stopped at step 11
+
+
+def test_exploratory_and_registered(block, tables):
+    found = {(one.arm, one.reference): one for one in differences(block, tables)}
+    assert not found["A_x", "plain_x"].exploratory and not found["C_hard_x", "A_x"].exploratory
+    assert found["C_hard_x", "plain_x"].exploratory and found["B_x", "A_x"].exploratory
+    added = replace(block, name="mild")
+    assert all(one.exploratory for what in (differences, scores) for one in what(added, tables))
+    assert marking(found["A_x", "plain_x"]) == {} and marking(found["B_x", "A_x"])["markerfacecolor"] == "white"
+
+
+def test_the_t_interval_has_a_correction_of_its_own(block, tables):
+    found = [one for one in differences(block, tables) if one.hypothesis == ELSE]
+    values = sorted((one.alone.p_value, one.adjusted_alone) for one in found)
+    assert values[0][1] == pytest.approx(min(1, 4 * values[0][0])) and all(high >= low for low, high in values)
 
 
 def test_pictures_are_the_same_bytes_from_the_same_tables(study, tables):
@@ -146,6 +196,10 @@ def test_pictures_are_the_same_bytes_from_the_same_tables(study, tables):
     assert set(first) == {"overview.png", "core_curves.png", "core_forest.png", "findings.md"}
     page = first["findings.md"].decode()
     assert "+0.125 [+0.125, +0.125]" in page and "B_x" in page
+    assert "Co-primary, by the [protocol]" in page and "Exploratory" not in page
+    (root / "recipes/study/matrix.yaml").write_text(MATRIX.replace("core:", "mild:"))
+    write_pages(root, read_matrix(root), tables)
+    assert "Exploratory, whatever the hypothesis" in (root / "docs/study/findings.md").read_text()
     with pytest.raises(InputError, match="none of these runs is finished"):
         write_pages(root, matrix, Tables())
 
@@ -156,16 +210,24 @@ def test_curves_and_forest(block, tables):
     figure = learning_curves(block, tables)
     assert len(figure.axes) == 2 and len(figure.axes[0].lines) == 5 and len(figure.axes[1].lines) == 4 + 1
     found = differences(block, tables)
-    assert len(forest(block, found, look).axes) == 2
+    picture = forest(block, found, look)
+    assert len(picture.axes) == 2 and len({panel.get_xlim() for panel in picture.axes}) == 1
+    assert all("B optimises a different objective" in one.get_supxlabel() for one in (figure, picture))
+    assert "95 % t-intervals" in figure.get_supxlabel() and len(figure.axes[0].collections) == 5  # bands of five arms
     assert learning_curves(block, Tables()) is None and forest(block, [], {}) is None
 
 
 def test_a_run_that_stopped_has_no_reward_afterwards(tables):
     key = RunKey("reverse_digits", "A_x", 1, 1, 12)
     tables.curves[key] = tables.curves[key][:5]
-    curve = reward(tables, key)
+    curve = reward(tables, key, 10)
     # Rewards are 0, 0.1, 0.2 …: the running mean at step 5 is 0.2.
     assert list(curve.index) == list(range(1, 13)) and curve[5] == pytest.approx(0.2) and (curve[6:] == 0).all()
+    assert reward(tables, key, 2)[5] == pytest.approx(0.35)
+
+
+def test_running_means_are_as_wide_in_every_picture():
+    assert [span_of(steps) for steps in (24, 240, 480, 1000)] == [10, 10, 20, 42]
 
 
 def test_a_band_is_the_t_interval():

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from eval.analysis.statistics import fieller_interval
-from study.hierarchical import Contrast, mean_of, resample
+from study.hierarchical import Contrast, mean_over, resample
 
 
 def same_on_every_prompt(by_pair, prompts=32):
@@ -113,13 +113,70 @@ def test_an_interval_covers_the_truth_as_often_as_it_says(bases, spread):
     assert covered >= 0.93 * 400
 
 
-def test_the_mean_of_independent_contrasts():
-    # Welch and Satterthwaite by hand: (9 + 16)² / (81/4 + 256/2) = 625 / 148.25; the error is √25 / 2.
-    found = mean_of([Contrast(1.0, 3.0, 4), Contrast(4.0, 4.0, 2)])
-    assert (found.value, found.error) == (2.5, 2.5) and found.freedom == pytest.approx(625 / 148.25)
-    # Equal errors and degrees of freedom: the sum of these.
-    assert mean_of([Contrast(1.0, 0.1, 4)] * 3).freedom == pytest.approx(12)
-    assert mean_of([Contrast(1.0, 0.0, 4), Contrast(2.0, 0.0, 2)]) == Contrast(1.5, 0.0, 2)
+def test_the_ordinary_paired_t_interval_stands_beside_it():
+    """Over five bases, by SciPy's paired t-test; the prompts, however they differ, are taken as they are."""
+    generator = np.random.default_rng(5)
+    a = {(base, base): generator.random(40) for base in range(5)}
+    b = {pair: values + generator.normal(0.05, 0.1, 40) for pair, values in a.items()}
+    found = resample({"A": a, "B": b}).over_bases({"B": 1, "A": -1})
+    test = stats.ttest_rel([b[pair].mean() for pair in b], [a[pair].mean() for pair in a])
+    assert found.p_value == pytest.approx(test.pvalue)
+    assert found.estimate[1:] == pytest.approx(tuple(test.confidence_interval(0.95)))
+    # Two seeds of a base are one value: 0.5, and 1 of the other base.
+    two = same_on_every_prompt({(1, 1): 0.25, (1, 2): 0.75, (2, 1): 1.0})
+    assert resample({"A": two}).over_bases({"A": 1}) == Contrast(0.75, 0.25, 1)
+    assert math.isnan(resample({"A": same_on_every_prompt({(1, 1): 0.5})}).over_bases({"A": 1}).error)
+
+
+def test_noise_of_a_base_on_a_prompt_counts_three_times():
+    """
+    The registered error errs to the wide side. Noise of every cell alone, of variance 1: the mean over n bases and P
+    prompts has a variance of 1/(nP); in a resample each of the three terms 1/n, 1/P and 1/(nP) brings it anew.
+    """
+    generator, bases, prompts = np.random.default_rng(0), 5, 200
+    squares = []
+    for study in range(300):
+        arm = {(base, base): generator.normal(0, 1, prompts) for base in range(bases)}
+        resampled = resample({"A": arm}, resamples=300, seed=study)
+        squares.append([one({"A": 1}).error ** 2 for one in (resampled.contrast, resampled.over_bases)])
+    registered, alone = np.mean(squares, axis=0) * bases * prompts
+    kept = ((1 - 1 / bases) + (1 - 1 / prompts) + 1) * (1 - 1 / (bases * prompts)) * bases / (bases - 1)
+    assert alone == pytest.approx(1, rel=0.1) and registered == pytest.approx(kept, rel=0.1) and kept > 3
+
+
+def families(together, pairs=5, prompts=400):
+    """Two families of one arm whose bases of one number differ by the same, by the contrary, or independently."""
+    generator = np.random.default_rng(2)
+    of_pair = generator.normal(0, 0.1, pairs)
+    other = {1: of_pair, -1: -of_pair, 0: np.array([0.1, -0.1, 0.0, 0.05, -0.05])}[together]
+    if together == 0:  # of the same spread, without correlation
+        of_pair = np.array([0.05, 0.05, -0.2, 0.05, 0.05])
+    values = (of_pair, other)
+    return [same_on_every_prompt({(pair, pair): one[pair] for pair in range(pairs)}, prompts) for one in values]
+
+
+def test_the_mean_over_families_has_pairs_for_units():
+    # Families that go together have no more to say than one; those that go apart cancel.
+    for together in (1, -1, 0):
+        arms = families(together)
+        found = mean_over([resample({"A": arm}, 40_000, family=number) for number, arm in enumerate(arms)])
+        by_pair = np.mean([[values.mean() for values in arm.values()] for arm in arms], axis=0)
+        contrast, alone = found.contrast({"A": 1}), found.over_bases({"A": 1})
+        assert contrast.value == pytest.approx(by_pair.mean()) and contrast.freedom == 4
+        assert contrast.error == pytest.approx(stats.sem(by_pair), rel=0.02, abs=1e-9)
+        assert alone.error == pytest.approx(stats.sem(by_pair), abs=1e-9)
+    with pytest.raises(ValueError, match="different numbers"):
+        mean_over([resample({"A": arms[0]}), resample({"A": {(0, 0): arms[0][0, 0]}})])
+
+
+def test_families_have_prompts_of_their_own():
+    """Prompts alone vary, and are alike in both families by chance: their errors are not added up as one."""
+    right = np.array([1.0] * 20 + [0.0] * 60)
+    arm = {(base, 1): right for base in range(5)}
+    one, other = (resample({"A": arm}, resamples=20_000, family=number) for number in (0, 1))
+    assert abs(np.corrcoef(one.replicates["A"], other.replicates["A"])[0, 1]) < 0.05
+    error = mean_over([one, other]).contrast({"A": 1}).error
+    assert error == pytest.approx(one.contrast({"A": 1}).error / 2**0.5, rel=0.03)
 
 
 def test_a_negative_share_has_an_interval_around_it():

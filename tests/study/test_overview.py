@@ -1,12 +1,13 @@
 """The study's one picture shows what the tables say."""
 
+from dataclasses import replace
+
 import pytest
 
 from study.cost import relative
-from study.figures import styles
 from study.findings import differences, scores
 from study.matrix import RunKey, read_matrix
-from study.overview import over_rates, overview
+from study.overview import longest, over_rates, overview
 from study.tables import Tables
 
 
@@ -38,6 +39,13 @@ blocks:
     keys: {learning_rate: 0.9}
     arms:
       plain:
+  longer:
+    families: [reverse_digits]
+    pairs: [[1, 1], [2, 2]]
+    steps: 100
+    arms:
+      plain:
+      A:
 """
 CORRECT = {"plain": (4, 5, 6), "A": (5, 6, 7), "C_hard": (2, 3, 4), "plain_fast": (0, 0, 0), "A_fast": (1, 2, 3)}
 
@@ -72,23 +80,55 @@ def test_learning_rates_are_compared_at_equal_steps(matrix, tables):
 
 def test_the_picture(matrix, tables):
     seconds = {"A packed": [2.0] * 6, "B packed": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "TRL β>0": [6.0] * 6}
-    figure = overview(matrix, *both(matrix, tables), seconds, "core", styles(matrix.blocks[0], tables))
-    performance, stability, cost = figure.axes
+    figure = overview(matrix, tables, *both(matrix, tables), seconds, "core")
+    performance, _, stability, cost = figure.axes
     assert [label.get_text() for label in performance.get_yticklabels()] == ["A", "C_hard"]
     points = [
         tuple(line.get_xdata()) for line in performance.lines if line.get_marker() == "o" and len(line.get_xdata())
     ]
     assert points == [(pytest.approx(0.125),), (pytest.approx(-0.25),)]  # less plain: (5 - 4) / 8 and (2 - 4) / 8
-    assert {line.get_label() for line in stability.lines if not line.get_label().startswith("_")} == {"plain", "A"}
+    labels = {line.get_label(): line for line in stability.lines if not line.get_label().startswith("_")}
+    assert set(labels) == {"plain", "A", "base"} and set(labels["base"].get_ydata()) == {0.25}
+    # The block `fast` is not a registered one: hollow.
+    faces = {
+        line.get_xdata()[0] > 0.1: line.get_markerfacecolor() for line in stability.lines if line.get_marker() == "o"
+    }
+    assert faces[True] == "white" and faces[False] != "white"
     assert [label.get_text() for label in cost.get_yticklabels()] == ["B", "A", "TRL β>0"]
+    assert [text.get_text().strip() for text in cost.texts] == ["62%", "100%", "300%"]
     assert [bar.get_width() for bar in cost.patches] == pytest.approx([0.625, 1.0, 3.0])
     assert relative(seconds, "B packed", "A packed") == pytest.approx((0.625, 0.5, 0.75))
 
 
 def test_panels_without_data_say_so(matrix, add):
     tables = Tables()
-    assert overview(matrix, *both(matrix, tables), {}, "core", styles(matrix.blocks[0], tables)) is None
+    assert overview(matrix, tables, *both(matrix, tables), {}, "core") is None
     for arm in ("plain", "A"):
         add(tables, RunKey("reverse_digits", arm, 1, 1, 12), prompts=40, correct=[4] * 40)
-    _, stability, cost = overview(matrix, *both(matrix, tables), {}, "core", styles(matrix.blocks[0], tables)).axes
-    assert [axes.texts[0].get_text() for axes in (stability, cost)] == ["no run at another rate yet", "not measured"]
+    _, *empty = overview(matrix, tables, *both(matrix, tables), {}, "core").axes
+    says = ["no longer run yet", "no run at another rate yet", "not measured"]
+    assert [axes.texts[0].get_text() for axes in empty] == says
+
+
+def test_longer_runs_are_shown_less_plain(matrix, tables, add):
+    assert longest(matrix, tables, matrix.blocks[0]) is None  # `long` has nothing to compare
+    for seed in (1, 2):
+        for arm, slope, count in (("plain", 0.1, 4), ("A", 0.1 + 0.01 * seed, 5)):
+            key = RunKey("reverse_digits", arm, seed, seed, 100)
+            add(tables, key, prompts=40, correct=[count] * 40, slope=slope)
+    assert longest(matrix, tables, matrix.blocks[0]) == (matrix.blocks[3], "reverse_digits")
+    length = overview(matrix, tables, *both(matrix, tables), {}, "core").axes[1]
+    (curve,) = (line for line in length.lines if line.get_label() == "A")
+    # Slopes differ by 0.01 and 0.02; a running mean of ten steps is the value 4.5 steps before.
+    assert list(curve.get_xdata()) == list(range(10, 101)) and curve.get_ydata()[-1] == pytest.approx(0.015 * 94.5)
+    (point,) = (line for line in length.lines if line.get_marker() == "o")
+    assert list(point.get_ydata()) == [pytest.approx(0.125)] and point.get_markerfacecolor() == "white"
+    assert point.get_xdata()[0] > 100 and max(length.get_xticks()) <= 100 and "2 pairs" in length.get_xlabel()
+
+
+def test_a_selection_without_any_longer_run(matrix, tables):
+    for selected in (matrix.selected(["core"]), matrix.selected([], [], ["A"])):
+        assert longest(selected, tables, selected.blocks[0]) is None
+    none = matrix.selected([], ["reverse_digits"])
+    empty = replace(none.blocks[3], families=(), runs=())
+    assert longest(replace(none, blocks=(*none.blocks[:3], empty)), tables, none.blocks[0]) is None

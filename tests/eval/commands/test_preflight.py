@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoTokenizer
 
 from eval.preflight import main, preflight, table, verdict, wide_console
@@ -25,7 +26,7 @@ RECIPE = str(ROOT / "recipes" / "tiny" / "variantA.yaml")
 TASK = get_task("reverse_digits", level=3)
 
 
-def make(folder, rows=None, reward=None, model=None, **keys):
+def make(folder, rows=None, reward=None, model=None, peft_config=None, **keys):
     """A trainer on the embedded model; its first reward function is the task's unless one is given."""
     keys = {
         "per_device_train_batch_size": 16,
@@ -49,6 +50,7 @@ def make(folder, rows=None, reward=None, model=None, **keys):
         args=ProRLConfig(output_dir=str(folder / "run"), **keys),
         train_dataset=TASK.rows("train", 24) if rows is None else Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(model or embedded_model("embedded")),
+        peft_config=peft_config,
     )
 
 
@@ -271,6 +273,31 @@ def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
     assert [row["step"] for row in first.rows] == [1, 2] and first.max_steps == 10
     assert [row["lr"] for row in first.rows] == pytest.approx([0.0, 0.2e-4])
     assert first.steps_per_generation == 2 and first.total_gib > first.held_gib > 0.1 and not first.on_gpu
+
+
+def bytes_of_adapters(trainer):
+    """Of all adapters and of the optimizer's moments, in a trainer that has no other trained parameters."""
+    adapters = [value for name, value in trainer.model.named_parameters() if "lora_" in name]
+    moments = [value for state in trainer.optimizer.state.values() for value in state.values() if value.dim()]
+    return sum(tensor.nbytes for tensor in adapters + moments)
+
+
+@pytest.mark.parametrize("keys", [{}, {"elastic_reset_every": 4}])
+def test_memory_of_a_growing_adapter_is_that_of_its_last_rank(tmp_path, keys):
+    keys = {"lora_growth_every": 1, "lora_growth_step": 3, "max_steps": 8, "beta": 0.1, **keys}
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=True)
+
+    def trainer(name):
+        return make(tmp_path / name, peft_config=lora, **keys)
+
+    short, whole = trainer("short"), trainer("whole")
+    first = first_steps(short)
+    whole.train()
+    assert first.rank == whole.parts["growth"].rank == 13  # at 2, 4 and 6
+    gradients = sum(value.nbytes for value in whole.model.parameters() if value.requires_grad) * (1 - 4 / 13)
+    copies = len(whole.parts["growth"].copies) * gradients  # each has the policy's parameters once
+    expected = bytes_of_adapters(whole) - bytes_of_adapters(short) + gradients + copies
+    assert first.growth_gib * 2**30 == pytest.approx(expected, abs=1)
 
 
 @pytest.mark.parametrize("compact", ["on", "off"])
