@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
-from eval.analysis.smoothing import LAST_SHARE, SMOOTHING_STEPS
+from eval.analysis.smoothing import end_by_best
 from eval.analysis.statistics import Estimate, holm, pass_at_k_per_prompt
 from study.hierarchical import Contrast, Pair, Resampled, mean_over, resample
 from study.matrix import Block, Matrix, RunKey
@@ -163,7 +164,7 @@ def _score(block: Block, tables: Tables, family: str, arm: str, runs: dict[Pair,
         return resampled.contrast({arm: 1}).estimate
 
     against = {arm: _per_prompt(tables, runs), BASE: _of_bases(tables, family, runs)}
-    kept = [end_by_best(tables, key) for key in runs.values()]
+    kept = [reward_kept(tables, key) for key in runs.values()]
     rows = [tables.runs[key] for key in runs.values()]
     drifts = [row["drift"] for row in rows if row["drift"] is not None]
     return Score(
@@ -191,18 +192,15 @@ def _of_bases(tables: Tables, family: str, runs: Iterable[Pair]) -> dict[Pair, n
     return {pair: per_prompt(tables, BaseKey(family, pair[0]).run) for pair in runs}
 
 
-def end_by_best(tables: Tables, key: RunKey) -> float:
+def reward_kept(tables: Tables, key: RunKey) -> float:
     """
-    The number that a collapse is told by: the mean training reward of the last 10 % of the steps, at least 10, by the
-    best 10-step mean of the run. 0 where that best is 0, and where numbers that are not finite ended the run.
+    The number that a collapse is told by, [`~eval.analysis.smoothing.end_by_best`] of the training reward; 0 where it
+    cannot be told, because the best is 0 or numbers that are not finite ended the run.
     """
-    rewards = np.array([row["reward"] for row in tables.curves[key]], dtype=float)
+    rewards = pd.Series([row["reward"] for row in tables.curves[key]], dtype=float)
     if len(rewards) < key.steps or not np.isfinite(rewards).all():
         return 0.0
-    window = min(SMOOTHING_STEPS, len(rewards))
-    best = np.convolve(rewards, np.ones(window) / window, "valid").max()
-    end = rewards[-max(window, round(LAST_SHARE * len(rewards))) :].mean()
-    return float(end / best) if best > 0 else 0.0
+    return end_by_best(rewards) or 0.0
 
 
 def kept_partner(block: Block, arm: str) -> str | None:

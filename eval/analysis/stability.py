@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from eval.analysis.smoothing import LAST_SHARE, SMOOTHING_STEPS
+from eval.analysis.smoothing import SMOOTHING_STEPS, end_by_best
 from eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, Spikes, find_spikes
 from eval.run_folder.run import Run
 from trl_prorl.variants import VARIANTS
@@ -35,15 +35,11 @@ def collapsed(run: Run) -> bool | None:
         `bool` or `None`: `None` if neither can be told. Half of a best that is not positive is no bar, so there only
         events count.
     """
-    smooth, events = smoothed_reward(run), nonfinite_events(run)
-    if events:
+    if nonfinite_events(run):
         return True
-    if smooth is None or smooth.max() <= 0:
-        return None
-    # Against the best of many windows the last one must not be shorter, or luck alone would be a collapse.
     reward = run.measured("reward")
-    last = reward.iloc[-max(SMOOTHING_STEPS, round(LAST_SHARE * len(reward))) :]
-    return float(last.mean()) < COLLAPSE_SHARE * float(smooth.max())
+    share = None if reward is None else end_by_best(reward)
+    return None if share is None else share < COLLAPSE_SHARE
 
 
 def largest_drop(run: Run) -> float | None:

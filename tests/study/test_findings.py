@@ -1,6 +1,7 @@
 """Scores, differences and shares from tables whose answers are known."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,16 +14,16 @@ from study.findings import (
     Share,
     compared,
     differences,
-    end_by_best,
     kept_partner,
     over_families,
+    reward_kept,
     scores,
     shares,
 )
 from study.hierarchical import Contrast
 from study.matrix import RunKey, read_matrix
 from study.pages import write_pages
-from study.tables import Tables
+from study.tables import Tables, read_tables
 from trl_prorl.errors import InputError
 
 
@@ -178,12 +179,21 @@ def test_the_end_by_the_best(tables):
         tables.curves[key] = [{**tables.curves[key][0], "step": step} for step in range(1, len(rewards) + 1)]
         for row, value in zip(tables.curves[key], rewards, strict=True):
             row["reward"] = value
-        return end_by_best(tables, key)
+        return reward_kept(tables, key)
 
     # Windows of 10 steps have means of 0.8, 0.7 and 0.6; the last 10 steps have 0.6.
     assert with_rewards([1.0] * 8 + [0.0, 0.0, 0.0, 0.0]) == pytest.approx(0.6 / 0.8)
     assert with_rewards([0.5] * 12) == pytest.approx(1) and with_rewards([0.0] * 12) == 0
     assert with_rewards([0.5] * 11 + [float("nan")]) == 0 and with_rewards([0.5] * 11) == 0  # stopped at step 11
+
+
+def test_the_study_s_collapses_are_told_by_its_curves():
+    """What the runner wrote from a run's own record, and what the tables alone give, run by run."""
+    tables = read_tables(Path(__file__).parent.parent.parent)
+    kept = {key: reward_kept(tables, key) for key in tables.runs}
+    assert {key: share < 0.5 for key, share in kept.items()} == {
+        key: bool(row["collapsed"]) for key, row in tables.runs.items()
+    }
 
 
 def test_exploratory_and_registered(block, tables):
