@@ -7,8 +7,10 @@ from scipy import stats
 
 from eval.analysis.smoothing import SMOOTHING_STEPS as SPAN
 from eval.pages.curves import DPI, LINE_STYLES, OTHER_COLOUR
-from study.findings import Difference, Score, finished
+from study.differences import Difference
 from study.matrix import Block, RunKey
+from study.per_prompt import finished
+from study.scores import Score
 from study.tables import Tables
 from trl_prorl.variants import VARIANTS
 

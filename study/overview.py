@@ -8,9 +8,11 @@ from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from eval.pages.curves import OTHER_COLOUR
 from study.cost import relative
+from study.differences import Difference
 from study.figures import MARKED, OBJECTIVE, footnote, marking, mean_with_band, reward, styles
-from study.findings import Difference, Score, finished
 from study.matrix import Block, Matrix
+from study.per_prompt import finished
+from study.scores import Score
 from study.tables import Tables
 from trl_prorl.variants import VARIANTS
 

@@ -6,10 +6,12 @@ from eval.analysis.statistics import Estimate
 from eval.pages.table import Table
 from study.cost import FILE as COST_FILE
 from study.cost import relative, rounds
+from study.differences import differences, over_families
 from study.figures import forest, learning_curves, save, styles
-from study.findings import CO_PRIMARY, SHARES, differences, over_families, scores, shares
 from study.matrix import Block, Matrix
 from study.overview import COST_BASE, COSTS, overview
+from study.scores import CO_PRIMARY, scores
+from study.shares import SHARES, shares
 from study.tables import FOLDER, Tables
 from study.tuned import TIE, Choice, choices
 from trl_prorl.errors import InputError

@@ -5,24 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from study.differences import ELSE, H0, H2, compared, differences, kept_partner, over_families
 from study.estimate import clock, seconds_left
 from study.figures import forest, learning_curves, marking, mean_with_band, reward, span_of, styles
-from study.findings import (
-    ELSE,
-    H0,
-    H2,
-    Share,
-    compared,
-    differences,
-    kept_partner,
-    over_families,
-    reward_kept,
-    scores,
-    shares,
-)
 from study.hierarchical import Contrast
 from study.matrix import RunKey, read_matrix
 from study.pages import write_pages
+from study.scores import reward_kept, scores
+from study.shares import Share, shares
 from study.tables import Tables, read_tables
 from trl_prorl.errors import InputError
 

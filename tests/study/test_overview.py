@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from study.cost import relative
-from study.findings import differences, scores
+from study.differences import differences
 from study.matrix import RunKey, read_matrix
 from study.overview import longest, over_rates, overview
+from study.scores import scores
 from study.tables import Tables
 
 

@@ -1,0 +1,161 @@
+"""Differences between arms, the hypotheses that they test, and Holm's correction: which arms are told apart."""
+
+from dataclasses import dataclass, replace
+
+from eval.analysis.statistics import holm
+from study.hierarchical import Contrast, Resampled, mean_over, resample
+from study.matrix import Block
+from study.per_prompt import finished, of_runs
+from study.scores import CO_PRIMARY
+from study.tables import Tables
+
+
+MATTERS = 0.02  # pass@1; a smaller effect of what a reset does to the optimizer does not matter
+OPTIMIZER_KEYS = ("optimizer_reset", "optimizer_reset_alpha")
+H0, H2, ELSE = "H0: A and B against plain", "H2: the optimizer at a reset", "exploratory"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """
+    pass@1, or pass@k, of an arm less another's, on the pairs that both have.
+
+    Attributes:
+        hypothesis (`str`): The tests that it is corrected together with.
+        contrast ([`~study.hierarchical.Contrast`]): The difference, with the error that the protocol names.
+        pairs (`int`): Pairs of base seed and training seed.
+        alone (`Contrast`): The same by the ordinary paired t-test over bases, with the prompts as they are. The
+            protocol does not name it.
+        adjusted, adjusted_alone (`float`): Their p-values after Holm, among the differences of the block and
+            hypothesis.
+    """
+
+    block: str
+    family: str
+    arm: str
+    reference: str
+    hypothesis: str
+    contrast: Contrast
+    pairs: int
+    alone: Contrast
+    adjusted: float = float("nan")
+    adjusted_alone: float = float("nan")
+
+    @property
+    def exploratory(self) -> bool:
+        """Whether it is no test of a registered hypothesis: by its arms, or by its block."""
+        return self.hypothesis == ELSE or self.block not in CO_PRIMARY
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether the 95 % interval is off 0."""
+        return bool(self.contrast.estimate.low > 0 or self.contrast.estimate.high < 0)
+
+    @property
+    def verdict(self) -> str:
+        """In a few words; H2 asks for more than a difference: one that matters."""
+        if self.contrast.error != self.contrast.error:
+            return "one base: no interval"
+        if not self.told_apart:
+            return "not told apart"
+        word = "higher" if self.contrast.value > 0 else "lower"
+        if self.hypothesis == H2 and abs(self.contrast.value) <= MATTERS:
+            return f"{word}, by no more than {MATTERS:g}"
+        return word
+
+
+def kept_partner(block: Block, arm: str) -> str | None:
+    """The arm of a block that differs only in that its resets keep the optimizer; `None` if there is none."""
+
+    def without(name: str) -> dict:
+        return {key: value for key, value in block.recipe(name).items() if key not in OPTIMIZER_KEYS}
+
+    if block.recipe(arm).get("optimizer_reset", "keep") == "keep":
+        return None
+    kept = (other for other in block.arms if block.recipe(other).get("optimizer_reset", "keep") == "keep")
+    return next((other for other in kept if without(other) == without(arm)), None)
+
+
+def compared(block: Block) -> list[tuple[str, str, str]]:
+    """Which arm is held against which, and for which hypothesis; each once."""
+    found: dict[tuple[str, str], str] = {}
+    for arm in block.arms:
+        if (partner := kept_partner(block, arm)) is not None:
+            found[arm, partner] = H2
+    plain = block.references[0] if block.references else None
+    main = {*block.references[1:], f"B{block.suffix}"}  # sweeps of B are exploratory
+    for reference in block.references:
+        for arm in block.arms:
+            if arm != reference and (reference, arm) not in found:
+                first = reference == plain and arm in main
+                found.setdefault((arm, reference), H0 if first else ELSE)
+    return [(arm, reference, hypothesis) for (arm, reference), hypothesis in found.items()]
+
+
+def differences(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
+    """
+    pass@k of every arm against the references of its block, in each family, with p-values after Holm. The hypotheses
+    are about pass@1; with any other k all is exploratory.
+    """
+    found = []
+    for arm, reference, hypothesis in compared(block):
+        for family in block.families:
+            runs = {name: finished(block, tables, family, name) for name in (arm, reference)}
+            if not runs[arm].keys() & runs[reference].keys():
+                continue
+            resampled = resample({name: of_runs(tables, keys, k) for name, keys in runs.items()})
+            found.append(_difference(block, family, arm, reference, hypothesis if k == 1 else ELSE, resampled))
+    return _with_holm(found)
+
+
+def _difference(
+    block: Block, family: str, arm: str, reference: str, hypothesis: str, resampled: Resampled
+) -> Difference:
+    weights = {arm: 1, reference: -1}
+    contrast, alone = resampled.contrast(weights), resampled.over_bases(weights)
+    return Difference(block.name, family, arm, reference, hypothesis, contrast, resampled.pairs, alone)
+
+
+def _with_holm(found: list[Difference]) -> list[Difference]:
+    adjusted = list(found)
+    for hypothesis in (H0, H2, ELSE):
+        places = [
+            place
+            for place, one in enumerate(found)
+            if one.hypothesis == hypothesis and one.contrast.p_value == one.contrast.p_value
+        ]
+        by_protocol = holm([found[place].contrast.p_value for place in places])
+        alone = holm([found[place].alone.p_value for place in places])
+        for place, *p_values in zip(places, by_protocol, alone, strict=True):
+            names = ("adjusted", "adjusted_alone")
+            adjusted[place] = replace(found[place], **dict(zip(names, map(float, p_values), strict=True)))
+    return adjusted
+
+
+def over_families(block: Block, tables: Tables) -> list[Difference]:
+    """
+    The mean over families of every difference, each family with the same weight, over the pairs that all have; a
+    family with fewer pairs than the others is left out until it has theirs. The pairs are the units, because families
+    share seeds ([`~study.hierarchical.mean_over`]). The p-values are not adjusted.
+    """
+    found = []
+    for arm, reference, _ in compared(block):
+        runs = {
+            family: {name: finished(block, tables, family, name) for name in (arm, reference)}
+            for family in block.families
+        }
+        pairs = {family: of[arm].keys() & of[reference].keys() for family, of in runs.items()}
+        most = max(map(len, pairs.values()))
+        families = [family for family in block.families if len(pairs[family]) == most]
+        common = set.intersection(*(set(pairs[family]) for family in families))
+        if len(families) < 2 or len(common) < 2:
+            continue
+        parts = [
+            resample(
+                {name: of_runs(tables, {pair: keys[pair] for pair in common}) for name, keys in runs[family].items()},
+                family=number,
+            )
+            for number, family in enumerate(families)
+        ]
+        found.append(_difference(block, f"mean of {len(families)}", arm, reference, ELSE, mean_over(parts)))
+    return found
