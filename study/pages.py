@@ -30,6 +30,7 @@ HEAD = (
     "“Bases alone” is the ordinary paired t-interval over the bases, which the protocol does not name: the registered "
     "one errs to the wide side where the bases agree. “End by best” is the training reward at the end by the run's "
     "best, of the run that kept least and of the one that kept most; below 50 % a run is called collapsed. "
+    "“Ref. calls” leave out the forwards of a base anchor. "
     f"{DIFFERENT_OBJECTIVE}\n"
 )
 
