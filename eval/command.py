@@ -7,8 +7,6 @@ import functools
 import sys
 from collections.abc import Callable
 
-from transformers.utils import logging
-
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.launch.interrupt import INTERRUPTED, end_at_once, interrupt_as_usual
 from trl_prorl.quiet import quiet_warnings
@@ -38,7 +36,6 @@ def command(main: Callable, bad_input: type[Exception] = InputError, kept: str =
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
         interrupt_as_usual()
-        logging.disable_progress_bar()  # of weights that are loaded: our own bars show what takes long
         try:
             with quiet_warnings():
                 code = main(argv)

@@ -15,8 +15,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from eval.analysis.drift import model_drift, token_drift
+from eval.analysis.drift import model_drift
 from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
+from eval.analysis.token_drift import token_drift
 from eval.command import command, program
 from eval.pages.drift import plot_drift, points_table
 from eval.run_folder.json_files import write_json

@@ -1,5 +1,6 @@
 """`make study-figures`: pictures and `docs/study/findings.md`, from the tables alone."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from eval.analysis.statistics import Estimate
@@ -30,6 +31,8 @@ HEAD = (
     "“Bases alone” is the ordinary paired t-interval over the bases, which the protocol does not name: the registered "
     "one errs to the wide side where the bases agree. “End by best” is the training reward at the end by the run's "
     "best, of the run that kept least and of the one that kept most; below 50 % a run is called collapsed. "
+    "“Ref. calls” leave out the forwards of a base anchor. “Steps apart” are the least and the most from one reset of "
+    "a run to its next. "
     f"{DIFFERENT_OBJECTIVE}\n"
 )
 
@@ -121,6 +124,8 @@ def _tables(block: Block, tables: Tables, found, compared) -> list[Table]:
                 "collapsed",
                 "end by best",
                 "ref. calls",
+                "resets",
+                "steps apart",
             ],
             [
                 [
@@ -132,6 +137,8 @@ def _tables(block: Block, tables: Tables, found, compared) -> list[Table]:
                     f"{one.collapsed} of {one.pairs}",
                     "–".join(f"{100 * share:.0f}" for share in one.kept) + "%",
                     f"{one.ref_calls:.0f}",
+                    _range(one.resets),
+                    "" if one.apart is None else _range(one.apart),
                 ]
                 for one in found
             ],
@@ -219,6 +226,12 @@ def _p_value(value: float) -> str:
 def _estimate(estimate: Estimate, sign: str = "") -> str:
     ends = "" if estimate.low != estimate.low else f" {_ends(estimate, sign)}"
     return f"{estimate.value:{sign}.3f}{ends}".replace("-", "−")
+
+
+def _range(numbers: Sequence[float]) -> str:
+    """`5`, or `11–12` where they differ."""
+    ends = sorted({min(numbers), max(numbers)})
+    return "–".join(f"{end:g}" for end in ends)
 
 
 def _ends(estimate: Estimate, sign: str = "") -> str:

@@ -1,6 +1,7 @@
 """The scores of every arm: means over the pairs that are finished, with what stands beside them."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,9 @@ class Score:
         drift (`float` or `None`): KL to base, nats per token, mean over the runs that have a policy at their end.
         collapsed, pairs (`int`): Runs that collapsed, and all.
         ref_calls (`float`): Forward calls of the reference, mean over runs.
+        resets (`list[int]`): How many came, run by run.
+        apart (`tuple[int, int]` or `None`): The least and the most steps from one reset of a run to its next; a
+            trigger by events whose resets are all a cooldown apart is a clock. `None` where no run had two.
     """
 
     block: str
@@ -46,6 +50,8 @@ class Score:
     collapsed: int
     pairs: int
     ref_calls: float
+    resets: list[int]
+    apart: tuple[int, int] | None
 
     @property
     def exploratory(self) -> bool:
@@ -71,6 +77,7 @@ def _score(block: Block, tables: Tables, family: str, arm: str, runs: dict[Pair,
     against = {arm: of_runs(tables, runs), BASE: of_bases(tables, family, runs)}
     kept = [reward_kept(tables, key) for key in runs.values()]
     rows = [tables.runs[key] for key in runs.values()]
+    apart = [later - step for key in runs.values() for step, later in pairwise(reset_steps(tables, key))]
     drifts = [row["drift"] for row in rows if row["drift"] is not None]
     return Score(
         block=block.name,
@@ -86,7 +93,14 @@ def _score(block: Block, tables: Tables, family: str, arm: str, runs: dict[Pair,
         collapsed=sum(row["collapsed"] for row in rows),
         pairs=len(rows),
         ref_calls=float(np.mean([row["ref_forward_calls"] for row in rows])),
+        resets=[row["resets"] for row in rows],
+        apart=(min(apart), max(apart)) if apart else None,
     )
+
+
+def reset_steps(tables: Tables, key: RunKey) -> list[int]:
+    """The steps before whose batch a reset came."""
+    return [row["step"] for row in tables.curves[key] if row["event"]]
 
 
 def reward_kept(tables: Tables, key: RunKey) -> float:

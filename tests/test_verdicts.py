@@ -13,7 +13,8 @@ from eval.metrics.pass_at_k.pass_at_k import pass_at_k as of_eval
 from tasks import get_task
 from trl_prorl import ReferenceResetCallback, Stall
 from trl_prorl.errors import RewardError
-from trl_prorl.rollout.verdicts import draw_sizes, measurements, pass_at_k
+from trl_prorl.pass_at_k import pass_at_k
+from trl_prorl.rollout.verdicts import draw_sizes, measurements
 from trl_prorl.train import task_reward
 
 

@@ -1,55 +1,10 @@
-"""
-How far a policy has moved from base: per token from logits, per model from sums over prompts, over a run's steps.
-"""
-
-from typing import NamedTuple
+"""How far a policy has moved from base: per model from sums over prompts, and over a run's steps."""
 
 import numpy as np
 import pandas as pd
-import torch
 
 from eval.analysis.statistics import ratio_interval
 from eval.run_folder.run import Run
-
-
-class TokenDrift(NamedTuple):
-    """Tensors of one shape, a value per token, in nats but for `agreement` (0 or 1)."""
-
-    kl: torch.Tensor
-    agreement: torch.Tensor
-    entropy: torch.Tensor
-    base_entropy: torch.Tensor
-
-
-def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: float = 1.0) -> TokenDrift:
-    r"""
-    The differences between a policy and base at every token.
-
-    \\( \mathrm{KL}(\pi\|\pi_0) = \sum_a \pi(a) (\log\pi(a) - \log\pi_0(a)) \\), exact, no estimate from the sampled
-    token.
-
-    Args:
-        logits, base_logits (`torch.Tensor`): Shape (..., V).
-        temperature (`float`, *optional*, defaults to `1.0`): Both are divided by it, as in sampling.
-
-    Returns:
-        [`TokenDrift`]: Of shape (...).
-    """
-    logps = torch.log_softmax(logits.float() / temperature, dim=-1)
-    base_logps = torch.log_softmax(base_logits.float() / temperature, dim=-1)
-    # Tokens that cannot be sampled add nothing; with logits of −∞ the products would be NaN.
-    probabilities, base_probabilities = logps.exp(), base_logps.exp()
-    possible, base_possible = probabilities > 0, base_probabilities > 0
-
-    def expected(values, probabilities, possible):
-        return torch.where(possible, probabilities * values, 0.0).sum(-1)
-
-    return TokenDrift(
-        kl=expected(logps - base_logps, probabilities, possible),
-        agreement=(logits.argmax(-1) == base_logits.argmax(-1)).float(),
-        entropy=-expected(logps, probabilities, possible),
-        base_entropy=-expected(base_logps, base_probabilities, base_possible),
-    )
 
 
 def model_drift(sums: np.ndarray) -> dict[str, float]:
@@ -58,7 +13,7 @@ def model_drift(sums: np.ndarray) -> dict[str, float]:
 
     Args:
         sums (`np.ndarray`): A row per prompt, shape (P, 5): sums over its tokens of the four measures of
-            [`TokenDrift`] in their order, and the number of tokens.
+            [`~eval.analysis.token_drift.TokenDrift`] in their order, and the number of tokens.
     """
     kl, agreement, entropy, base_entropy = sums[:, :4].sum(0) / sums[:, 4].sum()
     return {

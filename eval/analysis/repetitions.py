@@ -2,7 +2,7 @@
 
 from eval.run_folder.run import MODEL, Run
 from trl_prorl.needs import NEEDS, TASK_NEEDS
-from trl_prorl.run.identity import HARMLESS
+from trl_prorl.run.harmless import HARMLESS
 
 
 # Settings in which runs may differ and still be repetitions of one another: seeds, and what no number depends on. The

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from eval.metrics.pass_at_k.pass_at_k import pass_at_k
+from trl_prorl.pass_at_k import pass_at_k
 
 
 MIN_PROMPTS = 20

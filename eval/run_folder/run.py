@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from trl_prorl.errors import InputError
-from trl_prorl.run.folder import EVALUATION_KEYS
 from trl_prorl.run.keys import GROWTH
+from trl_prorl.run.run_files import EVALUATION_KEYS
 from trl_prorl.variants import VARIANTS
 
 

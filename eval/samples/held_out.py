@@ -21,7 +21,7 @@ from eval.samples.store import SampleStore, content_ids
 from eval.samples.task_name import TaskName
 from trl_prorl.errors import InputError
 from trl_prorl.own_packages import tasks
-from trl_prorl.run.folder import EVALUATION_KEYS
+from trl_prorl.run.run_files import EVALUATION_KEYS
 from trl_prorl.shown import visible
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from eval.samples.points import Point, kind_of_model
 from trl_prorl.errors import InputError
@@ -57,6 +58,7 @@ def weight_hashes(folder: Path) -> dict[str, str]:
 
 def load_model(path, revision: str | None = None):
     """A causal language model, on the GPU in bfloat16 if there is one, else on the CPU in float32."""
+    disable_progress_bar()  # of weights: our own bars show what takes long
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     return AutoModelForCausalLM.from_pretrained(path, revision=revision or "main", dtype=dtype).to(device)
 

@@ -3,6 +3,8 @@
 import ast
 import importlib
 import os
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -41,6 +43,18 @@ def test_code_compiles_and_imports_resolve():
 def test_links_lead_somewhere():
     found = [link for text in cells("markdown") for link in LINK.findall(text)]
     assert found and [link for link in found if not (NOTEBOOK.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("below_a_clone", [True, False])
+def test_the_first_cell_ends_wherever_jupyter_was_started(tmp_path, below_a_clone):
+    start = tmp_path / "some" / "folder"
+    start.mkdir(parents=True)
+    if below_a_clone:
+        (tmp_path / "trl_prorl").mkdir()
+    source = f"{cells('code')[0]}\nprint(Path.cwd())"
+    # The limit is for a search that never ends.
+    ran = subprocess.run([sys.executable, "-c", source], cwd=start, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == str((tmp_path if below_a_clone else start).resolve()), ran.stderr
 
 
 def test_it_says_that_b_is_another_objective():

@@ -5,12 +5,15 @@ import evaluate
 import pytest
 
 import eval.metrics.pass_at_k
-from eval.metrics.pass_at_k.pass_at_k import pass_at_k
+from eval.metrics.pass_at_k.pass_at_k import pass_at_k as of_metric
+from trl_prorl.pass_at_k import pass_at_k as of_library
 
 
+BOTH = pytest.mark.parametrize("pass_at_k", [of_metric, of_library])
 METRIC = str(Path(eval.metrics.pass_at_k.__file__).parent)
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("n", "c", "k", "expected"),
     [
@@ -22,12 +25,13 @@ METRIC = str(Path(eval.metrics.pass_at_k.__file__).parent)
         (200, 1, 100, 1 / 2),
     ],
 )
-def test_hand_computed(n, c, k, expected):
+def test_hand_computed(n, c, k, expected, pass_at_k):
     assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-12)
 
 
+@BOTH
 @pytest.mark.parametrize("n", range(1, 7))
-def test_against_all_subsets(n):
+def test_against_all_subsets(n, pass_at_k):
     for c in range(n + 1):
         samples = [True] * c + [False] * (n - c)
         for k in range(1, n + 1):
@@ -35,9 +39,10 @@ def test_against_all_subsets(n):
             assert pass_at_k(n, c, k) == pytest.approx(sum(draws) / len(draws), abs=1e-12)
 
 
-@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 0), (4, 5, 1), (4, -1, 1)])
-def test_impossible_counts_are_refused(n, c, k):
-    with pytest.raises(ValueError, match=r"k=0|c=5|c=-1"):
+@BOTH
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 0), (4, 5, 1), (4, -1, 1), (4, 1, 5)])
+def test_impossible_counts_are_refused(n, c, k, pass_at_k):
+    with pytest.raises(ValueError, match=r"k=0|c=5|c=-1|k=5"):
         pass_at_k(n, c, k)
 
 

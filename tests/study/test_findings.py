@@ -11,12 +11,13 @@ from study.figures import forest, learning_curves, marking, mean_with_band, rewa
 from study.hierarchical import Contrast
 from study.matrix import RunKey, read_matrix
 from study.pages import write_pages
-from study.scores import reward_kept, scores
+from study.scores import reset_steps, reward_kept, scores
 from study.shares import Share, shares
 from study.tables import Tables, read_tables
 from trl_prorl.errors import InputError
 
 
+ROOT = Path(__file__).parent.parent.parent
 MATRIX = """
 evaluation: {prompts: 40, samples: 8, drift_samples: 2}
 blocks:
@@ -177,9 +178,29 @@ def test_the_end_by_the_best(tables):
     assert with_rewards([0.5] * 11 + [float("nan")]) == 0 and with_rewards([0.5] * 11) == 0  # stopped at step 11
 
 
+def test_resets_and_the_steps_between_them(block, tables):
+    keys = [RunKey("reverse_digits", "A_x", seed, seed, 12) for seed in (1, 2, 3)]
+    for key, steps in zip(keys, ((3, 6, 11), (4, 8), (5,)), strict=True):
+        tables.runs[key]["resets"] = len(steps)
+        tables.curves[key] = [
+            {**tables.curves[key][0], "step": step, "event": "kl > 0.05" if step in steps else ""}
+            for step in range(1, 13)
+        ]
+    found = {one.arm: one for one in scores(block, tables)}
+    assert (found["A_x"].resets, found["A_x"].apart) == ([3, 2, 1], (3, 5)) and found["plain_x"].apart is None
+
+
+def test_the_study_s_resets_are_those_of_its_curves():
+    tables = read_tables(ROOT)
+    assert len(tables.runs) >= 295
+    assert {key: len(reset_steps(tables, key)) for key in tables.runs} == {
+        key: row["resets"] for key, row in tables.runs.items()
+    }
+
+
 def test_the_study_s_collapses_are_told_by_its_curves():
     """What the runner wrote from a run's own record, and what the tables alone give, run by run."""
-    tables = read_tables(Path(__file__).parent.parent.parent)
+    tables = read_tables(ROOT)
     kept = {key: reward_kept(tables, key) for key in tables.runs}
     assert {key: share < 0.5 for key, share in kept.items()} == {
         key: bool(row["collapsed"]) for key, row in tables.runs.items()

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..run import run_files
 from ..run.base_model import BaseModel, identify
-from ..run.folder import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
 from ..run.keys import RESETS
 from ..run.meter import EVENTS_FILE, METRICS_FILE
+from ..run.run_files import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
 from ..run.run_id import RUN_ID, other_run
 from ..run.shapes import Shape, optional, table, text
 from ..variants import VARIANTS, Variant

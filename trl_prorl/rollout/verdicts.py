@@ -5,7 +5,6 @@ A reward function says so by an attribute `verifier`, which is called as the fun
 each completion. Recipes have it from their task's `verify`.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import has_length
 
 from ..errors import RewardError
+from ..pass_at_k import pass_at_k
 from .rewards import watched
 
 
@@ -20,19 +20,6 @@ def verifier_of(functions: Iterable[Any]) -> Callable | None:
     """The verifier of the first reward function that has one; `None` if none has."""
     found = (getattr(function, "verifier", None) for function in functions)
     return next((verifier for verifier in found if callable(verifier)), None)
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """
-    Unbiased estimate of pass@k for one prompt, 1 − C(n−c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374).
-
-    Args:
-        n (`int`), c (`int`):
-            Samples of the prompt, and the correct ones among them.
-        k (`int`):
-            Size of the draw, from 1 to `n`.
-    """
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def draw_sizes(n: int) -> list[int]:

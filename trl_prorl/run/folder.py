@@ -15,11 +15,10 @@ import yaml
 from trl import GRPOConfig
 
 from .base_model import fingerprint, hub_commit, identify
+from .run_files import CONFIG_FILE, ENV_FILE
 from .run_id import RUN_ID
 
 
-CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
-EVALUATION_KEYS = ("model_name_or_path", "task")  # eval reads them in config.yaml; a run from plain Python has neither
 SECRETS = frozenset(["hub_token", "push_to_hub_token"])
 PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
 

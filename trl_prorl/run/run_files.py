@@ -18,6 +18,8 @@ from .shapes import Shape, ShapeError, array, finite, flag, integer, optional, s
 
 logger = logging.getLogger(__name__)
 
+CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
+EVALUATION_KEYS = ("model_name_or_path", "task")  # eval reads them in config.yaml; a run from plain Python has neither
 CONFIG = table(
     known={
         **dict.fromkeys(

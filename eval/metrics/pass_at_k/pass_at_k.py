@@ -1,9 +1,7 @@
 """The `pass_at_k` metric: `evaluate.load("<path>/eval/metrics/pass_at_k")`, offline.
 
-`eval.analysis.statistics` imports [`pass_at_k`] from here. Evaluations during training have the same estimate from
-`trl_prorl.rollout.verdicts`, because the library needs none of `eval`; a test compares the two.
 `evaluate` copies this single file elsewhere and reads its import lines, so it stands alone: one import a line, nothing
-of ours.
+of ours. The estimate is that of `trl_prorl.pass_at_k`, computed in another way; a test compares the two.
 """
 
 from collections.abc import Iterable

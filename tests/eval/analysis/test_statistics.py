@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -24,8 +25,11 @@ from eval.analysis.statistics import (
 from eval.metrics.pass_at_k import pass_at_k as metric_module
 
 
-def test_one_estimator():
-    assert pass_at_k is metric_module.pass_at_k
+def test_the_metric_s_estimate_is_the_same():
+    for n in (1, 2, 5, 16, 64):
+        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+            assert pass_at_k(n, c, k) == pytest.approx(metric_module.pass_at_k(n, c, k), abs=1e-12)
+    assert pass_at_k(np.int64(200), np.int64(3), np.int64(100)) == pytest.approx(1 - 100 * 99 * 98 / (200 * 199 * 198))
     np.testing.assert_allclose(pass_at_k_per_prompt([0, 1, 4], n=4, k=2), [0, 1 / 2, 1])
 
 

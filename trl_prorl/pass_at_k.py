@@ -1,0 +1,30 @@
+"""The unbiased estimate of pass@k, for evaluations during training and after it."""
+
+import math
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    r"""
+    Unbiased estimate of pass@k for one prompt, \\( 1 - \binom{n-c}{k} / \binom{n}{k} \\)
+    ([Chen et al. 2021](https://huggingface.co/papers/2107.03374), section 2.1). The binomials are whole numbers and
+    their ratio is rounded once, so that nothing overflows.
+
+    Args:
+        n (`int`): Samples drawn for the prompt.
+        c (`int`): Correct ones among them, from 0 to `n`.
+        k (`int`): Size of the draw, from 1 to `n`.
+
+    Returns:
+        `float`: The estimate, in [0, 1].
+
+    Raises:
+        ValueError: If `k` is not in [1, n] or `c` not in [0, n].
+    """
+    if k < 1:
+        raise ValueError(f"k={k} must be at least 1.")
+    if k > n:
+        raise ValueError(f"k={k} exceeds n={n} samples of a prompt; draw more samples or lower k.")
+    if not 0 <= c <= n:
+        raise ValueError(f"c={c} correct samples must lie between 0 and n={n}.")
+    n, c, k = int(n), int(c), int(k)  # of NumPy's integers, too, which do not hold a binomial
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
