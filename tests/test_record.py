@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from trl_prorl import ProRLConfig
-from trl_prorl.run.folder import set_keys, write_config, write_env
+from trl_prorl.run.folder import set_keys, versions, write_config, write_env
 
 
 @dataclass
@@ -30,6 +30,12 @@ def test_our_keys_are_always_there_and_what_trl_derives_is_not(tmp_path):
     assert keys["beta"] == 0.25 and keys["beta_old"] == 0.0 and keys["optimizer_reset"] == "keep"
     assert keys["given"] == 1
     assert "generation_batch_size" not in keys and "run_dir" not in keys
+
+
+def test_a_build_of_torch_is_named_whatever_its_package_says(monkeypatch):
+    """The wheel of PyPI calls itself 2.13.0, and torch 2.13.0+cu130."""
+    monkeypatch.setattr("torch.__version__", "2.13.0+cu130")
+    assert versions()["torch"] == "2.13.0+cu130"
 
 
 def test_env_names_versions_seed_hardware_and_execution(tmp_path, tiny_model):

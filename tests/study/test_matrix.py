@@ -128,10 +128,11 @@ def test_the_study_s_blocks(study):
     matrix = shipped_matrix(study)
     counts = {block.name: len({run.key for run in block.runs}) for block in matrix.blocks}
     sizes = {"tuning": 9 * 3 * 2, "tuning_stress": 9 * 2, "core": 8 * 3 * 5, "stress": 5 * 5, "long": 7 * 2 * 3}
-    added = {"stress_rate": 3 * 2, "tuning_mild": 9 * 2, "mild": 5 * 5, "long5": 7 * 5}
+    added = {"stress_rate": 3 * 2, "tuning_mild": 9 * 2, "mild": 5 * 5, "long5": 7 * 5, "events": 8 * 5}
     assert counts == sizes | added | {"side": 21 * 3}
-    # Runs of two blocks: plain of `tuning_mild`; three pairs of `long5`; plain, A and B of `side`.
-    assert len(matrix.runs) == 72 + 120 + 25 + 6 + (9 - 1) * 2 + 25 + 42 + 7 * 2 + (21 - 3) * 3
+    # Runs of two blocks: plain of `tuning_mild`; three pairs of `long5`; plain, A and B of `side`; plain, control and
+    # A of `events`.
+    assert len(matrix.runs) == 72 + 120 + 25 + 6 + (9 - 1) * 2 + 25 + 42 + 7 * 2 + (21 - 3) * 3 + (8 - 3) * 5
     core = matrix.blocks[2]
     assert core.arms == ("plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step")
     for tunes, bases in ((True, {0, 6}), (False, {1, 2, 3, 4, 5})):

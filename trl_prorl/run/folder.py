@@ -144,13 +144,14 @@ def write_env(
 
 
 def versions() -> dict[str, str]:
+    """Of the packages that a number may depend on; torch's names its build as well (`+cpu`, `+cu130`)."""
     found = {}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             pass
-    return found
+    return {**found, "torch": str(torch.__version__)}
 
 
 def git_commit() -> str | None:
