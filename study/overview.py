@@ -41,8 +41,8 @@ def overview(
 ) -> Figure | None:
     """
     Four panels. Performance: pass@1 of a block's arms less its first reference's, by family. Length: the same
-    difference, of the training reward, over the steps of the longest runs, and of pass@1 at their end. Stability:
-    pass@1 over the learning rate. Cost: time of a whole step. `None` without differences.
+    difference, of the training reward, over the steps of the longest runs, and of pass@1 at their end, a family below
+    the other. Stability: pass@1 over the learning rate. Cost: time of a whole step. `None` without differences.
 
     Args:
         tables ([`~study.tables.Tables`]): The runs.
@@ -58,11 +58,13 @@ def overview(
         return None
     look = styles(main, tables)
     figure = Figure(figsize=(11, 8.2), layout="constrained")
-    (performance, length), (stability, cost) = figure.subplots(2, 2)
-    _performance(performance, main, shown, look)
-    _length(length, longest(matrix, tables, main), tables, differences)
-    _stability(stability, matrix, main, scores, look)
-    _cost(cost, seconds)
+    long = longest(matrix, tables, main)
+    grid = figure.add_gridspec(2, 2)
+    _performance(figure.add_subplot(grid[0, 0]), main, shown, look)
+    lengths = grid[0, 1].subgridspec(max(1, len(long)), 1).subplots(sharex=True, squeeze=False)
+    _length(list(lengths[:, 0]), long, tables, differences)
+    _stability(figure.add_subplot(grid[1, 0]), matrix, main, scores, look)
+    _cost(figure.add_subplot(grid[1, 1]), seconds)
     footnote(figure, "Bars: 95 % intervals.", MARKED, OBJECTIVE)
     return figure
 
@@ -96,26 +98,42 @@ def _performance(axes: Axes, block: Block, shown: list[Difference], look: dict[s
     axes.tick_params(labelsize=8)
 
 
-def longest(matrix: Matrix, tables: Tables, main: Block) -> tuple[Block, str] | None:
-    """Block and family with the most steps, more than the main block's, and of these with the most pairs compared."""
-    found, most = None, (max(run.key.steps for run in main.runs), math.inf)
+def longest(matrix: Matrix, tables: Tables, main: Block) -> dict[str, Block]:
+    """By family: of the longest runs, longer than the main block's, the block with the most pairs compared."""
+    steps = {block.name: max((run.key.steps for run in block.runs), default=0) for block in matrix.blocks}
+    compared: dict[str, list[tuple[int, int, Block]]] = {}
     for block in matrix.blocks:
-        steps = max((run.key.steps for run in block.runs), default=0)
-        for family in block.families if block.references else ():
+        for family in block.families if block.references and steps[block.name] > steps[main.name] else ():
             runs = {arm: set(finished(block, tables, family, arm)) for arm in block.arms}
             base = runs.pop(block.references[0], set())
             pairs = max((len(base & other) for other in runs.values()), default=0)
-            if pairs and (steps, pairs) > most:
-                found, most = (block, family), (steps, pairs)
-    return found
+            if pairs:
+                compared.setdefault(family, []).append((steps[block.name], pairs, block))
+    best = {family: max(found, key=lambda one: one[:2]) for family, found in compared.items()}
+    most = max((found[0] for found in best.values()), default=0)
+    return {family: found[2] for family, found in best.items() if found[0] == most}
 
 
-def _length(axes: Axes, shown: tuple[Block, str] | None, tables: Tables, differences: list[Difference]) -> None:
-    axes.set_title("Length: reward in training, and pass@1 at the end (points)", fontsize=10)
-    if shown is None:
-        _empty(axes, "no longer run yet")
+def _length(panels: list[Axes], shown: dict[str, Block], tables: Tables, differences: list[Difference]) -> None:
+    panels[0].set_title("Length: reward in training, and pass@1 at the end (points)", fontsize=10)
+    if not shown:
+        _empty(panels[0], "no longer run yet")
         return
-    block, family = shown
+    for number, (axes, (family, block)) in enumerate(zip(panels, shown.items(), strict=True)):
+        span, pairs = _length_of(axes, block, family, tables, differences)
+        count = f"{family}, {pairs} pair{'s' * (pairs > 1)}"
+        axes.text(0.99, 0.04, count, ha="right", transform=axes.transAxes, fontsize=8)
+        axes.set_ylabel(f"less {block.references[0]}, paired", fontsize=9)
+        axes.tick_params(labelsize=8)
+        if number == 0:
+            axes.legend(fontsize=8 if len(panels) == 1 else 7, loc="upper left", ncols=2 if len(panels) == 1 else 3)
+    panels[-1].set_xlabel(f"optimizer step; running means of {span}", fontsize=9)
+
+
+def _length_of(
+    axes: Axes, block: Block, family: str, tables: Tables, differences: list[Difference]
+) -> tuple[int, int]:
+    """Draws one family; the steps of a running mean, and the most pairs that an arm has."""
     reference, look = block.references[0], styles(block, tables)
     base, steps = finished(block, tables, family, reference), max(run.key.steps for run in block.runs)
     span, pairs = max(1, steps // SPANS), 0
@@ -134,12 +152,8 @@ def _length(axes: Axes, shown: tuple[Block, str] | None, tables: Tables, differe
                 axes.plot(place, value, "o", color=style["color"], markersize=5, zorder=3, **marking(one))
                 if not math.isnan(low):
                     axes.plot([place, place], [low, high], color=style["color"], linewidth=1.2)
-    count = f"{family}, {pairs} pair{'s' * (pairs > 1)}"
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= steps])
-    axes.set_xlabel(f"optimizer step; running means of {span} ({count})", fontsize=9)
-    axes.set_ylabel(f"less {reference}, paired", fontsize=9)
-    axes.legend(fontsize=8, loc="upper left", ncols=2)
-    axes.tick_params(labelsize=8)
+    return span, pairs
 
 
 def over_rates(matrix: Matrix, main: Block, scores: list[Score]) -> dict[str, dict[float, Score]]:

@@ -112,24 +112,57 @@ def test_panels_without_data_say_so(matrix, add):
 
 
 def test_longer_runs_are_shown_less_plain(matrix, tables, add):
-    assert longest(matrix, tables, matrix.blocks[0]) is None  # `long` has nothing to compare
+    assert longest(matrix, tables, matrix.blocks[0]) == {}  # `long` has nothing to compare
     for seed in (1, 2):
         for arm, slope, count in (("plain", 0.1, 4), ("A", 0.1 + 0.01 * seed, 5)):
             key = RunKey("reverse_digits", arm, seed, seed, 100)
             add(tables, key, prompts=40, correct=[count] * 40, slope=slope)
-    assert longest(matrix, tables, matrix.blocks[0]) == (matrix.blocks[3], "reverse_digits")
+    assert longest(matrix, tables, matrix.blocks[0]) == {"reverse_digits": matrix.blocks[3]}
     length = overview(matrix, tables, *both(matrix, tables), {}, "core").axes[1]
     (curve,) = (line for line in length.lines if line.get_label() == "A")
     # Slopes differ by 0.01 and 0.02; a running mean of ten steps is the value 4.5 steps before.
     assert list(curve.get_xdata()) == list(range(10, 101)) and curve.get_ydata()[-1] == pytest.approx(0.015 * 94.5)
     (point,) = (line for line in length.lines if line.get_marker() == "o")
     assert list(point.get_ydata()) == [pytest.approx(0.125)] and point.get_markerfacecolor() == "white"
-    assert point.get_xdata()[0] > 100 and max(length.get_xticks()) <= 100 and "2 pairs" in length.get_xlabel()
+    assert point.get_xdata()[0] > 100 and max(length.get_xticks()) <= 100
+    assert [text.get_text() for text in length.texts] == ["reverse_digits, 2 pairs"]
+
+
+TWO_FAMILIES = """
+evaluation: {prompts: 40, samples: 8, drift_samples: 2}
+blocks:
+  core:
+    families: [reverse_digits, sorting, sums]
+    pairs: [[1, 1]]
+    steps: 12
+    arms: {plain: {}, A: {beta: 1.0, ref_reset_every: 4}}
+  middle: {families: [sorting], pairs: [[1, 1]], steps: 24, arms: {plain: , A: }}
+  long: {families: [reverse_digits, sums], pairs: [[1, 1]], steps: 100, arms: {plain: , A: }}
+  more: {families: [reverse_digits], pairs: [[1, 1], [2, 2]], steps: 100, arms: {plain: , A: }}
+"""
+
+
+def test_each_family_of_the_longest_runs_has_its_panel(study, add):
+    matrix, tables = read_matrix(study(TWO_FAMILIES, ("reverse_digits", "sorting", "sums"))), Tables()
+    counts = {("reverse_digits", 1): 5, ("reverse_digits", 2): 6, ("sums", 1): 3, ("sorting", 1): 7}
+    for (family, seed), count in counts.items():
+        for steps in (12, 24 if family == "sorting" else 100):
+            add(tables, RunKey(family, "plain", seed, seed, steps), prompts=40, correct=[4] * 40)
+            add(tables, RunKey(family, "A", seed, seed, steps), prompts=40, correct=[count] * 40)
+    core, _, long, more = matrix.blocks
+    # Sorting has runs of 24 steps, and others have longer ones; `more` has more pairs than `long`.
+    assert longest(matrix, tables, core) == {"reverse_digits": more, "sums": long}
+    _, first, second, stability, _ = overview(matrix, tables, *both(matrix, tables), {}, "core").axes
+    assert [text.get_text() for text in first.texts] == ["reverse_digits, 2 pairs"]
+    assert [text.get_text() for text in second.texts] == ["sums, 1 pair"]
+    points = [[line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o"] for axes in (first, second)]
+    assert points == [[pytest.approx(0.1875)], [pytest.approx(-0.125)]]  # less plain: 1.5 and -1 of 8
+    assert first.get_xlim() == second.get_xlim() and stability.texts[0].get_text() == "no run at another rate yet"
 
 
 def test_a_selection_without_any_longer_run(matrix, tables):
     for selected in (matrix.selected(["core"]), matrix.selected([], [], ["A"])):
-        assert longest(selected, tables, selected.blocks[0]) is None
+        assert longest(selected, tables, selected.blocks[0]) == {}
     none = matrix.selected([], ["reverse_digits"])
     empty = replace(none.blocks[3], families=(), runs=())
-    assert longest(replace(none, blocks=(*none.blocks[:3], empty)), tables, none.blocks[0]) is None
+    assert longest(replace(none, blocks=(*none.blocks[:3], empty)), tables, none.blocks[0]) == {}
