@@ -37,7 +37,7 @@ from .resets.elastic import ElasticAverage, ElasticResets
 from .resets.triggers import Reason, configured_triggers
 from .rollout.dynamic_sampling import DynamicSampling, named_functions
 from .rollout.generation import CompactGeneration
-from .rollout.kept_weights import kept_weights
+from .rollout.kept_weights import keep_base_in_syncs, kept_weights
 from .rollout.outcome import Outcome, weighted_sum, written_by_others
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
@@ -155,6 +155,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             )
         if args.entropy_floor is not None:
             self.parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
+        if self.use_vllm and not shards_weights(self):
+            keep_base_in_syncs(self.vllm_generation, policy)
         if self.ways.generation == "on":
             self.parts["generation"] = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
 
@@ -256,6 +258,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         step = self.state.global_step
         for event in self.parts.at_boundary(step):  # growth first; the reference moves to the result
             self._log_event(event)
+            self._last_loaded_step = -1  # an evaluation of this step may have given vLLM the weights before it
         self._log_event(self.resets.apply(step, self.optimizer, self.lr_scheduler, self.recorder.kl_ref))
         with self.meter.timer.stage("rollout"):
             if (dynamic := self.parts.get("dynamic_sampling")) is not None:
