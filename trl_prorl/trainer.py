@@ -25,6 +25,7 @@ from .adapters.mixin import AdapterMixin
 from .errors import EvaluationError, RewardError
 from .hub.mixin import HubMixin
 from .interchange.mixin import ExchangeMixin
+from .launch.checks import check_in_one_place
 from .launch.plan import Plan
 from .launch.ways import Ways, shards_weights
 from .objective.aggregation import Aggregation
@@ -97,6 +98,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         """Make the parts; each owns what it remembers, and none knows the trainer."""
         args, accelerator = self.args, self.accelerator
         policy = accelerator.unwrap_model(self.model)
+        for model in (policy, self.ref_model):
+            check_in_one_place(model)
         if plan.casts_head:
             cast_head_to_fp32(policy.get_base_model())
             outputs = ("log_probs", "entropy")

@@ -26,7 +26,7 @@ from ..run.identity import changing_keys
 from ..scoring.dropout import check_dropout_config
 from ..scoring.fp32_head import check_full_model
 from ..scoring.references import check_adapter
-from .checks import check_columns, check_pass_at_k, check_rows
+from .checks import check_columns, check_in_one_place, check_pass_at_k, check_rows
 
 
 @dataclass
@@ -127,6 +127,7 @@ class Plan:
         if self._loads and given.get("processing_class") is None:
             given["processing_class"] = _loaded_processor(model, self.args)
         loaded = _loaded(model, self.args, given.pop("quantization_config", None))
+        check_in_one_place(loaded)
         given["model"] = get_peft_model(loaded, given.pop("peft_config"))
 
     @contextmanager
