@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from trl_prorl.rollout.draw import BLOCK, draw
+from trl_prorl.rollout.draw import BLOCK, _running_sums, draw
 
 
 @pytest.mark.parametrize("size", [2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])
@@ -52,3 +52,28 @@ def test_a_rare_token_is_as_rare_as_it_should_be(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *shape, dtype, device: numbers)
     total = probabilities[0].double().sum()
     assert abs(total - 1) < 1e-7 and draw(probabilities / total).tolist() == [1000, 999]
+
+
+class OnCard(torch.Tensor):
+    """A tensor of a GPU, whose running sums torch refuses in deterministic mode."""
+
+    is_cuda = property(lambda self: True)
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+    def cumsum(self, dim):
+        if torch.are_deterministic_algorithms_enabled():
+            raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation")
+        return self.cpu().cumsum(dim)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_under_full_determinism_a_gpu_draws_too(deterministic):
+    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 1.0]], dtype=torch.float64)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        sums = _running_sums(values.as_subclass(OnCard))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert sums.tolist() == [[1.0, 3.0, 6.0], [4.0, 4.0, 5.0]]

@@ -1,9 +1,12 @@
 """A model that a GPU does not hold is refused in one line: transformers leaves a part of it on the CPU, in silence."""
 
+import copy
+import logging
 from types import SimpleNamespace
 
 import pytest
 from transformers import AutoModelForCausalLM
+from trl import GRPOTrainer
 
 from trl_prorl.launch import plan
 from trl_prorl.launch.checks import check_in_one_place
@@ -36,3 +39,18 @@ def test_before_anything_reads_its_weights(make_trainer, tiny_model, monkeypatch
     monkeypatch.setattr("trl.trainer.grpo_trainer.create_model_from_path", split)
     with pytest.raises(ValueError, match="left 2 of its 2 parts"):
         make_trainer(**keys)
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_model_on_one_device_is_not_said_to_be_on_several(make_trainer, tiny_model, monkeypatch, lora):
+    """What transformers logs for any model with a device map."""
+    said, heard = [], logging.Handler()
+    heard.emit = lambda record: said.append(record.msg)
+    monkeypatch.setattr(logging.getLogger("transformers.trainer"), "handlers", [heard])
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model.hf_device_map = {"": "cpu"}
+    make_trainer(GRPOTrainer, model=copy.deepcopy(model), lora=lora)
+    assert ["already on multiple devices" in words for words in said] == [True]  # the situation
+    said.clear()
+    make_trainer(model=model, lora=lora)
+    assert said == []
