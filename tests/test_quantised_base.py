@@ -1,0 +1,56 @@
+"""A base in 4 bits, on a CPU: TRL keeps the trained adapter in bf16, and frozen copies of it are in fp32."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BitsAndBytesConfig
+
+
+@pytest.fixture
+def in_4_bits(monkeypatch):
+    """Arguments of a trainer. On CPUs with AVX512-BF16 bitsandbytes cannot train a model that has been evaluated."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
+
+    def arguments():
+        config = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        )
+        return {"trainer_kwargs": {"quantization_config": config}, "bf16": True}
+
+    return arguments
+
+
+def adapters(trainer):
+    return {name: param for name, param in trainer.model.named_parameters() if "lora_" in name}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"beta": 0.3, "ref_reset_every": 2, "optim": "adamw_8bit", "optimizer_reset": "hard"},
+        {"elastic_reset_every": 2, "elastic_ema": 0.5},
+    ],
+    ids=["C", "elastic"],
+)
+def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make_trainer, in_4_bits, keys):
+    keys |= {"num_iterations": 1, "max_steps": 5, "save_strategy": "steps", "save_steps": 2, "learning_rate": 2e-2}
+    whole = run(**in_4_bits(), **keys)
+    again = make_trainer(output_dir=whole.args.output_dir, **in_4_bits(), **keys)
+    begun = adapters(again)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-2")))
+    assert {param.dtype for name, param in begun.items() if ".default." in name} == {torch.bfloat16}
+    for name, param in adapters(again).items():
+        assert param is begun[name], name
+        assert param.dtype == adapters(whole)[name].dtype and torch.equal(param, adapters(whole)[name]), name
+    optimizer = [param for group in again.optimizer.param_groups for param in group["params"]]
+    assert {id(param) for param in optimizer} == {id(param) for param in begun.values() if param.requires_grad}
+
+
+def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, in_4_bits):
+    trainer = run(**in_4_bits(), beta=0.3, ref_reset_every=2, ref_reset_mix=0.25, max_steps=3, learning_rate=2e-2)
+    (event,) = map(json.loads, Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines())
+    assert (event["event"], event["ref_reset_mix"]) == ("reset", 0.25)
+    pairs = trainer.reference.pairs()
+    assert {(ref.dtype, policy.dtype) for ref, policy in pairs} == {(torch.float32, torch.bfloat16)}
