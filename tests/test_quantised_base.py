@@ -7,6 +7,8 @@ import pytest
 import torch
 from transformers import BitsAndBytesConfig
 
+from trl_prorl.launch.recipe_check import read_recipe
+
 
 @pytest.fixture
 def in_4_bits(monkeypatch):
@@ -54,3 +56,15 @@ def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, in_4_bits):
     assert (event["event"], event["ref_reset_mix"]) == ("reset", 0.25)
     pairs = trainer.reference.pairs()
     assert {(ref.dtype, policy.dtype) for ref, policy in pairs} == {(torch.float32, torch.bfloat16)}
+
+
+def test_recipes_of_quantised_bases_take_steps_that_bf16_holds():
+    """A new A of Qwen2.5-1.5B's narrowest layers, as PEFT draws it; an update of Adam is at most the learning rate."""
+    files = sorted((Path(__file__).parent.parent / "recipes").rglob("*.yaml"))
+    quantised = [recipe for file in files if (recipe := read_recipe(file)).get("load_in_4bit")]
+    assert quantised
+    torch.manual_seed(0)
+    before = torch.empty(32, 1536).uniform_(-(1536**-0.5), 1536**-0.5).bfloat16()
+    for recipe in quantised:
+        moved = (before.float() - recipe["learning_rate"]).bfloat16() != before
+        assert moved.float().mean() > 0.9, recipe["output_dir"]
