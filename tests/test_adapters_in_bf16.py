@@ -1,11 +1,13 @@
-"""A base in 4 bits, on a CPU: TRL keeps the trained adapter in bf16, and frozen copies of it are in fp32."""
+"""Trained adapters in bf16, beside which frozen copies are in fp32: TRL's of a base in 4 bits, and a user's own."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import BitsAndBytesConfig
+from conftest import LORA
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_prorl.launch.recipe_check import read_recipe
 
@@ -48,6 +50,24 @@ def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make
         assert param.dtype == adapters(whole)[name].dtype and torch.equal(param, adapters(whole)[name]), name
     optimizer = [param for group in again.optimizer.param_groups for param in group["params"]]
     assert {id(param) for param in optimizer} == {id(param) for param in begun.values() if param.requires_grad}
+
+
+def test_a_resumed_run_samples_from_the_adapter_that_it_trains(run, make_trainer, tiny_model):
+    """The merged copy holds the adapter's parameters, and is made before they are loaded."""
+
+    def wrapped():
+        torch.manual_seed(11)
+        base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+        return get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=False)
+
+    keys = {"lora": False, "bf16": True, "compact_generation": "on", "num_iterations": 1, "max_steps": 5}
+    keys |= {"save_strategy": "steps", "save_steps": 2, "learning_rate": 2e-2}
+    whole = run(model=wrapped(), **keys)
+    again = make_trainer(model=wrapped(), output_dir=whole.args.output_dir, **keys)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-2")))
+    assert again.parts["generation"].copy is not None
+    for name, param in adapters(again).items():
+        assert torch.equal(param, adapters(whole)[name]), name
 
 
 def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, in_4_bits):
