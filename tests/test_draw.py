@@ -3,7 +3,10 @@
 import pytest
 import torch
 from scipy.stats import chisquare
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from trl_prorl.rollout import draw as drawing
 from trl_prorl.rollout.draw import BLOCK, draw
 
 
@@ -52,3 +55,28 @@ def test_a_rare_token_is_as_rare_as_it_should_be(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *shape, dtype, device: numbers)
     total = probabilities[0].double().sum()
     assert abs(total - 1) < 1e-7 and draw(probabilities / total).tolist() == [1000, 999]
+
+
+class SumsOf(TorchDispatchMode):
+    """The kinds of devices on which cumulative sums are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.devices = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.cumsum.default:
+            self.devices.append(args[0].device.type)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("deterministic, where", [(False, "cuda"), (True, "cpu")])
+def test_a_deterministic_run_on_a_gpu_does_not_sum_there(deterministic, where):
+    """torch's cumulative sums of floats raise there with `full_determinism`. The tensors have no values and no GPU."""
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with FakeTensorMode(), SumsOf() as sums:
+            values = drawing._running_sums(torch.rand(2, BLOCK, device="cuda"))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert sums.devices == [where] and values.device.type == "cuda"

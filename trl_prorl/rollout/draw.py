@@ -32,15 +32,22 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
     """
     rows, size = probabilities.shape
     blocks = pad(probabilities, (0, -size % BLOCK)).view(rows, -1, BLOCK)
-    ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    ends = _running_sums(blocks.sum(dim=-1, dtype=torch.float64))
     total = ends[:, -1:]
     if not ((total > 0.0) & (total < torch.inf)).all():
         raise RuntimeError(NO_DISTRIBUTION)
     wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * total
     block = _first_beyond(ends, wanted)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
-    within = blocks[torch.arange(rows, device=block.device), block[:, 0]].double().cumsum(dim=-1)
+    within = _running_sums(blocks[torch.arange(rows, device=block.device), block[:, 0]].double())
     return (block * BLOCK + _first_beyond(within, wanted - before))[:, 0]
+
+
+def _running_sums(values: torch.Tensor) -> torch.Tensor:
+    """Cumulative sums of each row; with `full_determinism` on the CPU, because torch refuses them on a GPU."""
+    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(dim=-1).to(values.device)
+    return values.cumsum(dim=-1)
 
 
 def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
