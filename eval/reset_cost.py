@@ -102,7 +102,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--rank", type=int, default=32, help="of the LoRA adapter")
     parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    devices = ("cuda", "cpu")  # one of several GPUs: CUDA_VISIBLE_DEVICES
+    parser.add_argument("--device", choices=devices, default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
     table = Table(title=f"A reset against copy_ of the same bytes, {args.device}, median of {args.repeats}")
     for name in ("", "optimizer_reset", "MB written", "reset, ms", "copy_, ms", "ratio"):

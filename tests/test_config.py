@@ -184,3 +184,15 @@ def test_bf16_without_a_gpu_is_refused_with_its_key(monkeypatch, keys, begins):
     assert str(error.value).startswith(begins) and "false, and use_cpu: true" in str(error.value)
     monkeypatch.setattr("trl_prorl.refusals.is_torch_bf16_gpu_available", lambda: True)
     ProRLConfig(**{"bf16": False, "use_cpu": True})
+
+
+@pytest.mark.parametrize("key", ["bf16", "fp16"])
+def test_a_launcher_whose_precision_is_not_the_keys_is_refused(monkeypatch, key):
+    """`accelerate launch --config_file accelerate_configs/single_gpu.yaml` of a recipe in float32."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", key)
+    with pytest.raises(ValueError, match=f"^{key}=False, but the launcher says mixed_precision={key}, .*precision no"):
+        ProRLConfig(**BASE)
+    assert ProRLConfig(**BASE | {key: True}).mixed_precision == key
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    assert ProRLConfig(**BASE | {"bf16": True}).mixed_precision == "bf16"
+    assert ProRLConfig(**BASE).mixed_precision == "no"

@@ -161,3 +161,13 @@ def test_a_card_of_which_nvml_knows_no_utilisation_is_measured_without_it(monkey
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     assert gpu_row(torch.device("cuda", 0)) == {"peak_memory_gib": 1.0}
+
+
+def test_the_peak_of_a_step_is_not_that_of_an_evaluation_before_it(monkeypatch):
+    card, peak = torch.device("cuda", 0), [20 * 2**30]  # of an evaluation
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: max(peak))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.clear())
+    Meter(card).begin_step()
+    peak.append(3 * 2**30)  # of the step
+    assert gpu_row(card)["peak_memory_gib"] == 3.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from trl_prorl import ProRLConfig
-from trl_prorl.run.folder import set_keys, versions, write_config, write_env
+from trl_prorl.run.folder import hardware, set_keys, versions, write_config, write_env
 
 
 @dataclass
@@ -36,6 +36,19 @@ def test_a_build_of_torch_is_named_whatever_its_package_says(monkeypatch):
     """The wheel of PyPI calls itself 2.13.0, and torch 2.13.0+cu130."""
     monkeypatch.setattr("torch.__version__", "2.13.0+cu130")
     assert versions()["torch"] == "2.13.0+cu130"
+
+
+def test_a_gpu_is_named_if_the_run_is_on_it(tmp_path, monkeypatch):
+    """A run with `use_cpu: true` on a machine that has one is a run on a CPU, also for its card."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a card")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    args = ProRLConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    write_env(tmp_path, args, torch.nn.Linear(2, 3))
+    assert "gpu" not in json.loads((tmp_path / "env.json").read_text())["hardware"]
+    assert hardware(torch.device("cuda", 0))["gpu"] == "a card"
 
 
 def test_env_names_versions_seed_hardware_and_execution(tmp_path, tiny_model):

@@ -8,6 +8,7 @@ import torch
 from peft.tuners.lora.layer import LoraLayer
 from transformers import Trainer
 from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 
 
 PRIVATE_METHODS = {
@@ -88,6 +89,14 @@ def test_an_evaluation_says_its_metrics_prefix_by_name_and_logs_what_its_loop_fo
     assert "metric_key_prefix=metric_key_prefix," in evaluate[evaluate.index("self.evaluation_loop(") :]
     assert evaluate.index("self.evaluation_loop(") < evaluate.index("self.log(output.metrics)")
     assert "self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)" in evaluate
+
+
+def test_vllm_gets_the_weights_once_a_step_and_with_the_adapter_merged():
+    for method in (GRPOTrainer._generate_single_turn, GRPOTrainer._generate):
+        text = source(method)
+        assert "self.state.global_step != self._last_loaded_step" in text and "vllm_generation.sync_weights()" in text
+    text = source(VLLMGeneration._iter_named_params)
+    assert text.index("model.merge_adapter()") < text.index("yield name") < text.index("model.unmerge_adapter()")
 
 
 def test_a_resumed_run_s_best_checkpoint_is_looked_for_in_the_working_directory():

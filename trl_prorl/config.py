@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from trl import GRPOConfig
 
 from .objective.kl import gradient_bias
-from .refusals import UNCLEAN_SCHEDULE, check_bf16, check_combinations, check_values
+from .refusals import UNCLEAN_SCHEDULE, check_bf16, check_combinations, check_launcher, check_values
 from .resets.triggers import CONFIGURED
 from .variants import variant_of
 
@@ -256,6 +256,7 @@ class ProRLConfig(GRPOConfig):
             self.resume_from_checkpoint = "True" if str(self.resume_from_checkpoint).lower() == "true" else None
         check_bf16(self)
         super().__post_init__()
+        check_launcher(self)
         check_values(self)
         check_combinations(self)
         for name, bias in self.gradient_biases.items():

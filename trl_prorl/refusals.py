@@ -148,6 +148,21 @@ def check_bf16(args: "ProRLConfig") -> None:
         )
 
 
+def check_launcher(args: "ProRLConfig") -> None:
+    """
+    Refuse a precision of the launcher's that would silently win over the keys.
+
+    Raises:
+        `ValueError`: `accelerate launch` was told to compute in bf16 or fp16, and the keys say float32.
+    """
+    asked = args.mixed_precision
+    if asked in ("bf16", "fp16") and not getattr(args, asked):
+        raise ValueError(
+            f"{asked}=False, but the launcher says mixed_precision={asked}, which would win. Set {asked}: true, or "
+            "launch with --mixed_precision no (a file of accelerate_configs/ or your own default may say otherwise)."
+        )
+
+
 # ------------------------------------------------------------------------------------------------------- combinations
 
 

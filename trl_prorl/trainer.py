@@ -25,6 +25,7 @@ from .adapters.mixin import AdapterMixin
 from .errors import EvaluationError, RewardError
 from .hub.mixin import HubMixin
 from .interchange.mixin import ExchangeMixin
+from .launch.checks import check_in_one_place
 from .launch.plan import Plan
 from .launch.ways import Ways, shards_weights
 from .objective.aggregation import Aggregation
@@ -37,7 +38,7 @@ from .resets.elastic import ElasticAverage, ElasticResets
 from .resets.triggers import Reason, configured_triggers
 from .rollout.dynamic_sampling import DynamicSampling, named_functions
 from .rollout.generation import CompactGeneration
-from .rollout.kept_weights import kept_weights
+from .rollout.kept_weights import keep_base_in_syncs, kept_weights
 from .rollout.outcome import Outcome, weighted_sum, written_by_others
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
@@ -97,6 +98,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         """Make the parts; each owns what it remembers, and none knows the trainer."""
         args, accelerator = self.args, self.accelerator
         policy = accelerator.unwrap_model(self.model)
+        for model in (policy, self.ref_model):
+            check_in_one_place(model)
         if plan.casts_head:
             cast_head_to_fp32(policy.get_base_model())
             outputs = ("log_probs", "entropy")
@@ -155,6 +158,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             )
         if args.entropy_floor is not None:
             self.parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
+        if self.use_vllm and not shards_weights(self):
+            keep_base_in_syncs(self.vllm_generation, policy)
         if self.ways.generation == "on":
             self.parts["generation"] = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
 
@@ -256,6 +261,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         step = self.state.global_step
         for event in self.parts.at_boundary(step):  # growth first; the reference moves to the result
             self._log_event(event)
+            self._last_loaded_step = -1  # an evaluation of this step may have given vLLM the weights before it
         self._log_event(self.resets.apply(step, self.optimizer, self.lr_scheduler, self.recorder.kl_ref))
         with self.meter.timer.stage("rollout"):
             if (dynamic := self.parts.get("dynamic_sampling")) is not None:

@@ -23,7 +23,7 @@ class FirstSteps:
         max_steps (`int`): Optimizer steps of the whole run.
         steps_per_generation (`float`): Optimizer steps from one generation to the next.
         held_gib (`float`): Memory between two steps, of weights and optimizer.
-        total_gib (`float`): Memory that there is.
+        total_gib (`float`): Memory that there is for this process.
         on_gpu (`bool`): Whether memory is a GPU's, and measured.
         growth_gib (`float`): What a growing adapter takes beyond that at the end of the run.
         rank (`int`): The rank of a growing adapter at the end of the run; 0 if none grows.
@@ -65,7 +65,9 @@ def first_steps(trainer, steps: int = MOST) -> FirstSteps:
     args, device = trainer.args, trainer.accelerator.device
     rows = [json.loads(line) for line in Path(trainer.run_dir, METRICS_FILE).read_text().splitlines()]
     if device.type == "cuda":
-        held, total = torch.cuda.memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
+        # What other processes hold, and CUDA itself, is not there for the run.
+        held = torch.cuda.memory_allocated(device)
+        total = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     else:
         held, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
     steps_per_generation = args.generate_every / args.gradient_accumulation_steps

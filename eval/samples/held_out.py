@@ -19,7 +19,7 @@ from eval.samples.progress import progress
 from eval.samples.sampling import for_sampling, sample
 from eval.samples.store import SampleStore, content_ids
 from eval.samples.task_name import TaskName
-from trl_prorl.errors import InputError
+from trl_prorl.errors import InputError, RunError
 from trl_prorl.own_packages import tasks
 from trl_prorl.run.run_files import EVALUATION_KEYS
 from trl_prorl.shown import visible
@@ -158,17 +158,23 @@ class HeldOut:
                 names = [self.prompt_ids[place] for place in places]
                 # A batch of its own seed: the same samples, whether or not there was a stop before it.
                 set_seed(int(digest(self.seed, names, have[places[0]])[:8], 16))
-                drawn = sample(
-                    model,
-                    self.tokenizer,
-                    self.task,
-                    [self.rows[place] for place in places],
-                    count,
-                    temperature=temperature,
-                    max_new_tokens=self.max_new_tokens,
-                    chat_template_kwargs=self.chat_template_kwargs,
-                    compact=compact,
-                )
+                try:
+                    drawn = sample(
+                        model,
+                        self.tokenizer,
+                        self.task,
+                        [self.rows[place] for place in places],
+                        count,
+                        temperature=temperature,
+                        max_new_tokens=self.max_new_tokens,
+                        chat_template_kwargs=self.chat_template_kwargs,
+                        compact=compact,
+                    )
+                except torch.OutOfMemoryError as error:
+                    raise RunError(
+                        f"--batch-size {self.batch_size}: the GPU has no memory for so many sequences of up to "
+                        f"{self.max_new_tokens} tokens. Lower it; samples that were drawn are kept."
+                    ) from error
                 store.add(
                     [
                         self._record(place, have[place] + number, one)

@@ -21,7 +21,8 @@ def measure(
 
     Returns:
         `dict[str, dict]`: by arm the median seconds of an optimizer step's `generation`, `scoring` and `update`, every
-        round's seconds of what `ROUNDS` names, and on a GPU the `peak` memory in GiB.
+        round's seconds of what `ROUNDS` names, and on a GPU the `peak` memory of the update phase in GiB, beyond what
+        is held before it.
     """
     rounds = {name: defaultdict(list) for name in arms}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -49,7 +50,7 @@ def measure(
                 rounds[name]["generated"].append(generation / iterations)
                 rounds[name]["whole"].append((generation + seconds["step"]) / iterations)
                 if (peak := trainer.watch.peak()) is not None:
-                    rounds[name]["peak"].append(peak)
+                    rounds[name]["peak"].append(peak - trainer.watch.held)  # the models of all arms are there
     result = {}
     for name, values in rounds.items():
         result[name] = {key: statistics.median(values[key]) for key in ("generation", "scoring", "update")}

@@ -19,16 +19,23 @@ from trl_prorl.own_packages import claim
 
 
 def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
-    """GiB by which one arm's training raises its process's peak of resident memory; for a process of its own."""
+    """
+    GiB by which one arm's training raises the peak of memory, of the GPU's where it trains on one, else of its
+    process's resident memory; for a process of its own.
+    """
     _, batches, iterations, checkpoint, generate = setting
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = make_trainer(name, ARMS[name], args, batches, iterations, checkpoint, folder)
+        trainer.watch.begin()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if generate:
             generation_seconds(trainer, batches, 0)
+            trainer.watch.peak()  # before a step lets the device count anew
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.train()
+        if (peak := trainer.watch.peak()) is not None:
+            return peak - trainer.watch.held
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
 
 

@@ -63,7 +63,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--groups", type=int, metavar="G", nargs="+", default=[4, 8, 16, 32], help="G of growth")
     parser.add_argument("--spread", action="store_true", help="growth: lengths spread as GSM8K's answers' are")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    devices = ("cuda", "cpu")  # one of several GPUs: CUDA_VISIBLE_DEVICES
+    parser.add_argument("--device", choices=devices, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall", metavar="CLOCK", help="wall, or cpu on a busy machine"
     )

@@ -16,14 +16,15 @@ class Stopwatch(TrainerCallback):
     def __init__(self, device: torch.device, clock: str):
         self.device, self.seconds, self.began = device, defaultdict(float), None
         self.clock = time.process_time if clock == "cpu" else time.perf_counter
-        self._peak = 0
+        self._peak, self.held = 0, 0.0
 
     def begin(self) -> None:
-        """Measure anew."""
+        """Measure anew; `held` is what the GPU holds already, in GiB."""
         self.seconds.clear()
         self._peak = 0
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+            self.held = torch.cuda.memory_allocated(self.device) / 2**30
 
     def peak(self) -> float | None:
         """GiB, at most, since [`~Stopwatch.begin`]; `None` without a GPU, where it is not measured."""

@@ -14,7 +14,7 @@ def show(console: Console, title: str, result: dict[str, dict]) -> None:
     peaks = any("peak" in values for values in result.values())
     seconds = Table("arm", *(f"{name}, s" for name in ("generation", "scoring", "update", "whole step")), title=title)
     if peaks:
-        seconds.add_column("peak GiB")
+        seconds.add_column("peak GiB, above what is held")
     timed = {title: rounds for title, rounds in ROUNDS.items() if rounds == "phase" or generates(result)}
     ratios = Table("arm", *(f"{name} ×" for name in timed), title=f"times as fast as {BASELINE}, [least, greatest]")
     for name, values in result.items():

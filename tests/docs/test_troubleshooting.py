@@ -86,6 +86,7 @@ NOT_KEYS = {
     "save_pretrained",
     "init_lora_weights",
     "peft_config",
+    "packed_logps",  # a function in a traceback
 }
 
 

@@ -110,6 +110,28 @@ def check_rows(rows: Any, batch: int, num_generations: int) -> None:
         )
 
 
+def check_in_one_place(model: Any) -> None:
+    """
+    Refuse a model of which transformers has left a part on the CPU or on disk, because the GPU had no room for it:
+    every forward would move that part, and nothing could read its weights.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            Loaded with a device map, or without one.
+
+    Raises:
+        `ValueError`: naming how much was left.
+    """
+    places = [str(place).split(":")[0] for place in (getattr(model, "hf_device_map", None) or {}).values()]
+    left = sum(place in ("cpu", "disk") for place in places)
+    if left and (left < len(places) or "disk" in places):
+        raise ValueError(
+            f"the GPU's free memory does not hold the model: transformers left {left} of its {len(places)} parts on "
+            "the CPU or on disk. End what else uses the GPU, take a smaller model, or load this one in 4 bits "
+            "(load_in_4bit: true; in a script a quantization_config)."
+        )
+
+
 def check_pack_limit(limit: int | None, lengths: Sequence[int], max_completion_length: int | None, which: str) -> None:
     """
     Refuse a `pack_max_tokens` that would stop the run when its longest prompt comes.

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from accelerate.utils import set_seed
 from peft import PeftModel, get_peft_model
 from transformers import AutoProcessor, PreTrainedModel, Trainer
@@ -26,7 +27,7 @@ from ..run.identity import changing_keys
 from ..scoring.dropout import check_dropout_config
 from ..scoring.fp32_head import check_full_model
 from ..scoring.references import check_adapter
-from .checks import check_columns, check_pass_at_k, check_rows
+from .checks import check_columns, check_in_one_place, check_pass_at_k, check_rows
 
 
 @dataclass
@@ -127,6 +128,7 @@ class Plan:
         if self._loads and given.get("processing_class") is None:
             given["processing_class"] = _loaded_processor(model, self.args)
         loaded = _loaded(model, self.args, given.pop("quantization_config", None))
+        check_in_one_place(loaded)
         given["model"] = get_peft_model(loaded, given.pop("peft_config"))
 
     @contextmanager
@@ -139,6 +141,10 @@ class Plan:
                 stack.enter_context(_reloadable(model))
             if self._loads:  # the arguments that TRL warns about were used
                 stack.enter_context(without_warning("trl.trainer.grpo_trainer", "`model_init_kwargs`"))
+            # Logged for every model that has a device map, as all have that TRL loads on a GPU.
+            places = set((getattr(model, "hf_device_map", None) or {}).values())
+            if len(places) == 1 or (isinstance(model, str) and torch.cuda.device_count() < 2):
+                stack.enter_context(without_warning("transformers.trainer", "already on multiple devices"))
             stack.enter_context(without_initialisation(model))  # TRL's adapter `ref` is a copy
             if self.casts_head:
                 stack.enter_context(_without_cast_head(self.args))

@@ -44,7 +44,7 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def _running_sums(values: torch.Tensor) -> torch.Tensor:
-    """Cumulative sums of each row; with `full_determinism` on the CPU, because torch refuses them on a GPU."""
+    """Sums along each row. Under `full_determinism` torch refuses a GPU's own, whose order is not fixed."""
     if values.is_cuda and torch.are_deterministic_algorithms_enabled():
         return values.cpu().cumsum(dim=-1).to(values.device)
     return values.cumsum(dim=-1)

@@ -1,9 +1,10 @@
-"""Weights that a generation does not change, where TRL casts them."""
+"""Weights that a generation does not change, where TRL casts them, or merges the adapter into them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 
 @contextmanager
@@ -33,3 +34,47 @@ def kept_weights(model: torch.nn.Module) -> Iterator[None]:
             parameter.data = data
         for module, name, buffer in buffers:
             module._buffers[name] = buffer
+
+
+@contextmanager
+def kept_base(model: torch.nn.Module) -> Iterator[None]:
+    """
+    While this lasts, an adapter may be merged into the model and taken out again; afterwards the weights under it are
+    what they were, bit for bit. They are held twice meanwhile.
+
+    Args:
+        model (`torch.nn.Module`):
+            The policy, whole on this process.
+    """
+    adapted = [module.get_base_layer() for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    found = {id(param): param for layer in adapted for param in layer.parameters(recurse=False)}
+    kept = [(param, param.data) for param in found.values() if param.is_floating_point()]
+    for param, data in kept:
+        param.data = data.clone()
+    try:
+        yield
+    finally:
+        for param, data in kept:
+            param.data = data
+
+
+def keep_base_in_syncs(generation, model: torch.nn.Module) -> None:
+    """
+    Let vLLM get the policy's weights without a trace in the policy.
+
+    TRL merges the adapter to hand the weights on, and takes it out again. In bf16 each time leaves rounding behind,
+    which adds up: the policy, its reference and the base would stand on weights that no file holds.
+
+    Args:
+        generation ([`~trl.generation.vllm_generation.VLLMGeneration`]):
+            TRL's; its `sync_weights` is replaced.
+        model (`torch.nn.Module`):
+            The policy, whole on this process.
+    """
+    sync = generation.sync_weights
+
+    def sync_weights() -> None:
+        with kept_base(model):
+            sync()
+
+    generation.sync_weights = sync_weights

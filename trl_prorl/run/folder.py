@@ -136,7 +136,7 @@ def write_env(
         "data_seed": args.data_seed,
         "versions": {"python": platform.python_version(), **versions()},
         "git_commit": git_commit(),
-        "hardware": hardware(),
+        "hardware": hardware(next(model.parameters()).device),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
@@ -163,9 +163,10 @@ def git_commit() -> str | None:
         return None
 
 
-def hardware() -> dict[str, Any]:
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Of this machine; its GPU is named if the run is on it."""
     found = {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
-    if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
         found["gpus"] = torch.cuda.device_count()
     return found

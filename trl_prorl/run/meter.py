@@ -128,6 +128,8 @@ class Meter:
         """Start the clock; what no other stage claims counts as `update`."""
         self.timer.clear()
         self._clear()
+        if self.device.type == "cuda":  # loading, probes and evaluations belong to no step
+            torch.cuda.reset_peak_memory_stats(self.device)
         self.timer.enter("update")
         self._began = time.perf_counter()
 

@@ -1,8 +1,12 @@
 """The peak memory of an arm, although our trainer lets the device count anew in every step."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from eval.stepcost import measuring, memory
+from eval.stepcost.options import parse
 from eval.stepcost.stopwatch import Stopwatch
 from trl_prorl.run.meter import gpu_row
 
@@ -25,6 +29,7 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: made.peak)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", made.begin_anew)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: made.held)
     return made
 
 
@@ -49,3 +54,42 @@ def test_without_a_gpu_no_peak_is_measured():
     watch.begin()
     watch.ending_a_step(lambda: None)()
     assert watch.peak() is None
+
+
+@pytest.fixture
+def arm(device, monkeypatch):
+    """A trainer on that device: generation takes 7 GiB beyond what is held, and steps 3 and 5."""
+    cuda = torch.device("cuda", 0)
+    watch = Stopwatch(cuda, "wall")
+
+    def train():
+        for gib in (3, 5):
+            device.begin_anew()  # as our trainer begins a step
+            device.hold(gib)
+            watch.ending_a_step(lambda: gpu_row(cuda))()
+
+    def generate(*args):
+        device.hold(7)
+        return 1.0
+
+    made = SimpleNamespace(watch=watch, train=train)
+    for module in (memory, measuring):
+        monkeypatch.setattr(module, "make_trainer", lambda *args: made)
+        monkeypatch.setattr(module, "generation_seconds", generate)
+
+
+@pytest.mark.parametrize("generate, peak", [(True, 7.0), (False, 5.0)])
+def test_on_a_gpu_an_arm_s_memory_is_the_gpu_s(arm, generate, peak):
+    setting = (None, None, 2, False, generate)
+    assert memory.peak_memory("A", SimpleNamespace(), setting) == pytest.approx(peak)
+
+
+def test_an_arm_s_peak_leaves_out_the_models_of_the_others(arm):
+    found = measuring.measure({"A": None}, SimpleNamespace(rounds=1), None, 2, False, True)
+    assert found["A"]["peak"] == pytest.approx(5.0)
+
+
+def test_a_device_whose_clock_would_not_wait_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--device", "cuda:1"])
+    assert "invalid choice: 'cuda:1'" in capsys.readouterr().err

@@ -1,8 +1,13 @@
 """Time and memory of a run, by hand."""
 
+import json
+from types import SimpleNamespace
+
+import torch
+
 from eval.readiness.cost import bytes_per_row, cost_findings, largest_micro_batch, seconds_of_run
 from eval.readiness.finding import LOOK
-from eval.readiness.first_steps import FirstSteps
+from eval.readiness.first_steps import FirstSteps, first_steps
 from eval.readiness.first_update import update_findings
 
 
@@ -58,6 +63,25 @@ def test_a_cpu_estimates_and_a_gpu_measures():
     assert of(cpu, "tokens per second").number == "100" and of(cpu, "wall time").number.startswith("0:55")
     assert of(cpu, "rewards in a step").number == "40 %" and of(cpu, "rewards in a step").level == LOOK
     assert of(cpu, "seconds by stage").number == "rollout 6.00, ref 1.00, update 3.00"
+
+
+def test_memory_that_other_processes_hold_is_not_there(tmp_path, monkeypatch):
+    """A card of 24 GiB: we hold 6 of 9 that we have asked for, another process 10, and 5 are free."""
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(FIRST) + "\n")
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 6 * 2**30)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 9 * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * 2**30, 24 * 2**30))
+    trainer = SimpleNamespace(
+        parts={},
+        add_callback=lambda callback: None,
+        train=lambda: None,
+        args=SimpleNamespace(generate_every=2, gradient_accumulation_steps=1),
+        accelerator=SimpleNamespace(device=torch.device("cuda", 0)),
+        run_dir=tmp_path,
+        state=SimpleNamespace(max_steps=10),
+    )
+    first = first_steps(trainer)
+    assert first.on_gpu and (first.held_gib, first.total_gib) == (6.0, 14.0)
 
 
 def test_the_first_update():

@@ -15,7 +15,7 @@ import tasks
 from eval.samples import held_out
 from eval.samples.held_out import HeldOut, plan
 from eval.samples.task_name import TaskName
-from trl_prorl.errors import InputError
+from trl_prorl.errors import InputError, RunError
 
 
 @pytest.fixture
@@ -43,6 +43,23 @@ def test_a_plan_draws_exactly_what_is_missing(missing, batch_size):
         for place in places:
             drawn[place] += count
     assert drawn == missing
+
+
+def test_a_gpu_without_memory_for_a_batch_names_the_option_and_keeps_what_was_drawn(run_dir, task, calls, monkeypatch):
+    draws = held_out.sample
+
+    def full(model, tokenizer, task, rows, n, **settings):
+        if calls and len(rows) * n > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return draws(model, tokenizer, task, rows, n, **settings)
+
+    monkeypatch.setattr(held_out, "sample", full)
+    large = HeldOut(run_dir, "test", 6, batch_size=8)
+    with pytest.raises(RunError, match=r"^--batch-size 8: .* up to \d+ tokens\. Lower it; .* are kept\.$"):
+        large.samples(large.trained, 4)
+    smaller = HeldOut(run_dir, "test", 6, batch_size=4)
+    assert len(smaller.samples(smaller.trained, 4)) == 24
+    assert calls == [(2, 4)] + 4 * [(1, 4)]
 
 
 def test_nothing_is_sampled_twice(run_dir, task, calls):
