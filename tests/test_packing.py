@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl import GRPOTrainer
+from trl.trainer import utils
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_prorl.scoring import prefix_attention
@@ -180,6 +181,28 @@ def test_values_and_gradients_are_trls(models, groups, masked, seed, spare, bloc
         assert len(packed.calls) == 1 and sum(packed.positions) <= ids.numel()
     else:
         assert max(packed.positions) <= longest + spare
+
+
+@pytest.mark.parametrize("groups, masked", [([(5, [3, 1]), (2, [4])], {1}), ([(5, [0, 4, 0])], {1})])
+def test_where_trl_scores_labelled_positions_alone_as_on_a_gpu(models, monkeypatch, groups, masked):
+    """In the second batch nothing is left to score."""
+    model = models["lora"]
+    ids, mask, keep = batch_of(groups, 0, masked)
+    expected = padded_logps(model, ids, mask, keep, True)
+    scored = []
+    kernel = utils._ChunkedLogProbFunction.apply
+    monkeypatch.setattr(utils, "_use_triton", lambda device: True)
+    monkeypatch.setattr(
+        utils,
+        "_ChunkedLogProbFunction",
+        SimpleNamespace(apply=lambda hidden, *others: (scored.append(len(hidden)), kernel(hidden, *others))[1]),
+    )
+    found = packed_logps(model, ids, mask, keep, compute_entropy=True)
+    assert scored == [int(mask[:, -keep:].sum())]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=0)
+    ours, theirs = (gradient(model, weighted(*each)) for each in (found, expected))
+    assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
 
 
 def test_one_packed_row_by_hand():

@@ -113,7 +113,9 @@ def cost_findings(
     ]
     if first.on_gpu:
         peak = max(row["peak_memory_gib"] for row in rows)
-        per_row, held, mark = (peak - first.held_gib) / micro_batch, first.held_gib, ""
+        # A rollout's cache grows with the generation batch, and not with the micro-batch.
+        without_rollout = [row["peak_memory_gib"] for row in rows if not row.get("time_rollout")] or [peak]
+        per_row, held, mark = (max(without_rollout) - first.held_gib) / micro_batch, first.held_gib, ""
     else:
         held, per_row, mark = first.held_gib, estimated_row_gib, ESTIMATE
         peak = held + micro_batch * per_row

@@ -22,6 +22,7 @@ from .initialisation import (
     restore_files,
     take_from_model,
 )
+from .kept_parameters import kept_parameters
 
 
 logger = logging.getLogger(__name__)
@@ -89,23 +90,25 @@ class AdapterMixin:
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         self._take_rank_of(resume_from_checkpoint)
+        policy = self.accelerator.unwrap_model(self.model)
         if self._initial_factors is None or not Path(resume_from_checkpoint, CONFIG_FILE).is_file():
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        with self._as_trained(resume_from_checkpoint) as folder:
+            with kept_parameters(policy):
+                return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        with self._as_trained(resume_from_checkpoint) as folder, kept_parameters(policy):
             super()._load_from_checkpoint(folder, model)
 
     def _load_best_model(self):
-        best = self.state.best_model_checkpoint
+        best, policy = self.state.best_model_checkpoint, self.accelerator.unwrap_model(self.model)
         self._take_rank_of(best)
         if "growth" in self.parts:
             # Transformers loads the policy alone. Beside it the newest reference would lose its newer ranks.
-            policy = self.accelerator.unwrap_model(self.model)
             for name, folder in self._adapter_folders(Path(best)).items():
                 if name != "default":
                     policy.load_adapter(folder, name)
         if self._initial_factors is None or not Path(best, CONFIG_FILE).is_file():
-            return super()._load_best_model()
-        with self._as_trained(best) as folder:
+            with kept_parameters(policy):
+                return super()._load_best_model()
+        with self._as_trained(best) as folder, kept_parameters(policy):
             self.state.best_model_checkpoint = folder
             try:
                 super()._load_best_model()

@@ -249,4 +249,4 @@ def move_reference(reference: AdapterReference | SnapshotReference, mix: float) 
         if mix == 1.0 or not ref.is_floating_point():
             ref.data.copy_(policy.data)
         else:
-            ref.data.lerp_(policy.data, mix)
+            ref.data.lerp_(policy.data.to(ref.dtype), mix)  # of a quantised model, TRL keeps the policy's in bf16

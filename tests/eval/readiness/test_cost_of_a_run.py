@@ -50,6 +50,9 @@ def test_a_cpu_estimates_and_a_gpu_measures():
     gpu = FirstSteps(rows, 10, 2, 4.0, 20.0, on_gpu=True)
     assert of(gpu, "peak memory").what == "peak memory" and of(gpu, "peak memory").number == "12.0 of 20.0 GiB"
     assert of(gpu, "largest").number == "12 rows (now 8)"  # (18 − 4) / 1 = 14, in groups of 4
+    samples = FirstSteps([rows[0] | {"peak_memory_gib": 19.0}, rows[1]], 10, 2, 4.0, 20.0, on_gpu=True)
+    assert of(samples, "peak memory").number == "19.0 of 20.0 GiB" and of(samples, "peak memory").level == LOOK
+    assert of(samples, "largest").number == "12 rows (now 8)"  # a rollout takes its memory whatever the micro-batch
     tight = FirstSteps([FIRST | {"peak_memory_gib": 19.0}], 10, 2, 3.0, 20.0, on_gpu=True)
     assert of(tight, "largest", 16).level == LOOK and "to 12" in of(tight, "largest", 16).change
     assert of(tight, "peak memory", 16).level == LOOK

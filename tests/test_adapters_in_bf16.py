@@ -1,0 +1,90 @@
+"""Trained adapters in bf16, beside which frozen copies are in fp32: TRL's of a base in 4 bits, and a user's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import LORA
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from trl_prorl.launch.recipe_check import read_recipe
+
+
+@pytest.fixture
+def in_4_bits(monkeypatch):
+    """Arguments of a trainer. On CPUs with AVX512-BF16 bitsandbytes cannot train a model that has been evaluated."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
+
+    def arguments():
+        config = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        )
+        return {"trainer_kwargs": {"quantization_config": config}, "bf16": True}
+
+    return arguments
+
+
+def adapters(trainer):
+    return {name: param for name, param in trainer.model.named_parameters() if "lora_" in name}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"beta": 0.3, "ref_reset_every": 2, "optim": "adamw_8bit", "optimizer_reset": "hard"},
+        {"elastic_reset_every": 2, "elastic_ema": 0.5},
+    ],
+    ids=["C", "elastic"],
+)
+def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make_trainer, in_4_bits, keys):
+    keys |= {"num_iterations": 1, "max_steps": 5, "save_strategy": "steps", "save_steps": 2, "learning_rate": 2e-2}
+    whole = run(**in_4_bits(), **keys)
+    again = make_trainer(output_dir=whole.args.output_dir, **in_4_bits(), **keys)
+    begun = adapters(again)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-2")))
+    assert {param.dtype for name, param in begun.items() if ".default." in name} == {torch.bfloat16}
+    for name, param in adapters(again).items():
+        assert param is begun[name], name
+        assert param.dtype == adapters(whole)[name].dtype and torch.equal(param, adapters(whole)[name]), name
+    optimizer = [param for group in again.optimizer.param_groups for param in group["params"]]
+    assert {id(param) for param in optimizer} == {id(param) for param in begun.values() if param.requires_grad}
+
+
+def test_a_resumed_run_samples_from_the_adapter_that_it_trains(run, make_trainer, tiny_model):
+    """The merged copy holds the adapter's parameters, and is made before they are loaded."""
+
+    def wrapped():
+        torch.manual_seed(11)
+        base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+        return get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=False)
+
+    keys = {"lora": False, "bf16": True, "compact_generation": "on", "num_iterations": 1, "max_steps": 5}
+    keys |= {"save_strategy": "steps", "save_steps": 2, "learning_rate": 2e-2}
+    whole = run(model=wrapped(), **keys)
+    again = make_trainer(model=wrapped(), output_dir=whole.args.output_dir, **keys)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-2")))
+    assert again.parts["generation"].copy is not None
+    for name, param in adapters(again).items():
+        assert torch.equal(param, adapters(whole)[name]), name
+
+
+def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, in_4_bits):
+    trainer = run(**in_4_bits(), beta=0.3, ref_reset_every=2, ref_reset_mix=0.25, max_steps=3, learning_rate=2e-2)
+    (event,) = map(json.loads, Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines())
+    assert (event["event"], event["ref_reset_mix"]) == ("reset", 0.25)
+    pairs = trainer.reference.pairs()
+    assert {(ref.dtype, policy.dtype) for ref, policy in pairs} == {(torch.float32, torch.bfloat16)}
+
+
+def test_recipes_of_quantised_bases_take_steps_that_bf16_holds():
+    """A new A of Qwen2.5-1.5B's narrowest layers, as PEFT draws it; an update of Adam is at most the learning rate."""
+    files = sorted((Path(__file__).parent.parent / "recipes").rglob("*.yaml"))
+    quantised = [recipe for file in files if (recipe := read_recipe(file)).get("load_in_4bit")]
+    assert quantised
+    torch.manual_seed(0)
+    before = torch.empty(32, 1536).uniform_(-(1536**-0.5), 1536**-0.5).bfloat16()
+    for recipe in quantised:
+        moved = (before.float() - recipe["learning_rate"]).bfloat16() != before
+        assert moved.float().mean() > 0.9, recipe["output_dir"]
