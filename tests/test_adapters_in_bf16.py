@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LORA
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -58,7 +57,8 @@ def test_a_resumed_run_samples_from_the_adapter_that_it_trains(run, make_trainer
     def wrapped():
         torch.manual_seed(11)
         base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
-        return get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=False)
+        lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+        return get_peft_model(base, lora, autocast_adapter_dtype=False)
 
     keys = {"lora": False, "bf16": True, "compact_generation": "on", "num_iterations": 1, "max_steps": 5}
     keys |= {"save_strategy": "steps", "save_steps": 2, "learning_rate": 2e-2}
