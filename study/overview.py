@@ -122,7 +122,7 @@ def _length(panels: list[Axes], shown: dict[str, Block], tables: Tables, differe
     for number, (axes, (family, block)) in enumerate(zip(panels, shown.items(), strict=True)):
         span, pairs = _length_of(axes, block, family, tables, differences)
         count = f"{family}, {pairs} pair{'s' * (pairs > 1)}"
-        axes.text(0.99, 0.04, count, ha="right", transform=axes.transAxes, fontsize=8)
+        axes.text(0.01, 0.04, count, transform=axes.transAxes, fontsize=8)
         axes.set_ylabel(f"less {block.references[0]}, paired", fontsize=9)
         axes.tick_params(labelsize=8)
         if number == 0:
