@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from trl_prorl import ProRLConfig
-from trl_prorl.run.folder import hardware, set_keys, versions, write_config, write_env
+from trl_prorl.run.folder import set_keys, versions, write_config, write_env
 
 
 @dataclass
@@ -48,7 +48,10 @@ def test_a_gpu_is_named_if_the_run_is_on_it(tmp_path, monkeypatch):
     args = ProRLConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
     write_env(tmp_path, args, torch.nn.Linear(2, 3))
     assert "gpu" not in json.loads((tmp_path / "env.json").read_text())["hardware"]
-    assert hardware(torch.device("cuda", 0))["gpu"] == "a card"
+    # DeepSpeed and FSDP move the weights there only once the record is begun.
+    monkeypatch.setattr(ProRLConfig, "device", torch.device("cuda", 0))
+    write_env(tmp_path, args, torch.nn.Linear(2, 3))
+    assert json.loads((tmp_path / "env.json").read_text())["hardware"]["gpu"] == "a card"
 
 
 def test_env_names_versions_seed_hardware_and_execution(tmp_path, tiny_model):

@@ -87,6 +87,8 @@ NOT_KEYS = {
     "init_lora_weights",
     "peft_config",
     "packed_logps",  # a function in a traceback
+    "mixed_precision",  # accelerate launch's, as the next
+    "config_file",
 }
 
 

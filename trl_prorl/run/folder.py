@@ -136,7 +136,7 @@ def write_env(
         "data_seed": args.data_seed,
         "versions": {"python": platform.python_version(), **versions()},
         "git_commit": git_commit(),
-        "hardware": hardware(next(model.parameters()).device),
+        "hardware": hardware(args.device),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
