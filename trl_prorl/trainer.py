@@ -72,7 +72,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
     >>> trainer = ProRLTrainer(
     ...     model="Qwen/Qwen2.5-0.5B-Instruct",
     ...     reward_funcs=reward,
-    ...     args=ProRLConfig(beta=0.05, num_iterations=2, ref_reset_every=200, reuse_old_logps=True),
+    ...     args=ProRLConfig(beta=0.05, num_iterations=2, ref_reset_every=200, fast=True),
     ...     train_dataset=dataset,
     ...     peft_config=LoraConfig(),
     ... )
@@ -106,9 +106,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             add_fused_lm_head(policy.get_base_model(), self.temperature, cast_lm_head_to_fp32=True, outputs=outputs)
         if "default" in getattr(policy, "peft_config", {}):
             self._remember_initialisation(policy.peft_config["default"], plan.given_wrapped, plan.moves)
-        if not args.is_trl:
-            check_dropout(self.model)
-            check_randomness(policy, accelerator.autocast(), shards_weights(self))
+        args.check_or_give_up(check_dropout, self.model)
+        args.check_or_give_up(check_randomness, policy, accelerator.autocast(), shards_weights(self))
         self._identity = {
             **plan.keys,
             "processes": accelerator.num_processes,
