@@ -331,6 +331,12 @@ class ProRLConfig(GRPOConfig, Given):
         """Whether a reset can ever be requested by a key of this configuration."""
         return any(trigger.is_on(self) for trigger in CONFIGURED)
 
+    def first_reset(self, steps: int) -> int | None:
+        """After how many of `steps` optimizer steps `ref_reset_every` resets for the first time; `None`: never."""
+        apart = max(1, self.generate_every // self.gradient_accumulation_steps)
+        applied = -(-self.ref_reset_every // apart) * apart  # the next generation, which the last step does not have
+        return applied if 0 < applied < steps else None
+
     @property
     def changes_at_boundary(self) -> bool:
         """Whether a key of this configuration changes weights, reference or ranks at a generation boundary."""

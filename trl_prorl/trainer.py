@@ -50,6 +50,7 @@ from .run.identity import base_parameters, dataset_hash, weights_hash
 from .run.meter import Meter, StageTimer, UpdateNorm
 from .run.mixin import CheckpointMixin
 from .run.recorder import LOGGED, Recorder
+from .run.terminal import Terminal
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32
 from .scoring.grouping import whole_groups
@@ -175,6 +176,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             self._bind(callback)
         if args.resets:
             self.add_callback(ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown))
+        self.terminal = Terminal(self)
 
     def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
         """Log-probabilities as TRL computes them."""
@@ -456,12 +458,22 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
     def _log_event(self, event: dict | None) -> None:
         if event is not None:
             self.recorder.event(event)
+            self.terminal.event(event)
             if self.exporting is not None:
                 self.exporting.event(event)
             if event["event"] == "reset":
                 self._metrics["train"]["prorl/resets"].append(1.0)
 
     # ---------------------------------------------------------------------------------- beside the steps
+
+    def log(self, logs, start_time=None):
+        asked = self.num_completions_to_print
+        if self.state.log_history and self.state.log_history[-1]["step"] == self.state.global_step:
+            self.num_completions_to_print = 0  # the last log, of the whole training: that table was printed
+        try:
+            super().log(logs, start_time)
+        finally:
+            self.num_completions_to_print = asked
 
     def evaluate(self, *args, **kwargs):
         # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
