@@ -409,10 +409,8 @@ class ProRLConfig(GRPOConfig, Given):
         """Why π_old takes a forward of its own though `reuse_old_logps` is set; `None` if it does not."""
         if not self.reuse_old_logps or self.old_logps_source != "forward":
             return None
-        if self.gives_up("reuse_old_logps"):
-            return self.given_up
-        if self.corrects_sampler:
-            return "vllm_importance_sampling_correction=True needs π_old's log-probabilities at once."
+        if self.gives_up("reuse_old_logps") or self.corrects_sampler:
+            return self.given_up or "vllm_importance_sampling_correction=True needs π_old's log-probabilities at once."
         return (
             f"gradient_accumulation_steps={self.gradient_accumulation_steps} is no multiple of "
             f"steps_per_generation={self.steps_per_generation}, so that an update precedes a part of the first pass."
@@ -423,21 +421,13 @@ class ProRLConfig(GRPOConfig, Given):
         return self.given_up is not None and getattr(self, key) == FAST[key]
 
     def check_or_give_up(self, check: Callable, *about) -> None:
-        """
-        Make a check without which nothing of ours may be switched on. What `fast` asks for is given up instead, if
-        there is nothing else.
-
-        Raises:
-            `ValueError`: that of the check.
-        """
-        if self.is_trl:
-            return
+        """Make a check that all of ours needs; give up what `fast` asks for instead, if there is nothing else."""
         try:
-            check(*about)
+            if not self.is_trl:
+                check(*about)
         except ValueError as error:
             self.given_up = str(error) if self.fast else None
             if not self.is_trl:
-                self.given_up = None
                 raise
 
     @property

@@ -50,7 +50,7 @@ from .run.identity import base_parameters, dataset_hash, weights_hash
 from .run.meter import Meter, StageTimer, UpdateNorm
 from .run.mixin import CheckpointMixin
 from .run.recorder import LOGGED, Recorder
-from .run.terminal import Terminal
+from .run.terminal import Terminal, event_line
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32
 from .scoring.grouping import whole_groups
@@ -458,7 +458,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
     def _log_event(self, event: dict | None) -> None:
         if event is not None:
             self.recorder.event(event)
-            self.terminal.event(event)
+            self.terminal.say(event_line(event))
             if self.exporting is not None:
                 self.exporting.event(event)
             if event["event"] == "reset":

@@ -161,20 +161,8 @@ VARIANTS = {
 
 def without_reset(variant: str, config: Mapping[str, Any], applied: int | None, steps: int | None) -> str | None:
     """
-    What to say of a run that resets would set apart from the control, and that had none: it is the control.
-
-    Args:
-        variant (`str`):
-            Its name.
-        config (`Mapping[str, Any]`):
-            Its keys.
-        applied (`int`, *optional*):
-            Resets on record; `None` if there is no record of them.
-        steps (`int`, *optional*):
-            Optimizer steps on record.
-
-    Returns:
-        `str` or `None`: to stand after its name; `None` if it was reset, or if that is not known.
+    What to say after the name of a run that resets would set apart from the control, and that had none: of a variant,
+    its keys, the resets and the optimizer steps on record. `None` if it was reset, or if that is not known.
     """
     if applied != 0 or variant not in RESET_APART:
         return None

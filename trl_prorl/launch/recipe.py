@@ -14,7 +14,7 @@ __all__ = ["RecipeParser", "fits", "nearest", "spelt"]
 
 
 class Given(argparse.Namespace):
-    """The keys that were given. HfArgumentParser takes every key out of it, those that were not given as well."""
+    """The keys that were given. HfArgumentParser deletes those too that were not."""
 
     def __delattr__(self, key):
         vars(self).pop(key, None)

@@ -62,12 +62,10 @@ class Ways:
             "pack_groups": ways.packing.partition("off: ")[2],
             "compact_generation": ways.generation.partition("off: ")[2],
         }
-        alike: dict[str, list[str]] = {}
-        for key, reason in reasons.items():
-            alike.setdefault(reason or "", []).append(key)
-        told = (f"{' and '.join(keys)}: {reason}" for reason, keys in alike.items() if reason)
-        if trainer.is_world_process_zero() and (line := " ".join(told)):
-            logger.warning("Not possible here, so that the run is computed as without it: %s", line)
+        if trainer.is_world_process_zero() and any(reasons.values()):
+            alike = {why: [key for key in reasons if reasons[key] == why] for why in reasons.values() if why}
+            told = " ".join(f"{', '.join(keys)}: {why}" for why, keys in alike.items())
+            logger.warning("Not possible here, so that the run is computed as without it: %s", told)
         if ways.packs and args.pack_max_tokens is not None:
             if trainer.environments is not None:
                 raise ValueError(

@@ -83,11 +83,6 @@ class Resets(Part):
         """The factor of the re-warm-up on the learning rate of the next update."""
         return self.rewarmup.factor if self.rewarmup is not None else 1.0
 
-    @property
-    def watched(self) -> int:
-        """How many callbacks may request a reset."""
-        return len(list(self._callbacks()))
-
     # Requests, and their application.
 
     def request(self, reason: Reason) -> None:
