@@ -357,7 +357,10 @@ def test_settings_that_need_the_other_loop(make_trainer, keys, line, caplog):
     with pytest.raises(ValueError, match=line.replace("(", r"\(")):
         make_trainer(compact_generation="on", **asked)
     trainer = make_trainer(compact_generation="auto", **asked)
-    assert trainer.ways.generation.startswith(f"off: {line}") and "falls back to generate" in caplog.text
+    assert (
+        trainer.ways.generation.startswith(f"off: {line}")
+        and f"computed as without it: compact_generation: {line}" in caplog.text
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- in a training

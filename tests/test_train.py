@@ -204,7 +204,7 @@ def test_a_finished_run_is_not_trained_a_second_time(forks, tmp_path, tiny_model
     assert status == 0 and "the run begins again at step 0" in written
     weights = (out / "adapter_model.safetensors").read_bytes()
     status, written = forks.run(recipe, *arguments)
-    assert status == 0 and f"the run in {out} is finished: checkpoint-3 is its last step" in written
+    assert status == 0 and f"finished, nothing to do: checkpoint-3 is the last step of {out}" in written
     assert (out / "adapter_model.safetensors").read_bytes() == weights
     assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
 

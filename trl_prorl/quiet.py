@@ -15,7 +15,7 @@ KERNEL_HINT = "Failed to load CPU gemm_4bit_forward from kernels-community"
 
 # Old names: PEFT and TRL ask transformers by one of them, and recipes write the other, the only one that every version
 # of transformers we admit knows.
-OLD_NAMES = r"`(is_)?gradient_checkpointing` is deprecated"
+OLD_NAMES = r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"
 
 
 class KernelHint(logging.Filter):
@@ -49,12 +49,9 @@ def show_kernel_hint() -> None:
         hint.record = None
 
 
-@contextmanager
-def quiet_warnings() -> Iterator[None]:
-    """Leave out the warnings about old names that cannot be avoided here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", OLD_NAMES, FutureWarning)
-        yield
+def hold_old_names() -> None:
+    """Leave out the warnings about old names that cannot be avoided here, in scripts too."""
+    warnings.filterwarnings("ignore", OLD_NAMES, FutureWarning)
 
 
 @contextmanager

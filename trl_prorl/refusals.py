@@ -108,7 +108,7 @@ VALUES = (
         "in (0, 1]; to clear the state use optimizer_reset: hard",
     ),
     Values(("dynamic_sampling_rewards",), _is_names, "a list of names of reward functions", nullable=True),
-    Values(("hub_push_reference",), lambda value: isinstance(value, bool), "true or false"),
+    Values(("hub_push_reference", "fast"), lambda value: isinstance(value, bool), "true or false"),
 )
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual
 from .launch.recipe import RecipeParser
 from .needs import TASK_NEEDS, check_used
 from .own_packages import tasks
-from .quiet import quiet_warnings, show_kernel_hint
+from .quiet import show_kernel_hint
 from .rollout.length_rewards import cosine_length_reward, target_length_reward
 from .rollout.thinking import interrupted_rollout
 from .run.base_model import WEIGHTS
@@ -266,6 +267,8 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
             trainer.push_to_hub()  # saves, too
         else:
             trainer.save_model()
+    if trainer.terminal.is_watched:
+        print(f"next: trl-prorl passk --run {shlex.quote(str(trainer.run_dir))}")
 
 
 def check_packages(args: ProRLConfig) -> None:
@@ -343,9 +346,6 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)
     check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    if state["global_step"] >= (args.max_steps if args.max_steps > 0 else state["max_steps"]) > 0:
-        print(f"the run in {args.output_dir} is finished: {checkpoint.name} is its last step", file=sys.stderr)
     return True
 
 
@@ -418,11 +418,10 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
     trainer = args = None
     try:
         interrupt_as_usual()
-        with quiet_warnings():
-            parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
-            task_args, args, model_args = parser.parse_args_and_config(argv)
-            trainer, resume = build(task_args, args, model_args)
-            train(trainer, resume)
+        parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
+        task_args, args, model_args = parser.parse_args_and_config(argv)
+        trainer, resume = build(task_args, args, model_args)
+        train(trainer, resume)
     except KeyboardInterrupt:
         if args is None:
             end_interrupted(NOTHING_BEGUN)

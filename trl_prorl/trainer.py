@@ -50,6 +50,7 @@ from .run.identity import base_parameters, dataset_hash, weights_hash
 from .run.meter import Meter, StageTimer, UpdateNorm
 from .run.mixin import CheckpointMixin
 from .run.recorder import LOGGED, Recorder
+from .run.terminal import Terminal, event_line
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32
 from .scoring.grouping import whole_groups
@@ -72,7 +73,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
     >>> trainer = ProRLTrainer(
     ...     model="Qwen/Qwen2.5-0.5B-Instruct",
     ...     reward_funcs=reward,
-    ...     args=ProRLConfig(beta=0.05, num_iterations=2, ref_reset_every=200, reuse_old_logps=True),
+    ...     args=ProRLConfig(beta=0.05, num_iterations=2, ref_reset_every=200, fast=True),
     ...     train_dataset=dataset,
     ...     peft_config=LoraConfig(),
     ... )
@@ -106,9 +107,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             add_fused_lm_head(policy.get_base_model(), self.temperature, cast_lm_head_to_fp32=True, outputs=outputs)
         if "default" in getattr(policy, "peft_config", {}):
             self._remember_initialisation(policy.peft_config["default"], plan.given_wrapped, plan.moves)
-        if not args.is_trl:
-            check_dropout(self.model)
-            check_randomness(policy, accelerator.autocast(), shards_weights(self))
+        args.check_or_give_up(check_dropout, self.model)
+        args.check_or_give_up(check_randomness, policy, accelerator.autocast(), shards_weights(self))
         self._identity = {
             **plan.keys,
             "processes": accelerator.num_processes,
@@ -176,6 +176,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             self._bind(callback)
         if args.resets:
             self.add_callback(ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown))
+        self.terminal = Terminal(self)
 
     def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
         """Log-probabilities as TRL computes them."""
@@ -457,12 +458,22 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
     def _log_event(self, event: dict | None) -> None:
         if event is not None:
             self.recorder.event(event)
+            self.terminal.say(event_line(event))
             if self.exporting is not None:
                 self.exporting.event(event)
             if event["event"] == "reset":
                 self._metrics["train"]["prorl/resets"].append(1.0)
 
     # ---------------------------------------------------------------------------------- beside the steps
+
+    def log(self, logs, start_time=None):
+        asked = self.num_completions_to_print
+        if self.state.log_history and self.state.log_history[-1]["step"] == self.state.global_step:
+            self.num_completions_to_print = 0  # the last log, of the whole training: that table was printed
+        try:
+            super().log(logs, start_time)
+        finally:
+            self.num_completions_to_print = asked
 
     def evaluate(self, *args, **kwargs):
         # Evaluation samples: without a random state of its own, how often one evaluates would change the training.

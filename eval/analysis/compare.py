@@ -114,7 +114,7 @@ def _right_or_wrong(a: Run, b: Run) -> tuple[list, list, str]:
 
 
 def _notes(a: Run, b: Run) -> list[str]:
-    notes = []
+    notes = [f"`{run.name}`: {run.variant} {run.without_reset}." for run in (a, b) if run.without_reset]
     if optimises_another_objective(a.variant) != optimises_another_objective(b.variant):
         notes.append(DIFFERENT_OBJECTIVE)
     started = [(run.config.get("model_name_or_path"), run.config.get("model_revision") or "main") for run in (a, b)]

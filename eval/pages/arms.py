@@ -35,6 +35,8 @@ def arm_list(runs: list[Run]) -> list[str]:
             VARIANTS[run.variant].description if run.variant in VARIANTS else "a variant this report does not know"
         )
         settings = described(run, [key for key in DESCRIBED_KEYS if key not in common])
+        if run.without_reset:
+            description = f"{description}; this run {run.without_reset}"
         lines.append(f"**{run.name}** ({run.variant}, {seed}): {description}. {settings}".rstrip())
     if described(runs[0], common):
         lines.append(f"All arms: {described(runs[0], common)}")
@@ -49,7 +51,14 @@ def _shared(runs: list[Run], key: str) -> str:
 def lead(runs: list[Run]) -> list[Text]:
     """What was compared, in two sentences."""
     variants = dict.fromkeys(run.variant for run in runs)
-    arms = ", ".join(f"{name} ({VARIANTS[name].short})" if name in VARIANTS else name for name in variants)
+
+    def named(variant: str) -> str:
+        said = {run.without_reset for run in runs if run.variant == variant}
+        told = said.pop() if len(said) == 1 else None
+        told = told or (VARIANTS[variant].short if variant in VARIANTS else None)
+        return f"{variant} ({told})" if told else variant
+
+    arms = ", ".join(map(named, variants))
     seeds = sorted({str(run.seed) for run in runs if run.seed is not None})
     return [
         Text(

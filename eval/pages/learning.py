@@ -35,10 +35,16 @@ def _last(run: Run, key: str) -> float | None:
     return last_mean(run.measured(key))
 
 
+def anchor(run: Run) -> str:
+    """What its KL was taken to."""
+    variant = "control" if run.without_reset else run.variant
+    return VARIANTS[variant].anchor if variant in VARIANTS else NOT_MEASURED
+
+
 RUN_COLUMNS = [
     Column("arm", lambda run: run.name),
     Column("variant", lambda run: run.variant),
-    Column("anchor", lambda run: VARIANTS[run.variant].anchor if run.variant in VARIANTS else NOT_MEASURED),
+    Column("anchor", anchor),
     Column("resets", resets_cell),
     Column("steps", lambda run: str(int(run.metrics["step"].max()))),
     Column("training reward, first 5 % → last 10 %", _reward_cell),

@@ -10,7 +10,7 @@ import pandas as pd
 from trl_prorl.errors import InputError
 from trl_prorl.run.keys import GROWTH
 from trl_prorl.run.run_files import EVALUATION_KEYS
-from trl_prorl.variants import VARIANTS
+from trl_prorl.variants import VARIANTS, without_reset
 
 
 # TRL's own defaults, for the keys a recipe leaves out.
@@ -130,6 +130,13 @@ class Run:
         if self.events is None:
             return None
         return [int(step) for step in self._resets()["step_applied"]]
+
+    @property
+    def without_reset(self) -> str | None:
+        """What to say after the name of a run that resets should set apart, and that had none; `None` otherwise."""
+        applied = self.reset_steps()
+        steps = None if self.metrics.empty else int(self.metrics["step"].max())
+        return without_reset(self.variant, self.config, None if applied is None else len(applied), steps)
 
     def growth_steps(self) -> list[int]:
         """Optimizer steps at which the adapter's rank grew."""

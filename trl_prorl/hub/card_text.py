@@ -8,7 +8,7 @@ from trl import GRPOTrainer
 
 from ..run.base_model import BaseModel
 from ..run.keys import ELASTIC, GROWTH
-from ..variants import DIFFERENT_OBJECTIVE
+from ..variants import DIFFERENT_OBJECTIVE, without_reset
 from .record import Record, base_of, greedy_of, sizes
 
 
@@ -78,7 +78,10 @@ def variant(record: Record) -> str:
     known = record.known_variant
     if known is None:
         return "the record does not say which."
-    return f"{known.description}." + (f" {DIFFERENT_OBJECTIVE}" if known.different_objective else "")
+    applied = None if record.events is None else len(record.resets)
+    told = without_reset(known.name, record.config, applied, record.steps)
+    more = [f"{known.name} {told}."] * bool(told) + [DIFFERENT_OBJECTIVE] * known.different_objective
+    return " ".join([f"{known.description}.", *more])
 
 
 def resets(record: Record) -> str:

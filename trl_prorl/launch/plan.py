@@ -96,8 +96,8 @@ class Plan:
         _check_sharding(args, resets)
         if args.lora_growth_every:
             _check_growth(args, model, given.get("peft_config"), given.get("optimizers"))
-        if not args.is_trl and not args.disable_dropout:
-            check_dropout_config(given.get("peft_config"))
+        if not args.disable_dropout:
+            args.check_or_give_up(check_dropout_config, given.get("peft_config"))
         moves = args.beta != 0.0 and resets
         if moves or args.beta_base:
             check_adapter(model, given.get("peft_config"))

@@ -1,5 +1,6 @@
 """Reading a recipe into dataclasses."""
 
+import argparse
 import dataclasses
 import os
 import typing
@@ -12,8 +13,21 @@ from .recipe_check import check_options, check_recipe, fits, nearest, read_recip
 __all__ = ["RecipeParser", "fits", "nearest", "spelt"]
 
 
+class Given(argparse.Namespace):
+    """The keys that were given. HfArgumentParser deletes those too that were not."""
+
+    def __delattr__(self, key):
+        vars(self).pop(key, None)
+
+
 class RecipeParser(TrlParser):
-    """A [`~trl.TrlParser`] whose complaints, of misspelt keys and wrong types too, are a `ValueError` of one line."""
+    """
+    A [`~trl.TrlParser`] whose complaints, of misspelt keys and wrong types too, are a `ValueError` of one line, and
+    which makes the dataclasses by the keys that were given alone.
+    """
+
+    def parse_known_args(self, args=None, namespace=None):
+        return super().parse_known_args(args, namespace or Given())
 
     def error(self, message):
         raise ValueError(message)
@@ -21,6 +35,7 @@ class RecipeParser(TrlParser):
     def parse_args_and_config(self, args, **kwargs):
         args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
         check_options(args, {"--config"} | {flag for action in self._actions for flag in action.option_strings})
+        self.set_defaults_with_config(**{action.dest: argparse.SUPPRESS for action in self._actions})
         if "--config" in args:
             place = args.index("--config")
             path = args[place + 1]

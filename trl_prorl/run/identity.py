@@ -86,9 +86,10 @@ def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """
     `{key: [then, now]}` for every key of both that differs. A key that only one of them knows is not a difference:
-    another version of the project may have written it.
+    another version of the project may have written it. Neither are on and auto, which is on wherever that is possible.
     """
-    return {key: [then[key], now[key]] for key in sorted(then) if key in now and then[key] != now[key]}
+    pairs = {key: [then[key], now[key]] for key in sorted(then) if key in now}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and set(map(str, pair)) != {"on", "auto"}}
 
 
 def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
