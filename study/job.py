@@ -141,6 +141,7 @@ class Job:
             "key": list(self.run.key),
             "recipe_hash": self.run.recipe_hash,
             "split": self.run.split,
+            "block": self.run.block,
             "prompts": self.matrix.prompts,
             "samples": self.matrix.samples,
             "drift_samples": self.matrix.drift_samples,
