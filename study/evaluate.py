@@ -6,6 +6,7 @@ wrote beside the run's folder:
 """
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,9 @@ from eval.run_folder.reading import load_run
 from eval.samples.held_out import HeldOut
 from study.matrix import RunKey
 from study.rows import rows_of, stopped_at_nonfinite
+
+
+CHECKPOINTS = "checkpoint-*"
 
 
 def mean_reward(folder: Path, split: str, prompts: int, samples: int) -> float:
@@ -36,7 +40,8 @@ def main() -> int:
     if not stopped_at_nonfinite(load_run(folder)):
         ks = [str(k) for k in (1, 8)]
         failed = passk.main([*common, "--n", str(plan["samples"]), "--k", *ks])
-        failed = failed or drift.main([*common, "--samples", str(plan["drift_samples"])])
+        along = ["--checkpoints", "all"] if any(folder.glob(CHECKPOINTS)) else []
+        failed = failed or drift.main([*common, "--samples", str(plan["drift_samples"]), *along])
         if failed:
             return failed
         proxy = mean_reward(folder, *of_samples)
@@ -45,6 +50,8 @@ def main() -> int:
         folder, RunKey(*plan["key"]), plan["recipe_hash"], *of_samples, seconds, block=plan["block"], proxy=proxy
     )
     write_json(Path(plan["rows"]), rows)
+    for checkpoint in folder.glob(CHECKPOINTS):
+        shutil.rmtree(checkpoint)
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from eval.analysis import stability
+from eval.analysis.drift import drift_series
 from eval.run_folder.reading import load_run
 from eval.run_folder.run import Run
 from study.matrix import RunKey
@@ -37,7 +38,7 @@ def is_collapsed(run: Run) -> bool:
 
 def curve_rows(run: Run, key: RunKey) -> list[dict]:
     """A row for each step. A reset stands at the first step that it acts on, the one after `step_applied`."""
-    values = {name: run.measured(name) for name in CURVE_VALUES}
+    values = {name: run.measured(name) for name in CURVE_VALUES} | {"drift": drift_series(run, "kl_to_base")}
     events: dict[int, list[str]] = {}
     if run.events is not None and not run.events.empty:
         for event in run.events.to_dict("records"):

@@ -67,10 +67,11 @@ BASE_COLUMNS: dict[str, Callable] = {
     "base_greedy": float,
     "commit": str,
 }
-# Per step; empty where it was not measured. `event` holds the reasons of a reset that came before the step's batch.
+# Per step; empty where it was not measured (`drift`: at checkpoints and the end). `event` holds the reasons of a reset
+# that came before the step's batch.
 CURVE_VALUES = (
     "reward gold frac_reward_zero_std kl_ref kl_old kl_base entropy mean_abs_dlogp update_norm grad_norm "
-    "clip_region_mean completion_length beta eval_reward eval_pass@1".split()
+    "clip_region_mean completion_length beta eval_reward eval_pass@1 drift".split()
 )
 CURVE_COLUMNS: dict[str, Callable] = {
     **KEY,
