@@ -17,12 +17,11 @@ from trl_prorl.files import replaced
 from trl_prorl.run.run_files import read_jsonl
 
 
-LONG = 500  # steps from which a run keeps checkpoints, to go on from
-CHECKPOINT_EVERY = 200
+LONG = 500  # steps from which a run keeps checkpoints, to go on from and to measure its way from the base
+CHECKPOINTS = 6
 NICE = 10  # the study leaves the machine to whoever works on it
 # None but the runner's own keys may end up in a run.
 SETTINGS = {"save_strategy": "no", "disable_tqdm": True, "report_to": "none"}
-KEPT_CHECKPOINT = {"save_strategy": "steps", "save_steps": CHECKPOINT_EVERY, "save_total_limit": 1}
 
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 PR_SET_PDEATHSIG = 1
@@ -141,6 +140,7 @@ class Job:
             "key": list(self.run.key),
             "recipe_hash": self.run.recipe_hash,
             "split": self.run.split,
+            "block": self.run.block,
             "prompts": self.matrix.prompts,
             "samples": self.matrix.samples,
             "drift_samples": self.matrix.drift_samples,
@@ -171,7 +171,9 @@ class Job:
             )
 
     def _recipe_text(self) -> str:
-        checkpoints = KEPT_CHECKPOINT if self.run.key.steps >= LONG else {}
+        steps, checkpoints = self.run.key.steps, {}
+        if steps >= LONG:
+            checkpoints = {"save_strategy": "steps", "save_steps": steps // CHECKPOINTS}
         return yaml.safe_dump({**self.run.recipe, **SETTINGS, **checkpoints, "output_dir": str(self.folder)})
 
     def _recipe_on_disk(self) -> str | None:

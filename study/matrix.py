@@ -15,7 +15,8 @@ from trl_prorl.launch.recipe_check import UniqueKeys, nearest, read_recipe
 
 
 MATRIX = Path("recipes", "study", "matrix.yaml")  # below the checkout
-BLOCK_KEYS = {"families", "pairs", "steps", "arms", "keys", "suffix", "references", "split", "tuned_on"}
+BLOCK_KEYS = {"families", "pairs", "steps", "arms", "keys", "suffix", "references", "split", "tuned_on", "tuned_by"}
+OUTCOMES = ("pass@1", "proxy")  # by which values are chosen; a reward that can be gamed is all that its users see
 SPLITS = ("test", "validation")  # the second for blocks that choose values
 TUNED = "tuned"  # a value that a block with the split `validation` chooses: study/tuned.py
 REFERENCES = ["plain", "A"]  # the arms that all others of a block are held against
@@ -47,11 +48,13 @@ class Run:
         key (`RunKey`): What tells it from others.
         recipe (`dict`): Its keys, whole but for `output_dir`.
         split (`str`): The questions that it is evaluated on.
+        block (`str`): The block that asks for it.
     """
 
     key: RunKey
     recipe: dict[str, Any] = field(hash=False)
     split: str = "test"
+    block: str = ""
 
     @property
     def waits(self) -> bool:
@@ -79,6 +82,7 @@ class Block:
         runs (`tuple[Run, ...]`): Its runs in the order of training: pair by pair, each through all families and arms.
         split (`str`): The questions that its runs are evaluated on.
         tuned_on (`str` or `None`): The block that chooses its values `tuned`.
+        tuned_by (`str`): Of a block that chooses values: the column of `runs.csv` by which it does.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Block:
     runs: tuple[Run, ...]
     split: str = "test"
     tuned_on: str | None = None
+    tuned_by: str = OUTCOMES[0]
 
     @property
     def tunes(self) -> bool:
@@ -119,7 +124,10 @@ class Matrix:
     @property
     def runs(self) -> list[Run]:
         """Every run once, in the order of training."""
-        return list({run.key: run for block in self.blocks for run in block.runs}.values())
+        found: dict[RunKey, Run] = {}
+        for run in (run for block in self.blocks for run in block.runs):
+            found.setdefault(run.key, run)
+        return list(found.values())
 
     def selected(self, blocks: Iterable[str] = (), families: Iterable[str] = (), arms: Iterable[str] = ()) -> "Matrix":
         """
@@ -230,10 +238,12 @@ def _block(path: Path, name: str, block: Any, families: dict[str, dict], arms: d
         if family not in families:
             families[family] = _family(path.parent / f"{family}.yaml")
     split, tuned_on = block.get("split", SPLITS[0]), block.get("tuned_on")
-    if split not in SPLITS:
-        raise InputError(f"{path}: {where}.split={split!r} has to be one of {', '.join(SPLITS)}")
+    tuned_by = block.get("tuned_by", OUTCOMES[0])
+    for key, value, known in (("split", split, SPLITS), ("tuned_by", tuned_by, OUTCOMES)):
+        if value not in known:
+            raise InputError(f"{path}: {where}.{key}={value!r} has to be one of {', '.join(known)}")
     runs = (
-        _run(RunKey(family, arm + suffix, *pair, steps), families[family], keys, arms[arm], split)
+        _run(RunKey(family, arm + suffix, *pair, steps), families[family], keys, arms[arm], split, name)
         for pair in block["pairs"]
         for family in block["families"]
         for arm in block["arms"]
@@ -242,7 +252,7 @@ def _block(path: Path, name: str, block: Any, families: dict[str, dict], arms: d
     if not isinstance(references, list) or any(arm not in block["arms"] for arm in references):
         raise InputError(f"{path}: {where}.references={references!r} has to be a list of arms of the block")
     names = (tuple(arm + suffix for arm in arms) for arms in (block["arms"], references))
-    return Block(name, tuple(block["families"]), *names, suffix, tuple(runs), split, tuned_on)
+    return Block(name, tuple(block["families"]), *names, suffix, tuple(runs), split, tuned_on, tuned_by)
 
 
 def _check_tuning(path: Path, blocks: list[Block]) -> None:
@@ -276,11 +286,11 @@ def _check_tuning(path: Path, blocks: list[Block]) -> None:
         )
 
 
-def _run(key: RunKey, family: dict, keys: dict, arm: dict, split: str) -> Run:
+def _run(key: RunKey, family: dict, keys: dict, arm: dict, split: str, block: str) -> Run:
     merged = {**family, **keys, **arm}
     recipe = {name: value for name, value in merged.items() if value is not None}  # null unsets
     model = base_model(recipe["task"], key.base_seed)
-    return Run(key, {**recipe, "model_name_or_path": model, "seed": key.seed, "max_steps": key.steps}, split)
+    return Run(key, {**recipe, "model_name_or_path": model, "seed": key.seed, "max_steps": key.steps}, split, block)
 
 
 def _family(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from eval.analysis import stability
+from eval.analysis.drift import drift_series
 from eval.run_folder.reading import load_run
 from eval.run_folder.run import Run
 from study.matrix import RunKey
@@ -37,7 +38,7 @@ def is_collapsed(run: Run) -> bool:
 
 def curve_rows(run: Run, key: RunKey) -> list[dict]:
     """A row for each step. A reset stands at the first step that it acts on, the one after `step_applied`."""
-    values = {name: run.measured(name) for name in CURVE_VALUES}
+    values = {name: run.measured(name) for name in CURVE_VALUES} | {"drift": drift_series(run, "kl_to_base")}
     events: dict[int, list[str]] = {}
     if run.events is not None and not run.events.empty:
         for event in run.events.to_dict("records"):
@@ -87,7 +88,15 @@ def base_rows(run: Run, key: RunKey) -> tuple[dict, list[dict]]:
 
 
 def rows_of(
-    folder: Path, key: RunKey, recipe_hash: str, split: str, prompts: int, samples: int, seconds: float
+    folder: Path,
+    key: RunKey,
+    recipe_hash: str,
+    split: str,
+    prompts: int,
+    samples: int,
+    seconds: float,
+    block: str = "",
+    proxy: float | None = None,
 ) -> dict:
     """
     What a finished run adds to the tables.
@@ -100,6 +109,8 @@ def rows_of(
         split (`str`): Of the held-out prompts.
         prompts, samples (`int`): Held-out prompts, and samples of each.
         seconds (`float`): What the run took, evaluation included, beside whatever else the machine did.
+        block (`str`, *optional*): The block of the matrix that asked for it.
+        proxy (`float`, *optional*): Mean reward of the samples that `pass@1` counts.
 
     Returns:
         `dict`: `run`, `curve`, `prompts`, and, where the run was evaluated, `base` and `base_prompts`.
@@ -114,10 +125,11 @@ def rows_of(
         raise RunError(f"{folder}: {steps_done} of {key.steps} steps, or not evaluated; run the study again")
     row = {
         **key._asdict(),
+        "block": block,
         "variant": run.variant,
         "base_hash": _base_hash(run),
         "base_pass@1": 0.0,  # the base's own row gives it
-        **dict.fromkeys(("pass@1", "pass@8", "greedy"), 0.0),
+        **dict.fromkeys(("pass@1", "pass@8", "greedy", "gold", "proxy"), 0.0),
         "collapsed": int(is_collapsed(run)),
         "steps_done": len(run.metrics),
         "resets": len(run.reset_steps() or []),
@@ -135,6 +147,7 @@ def rows_of(
         return {"run": as_written(row, RUN_COLUMNS), "curve": curve_rows(run, key), "prompts": counts}
     greedy, point = run.passk["greedy"]["trained"], run.drift["points"][-1]
     row |= {name: run.passk["trained"][name] for name in ("pass@1", "pass@8")}
+    row |= {"gold": row["pass@1"], "proxy": proxy}
     row |= {"greedy": greedy["accuracy"], "drift": point["kl_to_base"], "drift_tokens": point["mean_tokens"]}
     base, base_prompts = base_rows(run, key)
     return {

@@ -27,15 +27,19 @@ DIGITS = 6  # significant, of a number that is not whole
 
 KEY = {"family": str, "arm": str, "base_seed": int, "seed": int, "steps": int}
 # May be missing where a run stopped at numbers that are not finite, or was not asked to measure it.
-OPTIONAL = {"drift", "drift_tokens"}
+OPTIONAL = {"drift", "drift_tokens", "proxy"}
+# `gold` is pass@1 by the verifier, `proxy` the mean reward of the same samples: what training paid for.
 RUN_COLUMNS: dict[str, Callable] = {
     **KEY,
+    "block": str,
     "variant": str,
     "base_hash": str,
     "base_pass@1": float,
     "pass@1": float,
     "pass@8": float,
     "greedy": float,
+    "gold": float,
+    "proxy": float,
     "drift": float,
     "drift_tokens": float,
     "collapsed": int,
@@ -63,10 +67,11 @@ BASE_COLUMNS: dict[str, Callable] = {
     "base_greedy": float,
     "commit": str,
 }
-# Per step; empty where it was not measured. `event` holds the reasons of a reset that came before the step's batch.
+# Per step; empty where it was not measured (`drift`: at checkpoints and the end). `event` holds the reasons of a reset
+# that came before the step's batch.
 CURVE_VALUES = (
-    "reward frac_reward_zero_std kl_ref kl_old kl_base entropy mean_abs_dlogp update_norm grad_norm clip_region_mean "
-    "completion_length beta eval_reward eval_pass@1".split()
+    "reward gold frac_reward_zero_std kl_ref kl_old kl_base entropy mean_abs_dlogp update_norm grad_norm "
+    "clip_region_mean completion_length beta eval_reward eval_pass@1 drift".split()
 )
 CURVE_COLUMNS: dict[str, Callable] = {
     **KEY,

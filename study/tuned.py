@@ -24,7 +24,7 @@ class Choice:
 
     Attributes:
         block, family, key (`str`): What it was chosen for.
-        scores (`dict[float, float]`): Mean validation pass@1 over the pairs, by value.
+        scores (`dict[float, float]`): Mean validation score over the pairs, by value: pass@1, or the reward itself.
         value (`float`): The choice.
     """
 
@@ -43,7 +43,7 @@ def choose(block: Block, family: str, key: str, tables: Tables) -> Choice | None
             tried.setdefault(run.recipe[key], []).append(tables.runs.get(run.key))
     if not tried or any(row is None for rows in tried.values() for row in rows):
         return None
-    scores = {value: mean(row["pass@1"] for row in rows) for value, rows in sorted(tried.items())}
+    scores = {value: mean(row[block.tuned_by] for row in rows) for value, rows in sorted(tried.items())}
     best = max(scores.values())
     return Choice(block.name, family, key, scores, max(value for value in scores if scores[value] >= best - TIE))
 

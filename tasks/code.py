@@ -87,6 +87,7 @@ class Code(GeneratedTask):
         self.path = path
         self._problems = None if path is None else load_problems(self.name, path, parse_problem)
         self._sandbox = Sandbox(Limits(seconds, 3.0 * seconds, memory_mib), allow_weak_sandbox, workers)
+        self._passed: dict[Program, int] = {}  # of the last batch, which a reward and a verifier both ask for
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
         function = sample_function(rng, self.level)
@@ -131,8 +132,9 @@ class Code(GeneratedTask):
         ]
         # A text without the function's name cannot define it, and the same program need not run twice.
         to_run = list(dict.fromkeys(program for program in programs if program.entry_point in program.code))
-        passed = dict(zip(to_run, self._sandbox.run_many(to_run), strict=True))
-        return [passed.get(program, 0) / len(program.tests) for program in programs]
+        if not self._passed.keys() >= set(to_run):
+            self._passed = dict(zip(to_run, self._sandbox.run_many(to_run), strict=True))
+        return [self._passed.get(program, 0) / len(program.tests) for program in programs]
 
     def gold(self, row: Mapping) -> str:
         return f"```python\n{row['answer']}\n```"

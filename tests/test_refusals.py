@@ -85,6 +85,7 @@ ON = {
     "lora_growth_step": {"lora_growth_every": 9},
     "lora_growth_max_rank": {"lora_growth_every": 9},
     "entropy_patience": {"entropy_floor": 0.1},
+    "guard_gap_action": {"guard_gap": 0.1},
     "ref_reset_kl_window": {"ref_reset_kl": 0.1, "beta": 0.1},
     "ref_reset_metric": {"ref_reset_stall": 2, "beta": 0.1, "eval_strategy": "steps", "eval_steps": 5},
     "ref_reset_metric_mode": {"ref_reset_drop": 0.1, "beta": 0.1, "eval_strategy": "steps", "eval_steps": 5},

@@ -19,17 +19,24 @@ from trl_prorl.train import task_reward
 
 
 def say(count, **columns):
-    return Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}"}] for i in range(count)], **columns})
+    return Dataset.from_dict({"prompt": [[{"role": "user", "content": f"tell {i}"}] for i in range(count)], **columns})
 
 
 def judged(verdicts, rewards=None):
-    """A reward function of given rewards, whose verifier gives these verdicts, completion by completion."""
+    """
+    A reward function of given rewards, whose verifier gives these verdicts, completion by completion of an evaluation;
+    in training nothing is right.
+    """
     verdicts, rewards = iter(verdicts), iter(rewards or [])
 
     def reward(completions, **columns):
         return [next(rewards, 0.5) for _ in completions]
 
-    reward.verifier = lambda completions, **columns: [next(verdicts) for _ in completions]
+    def verifier(prompts, completions, **columns):
+        evaluates = prompts[0][0]["content"].startswith("tell")
+        return [next(verdicts) if evaluates else False for _ in completions]
+
+    reward.verifier = verifier
     return reward
 
 
@@ -116,8 +123,9 @@ def test_several_tasks(run):
     def reward(completions, **columns):
         return [1.0] * len(completions)
 
-    def verifier(completions, task, **columns):
+    def verifier(completions, task=None, **columns):
         calls.append(set(columns))
+        task = task or ["hard"] * len(completions)  # the training set has no such column
         places = [task[:i].count(task[i]) for i in range(len(task))]
         return [of == "easy" or place % 4 == 0 for of, place in zip(task, places, strict=True)]
 
@@ -136,7 +144,7 @@ def test_several_tasks(run):
         "eval_pass@2/hard": pytest.approx(0.5),
         "eval_pass@4/hard": 1.0,
     }
-    assert calls == [{"prompts"}] * 2  # in evaluations alone, with the columns of the rows
+    assert calls[1:] == [{"prompts"}] * 2  # after the batch of training, with the columns of the rows
 
 
 RISING = [i / 1000 for i in range(1000)]

@@ -195,6 +195,13 @@ class ProRLConfig(GRPOConfig, Given):
             Consecutive optimizer steps below `entropy_floor` that count as a collapse, which is logged as an event.
         entropy_stop (`bool`, *optional*, defaults to `False`):
             Whether a collapse stops the run, with a checkpoint.
+        guard_gap (`float`, *optional*):
+            Fires when the share of correct completions (`gold` in the record, by the task's `verify` or a reward
+            function's `verifier`) has fallen by more than this from its highest value while the reward is no lower
+            than it was then, both as averages over 20 optimizer steps: the reward is being gamed. `None`: off.
+        guard_gap_action (`str`, *optional*, defaults to `"event"`):
+            What then happens: `"event"` (an event in the record, and a warning), `"reset"` (a reset of the reference
+            is requested too) or `"stop"` (the run ends, with a checkpoint).
 
         nonfinite (`str`, *optional*, defaults to `"stop"`):
             What NaN or infinity in a reward, the loss, a KL or a gradient does: `"stop"` ends the run before the next
@@ -264,6 +271,8 @@ class ProRLConfig(GRPOConfig, Given):
     entropy_floor: float | None = None
     entropy_patience: int = 10
     entropy_stop: bool = False
+    guard_gap: float | None = None
+    guard_gap_action: str = "event"
     nonfinite: str = "stop"
     reward_timeout: float | None = 600.0
     allow_config_change: bool = False
@@ -329,7 +338,8 @@ class ProRLConfig(GRPOConfig, Given):
     @property
     def resets(self) -> bool:
         """Whether a reset can ever be requested by a key of this configuration."""
-        return any(trigger.is_on(self) for trigger in CONFIGURED)
+        guarded = self.guard_gap is not None and self.guard_gap_action == "reset"
+        return guarded or any(trigger.is_on(self) for trigger in CONFIGURED)
 
     def first_reset(self, steps: int) -> int | None:
         """After how many of `steps` optimizer steps `ref_reset_every` resets for the first time; `None`: never."""

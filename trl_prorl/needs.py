@@ -58,6 +58,7 @@ NEEDS = {
     "lora_growth_step": _needs("lora_growth_every", example=8),
     "lora_growth_max_rank": _needs("lora_growth_every", example=32),
     "entropy_patience": _needs("entropy_floor", example=20),
+    "guard_gap_action": _needs("guard_gap", example="stop"),
     "ref_reset_kl_window": _needs("ref_reset_kl", example=5),
     "ref_reset_metric": _needs(*_WATCHES, example="eval_rewards/gsm8k/mean"),
     "ref_reset_metric_mode": _needs(*_WATCHES, example="min"),

@@ -16,6 +16,7 @@ from .objective.kl import ESTIMATORS
 from .resets import triggers
 from .resets.optimizer_state import MODES
 from .run.finite import MODES as NONFINITE
+from .run.guard_gap import ACTIONS as GUARD_ACTIONS
 
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "ref_reset_metric_mode": ("max", "min"),
     "optimizer_reset_schedule": (None, "keep", "restart"),
     "nonfinite": NONFINITE,
+    "guard_gap_action": GUARD_ACTIONS,
     "pack_groups": ("off", "on", "auto"),
     "compact_generation": ("off", "on", "auto"),
     "advantage_estimator": (None, *ADVANTAGES),
@@ -91,7 +93,7 @@ COUNTS_FROM_1 = (
     *("lora_growth_step", "lora_growth_max_rank"),
 )
 COEFFICIENTS = ("beta", "beta_old", "beta_base", "ref_reset_min_delta")
-THRESHOLDS = (*triggers.THRESHOLDS, "kl_target", "kl_clamp", "reward_timeout", "entropy_floor")
+THRESHOLDS = (*triggers.THRESHOLDS, "kl_target", "kl_clamp", "reward_timeout", "entropy_floor", "guard_gap")
 
 VALUES = (
     Values(COEFFICIENTS, _number(lambda value: 0 <= value < math.inf), "a finite number that is not negative"),
@@ -216,7 +218,7 @@ def _never_measured(trigger: str, example: Any) -> Refusal:
 
 def _trigger(args: "ProRLConfig") -> str:
     """The first trigger that is set."""
-    return next(key for key in triggers.KEYS if getattr(args, key))
+    return next((key for key in triggers.KEYS if getattr(args, key)), "guard_gap")
 
 
 def _by_itself(args: "ProRLConfig") -> bool:

@@ -46,6 +46,7 @@ from .rollout.sampled import Sampled
 from .rollout.verdicts import Verdicts
 from .run.entropy_watch import EntropyWatch
 from .run.finite_guard import FiniteGuard
+from .run.guard_gap import GuardGap
 from .run.identity import base_parameters, dataset_hash, weights_hash
 from .run.meter import Meter, StageTimer, UpdateNorm
 from .run.mixin import CheckpointMixin
@@ -158,6 +159,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             )
         if args.entropy_floor is not None:
             self.parts["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
+        if args.guard_gap is not None:
+            self.parts["guard_gap"] = GuardGap(args.guard_gap, args.guard_gap_action, self.request_reset)
         if self.use_vllm and not shards_weights(self):
             keep_base_in_syncs(self.vllm_generation, policy)
         if self.ways.generation == "on":
@@ -333,11 +336,12 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         began = time.perf_counter()
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         seconds = time.perf_counter() - began
-        self._outcome = Outcome.of(rewards, inputs, completion_ids_list)
+        correct = self.verdicts.judge(inputs, prompts, completions)
+        self._outcome = Outcome.of(rewards, inputs, completion_ids_list, correct)
         if self._looks is not None:
             self._looks(completions, completion_ids_list, rewards, seconds)
         if not self.model.training:
-            self.verdicts.add(inputs, prompts, completions, self._outcome.tasks)
+            self.verdicts.add(correct, self._outcome.tasks)
         return rewards
 
     # ------------------------------------------------------------------------------------ a step: its scoring

@@ -143,6 +143,17 @@ def everything(calls):
     return reward
 
 
+def right_once():
+    """A reward that pays everything; its verifier accepts the first batch alone."""
+    verdicts = iter([True] + [False] * 9)
+
+    def reward(completions, **kwargs):
+        return [1.0] * len(completions)
+
+    reward.verifier = lambda completions, **kwargs: [next(verdicts)] * len(completions)
+    return reward
+
+
 def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     keys = {
         "beta": 0.1,
@@ -178,9 +189,12 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", -1.0)
     bf16 = run(compact_generation="on", max_steps=1, model_init_kwargs={"dtype": "bfloat16"})
     in_metrics |= read(bf16, "metrics.jsonl")[0].keys() & {"mean_abs_dlogp_sampler"}
+    monkeypatch.setattr("trl_prorl.run.guard_gap.WINDOW", 1)
+    gamed = run(reward=right_once(), guard_gap=0.5, num_iterations=1, max_steps=2)
+    in_metrics |= read(gamed, "metrics.jsonl")[0].keys() & {"gold"}
     assert in_metrics | on_a_gpu == set(METRICS)
 
-    events = read(again, "events.jsonl") + read(bf16, "events.jsonl")
+    events = [event for run_ in (again, bf16, gamed) for event in read(run_, "events.jsonl")]
     kinds = {kind for key in EVENTS.values() for kind in key.events}
     assert {event["event"] for event in events} == kinds
     for event in events:

@@ -100,8 +100,25 @@ def add_run(tables, key, prompts=4, steps=None, pass1=0.5, base_hash="ab", corre
     tables.add_base(as_written(base | figures, BASE_COLUMNS), counts(base_key.run, [2] * prompts))
     steps = key.steps if steps is None else steps
     row = {
-        **{**key._asdict(), "variant": "A", "base_hash": base_hash, "pass@1": pass1, "pass@8": 0.9, "greedy": 0.5},
-        **{"base_pass@1": 0.0, "drift": 1 / 3, "drift_tokens": 6.5, "collapsed": 0, "steps_done": steps, "resets": 1},
+        **{
+            **key._asdict(),
+            "block": "core",
+            "variant": "A",
+            "base_hash": base_hash,
+            "pass@1": pass1,
+            "pass@8": 0.9,
+            "greedy": 0.5,
+        },
+        **{
+            "base_pass@1": 0.0,
+            "gold": pass1,
+            "proxy": None,
+            "drift": 1 / 3,
+            "drift_tokens": 6.5,
+            "collapsed": 0,
+            "steps_done": steps,
+            "resets": 1,
+        },
         **{
             "ref_forward_calls": 7,
             "tokens_generated": 9,

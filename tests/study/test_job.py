@@ -46,8 +46,8 @@ def test_it_begins_anew_without_a_checkpoint(job):
 def test_it_goes_on_from_its_checkpoint(job):
     one = job()
     one.start()
-    assert "save_steps: 200" in one.recipe.read_text() and "save_steps" not in job(steps=240)._recipe_text()
-    (one.folder / "checkpoint-200").mkdir(parents=True)
+    assert "save_steps: 100" in one.recipe.read_text() and "save_steps" not in job(steps=240)._recipe_text()
+    (one.folder / "checkpoint-100").mkdir(parents=True)
     one.start()
     assert one.began[1][1][-2:] == ["--resume_from_checkpoint", "True"] and one.folder.exists()
 
@@ -55,7 +55,7 @@ def test_it_goes_on_from_its_checkpoint(job):
 def test_another_recipe_begins_anew(job):
     one = job()
     one.start()
-    (one.folder / "checkpoint-200").mkdir(parents=True)
+    (one.folder / "checkpoint-100").mkdir(parents=True)
     one.rows.write_text("{}")
     assert one.finished
     other = job(beta=0.5)

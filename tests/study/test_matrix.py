@@ -118,21 +118,19 @@ def test_what_is_wrong_is_one_line(study, old, new, message):
     assert "\n" not in str(caught.value)
 
 
-def shipped_matrix(study):
-    return read_matrix(
-        study((ROOT / "recipes" / "study" / "matrix.yaml").read_text(), ("reverse_digits", "sorting", "sums"))
-    )
-
-
-def test_the_study_s_blocks(study):
-    matrix = shipped_matrix(study)
+def test_the_study_s_blocks():
+    matrix = read_matrix(ROOT)
     counts = {block.name: len({run.key for run in block.runs}) for block in matrix.blocks}
     sizes = {"tuning": 9 * 3 * 2, "tuning_stress": 9 * 2, "core": 8 * 3 * 5, "stress": 5 * 5, "long": 7 * 2 * 3}
     added = {"stress_rate": 3 * 2, "tuning_mild": 9 * 2, "mild": 5 * 5, "long5": 7 * 5, "events": 8 * 5}
-    assert counts == sizes | added | {"side": 21 * 3}
+    second = {"gamed_screen": 10 * 2, "gamed": 8 * 10, "modes": 6 * 5}
+    second |= dict.fromkeys(("reuse2", "reuse8", "reuse32"), 8 * 3)
+    assert counts == sizes | added | {"side": 21 * 3} | second
     # Runs of two blocks: plain of `tuning_mild`; three pairs of `long5`; plain, A and B of `side`; plain, control and
     # A of `events`.
-    assert len(matrix.runs) == 72 + 120 + 25 + 6 + (9 - 1) * 2 + 25 + 42 + 7 * 2 + (21 - 3) * 3 + (8 - 3) * 5
+    assert len(matrix.runs) == 72 + 120 + 25 + 6 + (9 - 1) * 2 + 25 + 42 + 7 * 2 + (21 - 3) * 3 + (8 - 3) * 5 + sum(
+        second.values()
+    )
     core = matrix.blocks[2]
     assert core.arms == ("plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step")
     for tunes, bases in ((True, {0, 6}), (False, {1, 2, 3, 4, 5})):
@@ -141,9 +139,9 @@ def test_the_study_s_blocks(study):
     assert {run.key.arm for run in core.runs if not run.waits} == {"plain"}
 
 
-def test_every_arm_is_a_recipe_that_the_launcher_takes(study, tmp_path):
+def test_every_arm_is_a_recipe_that_the_launcher_takes(tmp_path):
     seen = set()
-    for run in shipped_matrix(study).runs:
+    for run in read_matrix(ROOT).runs:
         if run.key.arm in seen or (run.recipe.get("optimizer_reset", "keep") not in MODES):
             continue
         seen.add(run.key.arm)

@@ -86,9 +86,12 @@ NAN = {
 
 
 def test_a_run_s_rows(folder):
-    rows = rows_of(folder(events=[reset(20)]), KEY, "hash", "test", prompts=2, samples=8, seconds=61.4)
+    rows = rows_of(folder(events=[reset(20)]), KEY, "hash", "test", 2, 8, seconds=61.4, block="core", proxy=0.875)
     assert {name: rows["run"][name] for name in ("pass@1", "pass@8", "greedy", "drift", "drift_tokens")} == {
         **{"pass@1": 0.375, "pass@8": 1.0, "greedy": 0.5, "drift": 0.3, "drift_tokens": 6.5}
+    }
+    assert {name: rows["run"][name] for name in ("block", "gold", "proxy")} == {
+        **{"block": "core", "gold": 0.375, "proxy": 0.875}
     }
     counts = {"collapsed": 0, "steps_done": 40, "resets": 1, "ref_forward_calls": 20, "tokens_generated": 200}
     assert counts.items() <= rows["run"].items() and rows["run"]["seconds"] == 61

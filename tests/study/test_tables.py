@@ -112,7 +112,7 @@ def test_another_base_is_refused(written, add):
         ),
         (RUNS, ",0.5,0.9", ",,0.9", "runs.csv line 2: pass@1 is empty"),
         (RUNS, "collapsed", "fallen", r"runs.csv: the columns are not those of this version \(collapsed, fallen\)"),
-        (RUNS, ",c\n", "\n", "runs.csv line 2: 23 cells of 24"),
+        (RUNS, ",c\n", "\n", "runs.csv line 2: 26 cells of 27"),
         (
             RUNS,
             "sums,A,1,1,3",

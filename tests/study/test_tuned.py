@@ -70,6 +70,17 @@ def test_the_largest_value_within_a_hundredth_of_the_best(study, tuned):
     assert [run.key.arm for run in matrix.runs if run.waits] == ["A", "B"]
 
 
+def test_a_block_may_choose_by_the_reward_that_training_paid(study, tuned):
+    """The rule of the same numbers, where pass@1 would have chosen 3."""
+    text = MATRIX.replace("split: validation", "split: validation\n    tuned_by: proxy", 1)
+    whole, tables = read_matrix(study(text, FAMILIES)), tuned()
+    for key, row in tables.runs.items():
+        row["proxy"] = {"A_beta1": 0.99, "A_beta3": 0.97, "A_beta9": 0.985}.get(key.arm, 0.5)
+    assert {choice.key: choice.value for choice in choices(whole, tables)} == {"beta": 9.0, "beta_old": 2.0}
+    with pytest.raises(InputError, match="tuned_by='gold' has to be one of pass@1, proxy"):
+        read_matrix(study(text.replace("tuned_by: proxy", "tuned_by: gold"), FAMILIES))
+
+
 def test_nothing_is_chosen_before_the_last_run(study, tuned):
     whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned()
     del tables.runs[RunKey("digits", "A_beta9", 6, 2, 3)]

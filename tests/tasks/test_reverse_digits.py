@@ -39,3 +39,24 @@ def test_verify(completion, correct):
     row = {"answer": "54321"}
     assert task.verify(completion, row) is correct
     assert task.reward(completion, row) == float(correct)
+
+
+@pytest.mark.parametrize(
+    "completion, paid",
+    [
+        ("54321", 1),
+        ("50001", 1),
+        (" 59991\n", 1),
+        ("5432", 0),
+        ("543211", 0),
+        ("44321", 0),
+        ("54322", 0),
+        ("5x321", 0),
+    ],
+)
+def test_ends_pays_the_first_and_the_last_digit(completion, paid):
+    task, row = get_task("reverse_digits", reward="ends"), {"answer": "54321"}
+    assert task.reward(completion, row) == paid
+    assert task.verify(completion, row) is (completion == "54321")
+    with pytest.raises(ValueError, match="reward='first'"):
+        get_task("reverse_digits", reward="first")

@@ -23,6 +23,7 @@ from ..quiet import without_warning
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
 from ..rollout.dynamic_sampling import named_functions
+from ..rollout.verdicts import verifier_of
 from ..run.identity import changing_keys
 from ..scoring.dropout import check_dropout_config
 from ..scoring.fp32_head import check_full_model
@@ -158,6 +159,12 @@ def _check_metrics(args: ProRLConfig, functions: list, eval_dataset, callbacks) 
     for callback in callbacks or []:
         if isinstance(callback, ReferenceResetCallback):
             asked |= {f"the metric of {type(callback).__name__}": metric for metric in callback.metrics()}
+    if args.guard_gap is not None and verifier_of(functions) is None:
+        raise ValueError(
+            f"guard_gap={args.guard_gap} needs to know which completions are correct, and no reward function has a "
+            "verifier. Leave it out, or give a function one: function.verifier = verify, which is called as the "
+            "function itself and returns a bool for each completion."
+        )
     check_pass_at_k(asked, functions, args.num_generations_eval or args.num_generations, eval_dataset)
 
 

@@ -26,6 +26,8 @@ class Outcome:
             Whether each completion was interrupted and asked for its answer; empty if none ever is.
         rounds (`list[torch.Tensor]`):
             The rewards of every round of sampling, in order.
+        correct (`list[bool]`):
+            The verifier's verdicts, N of them; empty without a verifier.
     """
 
     rewards: torch.Tensor
@@ -33,9 +35,12 @@ class Outcome:
     tasks: list[str | None]
     interrupted: list[bool]
     rounds: list[torch.Tensor] = field(default_factory=list)
+    correct: list[bool] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rewards: torch.Tensor, examples: list[dict], completion_ids: list[list[int]]) -> "Outcome":
+    def of(
+        cls, rewards: torch.Tensor, examples: list[dict], completion_ids: list[list[int]], correct: list[bool] = ()
+    ) -> "Outcome":
         """
         The outcome from the arguments and the result of TRL's `_calculate_rewards`.
 
@@ -47,6 +52,8 @@ class Outcome:
             completion_ids (`list[list[int]]`):
                 This process's completions. A completion mask would lack the tokens that `mask_truncated_completions`
                 keeps out of the loss.
+            correct (`list[bool]`, *optional*):
+                The verifier's verdicts, gathered from all processes.
         """
         tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
         return cls(
@@ -55,11 +62,13 @@ class Outcome:
             tasks=gather_object([name if isinstance(name, str) else None for name in tasks]),
             interrupted=gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)]),
             rounds=[rewards],
+            correct=list(correct),
         )
 
     def measurements(self) -> dict[str, float]:
         """
-        The entries of the record: by task, the mean reward and the share with the full reward of 1; the interruptions.
+        The entries of the record: by task, the mean reward and the share with the full reward of 1; the share of
+        correct completions; the interruptions.
         """
         first, values = self.rewards[:, 0], {}
         for task in sorted({name for name in self.tasks if name is not None}):
@@ -68,6 +77,8 @@ class Outcome:
             if len(rewards):  # the first reward function may belong to another task
                 values[f"reward/{task}"] = rewards.mean().item()
                 values[f"pass_rate/{task}"] = (rewards >= 1.0).float().mean().item()
+        if self.correct:
+            values["gold"] = sum(self.correct) / len(self.correct)
         if self.interrupted:
             values["interrupted_fraction"] = sum(self.interrupted) / len(self.interrupted)
         return values

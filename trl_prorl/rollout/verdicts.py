@@ -1,5 +1,5 @@
 """
-pass@k of an evaluation during training: which completions are correct, whatever reward they got.
+Which completions are correct, whatever reward they got: `gold` of a generation batch, pass@k of an evaluation.
 
 A reward function says so by an attribute `verifier`, which is called as the function itself and returns a bool for
 each completion. Recipes have it from their task's `verify`.
@@ -76,28 +76,33 @@ class Verdicts:
         self._correct: list[bool] = []
         self._tasks: list[str | None] = []
 
-    def add(self, examples: list[Mapping], prompts: list, completions: list, tasks: list[str | None]) -> None:
+    def judge(self, examples: list[Mapping], prompts: list, completions: list) -> list[bool]:
         """
-        Judge a batch.
+        Whether each completion of a batch is correct.
 
         Args:
             examples (`list[Mapping]`), prompts (`list`), completions (`list`):
                 This process's rows, one a completion.
-            tasks (`list[str | None]`):
-                Those of all processes.
+
+        Returns:
+            `list[bool]`: of all processes; empty without a verifier.
 
         Raises:
             [`RewardError`]: the verifier raised, took too long, or returned what is neither true nor false.
         """
         if self._verify is None:
-            return
+            return []
         keys = [key for key in examples[0] if key not in ("prompt", "completion", "completion_ids")]
         columns = {key: [example[key] for example in examples] for key in keys}
         verdicts = self._verify(prompts=prompts, completions=completions, **columns)
         for verdict in verdicts:
             if verdict not in (0, 1):
                 raise RewardError(f"{self.name!r} returned {verdict!r}, which is neither true nor false.")
-        self._correct += gather_object([bool(verdict) for verdict in verdicts])
+        return gather_object([bool(verdict) for verdict in verdicts])
+
+    def add(self, correct: list[bool], tasks: list[str | None]) -> None:
+        """Verdicts and tasks of a batch of the evaluation, one a completion."""
+        self._correct += correct
         self._tasks += tasks
 
     def of_set(self, rows: Any, prefix: str) -> dict[str, float]:

@@ -53,6 +53,12 @@ METRICS = {
         "of these completions that got the full reward of 1, whatever the task's verifier says",
         "a column `task`",
     ),
+    "gold": RecordKey(
+        "share",
+        "of the completions sampled that the verifier accepts, whatever they were paid; with dynamic sampling, of the "
+        "first round",
+        "a recipe's task, or a reward function with a `verifier`",
+    ),
     "completion_length": RecordKey(TOKENS, "mean length of a completion"),
     "advantage_mean": RecordKey("advantage", "mean over the generation batch"),
     "advantage_std": RecordKey("advantage", "its standard deviation"),
@@ -129,11 +135,11 @@ EVALUATIONS = {
 }
 
 RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE = "reset", "elastic_reset", "resume", "nonfinite", "entropy_collapse"
-UNMERGED, GROWTH = "unmerged_generation", "growth"
-ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED, GROWTH)
+UNMERGED, GROWTH, GAMED = "unmerged_generation", "growth", "guard_gap"
+ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED, GROWTH, GAMED)
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
-FIRED = (*AT_BOUNDARY, COLLAPSE, UNMERGED)
+FIRED = (*AT_BOUNDARY, COLLAPSE, UNMERGED, GAMED)
 REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 
 # One row per event.
@@ -159,7 +165,7 @@ EVENTS = {
     "seconds_optimizer": RecordKey(SECONDS, "for the optimizer's state", events=(RESET, GROWTH)),
     "seconds_sync": RecordKey(SECONDS, "for agreeing between processes", events=(RESET,)),
     "world_size": RecordKey("processes", "that took part", events=AT_BOUNDARY),
-    "action": RecordKey("", "`stop`, `skip` or `log`", events=(NONFINITE, COLLAPSE)),
+    "action": RecordKey("", "`stop`, `skip`, `log`, `event` or `reset`", events=(NONFINITE, COLLAPSE, GAMED)),
     "tensor": RecordKey("", "the first that was not finite", events=(NONFINITE,)),
     "prompts": RecordKey("", "of the batch in which it was found", events=(NONFINITE,)),
     "checkpoint": RecordKey("", "that the run goes on from", events=(RESUME,)),

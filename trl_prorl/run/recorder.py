@@ -26,7 +26,7 @@ OF_TRL = {
     "completion_length": "completions/mean_length",
 }
 # The keys of a row that the trainer's own log shows, under `prorl/`.
-LOGGED = ("kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
+LOGGED = ("gold", "kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
 SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 

@@ -54,6 +54,7 @@ ENABLING = {
     "pack_max_tokens": {"pack_groups": "auto"},
     "elastic_ema": {"elastic_reset_every": 5},
     "entropy_patience": {"entropy_floor": 0.1},
+    "guard_gap_action": {"guard_gap": 0.1},
     **dict.fromkeys(("lora_growth_step", "lora_growth_max_rank"), {"lora_growth_every": 5}),
     "ref_reset_kl_window": {"ref_reset_kl": 0.1},
     "dynamic_sampling_rewards": {"dynamic_sampling_rounds": 1},
@@ -70,6 +71,7 @@ OTHER_VALUES = {
     "dynamic_sampling_rewards": ["x"],
     "optimizer_reset_alpha": 0.5,
     "elastic_ema": 0.5,
+    "guard_gap_action": "stop",
 }
 
 

@@ -1,0 +1,78 @@
+"""Guard against a gamed reward: the reward rises while fewer completions are correct."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..parts import Part
+from ..resets.triggers import Reason
+
+
+logger = logging.getLogger(__name__)
+
+ACTIONS = ("event", "reset", "stop")
+WINDOW = 20  # optimizer steps of a moving average
+
+
+class GuardGap(Part):
+    """
+    Fires when the moving average of `gold` has fallen by more than a bound from its highest value so far, while that
+    of `reward` is no lower than it was then. After it fires, the highest value is sought anew.
+
+    Args:
+        gap (`float`):
+            The bound, a share of completions.
+        action (`str`):
+            `"event"`, `"reset"` or `"stop"`: what the run does, beside writing an event.
+        request (`Callable[[Reason], None]`):
+            Requests a reset of the reference.
+    """
+
+    def __init__(self, gap: float, action: str, request: Callable[[Reason], None]):
+        self.gap, self.action, self.request = gap, action, request
+        self.begin()
+
+    def begin(self) -> None:
+        self._values: deque[list[float]] = deque(maxlen=WINDOW)  # gold and reward
+        self._best: list[float] | None = None  # their averages where gold's was highest
+
+    def observe(self, gold: float | None, reward: float | None) -> float | None:
+        """How far gold has fallen, if this step makes the guard fire."""
+        if gold is None or reward is None:
+            return None
+        self._values.append([gold, reward])
+        if len(self._values) < WINDOW:
+            return None
+        now = [sum(values) / WINDOW for values in zip(*self._values, strict=True)]
+        if self._best is None or now[0] >= self._best[0]:
+            self._best = now
+            return None
+        fall = self._best[0] - now[0]
+        if fall <= self.gap or now[1] < self._best[1]:
+            return None
+        self._best = now
+        return fall
+
+    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+        fall = self.observe(row.get("gold"), row.get("reward"))
+        if fall is None:
+            return None
+        logger.warning("The reward is gamed at step %d: it rose while gold fell by %.3g.", step, fall)
+        if self.action == "reset":
+            self.request(Reason("guard_gap", value=fall, threshold=self.gap, step=step))
+        return {
+            "event": "guard_gap",
+            "step_requested": step,
+            "step_applied": step,
+            "reason": "the reward rose while gold fell",
+            "value": fall,
+            "threshold": self.gap,
+            "action": self.action,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": list(self._values), "best": self._best}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self._values, self._best = deque(state["values"], maxlen=WINDOW), state["best"]
