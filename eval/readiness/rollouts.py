@@ -1,7 +1,7 @@
 """Samples of the model that a run begins from, drawn, rewarded and judged as the run does it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from eval.readiness.gold_answers import columns_of
@@ -24,6 +24,7 @@ class Rollouts:
         texts (`list[str]`): The completions.
         parts (`list[tuple]`): Task and level of each prompt, shape (P,).
         reward_seconds (`float`): All reward functions took so long for all completions.
+        batch (`dict[str, torch.Tensor]`): The first generation batch, to score it again.
         source (`str`): How right and wrong are told apart, in words.
     """
 
@@ -36,6 +37,7 @@ class Rollouts:
     texts: list[str]
     parts: list[tuple]
     reward_seconds: float
+    batch: dict[str, Any] = field(default_factory=dict)
     source: str = "verify"
 
     def groups(self, values: Sequence[Any]) -> list[list[Any]]:
@@ -71,6 +73,7 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
     for start in range(0, len(rows), together):
         batch = [dict(row) for row in rows[start : start + together]]
         sampled = trainer.sample_rows(batch)
+        found.batch = found.batch or sampled.batch
         asked = [row for row in batch for _ in range(size)]
         found.rewards += sampled.total.tolist()
         found.cut += sampled.cut
