@@ -90,7 +90,7 @@ def preflight(
     # At random: evenly spaced rows of a mixture could be of one task.
     places = random.Random(args.seed).sample(range(available), min(prompts, available))
     rows = [trainer.train_dataset[place] for place in places]
-    findings, golds, gold_length = rate_findings(args.learning_rate, is_peft_model(trainer.model)), None, None
+    findings, golds, gold_length = [], None, None
     tell(f"gold answers, splits and lengths of {available} prompts")
     if task is not None:
         golds = gold_answers(task, rows, asked_reward(trainer))
@@ -98,6 +98,7 @@ def preflight(
     else:
         number, cure = "not checked", "pass task=, with gold and verify, to tell a wrong reward from a weak base"
         findings.append(Finding("gold answers verify", number, cure))
+    findings += rate_findings(args.learning_rate, is_peft_model(trainer.model))
     seed = getattr(trainer.recipe[0], "task_seed", 0) if trainer.recipe else 0
     held_out = held_out_prompts(trainer.eval_dataset, task, seed)
     findings += split_findings({"train": list(trainer.train_dataset["prompt"]), **held_out})

@@ -24,8 +24,8 @@ class Rollouts:
         texts (`list[str]`): The completions.
         parts (`list[tuple]`): Task and level of each prompt, shape (P,).
         reward_seconds (`float`): All reward functions took so long for all completions.
-        batch (`dict[str, torch.Tensor]`): The first generation batch, to score it again.
         source (`str`): How right and wrong are told apart, in words.
+        batch (`dict[str, torch.Tensor]`): The first generation batch, to score it again.
     """
 
     group_size: int
@@ -37,8 +37,8 @@ class Rollouts:
     texts: list[str]
     parts: list[tuple]
     reward_seconds: float
-    batch: dict[str, Any] = field(default_factory=dict)
     source: str = "verify"
+    batch: dict[str, Any] = field(default_factory=dict)
 
     def groups(self, values: Sequence[Any]) -> list[list[Any]]:
         """Values of completions, by prompt."""

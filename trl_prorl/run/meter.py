@@ -97,8 +97,8 @@ class StageTimer:
 
 class Utilization:
     """
-    Readings of how busy a GPU is, in percent, by a thread until `end`. There are none on a CPU, without NVML, nor where
-    NVML has no such number, as for a part of a card (MIG).
+    Readings of how busy a GPU is, in percent, by a thread until `end`. There are none on a CPU, without NVML, nor
+    where NVML has no such number, as for a part of a card (MIG).
     """
 
     EVERY = 0.5  # seconds; NVML's number is of the last sixth of a second to a second
