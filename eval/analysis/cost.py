@@ -28,10 +28,8 @@ def mean_step_seconds(run: Run) -> float | None:
 def throughput(run: Run) -> float | None:
     """Completion tokens in the loss, in every pass, over the seconds of the steps; `None` if not measured."""
     speed, seconds = run.measured("tokens_per_second"), run.measured("time_step")
-    if speed is None or seconds is None:
-        return None
-    tokens = (speed * seconds).dropna()
-    return float(tokens.sum() / seconds[tokens.index].sum())
+    # Both are of every step.
+    return None if speed is None or seconds is None else float((speed * seconds).sum() / seconds.sum())
 
 
 def reference_share(run: Run) -> float | None:

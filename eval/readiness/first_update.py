@@ -19,13 +19,7 @@ FULL_RATE = 2e-6  # of full fine-tuning; LoRA takes about ten times as much
 
 
 def rate_findings(rate: float, lora: bool) -> list[Finding]:
-    """
-    What the learning rate says before any step.
-
-    Args:
-        rate (`float`): `learning_rate`.
-        lora (`bool`): Whether adapters are trained, and not all weights.
-    """
+    """What the learning rate says before any step; `lora`: whether adapters are trained, and not all weights."""
     if rate == 0.0:
         return [Finding("learning rate", "0", "raise learning_rate: no update changes the policy", STOP, {"lr": rate})]
     low = lora and rate <= FULL_RATE
@@ -37,24 +31,15 @@ def rate_findings(rate: float, lora: bool) -> list[Finding]:
 
 def moved(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float:
     """
-    KL(old ‖ new) in nats per token, by k3 on what the old policy sampled, which is finite where the ratio overflows.
-
-    Args:
-        old, new (`torch.Tensor` of shape `(B, T)`): Log-probabilities of the batch before and after the updates.
-        batch (`Mapping[str, torch.Tensor]`): Holds the masks.
+    KL(old ‖ new) in nats per token, by k3 on what the old policy sampled, which is finite where the ratio overflows;
+    from log-probabilities before and after the updates, shape (B, T), and the batch with their mask.
     """
     mask = completion_mask(batch)
     return (torch.where(mask.bool(), kl.kl_values(old, new, "k3"), 0.0).sum() / mask.sum()).item()
 
 
 def moved_finding(distance: float, rates: Sequence[float]) -> Finding:
-    """
-    The finding of [`moved`].
-
-    Args:
-        distance (`float`): In nats per token; NaN where a log-probability is none.
-        rates (`Sequence[float]`): Learning rates of the updates; low in a warm-up.
-    """
+    """The finding of [`moved`], after updates by `rates`, which are low in a warm-up."""
     return Finding(
         f"KL to the policy before the first {len(rates)} updates",
         f"{distance:.2g} nats per token, by learning rates of {', '.join(f'{rate:g}' for rate in rates)}",
