@@ -28,7 +28,6 @@ def mean_step_seconds(run: Run) -> float | None:
 def throughput(run: Run) -> float | None:
     """Completion tokens in the loss, in every pass, over the seconds of the steps; `None` if not measured."""
     speed, seconds = run.measured("tokens_per_second"), run.measured("time_step")
-    # Both are of every step.
     return None if speed is None or seconds is None else float((speed * seconds).sum() / seconds.sum())
 
 

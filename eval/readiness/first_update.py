@@ -22,11 +22,8 @@ def rate_findings(rate: float, lora: bool) -> list[Finding]:
     """What the learning rate says before any step; `lora`: whether adapters are trained, and not all weights."""
     if rate == 0.0:
         return [Finding("learning rate", "0", "raise learning_rate: no update changes the policy", STOP, {"lr": rate})]
-    low = lora and rate <= FULL_RATE
-    cure = "raise learning_rate to 1e-5 or more: LoRA takes about ten times the rate of full fine-tuning, and at such "
-    return [
-        Finding("learning rate", f"{rate:g}", **advice(low, cure + "a rate it learns nothing"), values={"lr": rate})
-    ]
+    cure = "raise learning_rate to 1e-5 or more: LoRA takes about ten times the rate of full fine-tuning"
+    return [Finding("learning rate", f"{rate:g}", **advice(lora and rate <= FULL_RATE, cure), values={"lr": rate})]
 
 
 def moved(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float:

@@ -1,6 +1,7 @@
+import pandas as pd
 import pytest
 
-from eval.analysis.passk import draw_sizes
+from eval.analysis.passk import draw_sizes, greedy_side, summarise
 
 
 @pytest.mark.parametrize(("n", "ks"), [(1, [1]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
