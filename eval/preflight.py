@@ -6,8 +6,8 @@ Before a run: can it learn, will it fit, how long will it take?
 Refuses what the run would refuse (exit code 2), asks verifier and reward about answers that are known to be right and
 wrong, samples the base with the run's own sampler, and does the first optimizer steps in a folder that is thrown away.
 Exit code 0: the run can learn; 1: it cannot, because no group had a signal, every completion was cut, no gold answer
-verifies, or the run stops in its first steps. Nothing is written but `--json`. With a trainer of your own, call
-[`preflight`].
+verifies, the first updates destroy the policy, or the run stops in its first steps. Nothing is written but `--json`.
+With a trainer of your own, call [`preflight`].
 """
 
 import argparse
@@ -16,13 +16,13 @@ import os
 import random
 import sys
 import tempfile
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 import torch
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 from rich.console import Console
-from rich.progress import Progress
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 from trl import ModelConfig
@@ -32,13 +32,14 @@ from eval.pages.table import Table
 from eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
 from eval.readiness.finding import LOOK, STOP, Finding, exit_code
 from eval.readiness.first_steps import MOST, first_steps
-from eval.readiness.first_update import update_findings
+from eval.readiness.first_update import moved, moved_finding, rate_findings, update_findings
 from eval.readiness.gold_answers import asked_reward, gold_answers, gold_findings, text_tokenizer
 from eval.readiness.lengths import length_findings
 from eval.readiness.rollouts import draw
 from eval.readiness.signal import signal_findings
 from eval.readiness.splits import held_out_prompts, split_findings
 from eval.run_folder.json_files import write_json
+from eval.samples.progress import progress
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.launch.command_line import first_look
@@ -66,7 +67,7 @@ def preflight(
         task ([`~tasks.Task`], *optional*): Gives the gold answers; without it none is checked, so that a wrong reward
             cannot be told from a base that solves nothing.
         prompts (`int`, *optional*, defaults to `32`): Prompts of the training set to sample.
-        console (`Console`, *optional*): Shows a bar.
+        console (`Console`, *optional*): Gets a line for each stage and step.
 
     Returns:
         `list[Finding]`
@@ -81,16 +82,23 @@ def preflight(
         raise InputError("train_dataset has no column 'prompt': what an environment writes cannot be looked at before")
     check_processes(trainer.accelerator.num_processes)
     available = len(trainer.train_dataset)
+
+    def tell(line: str) -> None:
+        if console is not None:
+            console.print(f"preflight: {line}", markup=False, highlight=False, soft_wrap=True)
+
     # At random: evenly spaced rows of a mixture could be of one task.
     places = random.Random(args.seed).sample(range(available), min(prompts, available))
     rows = [trainer.train_dataset[place] for place in places]
     findings, golds, gold_length = [], None, None
+    tell(f"gold answers, splits and lengths of {available} prompts")
     if task is not None:
         golds = gold_answers(task, rows, asked_reward(trainer))
         findings += gold_findings(golds)
     else:
         number, cure = "not checked", "pass task=, with gold and verify, to tell a wrong reward from a weak base"
         findings.append(Finding("gold answers verify", number, cure))
+    findings += rate_findings(args.learning_rate, is_peft_model(trainer.model))
     seed = getattr(trainer.recipe[0], "task_seed", 0) if trainer.recipe else 0
     held_out = held_out_prompts(trainer.eval_dataset, task, seed)
     findings += split_findings({"train": list(trainer.train_dataset["prompt"]), **held_out})
@@ -108,18 +116,27 @@ def preflight(
         return findings  # nothing that a model does could be judged
 
     total = len(rows) * trainer.num_generations
-    with Progress(console=console, disable=console is None or not console.is_terminal, transient=True) as progress:
-        bar = progress.add_task("samples, then first steps", total=total + MOST)
-        try:
-            samples = draw(trainer, rows, task, lambda count: progress.advance(bar, count))
-            findings += signal_findings(samples, most, gold_length, golds.reward_tells if golds else None)
-            first = first_steps(trainer, steps=MOST)
-        except torch.OutOfMemoryError:
-            return [*findings, out_of_memory(args.per_device_train_batch_size)]
-        except RunError as error:
-            return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
-        progress.advance(bar, MOST)
+    try:
+        tell(f"samples: {trainer.num_generations} completions of {len(rows)} prompts")
+        with progress(total, "preflight") if console is not None else nullcontext() as bar:
+            samples = draw(trainer, rows, task, bar.update if bar else lambda count: None)
+        findings += signal_findings(samples, most, gold_length, golds.reward_tells if golds else None)
+        tell("first steps")
+        logps = []
+        if trainer.scorer.text_only:
+            trainer.model.eval()  # without dropout
+            logps.append(trainer.policy_logps(samples.batch))
+        first = first_steps(trainer, MOST, tell)
+        if logps:
+            trainer.model.eval()
+            logps.append(trainer.policy_logps(samples.batch))
+    except torch.OutOfMemoryError:
+        return [*findings, out_of_memory(args.per_device_train_batch_size)]
+    except RunError as error:
+        return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
     findings += update_findings(first.rows)
+    if logps:
+        findings.append(moved_finding(moved(*logps, samples.batch), [row["lr"] for row in first.rows]))
     per_row = bytes_per_row(
         config.num_hidden_layers,
         config.hidden_size,

@@ -18,7 +18,7 @@ STUDY = RECIPES / "study"  # bases, and the file of the study's arms
 FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base" and path.parent != STUDY)
 ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys", "tiny/growth")]  # they compare no variants
 FOLDERS = sorted({file.parent for file in FILES} - set(ALONE))
-VARIANT_KEYS = {"output_dir", "beta", "beta_old"}
+VARIANT_KEYS = {"output_dir", "beta", "beta_old", "ref_compute"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
 # The variant of a published scheme, and of a recipe that shows a key.
 OTHERS = {"prorl_v1": "C", "cosmos_rl": "C", "elastic_reset": "elastic", "kimi_k1.5": "B", "rpg_urkl": "B"}
@@ -44,7 +44,7 @@ def parse(file, *extra):
 @pytest.mark.parametrize("file", FILES, ids=name)
 def test_parses_into_its_variant(file):
     _, args, _ = parse(file)
-    special = {"variantC_keep": "A", "optimizer_only": "optimizer-only", "gsm8k_qwen2.5-0.5b": "A"}
+    special = {"variantA0": "A", "variantC_keep": "A", "optimizer_only": "optimizer-only", "gsm8k_qwen2.5-0.5b": "A"}
     assert args.variant == (special.get(file.stem) or OTHERS.get(file.stem) or EXPECTED[file.stem.split("_")[0]])
 
 

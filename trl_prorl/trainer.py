@@ -541,21 +541,25 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         Returns:
             [`~trl_prorl.rollout.sampled.Sampled`]
         """
-        found: list[Sampled] = []
+        found: list[tuple] = []
 
         def looks(completions, ids, rewards, seconds):
             ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
             cut = [not tokens or tokens[-1] not in ends for tokens in ids]
             total = weighted_sum(rewards, self.reward_weights)
-            found.append(Sampled(completions, ids, cut, rewards.cpu(), total.cpu(), seconds))
+            found.append((completions, ids, cut, rewards.cpu(), total.cpu(), seconds))
 
         self.model.train()  # rollouts of a step are drawn so
         self._looks = looks
         try:
-            self._sample([dict(row) for row in rows for _ in range(self.num_generations)])
+            batch, _ = self._sample([dict(row) for row in rows for _ in range(self.num_generations)])
         finally:
             self._looks = None
-        return found[0]
+        return Sampled(*found[0], batch)
+
+    def policy_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Log-probabilities of a batch of [`sample_rows`] under the policy as it now is, shape `(N, T)`."""
+        return self._anchor_logps("old", batch, self.args.per_device_train_batch_size)
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from eval.metrics import metric
 from trl_prorl.pass_at_k import pass_at_k
 
 
@@ -162,11 +163,10 @@ def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
     Returns:
         `dict`: `{"pass@<k>": mean, "interval@<k>": [low, high], ..., "correct": counts}`.
     """
-    summary = {}
+    verdicts = [[True] * count + [False] * (n - count) for count in counts]
+    summary = metric("pass_at_k").compute(predictions=verdicts, k=ks)
     for k in ks:
-        per_prompt = pass_at_k_per_prompt(counts, n=n, k=k)
-        summary[f"pass@{k}"] = float(np.mean(per_prompt))
-        summary[f"interval@{k}"] = list(bootstrap_interval(per_prompt))
+        summary[f"interval@{k}"] = list(bootstrap_interval(pass_at_k_per_prompt(counts, n=n, k=k)))
     return {**summary, "correct": counts}
 
 

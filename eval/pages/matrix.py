@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.analysis.cost import peak_memory, reference_share, step_time_over_control
+from eval.analysis.cost import peak_memory, reference_share, step_time_over_control, throughput
 from eval.analysis.names import configuration_labels, unnamed_settings
 from eval.analysis.over_seeds import prompts_and_seeds, spread, worst
 from eval.analysis.pairing import same_prompts
@@ -168,6 +168,12 @@ COLUMNS = [
         lambda row: cell(row.mean(lambda run: step_time_over_control(run, row.all_runs)), ".2f"),
         "**step time / control**: mean seconds of an optimizer step, validation during training included, over those "
         "of the control of the same seed, or of the first control; mean over seeds.",
+        COST,
+    ),
+    Column(
+        "tokens / s",
+        lambda row: cell(row.mean(throughput), ",.0f"),
+        "**tokens / s**: completion tokens in the loss, in every pass, over the steps' seconds; mean over seeds.",
         COST,
     ),
     Column(

@@ -11,6 +11,7 @@ PACKED = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "o
 ARMS = {
     BASELINE: (GRPOTrainer, {"beta": 0.02}),
     "TRL β=0": (GRPOTrainer, {"beta": 0.0}),
+    "A0": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "ref_compute": "naive_epoch", **ACCELERATED}),
     "A": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, **ACCELERATED}),
     "B": (ProRLTrainer, {"beta_old": 0.02, **ACCELERATED}),
     "C": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **ACCELERATED}),

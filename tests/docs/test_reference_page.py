@@ -179,7 +179,7 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     rich = run(reward=everything([]), **given, **keys)
     plain = run(num_iterations=1)
     again = make_trainer(reward=everything([]), **given, **keys, output_dir=rich.args.output_dir)
-    again.train(resume_from_checkpoint=True)
+    again.train(resume_from_checkpoint=str(Path(rich.args.output_dir, "checkpoint-4")))
 
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)

@@ -1,6 +1,7 @@
 """How [`ProRLTrainer`] begins a record, writes whole checkpoints, and resumes from them exactly."""
 
 import json
+import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -143,6 +144,7 @@ class CheckpointMixin:
         self._generations = state["generations"]
         self._step = 0 if set(changed) & set(BATCH_KEYS) else state["micro_batches"]  # at the end of a batch, if so
         restored(state["log"], self._metrics["train"], self._logs)
+        self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
 
     def _get_train_sampler(self, dataset=None):
         sampler = super()._get_train_sampler(dataset)
