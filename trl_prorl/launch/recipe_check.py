@@ -4,14 +4,18 @@ takes long is imported, so that the complaint comes before anything else happens
 """
 
 import difflib
+import os
 import re
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from ..run.run_files import parse_json, read_text
+from ..shown import cut, short
 
 
 # Variables that a recipe may set: none by which a library or a child process could be made to run code.
@@ -33,25 +37,43 @@ RENAMED = {
 
 
 # Keys of text that a recipe may write as a bare on, off or true, which YAML reads as true or false.
-BARE = ("pack_groups", "resume_from_checkpoint")
+BARE = ("pack_groups", "compact_generation", "resume_from_checkpoint")
+
+# Keys, at any depth, that a recipe may only switch off, and the effect of any other value.
+SWITCHES = {
+    "trust_remote_code": "run code that comes with a model",
+    "use_kernels": "download kernels and run them",
+    "kernel_config": "download kernels and run them",
+    "allow_all_kernels": "download kernels and run them",
+    "custom_generate": "run code that comes with a model",
+    "allow_weak_sandbox": "let model-written code read this user's files",
+}
+# Arguments of `from_pretrained` that a recipe may give: none that names code, or a file that is read with pickle.
+INIT = frozenset(
+    "attn_implementation device_map dtype max_memory max_position_embeddings revision rope_parameters subfolder "
+    "torch_dtype use_cache variant".split()
+)
+RATES = re.compile("drop|jitter|noise")  # and those that a model with dropout needs (scoring/dropout.py)
+FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # text of these keys may be the path of a JSON file
+DEEPEST, MOST = 50, 100_000  # values inside values, and values of one key
 
 
 class UniqueKeys(yaml.SafeLoader):
     """YAML in which a key that occurs twice is an error: of two values one would be lost in silence."""
 
-    def construct_mapping(self, node, deep=False):
+    def compose_mapping_node(self, anchor):
+        node = super().compose_mapping_node(anchor)
         seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    "while reading a mapping",
-                    node.start_mark,
-                    f"the key {key!r} is given twice",
-                    key_node.start_mark,
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+        for key, _ in node.value:
+            wrong = None
+            if not isinstance(key, yaml.ScalarNode):
+                wrong = "a key is a list or a mapping; write text"
+            elif key.tag != "tag:yaml.org,2002:merge" and (key.tag, key.value) in seen:
+                wrong = f"the key {short(key.value)} is given twice"
+            if wrong is not None:
+                raise yaml.constructor.ConstructorError(None, None, wrong, key.start_mark)
+            seen.add((key.tag, key.value))
+        return node
 
 
 def check_options(arguments: list[str], flags: Collection[str]) -> None:
@@ -96,18 +118,20 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> None:
     """
     layers = recipe_layers(path)
     for place, (file, keys) in enumerate(layers):
-        check_recipe_runs_no_code(file, keys)
+        check_env(file, keys.get("env"))
         for key, value in keys.items():
             if key in ("env", BASE):
                 continue
+            check_runs_no_code(file, key, value, hints.get(key))
             if key not in hints:
-                cure = f": {RENAMED[key]}" if key in RENAMED else nearest(str(key), [*hints, BASE])
-                raise ValueError(f"{file}: unknown key {key!r}{cure}.")
+                cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(str(key)), [*hints, BASE])
+                raise ValueError(f"{file}: unknown key {short(key)}{cure}.")
             if value is False and key.endswith("_strategy"):
                 raise ValueError(f'{file}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
             unsets = value is None and any(key in below for _, below in layers[:place])
             if not unsets and not fits(value, hints[key]):
-                raise ValueError(f"{file}: {key}={value!r} is {kind(value)}, and {key} takes {spelt(hints[key])}.")
+                takes = spelt(hints[key])
+                raise ValueError(f"{file}: {key}={short(value)} is {kind(value)}, and {key} takes {takes}.")
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
@@ -139,24 +163,35 @@ def recipe_layers(path: str | Path) -> list[tuple[Path, dict[str, Any]]]:
     asked = recipe[BASE]
     if not isinstance(asked, str):
         raise ValueError(
-            f"{path}: {BASE}={asked!r} is {kind(asked)}, and {BASE} takes the path of a recipe, relative to {path}."
+            f"{path}: {BASE}={short(asked)} is {kind(asked)}, and {BASE} takes the path of a recipe, relative to "
+            f"{path}."
         )
     base = path.parent / asked
-    keys = _read(base, f"{path}: {BASE}={asked!r}")
+    keys = _read(base, f"{path}: {BASE}={short(asked)}")
     if BASE in keys:
-        raise ValueError(f"{path}: {BASE}={asked!r} has a base of its own, {keys[BASE]!r}; one level is all there is.")
+        raise ValueError(
+            f"{path}: {BASE}={short(asked)} has a base of its own, {short(keys[BASE])}; one level is all there is."
+        )
     return [(base, keys), (path, recipe)]
 
 
 def _read(path: Path, said: str) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"{said}: there is no such file{'' if said.endswith(str(path)) else f', {path}'}.")
+    if not os.path.isfile(path):
+        raise ValueError(f"{said}: there is no such file{'' if said.endswith(str(path)) else f', {cut(str(path))}'}.")
+    text = read_text(path)
     try:
-        recipe = yaml.load(path.read_text(), UniqueKeys)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{said} is not YAML: {error}") from error
+        recipe = yaml.load(text, UniqueKeys)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ValueError(f"{said} is not YAML: {cut(error.problem or str(error))}{where}.") from error
+    except RecursionError:
+        raise ValueError(f"{said} is nested too deeply.") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # `!!int x` and the like
+        raise ValueError(f"{said} is not YAML: {cut(str(error))}.") from error
     if not isinstance(recipe, dict):
-        raise ValueError(f"{said} holds {type(recipe).__name__}; a recipe is a mapping of keys to values.")
+        held = "nothing" if recipe is None else kind(recipe)
+        raise ValueError(f"{said} holds {held}; a recipe is a mapping of keys to values.")
     return recipe
 
 
@@ -165,39 +200,97 @@ def recipe_hint(name: str, hint: Any) -> Any:
     return hint | bool if name in BARE else hint
 
 
-def check_recipe_runs_no_code(path: str | Path, recipe: dict[str, Any]) -> None:
+def check_env(path: str | Path, env: Any) -> None:
     """
-    Recipes are passed around, so none may make the machine run code that is not installed on it.
-
     Raises:
-        `ValueError`: a key does. On the command line, where users type it themselves, it is allowed.
+        `ValueError`: the recipe sets a variable that is not one of [`SAFE_ENV`], or no text.
     """
-    for where, keys in (("", recipe), ("model_init_kwargs: ", recipe.get("model_init_kwargs"))):
-        keys = keys if isinstance(keys, dict) else {}
-        if keys.get("trust_remote_code") not in (None, False, "false", "False"):
-            raise ValueError(
-                f"{path}: {where}trust_remote_code={keys['trust_remote_code']!r} would run code that comes with a "
-                "model, which a recipe may not ask for. If you trust that model, give --trust_remote_code true on the "
-                "command line."
-            )
-        attention = keys.get("attn_implementation")
-        if isinstance(attention, str) and "/" in attention:
-            raise ValueError(
-                f"{path}: {where}attn_implementation={attention!r} would download a kernel and run it, which a recipe "
-                "may not ask for. If you trust it, give --attn_implementation on the command line."
-            )
-    unsafe = sorted(set(map(str, recipe.get("env") or {})) - SAFE_ENV)
+    if not isinstance(env, dict | None):
+        raise ValueError(f"{path}: env={short(env)} is {kind(env)}, and env takes a mapping of variables to text.")
+    unsafe = sorted(set(map(str, env or {})) - SAFE_ENV)
     if unsafe:
         raise ValueError(
-            f"{path}: env sets {', '.join(unsafe)}, which a recipe may not: set it in the shell. A recipe may set "
-            f"{', '.join(sorted(SAFE_ENV))}."
+            f"{path}: env sets {cut(', '.join(unsafe), 100)}, which a recipe may not: set it in the shell. A recipe "
+            f"may set {', '.join(sorted(SAFE_ENV))}."
         )
+    for name, value in (env or {}).items():
+        if not isinstance(value, str | int | float) or not str(value).isprintable():
+            raise ValueError(f"{path}: env: {name}={short(value)} is {kind(value)}, and a variable takes text.")
+
+
+def check_runs_no_code(path: str | Path, key: str, value: Any, hint: Any) -> None:
+    """
+    Recipes are passed around, so none may make the machine run code that is not installed on it. Text that the parser
+    turns into a mapping is looked at as that mapping.
+
+    Raises:
+        `ValueError`: a value does, at any depth. On the command line, where users type it themselves, it is allowed.
+    """
+    if isinstance(value, str) and takes_mapping(hint):
+        value = json_mapping(path, key, value)
+    for names, inner in _values(path, key, value):
+        last, does = names[-1], None
+        chosen = next((name for name in names if name.endswith("_implementation")), None)
+        if last in SWITCHES and inner not in (None, False, *(("false", "False") if len(names) == 1 else ())):
+            does = SWITCHES[last]
+        elif isinstance(inner, str) and "/" in inner and chosen:
+            last, does = chosen, "download a kernel and run it"
+        elif last == "backend" and isinstance(inner, str) and "." in inner:
+            does = "import a module"  # DeepSpeed's compile.backend
+        said = f"{path}: {'' if len(names) == 1 or last == key else f'{key}: '}{cut(last, 60)}={short(inner)}"
+        if does is not None:
+            raise ValueError(
+                f"{said} would {does}, which a recipe may not ask for. If you trust it, give --{key} on the command "
+                "line."
+            )
+        if names[:-1] == ("model_init_kwargs",) and last not in INIT and last not in SWITCHES:
+            if not RATES.search(last) or not isinstance(inner, int | float):
+                raise ValueError(
+                    f"{said} is none of the arguments of a model that a recipe may give ({', '.join(sorted(INIT))}; "
+                    f"rates of dropout). Give --{key} on the command line."
+                )
+
+
+def _values(path: str | Path, key: str, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A value and every value inside it, each with the keys that lead to it."""
+    left, count = [((str(key),), value)], 0
+    while left:
+        names, inner = left.pop()
+        count += 1
+        if count > MOST or len(names) > DEEPEST:
+            raise ValueError(f"{path}: {key} is {kind(value)} that is too large, or holds itself. Shorten it.")
+        yield names, inner
+        items = inner.items() if isinstance(inner, dict) else enumerate(inner) if isinstance(inner, list) else ()
+        left += [((*names, str(name)), one) for name, one in items]
+
+
+def takes_mapping(hint: Any) -> bool:
+    """Whether a type is that of a mapping, or allows one."""
+    return dict in (hint, typing.get_origin(hint)) or any(map(takes_mapping, typing.get_args(hint)))
+
+
+def json_mapping(path: str | Path, key: str, text: str) -> dict[str, Any]:
+    """
+    The mapping that the parser makes of a key's text: JSON, or the path of a file of JSON.
+
+    Raises:
+        `ValueError`: it is neither.
+    """
+    try:
+        found = parse_json(read_text(text) if key in FILES and not text.startswith("{") else text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        other = ", or the path of a file of one" if key in FILES else ""
+        raise ValueError(f"{path}: {key}={short(text)} is not a JSON object. Write a mapping{other}.")
+    return found
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """`" (did you mean 'x'?)"`, or an empty string; upper and lower case are alike."""
+    by_lower = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""
 
 
 def fits(value: Any, hint: Any) -> bool:
