@@ -123,6 +123,11 @@ BAD = {
     "entropy": (["--entropy_stop", "true"], ["entropy_stop=True", "entropy_floor"]),
     "checkpoint": (["--resume_from_checkpoint", "nowhere"], ["resume_from_checkpoint='nowhere'", "no such folder"]),
     "model without weights": (["--model_name_or_path", "columns"], ["model_name_or_path", "without config.json"]),
+    "groups": (
+        ["--num_generations", "3"],
+        ["num_generations=3 does not divide the 8 completions", "per_device_train_batch_size=8"],
+    ),
+    "no rows": (["--train_rows", "0"], ["train_rows=0 must be at least 1"]),
     "task options": (["--task_options", "{reward"], ["task_options='{reward'", "JSON"]),
 }
 

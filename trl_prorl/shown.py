@@ -27,8 +27,9 @@ def without_html(markdown: str) -> str:
 
 
 def cut(text: str, most: int = 200) -> str:
-    """Text of at most `most` characters."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """Text of at most `most` characters; a longer one loses its middle, because a message ends with the cure."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def short(value: Any) -> str:
@@ -38,4 +39,4 @@ def short(value: Any) -> str:
     try:
         return cut(one.repr(value), 80)
     except ValueError:  # an integer of more digits than Python spells
-        return f"a {type(value).__name__}"
+        return "a number of thousands of digits"

@@ -30,6 +30,7 @@ BASE = "base"  # the key that names another recipe, whose keys this one takes
 # Keys of other versions' recipes, and what to write instead.
 RENAMED = {
     "torch_dtype": "write dtype",
+    "lr": "write learning_rate",
     "overwrite_output_dir": "leave it out; a folder that holds a run is never overwritten",
     "evaluation_strategy": "write eval_strategy",
     "max_prompt_length": "leave it out; prompts are never cut",
@@ -55,7 +56,7 @@ INIT = frozenset(
 )
 RATES = re.compile("drop|jitter|noise")  # and those that a model with dropout needs (scoring/dropout.py)
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # text of these keys may be the path of a JSON file
-DEEPEST, MOST = 50, 100_000  # values inside values, and values of one key
+DEEPEST, MOST = 50, 20_000  # values inside values, and values of one key
 
 
 class UniqueKeys(yaml.SafeLoader):
@@ -94,9 +95,11 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
         raise ValueError(f"{arguments[0]!r} follows no option{cure}.")
     for argument in arguments:
         name = argument.split("=")[0]
+        key = name.lstrip("-").replace("-", "_")
         misspelt = argument.startswith("--") or re.match(r"-[a-z]\w", argument)  # a negative number is a value
         if misspelt and name not in flags:
-            raise ValueError(f"unknown option {argument!r}{nearest(name, flags)}.")
+            cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(name), flags)
+            raise ValueError(f"unknown option {short(argument)}{cure}.")
     if "--config" in arguments and arguments[-1] == "--config":
         raise ValueError("--config needs the path of a recipe after it.")
     if arguments.count("--config") > 1:
@@ -306,9 +309,9 @@ def fits(value: Any, hint: Any) -> bool:
     if isinstance(value, str):
         return True
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, float) or fits(value, int)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     if hint in (bool, str, list, dict) or origin in (list, dict):
         return isinstance(value, origin or hint)
     return True  # enumerations and the like: checked where they are used
@@ -317,7 +320,10 @@ def fits(value: Any, hint: Any) -> bool:
 def kind(value: Any) -> str:
     if value is None:
         return "empty"
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return "a number that is too large"
     names = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a mapping"}
+    names |= {str: "text"}
     return names.get(type(value), type(value).__name__)
 
 
