@@ -6,7 +6,7 @@ import typing
 
 from trl import TrlParser
 
-from ..shown import cut
+from ..errors import InputError
 from .recipe_check import check_options, check_recipe, fits, nearest, read_recipe, recipe_hint, spelt
 
 
@@ -33,9 +33,9 @@ class RecipeParser(TrlParser):
         try:
             return super().parse_args_and_config(args, **kwargs)
         except ValueError as error:
-            raise ValueError(cut(str(error), 500)) from error
+            raise InputError(str(error)) from error
         except (TypeError, AttributeError, ArithmeticError, ImportError) as error:  # TRL's and transformers' checks
-            raise ValueError(f"a value is of the wrong kind: {type(error).__name__}: {cut(str(error))}.") from error
+            raise InputError(f"a value is of the wrong kind: {type(error).__name__}: {error}.") from error
 
     def hints(self) -> dict[str, typing.Any]:
         """The type of every key."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from ..errors import InputError
 from ..run.run_files import parse_json, read_text
 from ..shown import cut, short
 
@@ -92,18 +93,18 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
     """
     if arguments and not arguments[0].startswith("-"):
         cure = f": write --config {arguments[0]}" if arguments[0].endswith((".yaml", ".yml")) else ""
-        raise ValueError(f"{arguments[0]!r} follows no option{cure}.")
+        raise InputError(f"{arguments[0]!r} follows no option{cure}.")
     for argument in arguments:
         name = argument.split("=")[0]
         key = name.lstrip("-").replace("-", "_")
         misspelt = argument.startswith("--") or re.match(r"-[a-z]\w", argument)  # a negative number is a value
         if misspelt and name not in flags:
             cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(name), flags)
-            raise ValueError(f"unknown option {short(argument)}{cure}.")
+            raise InputError(f"unknown option {short(argument)}{cure}.")
     if "--config" in arguments and arguments[-1] == "--config":
-        raise ValueError("--config needs the path of a recipe after it.")
+        raise InputError("--config needs the path of a recipe after it.")
     if arguments.count("--config") > 1:
-        raise ValueError("--config is given twice; a run has one recipe.")
+        raise InputError("--config is given twice; a run has one recipe.")
 
 
 def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> None:
@@ -128,13 +129,13 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> None:
             check_runs_no_code(file, key, value, hints.get(key))
             if key not in hints:
                 cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(str(key)), [*hints, BASE])
-                raise ValueError(f"{file}: unknown key {short(key)}{cure}.")
+                raise InputError(f"{file}: unknown key {short(key)}{cure}.")
             if value is False and key.endswith("_strategy"):
-                raise ValueError(f'{file}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
+                raise InputError(f'{file}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
             unsets = value is None and any(key in below for _, below in layers[:place])
             if not unsets and not fits(value, hints[key]):
                 takes = spelt(hints[key])
-                raise ValueError(f"{file}: {key}={short(value)} is {kind(value)}, and {key} takes {takes}.")
+                raise InputError(f"{file}: {key}={short(value)} is {kind(value)}, and {key} takes {takes}.")
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
@@ -164,37 +165,33 @@ def recipe_layers(path: str | Path) -> list[tuple[Path, dict[str, Any]]]:
     if BASE not in recipe:
         return [(path, recipe)]
     asked = recipe[BASE]
+    said = f"{path}: {BASE}={short(asked)}"
     if not isinstance(asked, str):
-        raise ValueError(
-            f"{path}: {BASE}={short(asked)} is {kind(asked)}, and {BASE} takes the path of a recipe, relative to "
-            f"{path}."
-        )
+        raise InputError(f"{said} is {kind(asked)}, and {BASE} takes the path of a recipe, relative to {path}.")
     base = path.parent / asked
-    keys = _read(base, f"{path}: {BASE}={short(asked)}")
+    keys = _read(base, said)
     if BASE in keys:
-        raise ValueError(
-            f"{path}: {BASE}={short(asked)} has a base of its own, {short(keys[BASE])}; one level is all there is."
-        )
+        raise InputError(f"{said} has a base of its own, {short(keys[BASE])}; one level is all there is.")
     return [(base, keys), (path, recipe)]
 
 
 def _read(path: Path, said: str) -> dict[str, Any]:
     if not os.path.isfile(path):
-        raise ValueError(f"{said}: there is no such file{'' if said.endswith(str(path)) else f', {cut(str(path))}'}.")
+        raise InputError(f"{said}: there is no such file{'' if said.endswith(str(path)) else f', {cut(str(path))}'}.")
     text = read_text(path)
     try:
         recipe = yaml.load(text, UniqueKeys)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise ValueError(f"{said} is not YAML: {cut(error.problem or str(error))}{where}.") from error
+        raise InputError(f"{said} is not YAML: {cut(error.problem or str(error))}{where}.") from error
     except RecursionError:
-        raise ValueError(f"{said} is nested too deeply.") from None
+        raise InputError(f"{said} is nested too deeply.") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # `!!int x` and the like
-        raise ValueError(f"{said} is not YAML: {cut(str(error))}.") from error
+        raise InputError(f"{said} is not YAML: {cut(str(error))}.") from error
     if not isinstance(recipe, dict):
         held = "nothing" if recipe is None else kind(recipe)
-        raise ValueError(f"{said} holds {held}; a recipe is a mapping of keys to values.")
+        raise InputError(f"{said} holds {held}; a recipe is a mapping of keys to values.")
     return recipe
 
 
@@ -204,21 +201,18 @@ def recipe_hint(name: str, hint: Any) -> Any:
 
 
 def check_env(path: str | Path, env: Any) -> None:
-    """
-    Raises:
-        `ValueError`: the recipe sets a variable that is not one of [`SAFE_ENV`], or no text.
-    """
+    """Raise `ValueError` if a recipe sets a variable that is not one of [`SAFE_ENV`], or sets it to no text."""
     if not isinstance(env, dict | None):
-        raise ValueError(f"{path}: env={short(env)} is {kind(env)}, and env takes a mapping of variables to text.")
+        raise InputError(f"{path}: env={short(env)} is {kind(env)}, and env takes a mapping of variables to text.")
     unsafe = sorted(set(map(str, env or {})) - SAFE_ENV)
     if unsafe:
-        raise ValueError(
+        raise InputError(
             f"{path}: env sets {cut(', '.join(unsafe), 100)}, which a recipe may not: set it in the shell. A recipe "
             f"may set {', '.join(sorted(SAFE_ENV))}."
         )
     for name, value in (env or {}).items():
         if not isinstance(value, str | int | float) or not str(value).isprintable():
-            raise ValueError(f"{path}: env: {name}={short(value)} is {kind(value)}, and a variable takes text.")
+            raise InputError(f"{path}: env: {name}={short(value)} is {kind(value)}, and a variable takes text.")
 
 
 def check_runs_no_code(path: str | Path, key: str, value: Any, hint: Any) -> None:
@@ -241,17 +235,13 @@ def check_runs_no_code(path: str | Path, key: str, value: Any, hint: Any) -> Non
         elif last == "backend" and isinstance(inner, str) and "." in inner:
             does = "import a module"  # DeepSpeed's compile.backend
         said = f"{path}: {'' if len(names) == 1 or last == key else f'{key}: '}{cut(last, 60)}={short(inner)}"
+        cure = f"If you trust it, give --{key} on the command line."
         if does is not None:
-            raise ValueError(
-                f"{said} would {does}, which a recipe may not ask for. If you trust it, give --{key} on the command "
-                "line."
-            )
-        if names[:-1] == ("model_init_kwargs",) and last not in INIT and last not in SWITCHES:
-            if not RATES.search(last) or not isinstance(inner, int | float):
-                raise ValueError(
-                    f"{said} is none of the arguments of a model that a recipe may give ({', '.join(sorted(INIT))}; "
-                    f"rates of dropout). Give --{key} on the command line."
-                )
+            raise InputError(f"{said} would {does}, which a recipe may not ask for. {cure}")
+        is_rate = isinstance(inner, int | float) and RATES.search(last)
+        if names[:-1] == ("model_init_kwargs",) and not is_rate and last not in {*INIT, *SWITCHES}:
+            known = ", ".join(sorted(INIT))
+            raise InputError(f"{said}: of a model's arguments a recipe may give {known}, and rates of dropout. {cure}")
 
 
 def _values(path: str | Path, key: str, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -261,7 +251,7 @@ def _values(path: str | Path, key: str, value: Any) -> Iterator[tuple[tuple[str,
         names, inner = left.pop()
         count += 1
         if count > MOST or len(names) > DEEPEST:
-            raise ValueError(f"{path}: {key} is {kind(value)} that is too large, or holds itself. Shorten it.")
+            raise InputError(f"{path}: {key} is {kind(value)} that is too large, or holds itself. Shorten it.")
         yield names, inner
         items = inner.items() if isinstance(inner, dict) else enumerate(inner) if isinstance(inner, list) else ()
         left += [((*names, str(name)), one) for name, one in items]
@@ -273,20 +263,15 @@ def takes_mapping(hint: Any) -> bool:
 
 
 def json_mapping(path: str | Path, key: str, text: str) -> dict[str, Any]:
-    """
-    The mapping that the parser makes of a key's text: JSON, or the path of a file of JSON.
-
-    Raises:
-        `ValueError`: it is neither.
-    """
+    """The mapping that the parser makes of a key's text, JSON or the path of a file of it; else a `ValueError`."""
     try:
         found = parse_json(read_text(text) if key in FILES and not text.startswith("{") else text)
     except ValueError:
         found = None
-    if not isinstance(found, dict):
-        other = ", or the path of a file of one" if key in FILES else ""
-        raise ValueError(f"{path}: {key}={short(text)} is not a JSON object. Write a mapping{other}.")
-    return found
+    if isinstance(found, dict):
+        return found
+    other = ", or the path of a file of one" if key in FILES else ""
+    raise InputError(f"{path}: {key}={short(text)} is not a JSON object. Write a mapping{other}.")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
