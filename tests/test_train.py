@@ -108,6 +108,7 @@ BAD = {
     "nonfinite": (["--nonfinite", "ignore"], ["nonfinite='ignore'", "stop, skip"]),
     "output_dir is a file": (["--output_dir", "misspelt.yaml"], ["output_dir=", "is a file"]),
     "remote code": (["--config", "remote.yaml"], ["trust_remote_code=True", "command line"]),
+    "remote code in text": (["--config", "text.yaml"], ["model_init_kwargs: trust_remote_code=True", "command line"]),
     "remote kernel": (["--config", "kernel.yaml"], ["attn_implementation='someone/kernel'"]),
     "environment": (["--config", "env.yaml"], ["env sets LD_PRELOAD", "shell"]),
     "empty dataset": (["--config", str(GSM8K), *CPU, "--dataset_name", "empty"], ["empty"]),
@@ -122,6 +123,11 @@ BAD = {
     "entropy": (["--entropy_stop", "true"], ["entropy_stop=True", "entropy_floor"]),
     "checkpoint": (["--resume_from_checkpoint", "nowhere"], ["resume_from_checkpoint='nowhere'", "no such folder"]),
     "model without weights": (["--model_name_or_path", "columns"], ["model_name_or_path", "without config.json"]),
+    "groups": (
+        ["--num_generations", "3"],
+        ["num_generations=3 does not divide the 8 completions", "per_device_train_batch_size=8"],
+    ),
+    "no rows": (["--train_rows", "0"], ["train_rows=0 must be at least 1"]),
     "task options": (["--task_options", "{reward"], ["task_options='{reward'", "JSON"]),
 }
 
@@ -135,6 +141,7 @@ def test_bad_input_is_one_line_and_exit_code_two(forks, tmp_path, tiny_model, ca
     (tmp_path / "renamed.yaml").write_text("torch_dtype: float32\n")
     (tmp_path / "typed.yaml").write_text("num_generations: 2.5\n")
     (tmp_path / "remote.yaml").write_text("model_init_kwargs: {trust_remote_code: true}\n")
+    (tmp_path / "text.yaml").write_text("model_init_kwargs: '{\"trust_remote_code\": true}'\n")
     (tmp_path / "kernel.yaml").write_text("attn_implementation: someone/kernel\n")
     (tmp_path / "env.yaml").write_text("env: {LD_PRELOAD: /tmp/mine.so, WANDB_MODE: offline}\n")
     for folder, line in (("empty", ""), ("columns", '{"ask": "1+1", "answer": "#### 2"}\n')):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from trl import GRPOConfig
 
 from .objective.kl import gradient_bias
-from .refusals import UNCLEAN_SCHEDULE, check_bf16, check_combinations, check_launcher, check_values
+from .refusals import UNCLEAN_SCHEDULE, check_batch, check_bf16, check_combinations, check_launcher, check_values
 from .resets.triggers import CONFIGURED
 from .variants import variant_of
 
@@ -292,7 +292,12 @@ class ProRLConfig(GRPOConfig, Given):
         if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # whichever way it was written
             self.resume_from_checkpoint = "True" if str(self.resume_from_checkpoint).lower() == "true" else None
         check_bf16(self)
-        super().__post_init__()
+        check_batch(self)
+        try:
+            super().__post_init__()
+        except ValueError:
+            check_batch(self)  # TRL names a key that it computed; this names the keys that were given
+            raise
         check_launcher(self)
         check_values(self)
         check_combinations(self)

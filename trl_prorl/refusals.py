@@ -132,6 +132,27 @@ def check_values(args: "ProRLConfig") -> None:
                 raise ValueError(f"{key}={value!r} must be {values.told}.")
 
 
+def check_batch(args: "ProRLConfig") -> None:
+    """
+    Refuse a generation batch that does not hold whole groups.
+
+    Raises:
+        `ValueError`: naming the keys that make it up.
+    """
+    for key in ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"):
+        if getattr(args, key) is not None and getattr(args, key) < 1:
+            raise ValueError(f"{key}={getattr(args, key)} must be at least 1.")
+    size, group = args.generation_batch_size, args.num_generations
+    if not group or group < 2:
+        raise ValueError(f"num_generations={group} must be at least 2: an advantage compares completions.")
+    if size is not None and size % group:
+        keys = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+        raise ValueError(
+            f"num_generations={group} does not divide the {size} completions of a generation batch "
+            f"({', '.join(f'{key}={getattr(args, key)}' for key in keys)}). Set it to a divisor, or change those."
+        )
+
+
 def check_bf16(args: "ProRLConfig") -> None:
     """
     Refuse, with the keys, what transformers refuses without them.

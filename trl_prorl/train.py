@@ -221,10 +221,10 @@ def build(
     if args.disable_tqdm:
         disable_progress_bar()  # the one for loading weights, too
     task = task_args.make_task()
-    train_dataset = task.rows("train", task_args.train_rows, seed=task_args.task_seed)
+    train_dataset = rows_of(task, "train", "train_rows", task_args)
     eval_dataset = None
     if args.eval_strategy != "no":
-        eval_dataset = task.rows("validation", task_args.eval_rows, seed=task_args.task_seed)
+        eval_dataset = rows_of(task, "validation", "eval_rows", task_args)
     check_rows(train_dataset, args.generation_batch_size, args.num_generations)
     args.model_init_kwargs = {
         "revision": model_args.model_revision,
@@ -257,6 +257,14 @@ def build(
     )
     trainer.recipe = (task_args, model_args)
     return trainer, args.resume_from_checkpoint if resume else None
+
+
+def rows_of(task, split: str, key: str, task_args: TaskArguments):
+    """The rows of a split, as many as a key says; a complaint about their number names the key."""
+    try:
+        return task.rows(split, getattr(task_args, key), seed=task_args.task_seed)
+    except ValueError as error:
+        raise ValueError(re.sub("^n=", f"{key}=", str(error))) from error
 
 
 def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:

@@ -14,6 +14,7 @@ from ..shown import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
 from .recipe_check import check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import AnyObject, Key, recipe_keys
+from .shipped_recipes import SUFFIXES, recipe_file
 
 
 WIDTH = 80
@@ -59,7 +60,10 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
         if "--config" not in argv and default_recipe is not None:
             argv = ["--config", str(default_recipe), *argv]
         if "--config" in argv:
-            check_recipe(argv[argv.index("--config") + 1], {name: _hint(key) for name, key in keys.items()})
+            place = argv.index("--config") + 1
+            if not argv[place].endswith(SUFFIXES):
+                argv[place] = str(recipe_file(argv[place]))
+            check_recipe(argv[place], {name: _hint(key) for name, key in keys.items()})
     except ValueError as error:
         refuse(error)
     return argv

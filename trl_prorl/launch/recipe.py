@@ -7,6 +7,7 @@ import typing
 
 from trl import TrlParser
 
+from ..errors import InputError
 from .recipe_check import check_options, check_recipe, fits, nearest, read_recipe, recipe_hint, spelt
 
 
@@ -44,7 +45,12 @@ class RecipeParser(TrlParser):
             os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
             self.set_defaults_with_config(**recipe)  # as TrlParser does, which knows no base
             args = args[:place] + args[place + 2 :]
-        return super().parse_args_and_config(args, **kwargs)
+        try:
+            return super().parse_args_and_config(args, **kwargs)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        except (TypeError, AttributeError, ArithmeticError, ImportError) as error:  # TRL's and transformers' checks
+            raise InputError(f"a value is of the wrong kind: {type(error).__name__}: {error}.") from error
 
     def hints(self) -> dict[str, typing.Any]:
         """The type of every key."""
