@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .quiet import hold_kernel_hint
+from .quiet import drop_kernel_hint
 
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = [
     "Trigger",
 ]
 
-hold_kernel_hint()
+drop_kernel_hint()
 
 # Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
 _MODULES = {"ProRLConfig": "config", "ProRLTrainer": "trainer", "ReferenceResetCallback": "resets.callbacks"}

@@ -35,7 +35,7 @@ from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual
 from .launch.recipe import RecipeParser
 from .needs import TASK_NEEDS, check_used
 from .own_packages import tasks
-from .quiet import quiet_warnings, show_kernel_hint
+from .quiet import quiet_warnings
 from .rollout.length_rewards import cosine_length_reward, target_length_reward
 from .rollout.thinking import interrupted_rollout
 from .run.base_model import WEIGHTS
@@ -215,8 +215,6 @@ def build(
         `ValueError`: the recipe asks for something that cannot be done; raised before a model is loaded.
     """
     check_packages(args)
-    if model_args.load_in_4bit and args.use_cpu:
-        show_kernel_hint()
     if args.disable_tqdm:
         disable_progress_bar()  # the one for loading weights, too
     task = task_args.make_task()
