@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,28 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_
     status, written = forks.run(recipe, *again, "--beta", "0.7")
     assert status == 2 and "beta: 1.0 -> 0.7" in written and "allow_config_change" in written
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+@pytest.mark.parametrize("left", ["a killed process", "run.lock", "metrics.jsonl", ""])
+def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, tmp_path, tiny_model, left):
+    out, recipe = tmp_path / "run", ROOT / "recipes" / "grpo_variantA.py"
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL]
+    out.mkdir()
+    if left == "a killed process":
+        process = forks.start(run=str(recipe), argv=arguments, log=str(tmp_path / "log"))
+        while not (out / "env.json").exists():
+            time.sleep(0.001)
+        os.kill(process, signal.SIGKILL)
+        assert forks.status() == -signal.SIGKILL
+        assert (out / "metrics.jsonl").read_text() == "" and (out / "run.lock").exists()
+    elif left:  # killed a moment earlier; ended by Ctrl-C
+        (out / left).touch()
+    status, written = forks.run(recipe, *arguments, "--resume_from_checkpoint", "True")
+    if not left:
+        assert status == 2 and "holds no checkpoint that is complete. Leave it out to begin a run there" in written
+    else:
+        assert status == 0 and "the run begins again at step 0" in written
+        assert (out / "metrics.jsonl").read_text().count("\n") == 3 and not (out / "metrics.1.jsonl").exists()
 
 
 def test_a_finished_run_is_not_trained_a_second_time(forks, tmp_path, tiny_model):

@@ -42,7 +42,7 @@ from .run.base_model import WEIGHTS
 from .run.checkpoint import find_checkpoint, newest_complete
 from .run.config_change import check_change
 from .run.identity import IDENTITY_FILE, changing_keys, check_same_run
-from .run.lock import check_free
+from .run.lock import LOCK_FILE, check_free
 from .run.meter import METRICS_FILE, check_record
 from .run.run_files import read_json
 from .run.run_id import recorded_run_id, saved_run_id
@@ -333,6 +333,8 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
                 "model): there is nothing to resume. Choose another output_dir, with save_strategy: steps if the run "
                 "is to go on later."
             ) from None
+        # A run that was killed before its first row has left one of these.
+        begun = record.exists() or record.with_name(LOCK_FILE).exists()
         if args.resume_from_checkpoint.lower() == "true" and begun and newest_complete(args.output_dir)[0] is None:
             print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
             return False

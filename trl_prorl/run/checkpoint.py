@@ -281,9 +281,10 @@ def find_checkpoint(
         found, skipped = newest_complete(output_dir, content)
         if found is None:
             listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
+            cure = "Start the run again in another output_dir" if skipped else "Leave it out to begin a run there"
             raise ValueError(
                 f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} holds no checkpoint that is "
-                f"complete.{listed} Start the run again in another output_dir, or name a checkpoint of another folder."
+                f"complete.{listed} {cure}, or name a checkpoint of another folder."
             )
         return found, skipped
     path = Path(asked)
