@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from datasets import Dataset
 from trl import ModelConfig, TrlParser
@@ -165,6 +166,50 @@ def test_an_error_of_the_launcher_s_process_is_our_line_too(tmp_path, tiny_model
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert done.returncode != 0 and not out.exists()
     assert "error: unknown option '--ref_reset_evry' (did you mean '--ref_reset_every'?)." in done.stderr.splitlines()
+
+
+@pytest.fixture
+def launched(tmp_path):
+    """A function: `accelerate launch` of a variant's own recipe, with arguments of the launcher; the end, and run."""
+
+    def launch(variant, *arguments):
+        command = [str(Path(sys.executable).with_name("accelerate")), "launch", *arguments]
+        command += [str(ROOT / "recipes" / f"grpo_variant{variant}.py"), "--output_dir", str(tmp_path / "run"), *SMALL]
+        home = tmp_path / "home"  # without a user's own default
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(home)}
+        return subprocess.run(command, capture_output=True, text=True, env=env, check=False), tmp_path / "run"
+
+    return launch
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
+def test_the_launcher_s_precision_is_that_of_a_bare_launch(launched):
+    done, run = launched("A", "--config_file", str(ROOT / "accelerate_configs" / "single_gpu.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert "The launcher says bf16, and this run is on a CPU: it computes in bf16 there." in done.stderr.splitlines()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["bf16"], config["use_cpu"], config["beta"]) == (True, True, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--config_file", "cpu"], ""),
+        (["--config_file", "multi_gpu"], "error: accelerate launch was told of several GPUs"),
+        (["--config_file", "fsdp2"], "error: accelerate launch was told of several GPUs"),
+        (["--mixed_precision", "fp16"], "error: accelerate launch says mixed_precision=fp16, which needs a GPU"),
+        (["--cpu", "--num_processes", "2"], "accelerate launch was asked for several processes, and has started one"),
+        ([], ""),
+    ],
+)
+def test_a_bare_launch_runs_or_says_why_not(launched, arguments, told):
+    if "--config_file" in arguments:
+        arguments = ["--config_file", str(ROOT / "accelerate_configs" / f"{arguments[1]}.yaml")]
+    done, run = launched("A", *arguments)
+    assert any(line.startswith(told) for line in done.stderr.splitlines() or [""])
+    assert (done.returncode == 0) == run.is_dir() == (not told.startswith("error"))
 
 
 def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_path, tiny_model):

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from trl import GRPOConfig
 
 from .objective.kl import gradient_bias
-from .refusals import UNCLEAN_SCHEDULE, check_bf16, check_combinations, check_launcher, check_values
+from .refusals import (
+    UNCLEAN_SCHEDULE,
+    check_bf16,
+    check_combinations,
+    check_deepspeed,
+    check_launcher,
+    check_values,
+)
 from .resets.triggers import CONFIGURED
 from .variants import variant_of
 
@@ -255,6 +262,7 @@ class ProRLConfig(GRPOConfig):
         if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # whichever way it was written
             self.resume_from_checkpoint = "True" if str(self.resume_from_checkpoint).lower() == "true" else None
         check_bf16(self)
+        check_deepspeed(self)
         super().__post_init__()
         check_launcher(self)
         check_values(self)
