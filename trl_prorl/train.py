@@ -369,6 +369,11 @@ def find_model(name: str | None) -> str:
     if is_embedded(name):
         return embedded_model(name)
     if Path(name).is_dir():
+        if Path(name, "adapter_config.json").exists():
+            raise ValueError(
+                f"model_name_or_path={name!r} holds an adapter, and a recipe begins with a whole model. Merge it, or "
+                'train it on in a script: docs/howto-model.md, "From a TRL run".'
+            )
         if not Path(name, "config.json").exists():
             raise ValueError(f"model_name_or_path={name!r} is a folder without config.json: it holds no model.")
     elif not re.fullmatch(r"[\w.-]+/[\w.-]+", name):

@@ -221,6 +221,11 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
     # ---------------------------------------------------------------------------------- before the first step
 
     def create_optimizer(self, *args, **kwargs):
+        if not any(param.requires_grad for param in self.model.parameters()):
+            raise ValueError(
+                "nothing of the model is trainable. Load an adapter for training: "
+                "PeftModel.from_pretrained(model, folder, is_trainable=True)."
+            )
         optimizer = super().create_optimizer(*args, **kwargs)
         self.resets.optimizer_made(optimizer)
         if self.recorder.update_norm is None and self.args.log_update_norm:

@@ -161,7 +161,10 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     """
     try:
         if not (checkpoint / MANIFEST_FILE).exists():
-            return f"it has no {MANIFEST_FILE}: it is not complete, or was not written by trl-prorl"
+            return (
+                f"it has no {MANIFEST_FILE}: it is not complete, or was written by TRL's own trainer; its weights can "
+                'begin a new run (docs/howto-model.md, "From a TRL run")'
+            )
         manifest = read_json(checkpoint / MANIFEST_FILE, MANIFEST)
     except InputError as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
