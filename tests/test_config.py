@@ -243,5 +243,7 @@ def test_processes_that_the_launcher_did_not_start_are_told_of(monkeypatch, capl
 
 def test_deepspeed_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr("trl_prorl.refusals.is_deepspeed_available", lambda: False)
-    with pytest.raises(ValueError, match=r"^deepspeed='zero.json' needs .*pip install 'trl-prorl\[deepspeed\]'"):
+    with pytest.raises(
+        ValueError, match=r"^deepspeed='zero.json' needs DeepSpeed: pip install 'trl-prorl\[deepspeed\]'"
+    ):
         config(deepspeed="zero.json")

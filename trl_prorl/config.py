@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from trl import GRPOConfig
 
 from .objective.kl import gradient_bias
-from .refusals import (
-    UNCLEAN_SCHEDULE,
-    check_bf16,
-    check_combinations,
-    check_deepspeed,
-    check_launcher,
-    check_values,
-)
+from .refusals import UNCLEAN_SCHEDULE, check_combinations, check_launcher, check_machine, check_values
 from .resets.triggers import CONFIGURED
 from .variants import variant_of
 
@@ -261,8 +254,7 @@ class ProRLConfig(GRPOConfig):
                 setattr(self, key, "on" if getattr(self, key) else "off")
         if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # whichever way it was written
             self.resume_from_checkpoint = "True" if str(self.resume_from_checkpoint).lower() == "true" else None
-        check_bf16(self)
-        check_deepspeed(self)
+        check_machine(self)
         super().__post_init__()
         check_launcher(self)
         check_values(self)

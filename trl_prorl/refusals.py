@@ -135,13 +135,17 @@ def check_values(args: "ProRLConfig") -> None:
                 raise ValueError(f"{key}={value!r} must be {values.told}.")
 
 
-def check_bf16(args: "ProRLConfig") -> None:
+def check_machine(args: "ProRLConfig") -> None:
     """
     Refuse, with the keys, what transformers refuses without them.
 
     Raises:
-        `ValueError`: bfloat16 is asked for, by default as well, and nothing here computes in it.
+        `ValueError`: bfloat16, by default as well, or DeepSpeed is asked for, and is not here.
     """
+    if args.deepspeed and not is_deepspeed_available():
+        raise ValueError(
+            f"deepspeed={args.deepspeed!r} needs DeepSpeed: pip install 'trl-prorl[deepspeed]', or leave the key out."
+        )
     asked = next((key for key in ("bf16", "bf16_full_eval") if getattr(args, key)), None)
     if args.bf16 is None and not args.fp16:
         asked = "bf16"  # TRL's default
@@ -150,20 +154,6 @@ def check_bf16(args: "ProRLConfig") -> None:
         raise ValueError(
             f"{asked}=True{default} needs a GPU that computes in bfloat16, and torch finds none here. "
             f"Set {asked}: false, and use_cpu: true to train on a CPU."
-        )
-
-
-def check_deepspeed(args: "ProRLConfig") -> None:
-    """
-    Refuse DeepSpeed where it is not installed.
-
-    Raises:
-        `ValueError`: naming the extra that brings it.
-    """
-    if args.deepspeed and not is_deepspeed_available():
-        raise ValueError(
-            f"deepspeed={args.deepspeed!r} needs DeepSpeed, which is not installed: "
-            "pip install 'trl-prorl[deepspeed]', or leave deepspeed out."
         )
 
 

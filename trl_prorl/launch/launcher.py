@@ -22,12 +22,9 @@ def launcher_keys() -> list[str]:
             "accelerate launch was told of several GPUs, and torch finds none here. Launch with "
             "--config_file accelerate_configs/cpu.yaml, or run this script with python."
         )
-    use_cpu = str(on_cpu).lower() == "true" or not torch.cuda.is_available()
+    use_cpu = on_cpu == "True" or not torch.cuda.is_available()
     if use_cpu and precision == "fp16":
-        raise ValueError(
-            "accelerate launch says mixed_precision=fp16, which needs a GPU, and this run is on a CPU. Launch with "
-            "--mixed_precision no, or bf16."
-        )
+        raise ValueError("accelerate launch says mixed_precision=fp16, which needs a GPU. Launch with no, or bf16.")
     if use_cpu and precision == "bf16":
         print("The launcher says bf16, and this run is on a CPU: it computes in bf16 there.", file=sys.stderr)
     keys = {"bf16": precision == "bf16", "fp16": precision == "fp16", "use_cpu": use_cpu}

@@ -84,7 +84,7 @@ class CheckpointMixin:
             self._generations = 0
         self._has_trained, resume = True, self._resume
         if resume is None and not self.recipe:  # a recipe has looked before it loaded a model
-            folders = (self.args.output_dir, self.run_dir)
+            folders = (Path(self.args.output_dir), self.run_dir)
             by_main_process(self.is_world_process_zero(), lambda: set_earlier_run_aside(*folders, self._base_name()))
         self._epochs_done = resume.epochs if resume is not None else 0
         found = [None]
