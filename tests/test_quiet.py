@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_prorl.quiet import KERNEL_HINT, KERNEL_LOGGER, hint, hold_kernel_hint, hold_old_names, show_kernel_hint
+from trl_prorl.quiet import KERNEL_HINT, KERNEL_LOGGER, hold_old_names
 
 
 ROOT = Path(__file__).parent.parent
@@ -70,12 +70,8 @@ def shown():
     handler.emit = lambda record: records.append(record.getMessage())
     logger = logging.getLogger(KERNEL_LOGGER)
     logger.addHandler(handler)
-    hint.record = None
-    hold_kernel_hint()
     yield records
     logger.removeHandler(handler)
-    hint.record = None
-    hold_kernel_hint()
 
 
 def test_other_words_of_bitsandbytes_are_shown(shown):
@@ -84,17 +80,6 @@ def test_other_words_of_bitsandbytes_are_shown(shown):
     logger.warning("Failed to load the CPU library")
     logging.getLogger("bitsandbytes.cextension").warning("no handler of this test")
     assert shown == ["Failed to load the CPU library"]
-
-
-def test_who_asks_for_4_bit_on_a_cpu_is_told(shown):
-    logger = logging.getLogger(KERNEL_LOGGER)
-    logger.warning(HINT, "No module named 'kernels'")
-    assert shown == []
-    show_kernel_hint()
-    show_kernel_hint()
-    assert len(shown) == 1 and shown[0].startswith(f"{KERNEL_HINT}: No module named 'kernels'")
-    logger.warning(HINT, "again")
-    assert len(shown) == 2
 
 
 def test_only_the_old_names_are_passed_over():

@@ -3,11 +3,14 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from datasets import Dataset
 from trl import ModelConfig, TrlParser
@@ -172,6 +175,50 @@ def test_an_error_of_the_launcher_s_process_is_our_line_too(tmp_path, tiny_model
     assert "error: unknown option '--ref_reset_evry' (did you mean '--ref_reset_every'?)." in done.stderr.splitlines()
 
 
+@pytest.fixture
+def launched(tmp_path):
+    """A function: `accelerate launch` of a variant's own recipe, with arguments of the launcher; the end, and run."""
+
+    def launch(variant, *arguments):
+        command = [str(Path(sys.executable).with_name("accelerate")), "launch", *arguments]
+        command += [str(ROOT / "recipes" / f"grpo_variant{variant}.py"), "--output_dir", str(tmp_path / "run"), *SMALL]
+        home = tmp_path / "home"  # without a user's own default
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(home)}
+        return subprocess.run(command, capture_output=True, text=True, env=env, check=False), tmp_path / "run"
+
+    return launch
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
+def test_the_launcher_s_precision_is_that_of_a_bare_launch(launched):
+    done, run = launched("A", "--config_file", str(ROOT / "accelerate_configs" / "single_gpu.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert "The launcher says bf16, and this run is on a CPU: it computes in bf16 there." in done.stderr.splitlines()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["bf16"], config["use_cpu"], config["beta"]) == (True, True, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--config_file", "cpu"], ""),
+        (["--config_file", "multi_gpu"], "error: accelerate launch was told of several GPUs"),
+        (["--config_file", "fsdp2"], "error: accelerate launch was told of several GPUs"),
+        (["--mixed_precision", "fp16"], "error: accelerate launch says mixed_precision=fp16, which needs a GPU"),
+        (["--cpu", "--num_processes", "2"], "accelerate launch was asked for several processes, and has started one"),
+        ([], ""),
+    ],
+)
+def test_a_bare_launch_runs_or_says_why_not(launched, arguments, told):
+    if "--config_file" in arguments:
+        arguments = ["--config_file", str(ROOT / "accelerate_configs" / f"{arguments[1]}.yaml")]
+    done, run = launched("A", *arguments)
+    assert any(line.startswith(told) for line in done.stderr.splitlines() or [""])
+    assert (done.returncode == 0) == run.is_dir() == (not told.startswith("error"))
+
+
 def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_path, tiny_model):
     out = tmp_path / "run"
     arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, "--save_steps", "2"]
@@ -192,6 +239,28 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_
     status, written = forks.run(recipe, *again, "--beta", "0.7")
     assert status == 2 and "beta: 1.0 -> 0.7" in written and "allow_config_change" in written
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+@pytest.mark.parametrize("left", ["a killed process", "run.lock", "metrics.jsonl", ""])
+def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, tmp_path, tiny_model, left):
+    out, recipe = tmp_path / "run", ROOT / "recipes" / "grpo_variantA.py"
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL]
+    out.mkdir()
+    if left == "a killed process":
+        process = forks.start(run=str(recipe), argv=arguments, log=str(tmp_path / "log"))
+        while not (out / "env.json").exists():
+            time.sleep(0.001)
+        os.kill(process, signal.SIGKILL)
+        assert forks.status() == -signal.SIGKILL
+        assert (out / "metrics.jsonl").read_text() == "" and (out / "run.lock").exists()
+    elif left:  # killed a moment earlier; ended by Ctrl-C
+        (out / left).touch()
+    status, written = forks.run(recipe, *arguments, "--resume_from_checkpoint", "True")
+    if not left:
+        assert status == 2 and "holds no checkpoint that is complete. Leave it out to begin a run there" in written
+    else:
+        assert status == 0 and "the run begins again at step 0" in written
+        assert (out / "metrics.jsonl").read_text().count("\n") == 3 and not (out / "metrics.1.jsonl").exists()
 
 
 def test_a_finished_run_is_not_trained_a_second_time(forks, tmp_path, tiny_model):

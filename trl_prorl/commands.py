@@ -30,6 +30,7 @@ COMMANDS = {
     "gpu-check": ("eval.gpu_check", "is it right on this GPU, and what does it cost there?"),
     "push": ("eval.push", "push a run to the Hub"),
     "tasks": ("tasks.__main__", "look at the tasks"),
+    "env": ("trl_prorl.environment", "versions and flags, for a report of a bug"),
 }
 TAKES_RECIPE = ("train", "preflight")
 

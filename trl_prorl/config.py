@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from trl import GRPOConfig
 
 from .objective.kl import gradient_bias
-from .refusals import UNCLEAN_SCHEDULE, check_batch, check_bf16, check_combinations, check_launcher, check_values
+from .refusals import UNCLEAN_SCHEDULE, check_batch, check_combinations, check_launcher, check_machine, check_values
 from .resets.triggers import CONFIGURED
 from .variants import variant_of
 
@@ -291,7 +291,7 @@ class ProRLConfig(GRPOConfig, Given):
                 setattr(self, key, "on" if getattr(self, key) else "off")
         if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # whichever way it was written
             self.resume_from_checkpoint = "True" if str(self.resume_from_checkpoint).lower() == "true" else None
-        check_bf16(self)
+        check_machine(self)
         check_batch(self)
         try:
             super().__post_init__()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-# Logged when PEFT imports bitsandbytes on a CPU with AVX512-BF16: an optional kernel for 4-bit weights on a CPU.
+# Logged when PEFT imports bitsandbytes on a CPU with AVX512-BF16: an optional kernel for packed 4-bit weights, which a
+# model in training never has (`rollout/kept_weights.py`).
 KERNEL_LOGGER = "bitsandbytes.backends.cpu.ops"
 KERNEL_HINT = "Failed to load CPU gemm_4bit_forward from kernels-community"
 
@@ -18,35 +19,13 @@ KERNEL_HINT = "Failed to load CPU gemm_4bit_forward from kernels-community"
 OLD_NAMES = r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"
 
 
-class KernelHint(logging.Filter):
-    """Keeps the hint to itself until a model with 4-bit weights is asked for."""
-
-    def __init__(self):
-        super().__init__()
-        self.record: logging.LogRecord | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not str(record.msg).startswith(KERNEL_HINT):
-            return True
-        self.record = record
-        return False
+def is_no_kernel_hint(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(KERNEL_HINT)
 
 
-hint = KernelHint()
-
-
-def hold_kernel_hint() -> None:
-    """Hold the hint back. Must be called before PEFT is imported."""
-    logging.getLogger(KERNEL_LOGGER).addFilter(hint)
-
-
-def show_kernel_hint() -> None:
-    """Show the hint to users of 4-bit weights on a CPU, whom it concerns."""
-    logger = logging.getLogger(KERNEL_LOGGER)
-    logger.removeFilter(hint)
-    if hint.record is not None:
-        logger.handle(hint.record)
-        hint.record = None
+def drop_kernel_hint() -> None:
+    """Leave the hint out. Must be called before PEFT is imported."""
+    logging.getLogger(KERNEL_LOGGER).addFilter(is_no_kernel_hint)
 
 
 def hold_old_names() -> None:

@@ -3,11 +3,14 @@ What a [`~trl_prorl.ProRLConfig`] refuses: values one by one, then combinations,
 value and the cure. `docs/make_reference.py` shows the examples; `tests/test_refusals.py` walks the tables.
 """
 
+import logging
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from transformers.integrations import is_deepspeed_available
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .needs import NEEDS, Need, is_unused, unused_line
@@ -21,6 +24,8 @@ from .run.guard_gap import ACTIONS as GUARD_ACTIONS
 
 if TYPE_CHECKING:
     from .config import ProRLConfig
+
+logger = logging.getLogger(__name__)
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
@@ -153,13 +158,17 @@ def check_batch(args: "ProRLConfig") -> None:
         )
 
 
-def check_bf16(args: "ProRLConfig") -> None:
+def check_machine(args: "ProRLConfig") -> None:
     """
     Refuse, with the keys, what transformers refuses without them.
 
     Raises:
-        `ValueError`: bfloat16 is asked for, by default as well, and nothing here computes in it.
+        `ValueError`: bfloat16, by default as well, or DeepSpeed is asked for, and is not here.
     """
+    if args.deepspeed and not is_deepspeed_available():
+        raise ValueError(
+            f"deepspeed={args.deepspeed!r} needs DeepSpeed: pip install 'trl-prorl[deepspeed]', or leave the key out."
+        )
     asked = next((key for key in ("bf16", "bf16_full_eval") if getattr(args, key)), None)
     if args.bf16 is None and not args.fp16:
         asked = "bf16"  # TRL's default
@@ -173,7 +182,8 @@ def check_bf16(args: "ProRLConfig") -> None:
 
 def check_launcher(args: "ProRLConfig") -> None:
     """
-    Refuse a precision of the launcher's that would silently win over the keys.
+    Refuse a precision of the launcher's that would silently win over the keys, and tell of processes that it did not
+    start.
 
     Raises:
         `ValueError`: `accelerate launch` was told to compute in bf16 or fp16, and the keys say float32.
@@ -183,6 +193,12 @@ def check_launcher(args: "ProRLConfig") -> None:
         raise ValueError(
             f"{asked}=False, but the launcher says mixed_precision={asked}, which would win. Set {asked}: true, or "
             "launch with --mixed_precision no (a file of accelerate_configs/ or your own default may say otherwise)."
+        )
+    launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    if launched and "WORLD_SIZE" not in os.environ and args.world_size == 1:
+        logger.warning(
+            "accelerate launch was asked for several processes, and has started one, because on CPUs it starts more "
+            "by MPI alone. Start them with: ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 SCRIPT ..."
         )
 
 

@@ -36,14 +36,13 @@ from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual
 from .launch.recipe import RecipeParser
 from .needs import TASK_NEEDS, check_used
 from .own_packages import tasks
-from .quiet import show_kernel_hint
 from .rollout.length_rewards import cosine_length_reward, target_length_reward
 from .rollout.thinking import interrupted_rollout
 from .run.base_model import WEIGHTS
 from .run.checkpoint import find_checkpoint, newest_complete
 from .run.config_change import check_change
 from .run.identity import IDENTITY_FILE, changing_keys, check_same_run
-from .run.lock import check_free
+from .run.lock import LOCK_FILE, check_free
 from .run.meter import METRICS_FILE, check_record
 from .run.run_files import read_json
 from .run.run_id import recorded_run_id, saved_run_id
@@ -216,8 +215,6 @@ def build(
         `ValueError`: the recipe asks for something that cannot be done; raised before a model is loaded.
     """
     check_packages(args)
-    if model_args.load_in_4bit and args.use_cpu:
-        show_kernel_hint()
     if args.disable_tqdm:
         disable_progress_bar()  # the one for loading weights, too
     task = task_args.make_task()
@@ -346,6 +343,8 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
                 "model): there is nothing to resume. Choose another output_dir, with save_strategy: steps if the run "
                 "is to go on later."
             ) from None
+        # A run that was killed before its first row has left one of these.
+        begun = record.exists() or record.with_name(LOCK_FILE).exists()
         if args.resume_from_checkpoint.lower() == "true" and begun and newest_complete(args.output_dir)[0] is None:
             print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
             return False
@@ -377,6 +376,11 @@ def find_model(name: str | None) -> str:
     if is_embedded(name):
         return embedded_model(name)
     if Path(name).is_dir():
+        if Path(name, "adapter_config.json").exists():
+            raise ValueError(
+                f"model_name_or_path={name!r} holds an adapter, and a recipe begins with a whole model. Merge it, or "
+                'train it on in a script: docs/howto-model.md, "From a TRL run".'
+            )
         if not Path(name, "config.json").exists():
             raise ValueError(f"model_name_or_path={name!r} is a folder without config.json: it holds no model.")
     elif not re.fullmatch(r"[\w.-]+/[\w.-]+", name):

@@ -38,7 +38,7 @@ from .resets.elastic import ElasticAverage, ElasticResets
 from .resets.triggers import Reason, configured_triggers
 from .rollout.dynamic_sampling import DynamicSampling, named_functions
 from .rollout.generation import CompactGeneration
-from .rollout.kept_weights import keep_base_in_syncs, kept_weights
+from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked, kept_weights
 from .rollout.outcome import Outcome, weighted_sum, written_by_others
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
@@ -102,6 +102,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         policy = accelerator.unwrap_model(self.model)
         for model in (policy, self.ref_model):
             check_in_one_place(model)
+        keep_unpacked(policy)
         if plan.casts_head:
             cast_head_to_fp32(policy.get_base_model())
             outputs = ("log_probs", "entropy")
@@ -224,6 +225,11 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
     # ---------------------------------------------------------------------------------- before the first step
 
     def create_optimizer(self, *args, **kwargs):
+        if not any(param.requires_grad for param in self.model.parameters()):
+            raise ValueError(
+                "nothing of the model is trainable. Load an adapter for training: "
+                "PeftModel.from_pretrained(model, folder, is_trainable=True)."
+            )
         optimizer = super().create_optimizer(*args, **kwargs)
         self.resets.optimizer_made(optimizer)
         if self.recorder.update_norm is None and self.args.log_update_norm:

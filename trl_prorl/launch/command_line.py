@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from ..shown import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
+from .launcher import launcher_keys
 from .recipe_check import check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import AnyObject, Key, recipe_keys
 from .shipped_recipes import SUFFIXES, recipe_file
@@ -42,7 +43,8 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
             Defaults to the process's own.
 
     Returns:
-        `list[str]`: the command line, with `--config PATH` in front where the default recipe is run.
+        `list[str]`: the command line, with `--config PATH` and the launcher's precision in front where the default
+        recipe is run.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(argument in HELP for argument in argv):
@@ -57,13 +59,15 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
             raise ValueError(f"nothing says what to train: give --config RECIPE.yaml ({program()} --help says more).")
         keys = recipe_keys()
         check_options(argv, {"--config", *(option for key in keys.values() for option in key.options)})
-        if "--config" not in argv and default_recipe is not None:
+        if bare := "--config" not in argv and default_recipe is not None:
             argv = ["--config", str(default_recipe), *argv]
         if "--config" in argv:
             place = argv.index("--config") + 1
             if not argv[place].endswith(SUFFIXES):
                 argv[place] = str(recipe_file(argv[place]))
             check_recipe(argv[place], {name: _hint(key) for name, key in keys.items()})
+        if bare:  # the launcher's precision and device, unless the command line gives others
+            argv[2:2] = launcher_keys()
     except ValueError as error:
         refuse(error)
     return argv

@@ -12,6 +12,7 @@ from ..errors import CheckpointError, RewardError, RunError
 from ..quiet import without_warning
 from .checkpoint import WholeCheckpoint, is_failed_write, rotate, save_failed
 from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
+from .earlier import set_earlier_run_aside
 from .folder import write_config, write_env
 from .generation_buffer import buffer_file, load_buffer, save_buffer
 from .identity import IDENTITY_FILE, changing_keys
@@ -83,6 +84,9 @@ class CheckpointMixin:
             self.parts.begin()
             self._generations = 0
         self._has_trained, resume = True, self._resume
+        if resume is None and not self.recipe:  # a recipe has looked before it loaded a model
+            folders = (Path(self.args.output_dir), self.run_dir)
+            by_main_process(self.is_world_process_zero(), lambda: set_earlier_run_aside(*folders, self._base_name()))
         self._epochs_done = resume.epochs if resume is not None else 0
         found = [None]
         if self.is_world_process_zero():
