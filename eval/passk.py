@@ -19,20 +19,17 @@ from rich.console import Console
 from eval.analysis.passk import SIDES, by_task_and_level, gain, greedy_side, summarise_samples
 from eval.analysis.passk_merge import completed, to_complete
 from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
-from eval.command import command, program
+from eval.command import command
+from eval.command_lines import passk
 from eval.pages.passk import checkpoint_table, parts_table, result_table
 from eval.run_folder.json_files import write_json
 from eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation
 from eval.samples.held_out import HeldOut
-from eval.samples.options import add_sampling_arguments, check_run_settings
+from eval.samples.options import check_run_settings
 from eval.samples.points import checkpoint_points, last_step
 from eval.samples.task_name import TaskName
-from trl_prorl.errors import InputError
 from trl_prorl.run.run_id import RUN_ID
 from trl_prorl.shown import visible
-
-
-MOST_SAMPLES = 256
 
 
 def settings_of(held_out: HeldOut, n: int) -> dict:
@@ -164,68 +161,10 @@ def held_outs(run_dir: Path, args) -> list[HeldOut]:
     return [HeldOut(run_dir, args.split, args.prompts, name=name, **settings) for name in names]
 
 
-def check_settings(args) -> None:
-    """
-    Refuse settings that cannot be measured, before anything is loaded.
-
-    Raises:
-        InputError: Naming the option, its value and the cure.
-    """
-    if not 1 <= args.n <= MOST_SAMPLES:
-        raise InputError(f"--n {args.n}: at least 1 sample per prompt is needed, and at most {MOST_SAMPLES}")
-    if args.greedy and args.n > 1:
-        raise InputError(f"--n {args.n} with --greedy: all samples of a prompt would be the same; leave out --n")
-    if args.prompts < 2:
-        raise InputError(f"--prompts {args.prompts}: at least 2 prompts are needed, and {MIN_PROMPTS} for an interval")
-    for k in args.k:
-        if not 1 <= k <= args.n:
-            raise InputError(f"--k {k} must lie between 1 and --n {args.n}; draw more samples or lower k")
-    if args.temperature is not None and args.temperature <= 0:
-        raise InputError(f"--temperature {args.temperature:g} must be above 0; use --greedy for greedy decoding")
-    for option in ("batch_size", "max_new_tokens"):
-        value = getattr(args, option)
-        if value is not None and value < 1:
-            raise InputError(f"--{option.replace('_', '-')} {value} must be at least 1")
-
-
-def parse_args(argv=None) -> argparse.Namespace:
-    """The command line, with its defaults filled in."""
-    parser = argparse.ArgumentParser(prog=program("passk"), description="pass@k of runs, base against trained.")
-    add_sampling_arguments(parser)
-    parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MOST_SAMPLES} (default 16, greedy 1)")
-    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default those of 1 4 8 up to n)")
-    parser.add_argument("--greedy", action="store_true", help="decode greedily only, one sample per prompt")
-    parser.add_argument(
-        "--no-greedy",
-        "--no_greedy",
-        dest="with_greedy",
-        action="store_false",
-        help="leave out the greedy decoding beside the samples",
-    )
-    parser.add_argument(
-        "--others",
-        "--other",
-        nargs="+",
-        default=[],
-        metavar="TASK",
-        help="tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]",
-    )
-    parser.add_argument(
-        "--replace", action="store_true", help="write passk.json anew, even if it holds more than is asked now"
-    )
-    args = parser.parse_args(argv)
-    if args.n is None:
-        args.n = 1 if args.greedy else 16
-    if args.k is None:
-        args.k = [k for k in (1, 4, 8) if k <= args.n]
-    return args
-
-
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    args = parse_args(argv)
-    check_settings(args)
+    args = passk(argv)
     for run_dir in args.runs:
         check_run_settings(run_dir, args.checkpoints, args.others)
     evaluations = [held_outs(run_dir, args) for run_dir in args.runs]

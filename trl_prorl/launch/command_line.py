@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import NoReturn
 
+from ..own_packages import tasks
 from ..shown import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
 from .recipe_check import check_options, check_recipe, nearest, read_recipe
@@ -58,11 +59,20 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
         check_options(argv, {"--config", *(option for key in keys.values() for option in key.options)})
         if "--config" not in argv and default_recipe is not None:
             argv = ["--config", str(default_recipe), *argv]
-        if "--config" in argv:
-            check_recipe(argv[argv.index("--config") + 1], {name: _hint(key) for name, key in keys.items()})
+        recipe = argv[argv.index("--config") + 1] if "--config" in argv else None
+        if recipe:
+            check_recipe(recipe, {name: _hint(key) for name, key in keys.items()})
+        if task := _given(argv, "task") or (recipe and read_recipe(recipe).get("task")):
+            tasks.registry.check_name(task)
     except ValueError as error:
         refuse(error)
     return argv
+
+
+def _given(argv: list[str], key: str) -> str | None:
+    """The value of a key on the command line."""
+    parts = [part for argument in argv for part in argument.split("=", 1)]
+    return parts[parts.index(f"--{key}") + 1] if f"--{key}" in parts[:-1] else None
 
 
 def refuse(error: Exception) -> NoReturn:
