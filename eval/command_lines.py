@@ -18,6 +18,7 @@ from eval.stepcost.options import parse as step_cost
 from trl_prorl.errors import InputError
 from trl_prorl.launch import command_line
 from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once
+from trl_prorl.launch.plugin import load_plugin
 
 
 __all__ = ["step_cost"]  # beside what stands here
@@ -33,6 +34,17 @@ def first_look(name: str) -> None:
     end_at_once(NOTHING_CHANGED)
 
 
+class Plugin(argparse.Action):
+    """`--plugin FILE`, loaded as it is read."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        load_plugin(values)
+
+
+def add_plugin_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plugin", action=Plugin, metavar="FILE.py", help="a file of yours that registers a task")
+
+
 def _with_runs(args: argparse.Namespace) -> argparse.Namespace:
     args.runs = find_run_folders(args.runs, named=True)
     return args
@@ -41,42 +53,27 @@ def _with_runs(args: argparse.Namespace) -> argparse.Namespace:
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that every evaluation by sampling has."""
     add_run_option(parser)
+    add_plugin_option(parser)
     parser.add_argument("--split", default="test", help="split of the run's task")
     parser.add_argument("--prompts", type=int, default=128, help="number of prompts")
     parser.add_argument("--temperature", type=float, help="sampling temperature (default: the run's)")
-    parser.add_argument(
-        "--max-new-tokens", type=int, help="tokens after which a completion is cut (default: the run's)"
-    )
+    parser.add_argument("--max-new-tokens", type=int, help="length at which a completion is cut (default: the run's)")
     parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help="steps of checkpoints, or all")
 
 
 def passk(argv=None) -> argparse.Namespace:
-    """Of `eval.passk`, with its defaults filled in."""
     parser = argparse.ArgumentParser(prog=program("passk"), description="pass@k of runs, base against trained.")
     add_sampling_arguments(parser)
     parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MOST_SAMPLES} (default 16, greedy 1)")
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default those of 1 4 8 up to n)")
     parser.add_argument("--greedy", action="store_true", help="decode greedily only, one sample per prompt")
-    parser.add_argument(
-        "--no-greedy",
-        "--no_greedy",
-        dest="with_greedy",
-        action="store_false",
-        help="leave out the greedy decoding beside the samples",
-    )
-    parser.add_argument(
-        "--others",
-        "--other",
-        nargs="+",
-        default=[],
-        metavar="TASK",
-        help="tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]",
-    )
-    parser.add_argument(
-        "--replace", action="store_true", help="write passk.json anew, even if it holds more than is asked now"
-    )
+    no_greedy, others = ("--no-greedy", "--no_greedy"), ("--others", "--other")
+    parser.add_argument(*no_greedy, dest="with_greedy", action="store_false", help="leave out the greedy decoding")
+    known = "tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]"
+    parser.add_argument(*others, nargs="+", default=[], metavar="TASK", help=known)
+    parser.add_argument("--replace", action="store_true", help="write passk.json anew, even if it holds more")
     args = parser.parse_args(argv)
     if args.n is None:
         args.n = 1 if args.greedy else 16
@@ -108,7 +105,6 @@ def check_passk(args) -> None:
 
 
 def drift(argv=None) -> argparse.Namespace:
-    """Of `eval.drift`."""
     parser = argparse.ArgumentParser(prog=program("drift"), description="How far runs have moved from base.")
     add_sampling_arguments(parser)
     parser.add_argument("--samples", type=int, default=4, help="samples per prompt")
@@ -151,14 +147,12 @@ def check_writable(file: Path) -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise InputError(f"--json {file}: its folder does not exist; create it, or name another")
-    if file.is_dir():
-        raise InputError(f"--json {file} is a folder; name a file in it")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"--json {file}: its folder is read-only for this user; name another")
+    if file.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "is a folder" if file.is_dir() else "lies in a folder that is read-only for this user"
+        raise InputError(f"--json {file} {why}; name another")
 
 
 def push(argv=None) -> argparse.Namespace:
-    """Of `eval.push`."""
     parser = argparse.ArgumentParser(prog=program("push"), description="Push a run to the Hugging Face Hub.")
     parser.add_argument("--run", required=True, type=Path, help="run folder")
     parser.add_argument("--repo", help="repository (default: the run's hub_model_id, else the folder's name)")
@@ -178,7 +172,6 @@ def push(argv=None) -> argparse.Namespace:
 
 
 def gpu_check(argv=None) -> argparse.Namespace:
-    """Of `eval.gpu_check`."""
     parser = argparse.ArgumentParser(
         prog=(prog := program("gpu_check")),
         usage=f"{prog} [--OPTION VALUE ...]",
@@ -201,13 +194,10 @@ def gpu_check(argv=None) -> argparse.Namespace:
 
 
 def reset_cost(argv=None) -> argparse.Namespace:
-    """Of `eval.reset_cost`."""
     parser = argparse.ArgumentParser(
         prog=program("reset_cost"), description="What a reset costs, against a plain copy of the same bytes."
     )
-    parser.add_argument(
-        "--hidden", type=int, default=896, help="of the model; the defaults are Qwen2.5-0.5B's, fewer layers"
-    )
+    parser.add_argument("--hidden", type=int, default=896, help="the defaults are Qwen2.5-0.5B's, fewer layers")
     parser.add_argument("--intermediate", type=int, default=4864)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=32000)
@@ -219,9 +209,9 @@ def reset_cost(argv=None) -> argparse.Namespace:
 
 
 def report(argv=None) -> argparse.Namespace:
-    """Of `eval.report`."""
     parser = argparse.ArgumentParser(prog=program("report"), description="Report on run folders.")
     add_run_option(parser, help="run folders or quoted globs of them", type=str)
+    add_plugin_option(parser)
     parser.add_argument("--out", type=Path, help="folder of the report (default: the one in which all runs lie)")
     args = parser.parse_args(argv)
     args.folders = find_run_folders(args.runs)
@@ -229,15 +219,19 @@ def report(argv=None) -> argparse.Namespace:
 
 
 def compare(argv=None) -> argparse.Namespace:
-    """Of `eval.compare`."""
-    parser = argparse.ArgumentParser(prog=program("compare"), description="Two runs on the same prompts, paired.")
-    add_run_option(parser, help="two run folders")
-    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: those of both evaluations)")
-    return _with_runs(parser.parse_args(argv))
+    parser = argparse.ArgumentParser(prog=program("compare"), description="Runs on the same prompts, paired.")
+    add_run_option(parser, help="run folders or quoted globs of them, two or more")
+    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: those of all evaluations)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
+    args = _with_runs(parser.parse_args(argv))
+    if len(args.runs) < 2:
+        raise InputError(f"--runs needs at least two runs, and was given {len(args.runs)}")
+    if args.json is not None:
+        check_writable(args.json)
+    return args
 
 
 def boundary(argv=None) -> argparse.Namespace:
-    """Of `eval.boundary`."""
     parser = argparse.ArgumentParser(prog=program("boundary"), description="What a run gained and lost over base.")
     add_run_option(parser)
     parser.add_argument("--other", "--others", help="a task that was not trained, as passk.json names it (forgetting)")
@@ -245,12 +239,9 @@ def boundary(argv=None) -> argparse.Namespace:
 
 
 def trajectory(argv=None) -> argparse.Namespace:
-    """Of `eval.trajectory`."""
     parser = argparse.ArgumentParser(prog=program("trajectory"), description="pass@k over training, with a fit.")
     add_run_option(parser)
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: the run's smallest and largest)")
-    parser.add_argument(
-        "--free-start", action="store_true", help="fit p0 too, instead of taking base's measured value"
-    )
+    parser.add_argument("--free-start", action="store_true", help="fit p0 too, instead of base's measured value")
     parser.add_argument("--resamples", type=int, default=2000, help="resamples of the prompts")
     return _with_runs(parser.parse_args(argv))

@@ -26,6 +26,7 @@ TASKS = {
 }
 # Prefix -> the class of all its tasks, which takes the rest of the name as its first argument.
 PREFIXES = {"rg": "tasks.reasoning_gym:ReasoningGym"}
+PLUGINS = []  # files of `--plugin`, which have added to them
 
 
 def task_names() -> list[str]:

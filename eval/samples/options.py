@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+from eval.run_folder.reading import read_env
 from eval.samples.held_out import check_run
 from eval.samples.points import checkpoint_points
 from eval.samples.task_name import TaskName
+from trl_prorl.errors import InputError
+from trl_prorl.run.started import evaluation_of, plugin_options
 
 
 def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] = ()) -> None:
@@ -19,8 +22,12 @@ def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] 
     Raises:
         InputError: Naming what is wrong, and the cure.
     """
-    config = check_run(run_dir)
+    config, env = check_run(run_dir), read_env(run_dir)
+    how = f"; {evaluation_of(config, env, run_dir)} has the run's own" if plugin_options(env) else ""
     for name in (TaskName.of_run(config), *map(TaskName.parse, others)):
-        name.make()
+        try:
+            name.make()
+        except InputError as error:
+            raise InputError(f"{error}{how}") from error
     if checkpoints:
         checkpoint_points(run_dir, config, checkpoints)

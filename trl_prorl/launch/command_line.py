@@ -13,6 +13,7 @@ from typing import NoReturn
 from ..own_packages import tasks
 from ..shown import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
+from .plugin import without_plugins
 from .recipe_check import check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import AnyObject, Key, recipe_keys
 
@@ -53,6 +54,7 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
         raise SystemExit(0)
     argv = [part for arg in argv for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     try:
+        argv = without_plugins(argv)
         if not argv and default_recipe is None:
             raise ValueError(f"nothing says what to train: give --config RECIPE.yaml ({program()} --help says more).")
         keys = recipe_keys()
@@ -163,6 +165,7 @@ def _head(default_recipe: str | Path | None) -> list[str]:
         else "  RECIPE                what to train: a file, or a name that this command lists\n"
         "                        when it is given nothing; --config RECIPE is the same",
         "  --KEY VALUE           a key of the recipe; the command line wins",
+        "  --plugin FILE.py      a file of yours that registers a task",
         "  --help KEY ...        what these keys mean",
         "  --help-all            what every key means, TRL's and transformers' too",
     ]

@@ -43,14 +43,6 @@ def test_runs(runs, spelled, tmp_path):
     assert trajectory.main(pair) == 2  # without checkpoints, which is said of the first
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_comparison_is_of_two(runs, count, capsys):
-    with pytest.raises(SystemExit) as exit:
-        compare.main(["--runs", *runs[:count]])
-    assert exit.value.code == 2
-    assert f"--runs needs two run folders, and was given {count}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("option", ["--other", "--others"])
 def test_a_task_that_was_not_trained(runs, option, capsys):
     assert boundary.main(["--run", runs[0], option, "parity@2"]) == 0
