@@ -10,7 +10,6 @@ verifies, the first updates destroy the policy, or the run stops in its first st
 With a trainer of your own, call [`preflight`].
 """
 
-import argparse
 import functools
 import os
 import random
@@ -27,7 +26,9 @@ from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 from trl import ModelConfig
 
-from eval.command import command, program
+from eval import command_lines
+from eval.command import command
+from eval.command_lines import PROMPTS
 from eval.pages.table import Table
 from eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
 from eval.readiness.finding import LOOK, STOP, Finding, exit_code
@@ -42,7 +43,6 @@ from eval.run_folder.json_files import write_json
 from eval.samples.progress import progress
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import InputError, RunError
-from trl_prorl.launch.command_line import first_look
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.shown import visible
@@ -50,7 +50,6 @@ from trl_prorl.train import TaskArguments, build, check_folder, check_packages
 from trl_prorl.trainer import ProRLTrainer
 
 
-PROMPTS, LEAST_PROMPTS = 32, 2
 WIDE = 400  # columns; a table takes what it needs
 
 
@@ -209,45 +208,6 @@ def verdict(findings: list[Finding]) -> str:
     return f"can learn{told}"
 
 
-def parse_args(argv=None) -> tuple[argparse.Namespace, list[str]]:
-    """Our options, and the rest, which is the run's."""
-    prog = program("preflight")
-    of_commands = prog.startswith("trl-prorl ")
-    recipe = "RECIPE" if of_commands else "--config RECIPE.yaml"
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        usage=f"%(prog)s {recipe} [--prompts N] [--json FILE]\n       [--KEY VALUE ...]",
-        description="Can a recipe learn, will it fit, how long will it take?",
-        epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused."
-        + of_commands * " RECIPE is a file, or a name that `trl-prorl train` lists.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"training prompts to sample (default {PROMPTS})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
-    args, others = parser.parse_known_args(argv)
-    if args.prompts < LEAST_PROMPTS:
-        raise InputError(f"--prompts {args.prompts} must be at least {LEAST_PROMPTS}, and 20 for an interval")
-    if args.json is not None:
-        check_writable(args.json)
-    if not others:
-        raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
-    return args, others
-
-
-def check_writable(file: Path) -> None:
-    """
-    Raises:
-        InputError: a file cannot be written there, which would be known only after the work.
-    """
-    folder = file.absolute().parent
-    if not folder.is_dir():
-        raise InputError(f"--json {file}: its folder does not exist; create it, or name another")
-    if file.is_dir():
-        raise InputError(f"--json {file} is a folder; name a file in it")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"--json {file}: its folder is read-only for this user; name another")
-
-
 def wide_console() -> Console:
     """For standard output; as wide as a finding needs where no terminal sets the width, so that each is one line."""
     return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
@@ -256,8 +216,7 @@ def wide_console() -> Console:
 @functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv=None) -> int:
     """Entry point."""
-    args, others = parse_args(argv)
-    others = first_look(None, others)
+    args, others = command_lines.preflight(argv)
     console = wide_console()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         trainer, task_args = prepared(others, Path(folder))

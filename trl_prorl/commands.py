@@ -89,6 +89,9 @@ def main(argv: list[str] | None = None) -> int:
             refuse(error)
     claim()
     sys.argv = [f"trl-prorl {name}", *arguments]
+    package, _, module = COMMANDS[name][0].partition(".")
+    if package == "eval":
+        import_module("eval.command_lines").first_look(module)
     return import_module(COMMANDS[name][0]).main() or 0
 
 

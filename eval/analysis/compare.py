@@ -11,7 +11,7 @@ from eval.analysis.statistics import (
     Estimate,
     McNemar,
     bootstrap_interval,
-    found_four_times_in_five,
+    detectable_difference,
     mcnemar,
     paired_bootstrap_difference,
 )
@@ -58,9 +58,9 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def visible(self) -> float:
-        """The true difference that would be found four times in five."""
-        return found_four_times_in_five(self.difference)
+    def detectable(self) -> float:
+        """The true difference that is found with 80 % power."""
+        return detectable_difference(self.difference)
 
     @property
     def differ(self) -> bool:

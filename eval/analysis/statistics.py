@@ -241,9 +241,9 @@ def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int =
         return _percentile_bootstrap(_paired(a, b), ratio, level, resamples, seed)
 
 
-def found_four_times_in_five(estimate: Estimate) -> float:
+def detectable_difference(estimate: Estimate) -> float:
     r"""
-    The true difference that a 95 % interval of this width tells from 0 in four studies of five.
+    The true difference that a 95 % interval of this width tells from 0 with 80 % power.
 
     It is \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width, for an interval over many prompts,
     which is nearly normal; half the width itself is found in one study of two only.

@@ -6,15 +6,16 @@ from eval.analysis.pairing import pairs, same_prompts
 from eval.analysis.passk import gain, per_prompt
 from eval.analysis.statistics import (
     Estimate,
-    found_four_times_in_five,
+    detectable_difference,
     paired_bootstrap_difference,
     paired_bootstrap_ratio,
 )
-from eval.pages.cells import interval_cell, share_cell
+from eval.pages.cells import POWER, interval_cell, share_cell
 from eval.pages.document import Bullets, Section
 from eval.pages.objective import objectives_differ
 from eval.pages.reproduce import passk_command
 from eval.run_folder.run import Run
+from trl_prorl.run.started import evaluation_of
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -67,7 +68,7 @@ def control_statements(runs: list[Run]) -> list[str]:
         if math.isnan(difference.low):
             body = "too few prompts for an interval."
         elif difference.low <= 0 <= difference.high:
-            found = f"one of {found_four_times_in_five(difference):.3f} would be found four times in five"
+            found = f"detectable difference ({POWER}): {detectable_difference(difference):.3f}"
             alike = control.passk["trained"]["correct"] == a.passk["trained"]["correct"]
             body = f"no difference found; {'every prompt was solved equally often' if alike else found}."
         else:
@@ -84,7 +85,8 @@ def missing_statements(runs: list[Run]) -> list[str]:
     names = ", ".join(f"`{run.name}`" for run in missing)
     can_be = [run for run in missing if run.can_be_evaluated]
     if not can_be:
-        return [f"Not evaluated on held-out prompts: {names}."]
+        how = evaluation_of(missing[0].config, missing[0].env, missing[0].path)
+        return [f"Not evaluated on held-out prompts: {names}. {how} does it."]
     return [f"Not evaluated on held-out prompts: {names}. Run `{passk_command(can_be)}`, then this report again."]
 
 

@@ -3,14 +3,16 @@
 import logging
 import math
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from eval.run_folder.json_files import with_nan
-from eval.run_folder.run import Run
 from trl_prorl.errors import InputError
 from trl_prorl.run import run_files
 from trl_prorl.run.run_id import RUN_ID, other_run
+
+
+if TYPE_CHECKING:
+    from eval.run_folder.run import Run
 
 
 logger = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ def read_evaluation(
     return content
 
 
-def load_run(run_dir, name: str | None = None) -> Run:
+def load_run(run_dir, name: str | None = None) -> "Run":
     """
     Read a run folder.
 
@@ -86,6 +88,10 @@ def load_run(run_dir, name: str | None = None) -> Run:
     Raises:
         InputError: If a file is missing or unreadable.
     """
+    import pandas as pd  # not for a folder that is not there
+
+    from eval.run_folder.run import Run
+
     run_dir = Path(run_dir)
     config = load_config(run_dir)
     for file in ("env.json", "metrics.jsonl"):

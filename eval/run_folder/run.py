@@ -10,6 +10,7 @@ import pandas as pd
 from trl_prorl.errors import InputError
 from trl_prorl.run.keys import GROWTH
 from trl_prorl.run.run_files import EVALUATION_KEYS
+from trl_prorl.run.started import evaluation_of
 from trl_prorl.variants import VARIANTS, without_reset
 
 
@@ -168,5 +169,5 @@ def require_passk(run: Run) -> dict:
         InputError: If the run was not evaluated, naming the command that does it.
     """
     if run.passk is None:
-        raise InputError(f"'{run.path / 'passk.json'}' is missing; run `python -m eval.passk --run {run.path}`")
+        raise InputError(f"'{run.path / 'passk.json'}' is missing; run {evaluation_of(run.config, run.env, run.path)}")
     return run.passk

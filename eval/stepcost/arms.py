@@ -1,10 +1,6 @@
 """The arms that are compared: by name a trainer's class and the keys that define it."""
 
-from trl import GRPOTrainer
-
-from trl_prorl import ProRLTrainer
-
-
+GRPOTrainer, ProRLTrainer = "trl:GRPOTrainer", "trl_prorl:ProRLTrainer"  # which take seconds to import
 BASELINE = "TRL β>0"
 ACCELERATED = {"reuse_old_logps": True}
 PACKED = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +18,7 @@ from trl import GRPOConfig
 from .base_model import fingerprint, hub_commit, identify
 from .run_files import CONFIG_FILE, ENV_FILE
 from .run_id import RUN_ID
+from .started import command_of
 
 
 SECRETS = frozenset(["hub_token", "push_to_hub_token"])
@@ -136,6 +138,7 @@ def write_env(
         "data_seed": args.data_seed,
         "versions": {"python": platform.python_version(), **versions()},
         "git_commit": git_commit(),
+        "command": command_of(sys.orig_argv),
         "hardware": hardware(args.device),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),

@@ -45,7 +45,7 @@ CONFIG = table(
 )
 ENV = table(
     known={
-        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit"), optional(text)),
+        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit", "command"), optional(text)),
         "variant": text,
         "seed": optional(scalar),
         "base_model": optional(
