@@ -365,7 +365,7 @@ def test_what_is_open_fits_and_the_rest_is_folded(browser, page):
     tables = "[...document.querySelectorAll('section > .scroll')].map(e => [e.scrollWidth, e.clientWidth])"
     widths = tab.evaluate(tables)
     assert len(widths) == 2 and all(width <= room for width, room in widths)
-    opened = "[...document.querySelectorAll('section')].map(e => e.querySelector(':scope > details')?.open ?? true)"
+    opened = "[...document.querySelectorAll('section')].map(e => e.querySelector('.fold')?.open ?? true)"
     assert tab.evaluate(opened) == [True] * 3 + [False] * (len(tab.evaluate(opened)) - 3)
     tab.locator("nav a", has_text="Caveats").click()  # a link opens its section
     assert tab.evaluate(opened).count(True) == 4 and tab.locator("#caveats").is_visible()
