@@ -103,7 +103,8 @@ COLUMNS = [
     Column(
         "variant",
         lambda row: row.label,
-        "**variant**: with the settings that set it apart where there are several of that variant and task.",
+        "**variant**: with the settings that set it apart where there are several of that variant and task; ★ is the "
+        "highest held-out pass@1 of its task, base, length and learning rate.",
     ),
     Column(
         "seeds",
@@ -190,8 +191,6 @@ COLUMNS = [
         COST,
     ),
 ]
-BEST = "★"
-BEST_NOTE = f"{BEST}: the highest held-out pass@1 of its task, base, length and learning rate."
 DASH = f"{NOT_MEASURED} means not measured, or not defined: a control's ratio without a control, a spread of one seed."
 
 
@@ -205,11 +204,11 @@ def result_matrix(runs: list[Run]) -> Table:
     groups = repetitions(runs)
     best = {verdict.best.label for verdict in verdicts(runs) if verdict.arms > 1}
     rows = [
-        Configuration(f"{label} {BEST}" if label in best else label, group, runs)
+        Configuration(f"{label} ★" if label in best else label, group, runs)
         for label, group in zip(configuration_labels(groups), groups, strict=True)
     ]
     unnamed = [f"A name leaves out what most runs have: {line}." for line in unnamed_settings(groups)]
-    return table_of("Result matrix", COLUMNS, rows, objective_notes(runs), [BEST_NOTE, DASH, *unnamed])
+    return table_of("Result matrix", COLUMNS, rows, objective_notes(runs), [DASH, *unnamed])
 
 
 def sections(runs: list[Run]) -> list[Section]:

@@ -16,19 +16,17 @@ from eval.run_folder.run import Run
 
 def verdict_statement(verdict: Verdict, title: str = "") -> str:
     """Two sentences: is the best arm told apart, and by how much is it ahead? The title is that of its ground."""
-    best, against = verdict.best, [(arm.label, difference) for arm, difference in verdict.against]
-    apart = [name for name, difference in [("base", verdict.gain), *against] if told_apart(difference)]
-    open_ = [name for name, _ in [("base", verdict.gain), *against] if name not in apart]
-    heading = f"{best.label} is best on held-out pass@1, {best.score():.3f}"
-    if open_:
-        heading = f"{best.label} is highest in held-out pass@1, {best.score():.3f}, but not told apart from "
-        heading += " or ".join(open_)
-    ahead = [f"{interval_cell(verdict.gain, '+.3f')} over base ({best.score('base'):.3f})"]
-    for name, difference in against:
-        if difference is None:
-            ahead.append(f"not compared with {name}, because the runs share no prompts or no seeds")
-        else:
-            ahead.append(f"{interval_cell(difference, '+.3f')} over {name}")
+    best = verdict.best
+    differences = {"base": verdict.gain} | {arm.label: difference for arm, difference in verdict.against}
+    unclear = " or ".join(name for name, difference in differences.items() if not told_apart(difference))
+    heading = f"{best.label} is highest in held-out pass@1, {best.score():.3f} (base {best.score('base'):.3f})"
+    heading += f", but not told apart from {unclear}" if unclear else ""
+    ahead = [
+        f"{interval_cell(difference, '+.3f')} over {name}"
+        if difference
+        else f"not compared with {name}, because the runs share no prompts or no seeds"
+        for name, difference in differences.items()
+    ]
     return f"**{f'{title}: ' if title else ''}{heading}.** It is {'; '.join(ahead)}."
 
 
@@ -56,7 +54,7 @@ def statements(runs: list[Run]) -> list[str]:
     """The verdict on every ground, and the runs of which it knows nothing."""
     found = verdicts(runs)
     titles = ground_titles(curves(runs))
-    lines = [verdict_statement(verdict, titles[ground(verdict.best.runs[0])]) for verdict in found]
+    lines = [verdict_statement(verdict, titles.get(ground(verdict.best.runs[0]), "")) for verdict in found]
     return [*lines, *dict.fromkeys(map(interval_note, found)), *objective_notes(runs), *missing_statements(runs)]
 
 
@@ -68,10 +66,11 @@ def scores_panel(shown: list[Curve]) -> Panel:
             same = all(same_prompts(curve.runs[0], run) for run in curve.runs)
             for side, style in (("base", {"color": "#7F7F7F", "marker": "s"}), ("trained", {"marker": "o"})):
                 value, low, high = prompts_and_seeds([per_prompt(run.passk, side) for run in curve.runs], same)
-                style = {"color": curve.style["color"], "linestyle": "", "label": None if row else side, **style}
-                axes.errorbar([value], [row], xerr=[[value - low], [high - value]], capsize=3, **style)
+                style = {"color": curve.style["color"], **style}
+                axes.plot([low, high], [row, row], color=style["color"])
+                axes.plot([value], [row], linestyle="", label=None if row else side, **style)
         axes.set_yticks(range(len(shown)), [curve.label for curve in shown])
-        axes.set(ylim=(len(shown) - 0.5, -0.5), title="Held-out pass@1, 95 %", xlabel="pass@1")
+        axes.set(ylim=(len(shown) - 0.5, -0.5), title="Held-out pass@1 and its 95 % interval", xlabel="pass@1")
         axes.grid(alpha=0.2)
 
     return Panel("Held-out pass@1 of base and of every trained arm, with intervals", draw, 2 * len(shown))

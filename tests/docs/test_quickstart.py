@@ -1,4 +1,4 @@
-"""The notebook: its code compiles, what it imports is there, its outputs are those of one run, and (slow) it runs to its end."""
+"""The notebook: its code compiles, imports are there, its outputs are of one run, and (slow) it runs to its end."""
 
 import ast
 import importlib

@@ -33,14 +33,16 @@ def test_report_from_a_quoted_glob(demo, capsys):
     plain = next(line for line in lines if line.startswith("| plain | plain"))
     assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
     assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A | A |"))
-    assert "**A is highest in held-out pass@1, 0.750, but not told apart from base or B.**" in text
+    assert "**A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B.**" in text
     assert f"Run `python -m eval.passk --run {demo / 'plain'}`" in text
     assert text.count("n/a: fewer than 20 prompts give no interval") == 1
     for heading in ("## What each arm is", "## How to reproduce", "## Caveats"):
         assert heading in text
     out = capsys.readouterr().out
     assert "Held-out pass@1" in out and "What was learned" in text
-    assert "- A is highest in held-out pass@1, 0.750, but not told apart from base or B." in " ".join(out.split())
+    assert "- A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B." in " ".join(
+        out.split()
+    )
     assert f"Wrote {demo / 'report.html'}" in out
     assert not list(demo.glob(".*.part"))
 

@@ -353,7 +353,9 @@ def test_first_screen_shows_the_verdict(browser, page):
         tab.set_default_timeout(PATIENCE)
         tab.goto(page.as_uri())
         verdict = tab.locator("#verdict + p")
-        assert verdict.inner_text().startswith("C is highest in held-out pass@1, 0.938, but not told apart from")
+        assert verdict.inner_text().startswith(
+            "C is highest in held-out pass@1, 0.938 (base 0.250), but not told apart from"
+        )
         assert verdict.bounding_box()["y"] + verdict.bounding_box()["height"] < viewport["height"]
         tab.close()
 

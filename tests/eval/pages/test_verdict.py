@@ -37,8 +37,8 @@ def test_the_best_is_named_with_its_lead_by_hand(arm):
     """40 prompts, differences of 4/8 and 2/8 at each: no spread, so the interval is that of the rule of three."""
     runs = [arm("control", [4] * 40), arm("plain", [2] * 40), arm("A", [6] * 40)]
     text = said(runs)
-    assert text.startswith("A is best on held-out pass@1, 0.750. It is +0.625 [")
-    assert "over base (0.125); +0.250 [" in text and "over control; +0.500 [" in text and "over plain." in text
+    assert text.startswith("A is highest in held-out pass@1, 0.750 (base 0.125). It is +0.625 [")
+    assert "over base; +0.250 [" in text and "over control; +0.500 [" in text and "over plain." in text
     # Two other arms times two references: 95 % becomes 98.75 %, and 1 - 0.0125^(1/40) of the prompts may be otherwise.
     unseen = 1 - 0.0125 ** (1 / 40)
     assert f"+0.250 [{0.25 - unseen * 1.25:+.3f}, {0.25 + unseen * 0.75:+.3f}] over control" in text
@@ -48,15 +48,18 @@ def test_the_best_is_named_with_its_lead_by_hand(arm):
 @pytest.mark.parametrize(
     ("trained", "found"),
     [
-        ({"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10}, "A is highest in held-out pass@1, 0.594, but not told"),
+        (
+            {"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10},
+            "A is highest in held-out pass@1, 0.594 (base 0.125), but not told",
+        ),
         ({"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10}, "but not told apart from control. It is"),
         ({"control": [4] * 40, "plain": [5, 4] * 20, "A": [5, 5, 4] * 13 + [5]}, "apart from plain. It is"),
         ({"control": [1, 2] * 20, "A": [1, 1, 2, 2] * 10}, "but not told apart from A. It is"),  # the second best
-        ({"A": [4] * 40}, "A is best on held-out pass@1, 0.500. It is +0.375 ["),
-        ({"A": [1] * 40}, "A is highest in held-out pass@1, 0.125, but not told apart from base. It is"),
+        ({"A": [4] * 40}, "A is highest in held-out pass@1, 0.500 (base 0.125). It is +0.375 ["),
+        ({"A": [1] * 40}, "A is highest in held-out pass@1, 0.125 (base 0.125), but not told apart from base. It is"),
         (
             {"control": [2] * 8, "A": [3] * 8},
-            "A is highest in held-out pass@1, 0.375, but not told apart from base or",
+            "A is highest in held-out pass@1, 0.375 (base 0.125), but not told apart from base or",
         ),
     ],
 )
@@ -92,14 +95,14 @@ def test_every_ground_has_its_verdict(arm):
         arm(v, [s] * 40, name=f"{v}{t}", config={"task": t}) for t, v, s in (("sums", "A", 4), ("sorting", "C", 6))
     ]
     (section,) = verdict.sections(runs)
-    assert [item.split(" is best")[0] for item in section.blocks[0].items[:2]] == ["**sums: A", "**sorting: C"]
+    assert [item.split(" is highest")[0] for item in section.blocks[0].items[:2]] == ["**sums: A", "**sorting: C"]
 
 
 def test_the_picture_shows_base_and_trained(arm):
     panel = verdict.scores_panel(curves([arm("control", [2] * 40), arm("A", [4] * 40)]))
     axes = Figure().subplots()
     panel.draw(axes)
-    points = [(float(c[0].get_xdata()[0]), float(c[0].get_ydata()[0])) for c in axes.containers]
+    points = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in axes.lines[1::2]]
     assert points == [(0.125, 0), (0.25, 0), (0.125, 1), (0.5, 1)]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["control", "A"]
 
