@@ -1,6 +1,5 @@
 """Completions of base and of the best arm, side by side."""
 
-import json
 import re
 from itertools import islice
 
@@ -13,6 +12,7 @@ from eval.pages.document import Section
 from eval.pages.table import Column, Table, table_of
 from eval.run_folder.run import Run
 from eval.samples.store import SAMPLES_FOLDER, SETTINGS_FILE, SampleStore
+from trl_prorl.run.run_files import read_json
 from trl_prorl.shown import visible
 
 
@@ -26,11 +26,11 @@ def first_samples(run: Run, side: str) -> pd.DataFrame | None:
     """
     names, n = run.passk.get("prompt_ids"), run.passk["n"]
     for file in sorted((run.path / SAMPLES_FOLDER).glob(f"{side}-*/{SETTINGS_FILE}")) if names else []:
-        settings = json.loads(file.read_text())
+        settings = read_json(file)
         samples = SampleStore(file.parents[1], side, settings).frame()
         samples = samples[samples["sample"] < n]
         counts = samples.groupby("prompt_id")["correct"].sum().reindex(names)
-        if settings["temperature"] == run.passk["temperature"] and list(counts) == run.passk[side]["correct"]:
+        if settings.get("temperature") == run.passk["temperature"] and list(counts) == run.passk[side]["correct"]:
             return samples[samples["sample"] == 0].set_index("prompt_id").loc[names]
     return None
 
