@@ -1,7 +1,7 @@
 """
 What a run can solve now that its base could not, and what it lost: pass@k over k and prompt by prompt.
 
-    python -m eval.boundary --run runs/demo/A
+    python -m eval.boundary --run runs/demo/variantA
 
 Reads the run's `passk.json`, prints the reading and writes `boundary.png` into the run folder.
 """

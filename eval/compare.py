@@ -1,7 +1,7 @@
 """
 Runs on the same held-out prompts: paired differences, and how large a difference would be found.
 
-    python -m eval.compare --runs runs/demo/A runs/demo/C --k 1 8
+    python -m eval.compare --runs runs/demo/variantA runs/demo/variantC --k 1 8
     python -m eval.compare --runs 'runs/demo/*' --json differences.json
 
 Two runs are compared in full; of more, arms are averaged over their seeds, and p-values corrected for all pairs.

@@ -1,5 +1,5 @@
 """
-How far a run has moved from base: `python -m eval.drift --run runs/demo/A --checkpoints all`.
+How far a run has moved from base: `python -m eval.drift --run runs/demo/variantA --checkpoints all`.
 
 On held-out prompts, at every token of the policy's own samples: the KL divergence from the policy to base, exact over
 the whole vocabulary; the share of places where both would say the same greedily; both entropies; and the length of the

@@ -1,8 +1,8 @@
 """
 pass@k of a run, base against trained, on the same held-out prompts of its task.
 
-    python -m eval.passk --run runs/demo/A --run runs/demo/B --prompts 128 --n 16 --k 1 4 8
-    python -m eval.passk --run runs/demo/A --checkpoints all --others parity@2 sorting
+    python -m eval.passk --run runs/demo/variantA --prompts 256 --n 64 --k 1 8 64 --checkpoints all
+    python -m eval.passk --run runs/demo/variantA --prompts 256 --others parity@2 sorting
 
 Writes `passk.json` into each run folder, and the samples beside it (`samples/`, parquet): an evaluation that was
 stopped goes on, and none is drawn twice. With the settings of a `passk.json` that is there, it is completed. Base is

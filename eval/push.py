@@ -1,7 +1,7 @@
 """
 Push a run to the Hugging Face Hub, or push it again: after a failed upload, or once `eval.passk` has scored it.
 
-    python -m eval.push --run runs/demo/A --repo someone/reverse-digits-A
+    python -m eval.push --run runs/demo/variantA --repo someone/reverse-digits-A
 
 Writes the model card from the run's record and pushes model or adapter, tokenizer, card and record in one commit. The
 token is that of `hf auth login`, or `HF_TOKEN`.

@@ -18,8 +18,8 @@ from eval.pages.contents import build_report, draw_pictures
 from eval.pages.document import to_markdown
 from eval.pages.html import to_html
 from eval.pages.overview import overview_table
-from eval.pages.statements import comparison_statements
 from eval.pages.terminal import print_bullets
+from eval.pages.verdict import statements
 from eval.run_folder.finding import load_runs, only_parent
 from trl_prorl.files import replaced
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
@@ -42,8 +42,7 @@ def main(argv=None) -> None:
     console = Console()
     console.print(overview_table(runs).to_rich())
     # The sentence on objectives stands below the table.
-    statements = (line.replace(DIFFERENT_OBJECTIVE, "").strip() for line in comparison_statements(runs))
-    print_bullets(console, filter(None, statements))
+    print_bullets(console, (line.replace("**", "") for line in statements(runs) if line != DIFFERENT_OBJECTIVE))
     print(f"Wrote {out / 'report.html'}; the same as report.md with {', '.join(pictures)}.")
 
 

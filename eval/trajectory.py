@@ -1,7 +1,7 @@
 """
 pass@k over training steps, and whether it rises towards 1 at one constant rate.
 
-    python -m eval.trajectory --run runs/demo/A --k 1 8
+    python -m eval.trajectory --run runs/demo/variantA --k 1 8
 
 Reads the run's `passk.json`, which must hold its checkpoints, prints the fit of 1 - (1 - p0) e^(-alpha t) with a test
 of it, and writes `trajectory.png` into the run folder.

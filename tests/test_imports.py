@@ -36,7 +36,7 @@ LAYERS = {
     "run_folder": (),
     "analysis": ("metrics", "run_folder"),
     "samples": ("run_folder",),
-    "pages": ("analysis", "run_folder"),
+    "pages": ("analysis", "run_folder", "samples"),
     "gpucheck": ("stepcost",),
     "readiness": ("analysis", "pages", "run_folder", "samples"),
 }

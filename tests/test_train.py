@@ -61,6 +61,10 @@ BAD = {
     "contradiction": (["--kl_estimator", "k1", "--use_bias_correction_kl", "false"], ["kl_estimator='k1'"]),
     "task": (["--task", "reverse_digit"], ["reverse_digit", "reverse_digits"]),
     "never applied": (["--optimizer_reset", "hard", "--ref_reset_every", "0"], ["optimizer_reset='hard'"]),
+    "task with a base of its own": (
+        ["--model_name_or_path", "embedded", "--task", "sums"],
+        ["task='sums'", "model_name_or_path: embedded:sums, or embedded:reverse_digits if"],
+    ),
     "task option": (["--task", "gsm8k"], ["level=3", "gsm8k", "path"]),
     "dataset": (
         ["--config", str(GSM8K), *CPU, "--dataset_name", "/nowhere"],

@@ -28,7 +28,7 @@ from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
 
 from .config import ProRLConfig
-from .embedded.shipped import EMBEDDED, embedded_model, is_embedded
+from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
 from .launch.checks import check_pack_limit, check_rows
 from .launch.command_line import first_look
@@ -218,6 +218,7 @@ def build(
     if args.disable_tqdm:
         disable_progress_bar()  # the one for loading weights, too
     task = task_args.make_task()
+    check_base(model_args.model_name_or_path, task_args.task)
     train_dataset = rows_of(task, "train", "train_rows", task_args)
     eval_dataset = None
     if args.eval_strategy != "no":
@@ -362,6 +363,16 @@ def finished_model(output_dir: str | Path, run_dir: str | Path) -> Path | None:
         return None  # the id is written last
     files = (path for pattern in WEIGHTS for path in sorted(Path(output_dir).glob(pattern)))
     return next((path for path in files if path.name != "training_args.bin"), None)
+
+
+def check_base(model: str | None, task: str) -> None:
+    """Refuse the demo's base for a task that has a base of its own."""
+    own = f"{EMBEDDED}:{task}"
+    if model == EMBEDDED and full_name(own) != DEFAULT and full_name(own) in shipped():
+        raise ValueError(
+            f"model_name_or_path={model!r} is the demo's base, warmed up for another task than task={task!r}. Set "
+            f"model_name_or_path: {own}, or {DEFAULT.rpartition(':')[0]} if you mean that base."
+        )
 
 
 def find_model(name: str | None) -> str:

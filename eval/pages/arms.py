@@ -48,8 +48,17 @@ def _shared(runs: list[Run], key: str) -> str:
     return ", ".join(f"`{value}`" for value in values)
 
 
+def _batches(runs: list[Run]) -> str:
+    """Completions of an optimizer step, on each device, and of a prompt, by TRL's defaults where none is given."""
+    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8}
+    values = [[run.config.get(key) or default for key, default in keys.items()] for run in runs]
+    return ", ".join(
+        dict.fromkeys(f"`{size * steps}` completions ({group} a prompt)" for size, steps, group in values)
+    )
+
+
 def lead(runs: list[Run]) -> list[Text]:
-    """What was compared, in two sentences."""
+    """What was compared."""
     variants = dict.fromkeys(run.variant for run in runs)
 
     def named(variant: str) -> str:
@@ -63,7 +72,8 @@ def lead(runs: list[Run]) -> list[Text]:
     return [
         Text(
             f"Model {_shared(runs, 'model_name_or_path')}, task {_shared(runs, 'task')}, level "
-            f"{_shared(runs, 'task_level')}. Base means the policy as a run began."
+            f"{_shared(runs, 'task_level')}, learning rate {_shared(runs, 'learning_rate')}, batch {_batches(runs)}. "
+            "Base means the policy as a run began."
         ),
         Text(
             f"Compared: {arms}{f'; training seed{chr(115) * (len(seeds) > 1)} ' + ', '.join(seeds) if seeds else ''}."

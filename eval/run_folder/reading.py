@@ -12,6 +12,8 @@ from trl_prorl.run.run_id import RUN_ID, other_run
 
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from eval.run_folder.run import Run
 
 
@@ -121,8 +123,10 @@ def load_run(run_dir, name: str | None = None) -> "Run":
     )
 
 
-def _read_rows(path: Path, unique: str | None = None) -> pd.DataFrame:
+def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     """Rows of numbers; an infinite one, as fp16 leaves in `grad_norm`, counts as not measured."""
+    import pandas as pd
+
     rows = pd.DataFrame(run_files.read_jsonl(path, run_files.METRICS, unique=unique))
     infinite = rows.isin([math.inf, -math.inf])
     if infinite.any(axis=None):

@@ -19,16 +19,13 @@ from eval.samples.models import identity, load_point, load_tokenizer
 from eval.samples.points import Point, trained_point
 from eval.samples.progress import progress
 from eval.samples.sampling import for_sampling, sample
-from eval.samples.store import SampleStore, content_ids
+from eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from eval.samples.task_name import TaskName
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.own_packages import tasks
 from trl_prorl.run.run_files import EVALUATION_KEYS
 from trl_prorl.run.started import evaluation_of
 from trl_prorl.shown import visible
-
-
-SAMPLES_FOLDER = "samples"
 
 
 class HeldOut:

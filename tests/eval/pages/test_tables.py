@@ -1,7 +1,7 @@
 import pytest
 
 from eval.pages.cost import cost_table
-from eval.pages.learning import learning_table, seeds_table
+from eval.pages.learning import learning_table
 from eval.pages.matrix import result_matrix
 from eval.pages.overview import overview_table
 from eval.run_folder.reading import load_run
@@ -76,25 +76,6 @@ def test_a_and_b_side_by_side_are_told_apart(make_run, make_rows, variants, note
     runs = [load_run(make_run(variant, variant, make_rows(2))) for variant in variants]
     for table in (learning_table(runs), cost_table(runs)):
         assert (DIFFERENT_OBJECTIVE in table.notes) is noted
-
-
-def test_seeds_table(make_run, make_rows):
-    def run(name, seed, reward, **config):
-        rows = make_rows(4, reward=reward)
-        return load_run(make_run(name, "C", rows, env={"seed": seed}, config={"seed": seed, **config}))
-
-    runs = [
-        run("s0", 0, 0.4, optimizer_reset="hard"),
-        run("s1", 1, 0.6, optimizer_reset="hard"),
-        run("soft", 1, 0.9, optimizer_reset="soft"),  # another configuration, no repetition
-    ]
-    table = seeds_table(runs)
-    # Mean 0.5, standard error 0.1, t(0.975, 1) = 12.706.
-    assert [row[:4] for row in table.rows] == [
-        ["C", "s0, s1", "2", "0.500 [-0.771, 1.771]"],
-        ["C", "soft", "1", "0.900"],
-    ]
-    assert seeds_table(runs[1:]) is None
 
 
 def test_overview_table_by_hand(make_run, make_rows, passk_result):

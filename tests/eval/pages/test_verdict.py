@@ -1,9 +1,9 @@
-import re
-
 import pytest
+from matplotlib.figure import Figure
 
 from eval.analysis.pairing import pairs, same_prompts
-from eval.pages import caveats, reproduce, statements
+from eval.pages import caveats, reproduce, verdict
+from eval.pages.curves import curves
 from eval.run_folder.reading import load_run
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
@@ -28,64 +28,83 @@ def arm(make_run, make_rows, passk_result):
     return make
 
 
-def test_gains(arm):
-    runs = [arm("control", [0] * 40), arm("A", [5] * 40), arm("B", [1, 0, 2, 1] * 10), arm("C")]
-    lines = statements.gain_statements(runs)
-    assert len(lines) == 3  # nothing to say of an unevaluated run
-    assert lines[0].endswith("a gain of -0.125 [-0.188, -0.044]: the interval excludes 0.")
-    assert "`A` (A) went from 0.125 to 0.625" in lines[1]
-    assert lines[1].endswith("a gain of +0.500 [+0.392, +0.536]: the interval excludes 0.")
-    assert lines[2].endswith(": the interval covers 0.")
+def said(runs):
+    """The sentences of the verdict as one text, without emphasis."""
+    return " ".join(verdict.statements(runs)).replace("**", "")
 
 
-@pytest.mark.parametrize("trained, gain", [([3, 3] * 4, "+0.250"), ([1] * 8, "+0.000"), ([0] * 8, "-0.125")])
-def test_where_there_is_no_interval_nothing_is_said_of_one(arm, trained, gain):
-    """Eight prompts."""
-    base = {"base": [1] * 8}
-    (line,) = statements.gain_statements([arm("A", trained, **base)])
-    assert line.endswith(f"a gain of {gain} (n/a): too few prompts for an interval.")
-    runs = [arm("control", [1] * 8, name="c", **base), arm("B", [1] * 8, name="b", **base)]
-    for line in statements.comparison_statements([*runs, arm("A", trained, name="a", **base)]):
-        assert not re.search(r"excludes|covers|over prompts|no difference found|higher", line), line
+def test_the_best_is_named_with_its_lead_by_hand(arm):
+    """40 prompts, differences of 4/8 and 2/8 at each: no spread, so the interval is that of the rule of three."""
+    runs = [arm("control", [4] * 40), arm("plain", [2] * 40), arm("A", [6] * 40)]
+    text = said(runs)
+    assert text.startswith("A is highest in held-out pass@1, 0.750 (base 0.125). It is +0.625 [")
+    assert "over base; +0.250 [" in text and "over control; +0.500 [" in text and "over plain." in text
+    # Two other arms times two references: 95 % becomes 98.75 %, and 1 - 0.0125^(1/40) of the prompts may be otherwise.
+    unseen = 1 - 0.0125 ** (1 / 40)
+    assert f"+0.250 [{0.25 - unseen * 1.25:+.3f}, {0.25 + unseen * 0.75:+.3f}] over control" in text
+    assert "Intervals: 98.8 % (95 %, corrected for the choice among 3 arms), over prompts alone: one" in text
 
 
-def test_share_of_a(arm):
-    (line,) = statements.share_statements([arm("A", [8] * 40), arm("B", [6] * 40)])
-    assert "B reaches 75 % [70 %, 83 %] of A's, over prompts only." in line
-    assert line.endswith(DIFFERENT_OBJECTIVE)
+@pytest.mark.parametrize(
+    ("trained", "found"),
+    [
+        (
+            {"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10},
+            "A is highest in held-out pass@1, 0.594 (base 0.125), but not told",
+        ),
+        ({"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10}, "but not told apart from control. It is"),
+        ({"control": [4] * 40, "plain": [5, 4] * 20, "A": [5, 5, 4] * 13 + [5]}, "apart from plain. It is"),
+        ({"control": [1, 2] * 20, "A": [1, 1, 2, 2] * 10}, "but not told apart from A. It is"),  # the second best
+        ({"A": [4] * 40}, "A is highest in held-out pass@1, 0.500 (base 0.125). It is +0.375 ["),
+        ({"A": [1] * 40}, "A is highest in held-out pass@1, 0.125 (base 0.125), but not told apart from base. It is"),
+        (
+            {"control": [2] * 8, "A": [3] * 8},
+            "A is highest in held-out pass@1, 0.375 (base 0.125), but not told apart from base or",
+        ),
+    ],
+)
+def test_what_is_not_told_apart_is_said(arm, trained, found):
+    runs = [arm(variant, solved, base=[1] * len(solved)) for variant, solved in trained.items()]
+    assert found in said(runs)
 
 
-def test_share_of_nothing(arm):
-    (line,) = statements.share_statements([arm("A", [0] * 40), arm("B", [6] * 40)])
-    assert "no share to give" in line
-    assert DIFFERENT_OBJECTIVE in line
+def test_seeds_widen_the_verdict(arm):
+    """A is ahead by 1/8 and 3/8 at two seeds: t(0.975, 1) = 12.7 times 1/8 says nothing."""
+    runs = [
+        arm(variant, [solved] * 40, name=f"{variant}{seed}", seed=seed)
+        for variant, scores in {"control": (2, 2), "A": (3, 5)}.items()
+        for seed, solved in enumerate(scores)
+    ]
+    text = said(runs)
+    assert "but not told apart from base or control. It is" in text
+    assert "+0.250 [-1.000, +1.000] over control" in text and "over prompts and 2 training seeds." in text
+    assert "over prompts alone" in said(runs[:3])  # one seed of A
 
 
-def test_runs_that_answer_alike_claim_no_resolution(arm):
-    (line,) = statements.control_statements([arm("control", [4, 5] * 20), arm("A", [4, 5] * 20)])
-    assert line.endswith("no difference found; every prompt was solved equally often.")
+def test_what_cannot_be_paired_is_not_compared(arm):
+    a = arm("A", [6] * 40)
+    for other in ({"split": "train"}, {"temperature": 0.7}, {"level": 4}, {"max_new_tokens": 9}):
+        text = said([arm("control", [4] * 40, name=str(*other), **other), a])
+        assert "not compared with control, because" in text and "but not told apart from control" in text
+    several = [arm("control", [4] * 40, name=f"c{seed}", seed=seed) for seed in (1, 2)]
+    assert "not compared with control" in said([*several, a])  # no seed in common
 
 
-def test_no_difference_says_what_would_be_found(arm):
-    (line,) = statements.control_statements([arm("control", [4, 5] * 20), arm("A", [5, 4] * 20)])
-    # Differences of +-1/8 at 40 prompts: (1.96 + 0.84) * 0.125 / sqrt(40) = 0.055.
-    found = re.search(r"no difference found; detectable difference \(80 % power\): ([\d.]+)\.", line)
-    assert float(found[1]) == pytest.approx(0.055, abs=0.003)
+def test_every_ground_has_its_verdict(arm):
+    runs = [
+        arm(v, [s] * 40, name=f"{v}{t}", config={"task": t}) for t, v, s in (("sums", "A", 4), ("sorting", "C", 6))
+    ]
+    (section,) = verdict.sections(runs)
+    assert [item.split(" is highest")[0] for item in section.blocks[0].items[:2]] == ["**sums: A", "**sorting: C"]
 
 
-@pytest.mark.parametrize(("control", "a", "higher"), [(7, 4, "control"), (4, 7, "A")])
-def test_a_difference_names_the_higher_run(arm, control, a, higher):
-    (line,) = statements.control_statements([arm("control", [control] * 40), arm("A", [a] * 40)])
-    assert f"the {higher} run is higher" in line
-    assert "no difference" not in line
-
-
-@pytest.mark.parametrize("change", [{"split": "train"}, {"temperature": 0.7}, {"level": 4}, {"max_new_tokens": 9}])
-def test_only_the_same_prompts_are_paired(arm, change):
-    runs = [arm("control", [4] * 40), arm("A", [4] * 40, **change), arm("B", [4] * 40)]
-    lines = statements.control_statements(runs) + statements.share_statements(runs)
-    assert len(lines) == 2
-    assert all("not evaluated on the same prompts" in line for line in lines)
+def test_the_picture_shows_base_and_trained(arm):
+    panel = verdict.scores_panel(curves([arm("control", [2] * 40), arm("A", [4] * 40)]))
+    axes = Figure().subplots()
+    panel.draw(axes)
+    points = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in axes.lines[1::2]]
+    assert points == [(0.125, 0), (0.25, 0), (0.125, 1), (0.5, 1)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["control", "A"]
 
 
 def test_other_task_seed_is_other_prompts(arm):
@@ -100,7 +119,7 @@ def test_pairs_share_the_seed_where_they_can(arm):
 
 def test_missing_evaluation_says_how_to_make_it(arm):
     run = arm("A")
-    (line,) = statements.missing_statements([run, arm("B", [4] * 40)])
+    (line,) = verdict.missing_statements([run, arm("B", [4] * 40)])
     assert f"python -m eval.passk --run {run.path}" in line
     assert "`B`" not in line
 
@@ -108,27 +127,23 @@ def test_missing_evaluation_says_how_to_make_it(arm):
 def test_no_command_for_runs_it_would_refuse(arm):
     """A run from plain Python: its configuration names neither model nor task."""
     plain = arm("A", name="plain", config={"model_name_or_path": None, "task": None})
-    (line,) = statements.missing_statements([plain])
+    (line,) = verdict.missing_statements([plain])
     assert line.startswith("Not evaluated on held-out prompts: `plain`. `evaluate(trainer, rows, verifier)`")
     other = arm("B")
-    (line,) = statements.missing_statements([plain, other])
+    (line,) = verdict.missing_statements([plain, other])
     assert "`plain`, `B`" in line and f"Run `python -m eval.passk --run {other.path}`, then" in line
     assert reproduce.evaluation_commands([plain, other]) == f"python -m eval.passk --run {other.path}"
 
 
 def test_unevaluated_a_and_b_are_still_told_apart(arm):
-    assert any(DIFFERENT_OBJECTIVE in line for line in statements.comparison_statements([arm("A"), arm("B")]))
+    assert any(DIFFERENT_OBJECTIVE in line for line in verdict.statements([arm("A"), arm("B")]))
 
 
 def test_caveats(arm):
     one = caveats.caveats([arm("A", [4] * 40), arm("B", [4] * 40, temperature=0.5)])
-    assert any("One training seed per arm" in line for line in one)
     assert any("test split, 40 prompts, 8 samples each, temperature 1" in line for line in one)
     assert any("not all evaluated in the same way" in line for line in one)
     assert any("overlaps with what the clipping" in line for line in one)
-
-    two = [arm("C", name="C0"), arm("C", name="C1", seed=1)]
-    assert any("Training seeds per arm: 2 (C)." in line for line in caveats.caveats(two))
 
 
 def test_differences_beyond_the_variant_are_named(arm):
