@@ -211,7 +211,6 @@ ADAPTERS = {
     "plain": LORA,
     "rslora": {**LORA, "use_rslora": True},
     "dora": {**LORA, "use_dora": True},
-    "pissa": {**LORA, "init_lora_weights": "pissa"},
     "bias": {**LORA, "lora_bias": True, "target_modules": ["q_proj", "k_proj"]},
     "head and embeddings": {**LORA, "target_modules": ["q_proj", "embed_tokens"]},
     "saved modules": {**LORA, "modules_to_save": ["norm"]},

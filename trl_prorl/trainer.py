@@ -107,8 +107,6 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             cast_head_to_fp32(policy.get_base_model())
             outputs = ("log_probs", "entropy")
             add_fused_lm_head(policy.get_base_model(), self.temperature, cast_lm_head_to_fp32=True, outputs=outputs)
-        if "default" in getattr(policy, "peft_config", {}):
-            self._remember_initialisation(policy.peft_config["default"], plan.given_wrapped, plan.moves)
         args.check_or_give_up(check_dropout, self.model)
         args.check_or_give_up(check_randomness, policy, accelerator.autocast(), shards_weights(self))
         self._identity = {

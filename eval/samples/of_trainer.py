@@ -16,7 +16,6 @@ from eval.samples.points import Point
 from eval.samples.sampling import for_sampling
 from eval.samples.store import content_ids
 from eval.samples.task_name import TaskName
-from trl_prorl.adapters.initialisation import changes_model
 from trl_prorl.errors import InputError
 from trl_prorl.run.identity import base_parameters, weights_hash
 
@@ -39,8 +38,7 @@ class TrainerHeldOut(HeldOut):
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self.trained, self.base = Point("trained", trainer.state.global_step, None), Point("base", 0, None)
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
-        configs = getattr(self.policy, "peft_config", {})
-        self.base_below = isinstance(self.policy, PeftModel) and not changes_model(configs["default"])
+        self.base_below = isinstance(self.policy, PeftModel)
         env = read_env(self.run_dir)
         noted = (env.get("base_model") or {}).get("name")
         self.config = {"model_name_or_path": noted, "model_revision": env.get("base_commit")}

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from ..adapters.initialisation import changes_model
 from .folder import as_plain
 from .harmless import HARMLESS
 
@@ -75,11 +74,8 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], sample: int 
 
 
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters that a policy took over from its model: without adapters, and without what adapters change."""
-    configs = getattr(policy, "peft_config", {})
-    others = set(configs)
-    if changes_model(configs.get("default")):  # by singular vectors, whose last bits differ between machines
-        others.add("base_layer")
+    """The parameters that a policy took over from its model: without adapters."""
+    others = set(getattr(policy, "peft_config", {}))
     return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
 
 
