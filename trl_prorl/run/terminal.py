@@ -103,11 +103,11 @@ class Terminal(PrinterCallback):
         alone = [key for key in KEYS if getattr(args, key)] == ["ref_reset_every"]
         alone = alone and len(self.trainer._reset_callbacks()) == 1
         if state.is_world_process_zero and alone and args.first_reset(steps) is None:
+            first, control = args.first_reset(sys.maxsize), "; it is the control" * (args.variant in RESET_APART)
             logger.warning(
-                "%s never resets: ref_reset_every=%s comes with the generation after step %s, and the run ends at "
-                "step %s%s. Lower ref_reset_every, or raise max_steps above that.",
-                *(args.variant, args.ref_reset_every, args.first_reset(sys.maxsize), steps),
-                "; it is the control" if args.variant in RESET_APART else "",
+                f"{args.variant} never resets: ref_reset_every={args.ref_reset_every} comes with the generation after "
+                f"step {first}, and the run ends at step {steps}{control}. Lower ref_reset_every, or raise max_steps "
+                "above that."
             )
         for line in banner(self.trainer, steps) if self.is_watched else ():
             self.say(line)
