@@ -29,7 +29,7 @@ PROMPTS, LEAST_PROMPTS = 32, 2  # of a preflight
 def first_look(name: str) -> None:
     """Help and complaints about the command line of `eval.NAME`, which end the process, before its imports."""
     look = globals().get(name)
-    if look is not None and (code := command(lambda argv: look(argv) and None)()):
+    if look is not None and (code := command(lambda argv: look(argv) and None, kept=NOTHING_CHANGED)()):
         sys.exit(code)
     end_at_once(NOTHING_CHANGED)
 

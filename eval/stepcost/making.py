@@ -24,7 +24,7 @@ def make_trainer(
     keys win over those that all arms share.
     """
     place, keys = arm
-    cls = resolve_name(place)
+    cls = resolve_name(place) if isinstance(place, str) else place
     count = {"generations": 0}
 
     def rollout(prompts, trainer):
