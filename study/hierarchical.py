@@ -108,12 +108,22 @@ class Contrast:
             return float(self.value == 0)
         return float(2 * stats.t.sf(abs(self.value) / self.error, self.freedom))
 
-    @property
-    def smallest(self) -> float:
-        """The true difference that such an interval tells from 0 in four studies of five; NaN with a single base."""
+    def smallest(self, tests: int = 1) -> float:
+        """
+        The true difference that is told from 0 in four studies of five, at the strictest level of Holm's correction
+        for so many tests; NaN with a single base.
+        """
         if self.error != self.error:
             return math.nan
-        return self.error * float(sum(stats.t.ppf([(1 + LEVEL) / 2, POWER], self.freedom)))
+        return self.error * float(sum(stats.t.ppf([1 - (1 - LEVEL) / 2 / tests, POWER], self.freedom)))
+
+    def equivalence(self, margin: float) -> float:
+        """p of the two one-sided t-tests that it is at least `margin` away from 0; NaN with a single base."""
+        if self.error != self.error:
+            return math.nan
+        if self.error == 0:
+            return float(abs(self.value) >= margin)
+        return float(stats.t.sf((margin - abs(self.value)) / self.error, self.freedom))
 
 
 def mean_over(parts: Sequence[Resampled]) -> Resampled:
@@ -134,6 +144,40 @@ def mean_over(parts: Sequence[Resampled]) -> Resampled:
         return {arm: sum(getattr(one, name)[arm] for one in parts) / len(parts) for arm in first.means}
 
     return Resampled(mean("means"), mean("replicates"), mean("by_base"), first.bases, first.pairs)
+
+
+def heterogeneity(values: np.ndarray) -> float:
+    """
+    p of the F test that a difference, of shape (families, bases), is the same in all families: two-way analysis of
+    variance without repetition.
+    """
+    families, bases = values.shape
+    apart = values - values.mean(axis=0)  # what belongs to a base is out
+    effect = apart.mean(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = bases * (effect**2).sum() / (((apart - effect) ** 2).sum() / (bases - 1))
+    return float(stats.f.sf(ratio, families - 1, (families - 1) * (bases - 1)))
+
+
+def coverage(values: np.ndarray, studies: int = 2000, seed: int = SEED) -> tuple[float, float]:
+    """
+    How often the registered interval and the t-interval over bases cover the truth, in simulated studies whose bases,
+    prompts and their joint noise vary as in a difference of shape (bases, prompts).
+    """
+    (n, prompts), base, prompt = values.shape, values.mean(axis=1), values.mean(axis=0)
+    noise = ((values - base[:, None] - prompt + values.mean()) ** 2).sum() / ((n - 1) * (prompts - 1))
+    of_base, of_prompt = (max(0.0, base.var(ddof=1) - noise / prompts), max(0.0, prompt.var(ddof=1) - noise / n))
+    draw = np.random.default_rng(seed).normal
+    shapes = ((of_base, (n, 1)), (of_prompt, (1, prompts)), (noise, (n, prompts)))
+    made = sum(draw(0, variance**0.5, (studies, *shape)) for variance, shape in shapes)
+    means, half = made.mean(axis=(1, 2)), stats.t.ppf((1 + LEVEL) / 2, n - 1)
+    # The variance of a resample's mean, of the multinomial weights of bases and prompts, in closed form.
+    squares = [(made**2).sum((1, 2)), (made.sum(2) ** 2).sum(1), (made.sum(1) ** 2).sum(1), made.sum((1, 2)) ** 2]
+    shares = (1, 1 - 1 / prompts, 1 - 1 / n, (1 - 1 / n) * (1 - 1 / prompts))
+    expected = sum(share * square for share, square in zip(shares, squares, strict=True)) / (n * prompts) ** 2
+    errors = (np.sqrt((expected - means**2) * n / (n - 1)), stats.sem(made.mean(axis=2), axis=1))
+    registered, alone = (float(np.mean(np.abs(means) <= half * error)) for error in errors)
+    return registered, alone
 
 
 def resample(
