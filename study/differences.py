@@ -142,10 +142,8 @@ def _with_holm(found: list[Difference]) -> list[Difference]:
         ]
         by_protocol = holm([found[place].contrast.p_value for place in places])
         alone = holm([found[place].alone.p_value for place in places])
-        for place, *p_values in zip(places, by_protocol, alone, strict=True):
-            names = ("adjusted", "adjusted_alone")
-            values = dict(zip(names, map(float, p_values), strict=True))
-            adjusted[place] = replace(found[place], **values, tests=len(places))
+        for place, one, other in zip(places, map(float, by_protocol), map(float, alone), strict=True):
+            adjusted[place] = replace(found[place], adjusted=one, adjusted_alone=other, tests=len(places))
     return adjusted
 
 

@@ -91,16 +91,14 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
 def _checks(block: Block, tables: Tables) -> str:
     """Two sentences: what all runs took, and how often the intervals of a block cover."""
     hours = sum(row["seconds"] for row in tables.runs.values()) / 3600
-    found = []
-    for arm, reference, hypothesis in compared(block):
-        for family in block.families if hypothesis != ELSE else ():
-            runs = [of_runs(tables, finished(block, tables, family, name)) for name in (arm, reference)]
-            pairs = sorted(runs[0].keys() & runs[1].keys())
-            if len(pairs) > 1 and len({base for base, _ in pairs}) == len(pairs):
-                found.append(coverage(np.array([runs[0][pair] - runs[1][pair] for pair in pairs])))
     said = f"{len(tables.runs)} runs took {hours:.1f} core-hours, evaluation included. Tokens/s is wall time beside "
     said += "other jobs: it does not compare arms."
-    if found:
+    places = [
+        (*pair, family) for *pair, hypothesis in compared(block) if hypothesis != ELSE for family in block.families
+    ]
+    runs = [[of_runs(tables, finished(block, tables, family, arm)) for arm in pair] for *pair, family in places]
+    less = [np.array([one[pair] - other[pair] for pair in sorted(one.keys() & other.keys())]) for one, other in runs]
+    if found := [coverage(values) for values in less if len(values) > 1]:
         ends = [f"{min(each):.1%} to {max(each):.1%}" for each in zip(*found, strict=True)]
         said += f" In simulated studies with the variances of {block.name}'s registered differences, the registered "
         said += f"95 % intervals cover the truth {ends[0]} of the time, those of the bases alone {ends[1]}."
@@ -138,7 +136,7 @@ def _choices(made: list[Choice]) -> Table:
 
 
 def _tables(block: Block, tables: Tables, found, held) -> list[Table]:
-    made = [_scores(found), *_training(block, tables)]
+    made = [_scores(found), _training(block, tables)]
     if held:
         rows = [
             [
@@ -215,16 +213,14 @@ def _scores(found: list[Score]) -> Table:
     return Table("Scores after the last step:", heads, rows)
 
 
-def _training(block: Block, tables: Tables) -> list[Table]:
+def _training(block: Block, tables: Tables) -> Table:
     made = training(block, tables)
-    if made.empty:
-        return []
     ways = {"family": "", "arm": "", "kl_ref": ".4f", "kl_old": ".4f", "clipped": ".2%", "size of updates": "+.0%"}
     ways |= {"of": "", "gain after clamp": "+.3f", "reconvergence": "g", "KL spikes": ".1f", "entropy spikes": ".1f"}
     ways |= {"tokens/s": ".0f"}
     rows = made.to_dict("records")
     cells = [["" if row[name] != row[name] else f"{row[name]:{way}}" for name, way in ways.items()] for row in rows]
-    return [Table(f"Training. {training.__doc__.split(':', 1)[1].strip()}", list(ways), cells)]
+    return Table(f"Training. {training.__doc__.split(':', 1)[1].strip()}", list(ways), cells)
 
 
 def _difference(one: Difference) -> list[str]:

@@ -19,7 +19,7 @@ TRIMMED = 0.25  # at each end, for the interquartile mean
 
 def training(block: Block, tables: Tables) -> pd.DataFrame:
     """
-    How an arm's training differed: means over its runs, a row for each family and arm. `kl_old` and `clipped` are of
+    How an arm's training differed, in a block that has runs: means over an arm's runs, a row for each family and arm. `kl_old` and `clipped` are of
     the later passes over a batch, because both are 0 in the first; `kl_old` is a median over steps, because its mean
     is heavy-tailed. `size of updates` is relative to the arm `of` the same pairs that keeps the optimizer, else to
     the block's first reference. `reconvergence` is the median over all resets. Spikes are counted per run.
@@ -49,8 +49,6 @@ def training(block: Block, tables: Tables) -> pd.DataFrame:
                 "entropy spikes": find_spikes(curve["entropy"], ENTROPY_SPIKE).count,
             }
         )
-    if not rows:
-        return pd.DataFrame()
     arms = pd.DataFrame(rows).groupby(["family", "arm", "of"], sort=False)
     found = arms.mean(numeric_only=True)
     found["size of updates"] = found["updates"] / found["others"] - 1
