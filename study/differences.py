@@ -118,9 +118,7 @@ def differences(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
     return _with_holm(found)
 
 
-def _difference(
-    block: Block, family: str, arm: str, reference: str, hypothesis: str, values: list[dict]
-) -> Difference:
+def _difference(block: Block, family: str, arm: str, reference: str, hypothesis: str, values: list) -> Difference:
     """`values` has an entry for each family that is averaged."""
     weights = {arm: 1, reference: -1}
     for count in (RESAMPLES, MANY):

@@ -171,13 +171,14 @@ def _tables(block: Block, tables: Tables, found, held) -> list[Table]:
         )
         heads = f"arm, less, pairs, pass@1, bases alone, p, p of bases, smallest, {WITHIN}, , families differ (p)"
         made.append(Table(title, [*heads.split(", "), *BESIDE], rows))
-    if not (cells := aggregates(block, tables)).empty:
+    if block.references:
+        cells = aggregates(block, tables)
         title = f"All cells (family and pair) that every arm has; above {block.references[0]} in how many:"
         rows = [
             [arm, f"{row.mean:.3f}", f"{row.IQM:.3f}", f"{row.above:g} of {row.cells}", f"{row.above / row.cells:.2f}"]
             for arm, row in zip(cells.index, cells.itertuples(), strict=True)
         ]
-        heads = "arm, mean, interquartile mean, above, probability of improvement".split(", ")
+        heads = "arm, mean, interquartile mean, above (a tie: half), probability of improvement".split(", ")
         made.append(Table(title, heads, rows))
     if kept := shares(block, tables):
         rows = [
@@ -218,9 +219,12 @@ def _training(block: Block, tables: Tables) -> Table:
     ways = {"family": "", "arm": "", "kl_ref": ".4f", "kl_old": ".4f", "clipped": ".2%", "size of updates": "+.0%"}
     ways |= {"of": "", "gain after clamp": "+.3f", "reconvergence": "g", "KL spikes": ".1f", "entropy spikes": ".1f"}
     ways |= {"tokens/s": ".0f"}
-    rows = made.to_dict("records")
-    cells = [["" if row[name] != row[name] else f"{row[name]:{way}}" for name, way in ways.items()] for row in rows]
-    return Table(f"Training. {training.__doc__.split(':', 1)[1].strip()}", list(ways), cells)
+    cells = [
+        made[name].map(lambda value, way=way: "" if value != value else f"{value:{way}}".replace("-", "−"))
+        for name, way in ways.items()
+    ]
+    title = " ".join(training.__doc__.partition(":")[2].split())
+    return Table(f"Training: {title}", list(ways), list(map(list, zip(*cells, strict=True))))
 
 
 def _difference(one: Difference) -> list[str]:

@@ -19,14 +19,13 @@ TRIMMED = 0.25  # at each end, for the interquartile mean
 
 def training(block: Block, tables: Tables) -> pd.DataFrame:
     """
-    How an arm's training differed, in a block that has runs: means over an arm's runs, a row for each family and arm. `kl_old` and `clipped` are of
+    How an arm's training differed: means over its runs, a row for each family and arm. `kl_old` and `clipped` are of
     the later passes over a batch, because both are 0 in the first; `kl_old` is a median over steps, because its mean
     is heavy-tailed. `size of updates` is relative to the arm `of` the same pairs that keeps the optimizer, else to
     the block's first reference. `reconvergence` is the median over all resets. Spikes are counted per run.
     """
     keys = [run.key for run in block.runs if run.key in tables.runs]
-    numbers = dict.fromkeys(CURVE_VALUES, float)
-    curves = {key: pd.DataFrame(tables.curves[key]).astype(numbers) for key in keys}
+    curves = {key: pd.DataFrame(tables.curves[key]).astype(dict.fromkeys(CURVE_VALUES, float)) for key in keys}
     rows = []
     for key, curve in curves.items():
         row, later = tables.runs[key], curve[curve["kl_old"] > 0]
@@ -49,7 +48,7 @@ def training(block: Block, tables: Tables) -> pd.DataFrame:
                 "entropy spikes": find_spikes(curve["entropy"], ENTROPY_SPIKE).count,
             }
         )
-    arms = pd.DataFrame(rows).groupby(["family", "arm", "of"], sort=False)
+    arms = pd.DataFrame(rows).astype({"gain after clamp": float}).groupby(["family", "arm", "of"], sort=False)
     found = arms.mean(numeric_only=True)
     found["size of updates"] = found["updates"] / found["others"] - 1
     found["tokens/s"] = found["tokens_generated"] / found["seconds"]
@@ -64,8 +63,6 @@ def aggregates(block: Block, tables: Tables) -> pd.DataFrame:
     paired by cell, a tie being half a win.
     """
     rows = pd.DataFrame([tables.runs[run.key] for run in block.runs if run.key in tables.runs])
-    if rows.empty or not block.references:
-        return pd.DataFrame()
     arms = rows.pivot(index=["family", "base_seed", "seed"], columns="arm", values="pass@1")
     arms = arms.reindex(columns=list(block.arms)).dropna(axis=1, how="all").dropna()
     less = arms.sub(arms.get(block.references[0], np.nan), axis=0)
