@@ -11,7 +11,6 @@ the policy as the run began; runs that lie side by side share its samples.
 
 import argparse
 import sys
-from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
@@ -24,9 +23,8 @@ from eval.pages.passk import checkpoint_table, parts_table, result_table
 from eval.run_folder.json_files import write_json
 from eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation
 from eval.samples.held_out import HeldOut
-from eval.samples.options import add_sampling_arguments, check_run_settings
+from eval.samples.options import add_sampling_arguments, check_run_settings, held_outs
 from eval.samples.points import checkpoint_points, last_step
-from eval.samples.task_name import TaskName
 from trl_prorl.errors import InputError
 from trl_prorl.run.run_id import RUN_ID
 from trl_prorl.shown import visible
@@ -152,18 +150,6 @@ def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) ->
     return result
 
 
-def held_outs(run_dir: Path, args) -> list[HeldOut]:
-    """The run on its own task, then on the others that were asked for."""
-    settings = {
-        "temperature": 0.0 if args.greedy else args.temperature,
-        "max_new_tokens": args.max_new_tokens,
-        "seed": args.seed,
-        "batch_size": args.batch_size,
-    }
-    names = [None, *map(TaskName.parse, args.others)]
-    return [HeldOut(run_dir, args.split, args.prompts, name=name, **settings) for name in names]
-
-
 def check_settings(args) -> None:
     """
     Refuse settings that cannot be measured, before anything is loaded.
@@ -201,14 +187,6 @@ def parse_args(argv=None) -> argparse.Namespace:
         dest="with_greedy",
         action="store_false",
         help="leave out the greedy decoding beside the samples",
-    )
-    parser.add_argument(
-        "--others",
-        "--other",
-        nargs="+",
-        default=[],
-        metavar="TASK",
-        help="tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]",
     )
     parser.add_argument(
         "--replace", action="store_true", help="write passk.json anew, even if it holds more than is asked now"

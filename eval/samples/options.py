@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from eval.run_folder.finding import add_run_option
-from eval.samples.held_out import check_run
+from eval.samples.held_out import HeldOut, check_run
 from eval.samples.points import checkpoint_points
 from eval.samples.task_name import TaskName
 
@@ -21,6 +21,27 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help="steps of checkpoints, or all")
+    parser.add_argument(
+        "--others",
+        "--other",
+        nargs="+",
+        default=[],
+        metavar="TASK",
+        help="tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]",
+    )
+    parser.set_defaults(greedy=False)
+
+
+def held_outs(run_dir: Path, args: argparse.Namespace) -> list[HeldOut]:
+    """The run on its own task, then on the others that were asked for."""
+    settings = {
+        "temperature": 0.0 if args.greedy else args.temperature,
+        "max_new_tokens": args.max_new_tokens,
+        "seed": args.seed,
+        "batch_size": args.batch_size,
+    }
+    names = [None, *map(TaskName.parse, args.others)]
+    return [HeldOut(run_dir, args.split, args.prompts, name=name, **settings) for name in names]
 
 
 def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] = ()) -> None:
