@@ -102,7 +102,3 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     print(f"model_name_or_path: {SMOLLM2} is {folder}\nSHA-256 of its weights: {weights_sha256(SMOLLM2)}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
