@@ -1,23 +1,22 @@
 """
 What a run can solve now that its base could not, and what it lost: pass@k over k and prompt by prompt.
 
-    python -m eval.boundary --run runs/demo/A
+    python -m eval.boundary --run runs/demo/variantA
 
 Reads the run's `passk.json`, prints the reading and writes `boundary.png` into the run folder.
 """
 
-import argparse
 import sys
 
 from rich.console import Console
 
+from eval import command_lines
 from eval.analysis.boundary import boundary
-from eval.command import command, program
+from eval.command import command
 from eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
 from eval.pages.curves import arm_label, colour_of
 from eval.pages.objective import objective_notes
 from eval.pages.terminal import print_bullets
-from eval.run_folder.finding import add_run_option
 from eval.run_folder.reading import load_run
 from eval.run_folder.run import Run, require_passk
 from trl_prorl.errors import InputError
@@ -43,10 +42,7 @@ def select_measured(run: Run, other: str | None = None) -> dict:
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog=program("boundary"), description="What a run gained and lost over base.")
-    add_run_option(parser)
-    parser.add_argument("--other", "--others", help="a task that was not trained, as passk.json names it (forgetting)")
-    args = parser.parse_args(argv)
+    args = command_lines.boundary(argv)
     console = Console()
     runs = [load_run(folder) for folder in args.runs]
     results = [boundary(select_measured(run, args.other)) for run in runs]

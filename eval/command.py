@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.launch.interrupt import INTERRUPTED, end_at_once, interrupt_as_usual
-from trl_prorl.quiet import quiet_warnings
 from trl_prorl.shown import visible
 
 
@@ -37,8 +36,7 @@ def command(main: Callable, bad_input: type[Exception] = InputError, kept: str =
     def run(argv: list[str] | None = None) -> int:
         interrupt_as_usual()
         try:
-            with quiet_warnings():
-                code = main(argv)
+            code = main(argv)
         except (bad_input, RunError) as error:
             print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
             return 1 if isinstance(error, RunError) else 2

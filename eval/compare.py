@@ -1,38 +1,50 @@
 """
-Two runs on the same held-out prompts: paired differences, and how large a difference would be found.
+Runs on the same held-out prompts: paired differences, and how large a difference would be found.
 
-    python -m eval.compare --runs runs/demo/A runs/demo/C --k 1 8
+    python -m eval.compare --runs runs/demo/variantA runs/demo/variantC --k 1 8
+    python -m eval.compare --runs 'runs/demo/*' --json differences.json
+
+Two runs are compared in full; of more, arms are averaged over their seeds, and p-values corrected for all pairs.
 """
 
-import argparse
+import dataclasses
 import sys
 
 from rich.console import Console
 
+from eval import command_lines
 from eval.analysis.compare import common_sizes, compare
-from eval.command import command, program
-from eval.pages.compare import comparison_statements, comparison_table
+from eval.analysis.compare_arms import compare_arms
+from eval.command import command
+from eval.pages.compare import arms_table, comparison_statements, comparison_table
+from eval.pages.objective import objective_notes
 from eval.pages.terminal import print_bullets
-from eval.run_folder.finding import add_run_option
+from eval.run_folder.finding import load_runs
+from eval.run_folder.json_files import write_json
 from eval.run_folder.reading import load_run
 
 
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog=program("compare"), description="Two runs on the same prompts, paired.")
-    add_run_option(parser, help="two run folders")
-    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: those of both evaluations)")
-    args = parser.parse_args(argv)
-    if len(args.runs) != 2:
-        parser.error(f"--runs needs two run folders, and was given {len(args.runs)}")
-    a, b = (load_run(folder) for folder in args.runs)
-    if a.name == b.name:
-        a, b = (load_run(folder, name=str(folder)) for folder in args.runs)
-    comparisons = [compare(a, b, k) for k in args.k or common_sizes(a, b)]
+    args = command_lines.compare(argv)
+    if len(args.runs) == 2:
+        a, b = (load_run(folder) for folder in args.runs)
+        if a.name == b.name:
+            a, b = (load_run(folder, name=str(folder)) for folder in args.runs)
+        found = [compare(a, b, k) for k in args.k or common_sizes(a, b)]
+        table, notes = comparison_table(found), comparison_statements(found)
+    else:
+        runs = load_runs(args.runs)
+        sizes = args.k or sorted(set.intersection(*(set(common_sizes(runs[0], run)) for run in runs)))
+        found, notes = compare_arms(runs, sizes)
+        table, notes = arms_table(found), notes + objective_notes(runs)
     console = Console()
-    console.print(comparison_table(comparisons).to_rich())
-    print_bullets(console, comparison_statements(comparisons))
+    console.print(table.to_rich())
+    print_bullets(console, notes)
+    if args.json is not None:
+        rows = [dataclasses.asdict(each) | {"detectable": each.detectable} for each in found]
+        write_json(args.json, {"comparisons": rows, "notes": notes})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-How far a run has moved from base: `python -m eval.drift --run runs/demo/A --checkpoints all`.
+How far a run has moved from base: `python -m eval.drift --run runs/demo/variantA --checkpoints all`.
 
 On held-out prompts, at every token of the policy's own samples: the KL divergence from the policy to base, exact over
 the whole vocabulary; the share of places where both would say the same greedily; both entropies. Of the samples:
@@ -8,7 +8,6 @@ perplexity. `--others TASK` measures the same, but for the last, on prompts that
 `drift.json` and `drift.png` into the run folder. Samples are kept and shared with `eval.passk`.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -21,16 +20,16 @@ from eval.analysis.drift import model_drift
 from eval.analysis.language import compression_ratio, distinct, perplexity, real_text
 from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from eval.analysis.token_drift import token_drift
-from eval.command import command, program
+from eval.command import command
+from eval.command_lines import drift
 from eval.pages.drift import plot_drift, points_tables
 from eval.run_folder.json_files import write_json
 from eval.run_folder.reading import DRIFT_FILE, read_env
 from eval.samples.held_out import HeldOut
 from eval.samples.models import load_point
-from eval.samples.options import add_sampling_arguments, check_run_settings, held_outs
+from eval.samples.options import check_run_settings, held_outs
 from eval.samples.points import Point, checkpoint_points
 from eval.samples.sampling import prompt_ids
-from trl_prorl.errors import InputError
 from trl_prorl.run.run_id import RUN_ID
 
 
@@ -120,23 +119,10 @@ def measure(run_dir: Path, args) -> dict:
     }
 
 
-def parse_args(argv=None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog=program("drift"), description="How far runs have moved from base.")
-    add_sampling_arguments(parser)
-    parser.add_argument("--samples", type=int, default=4, help="samples per prompt")
-    return parser.parse_args(argv)
-
-
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    args = parse_args(argv)
-    for option, least in (("prompts", 2), ("samples", 1), ("batch_size", 1)):
-        if getattr(args, option) < least:
-            raise InputError(f"--{option.replace('_', '-')} {getattr(args, option)} must be at least {least}")
-    if args.temperature is not None and args.temperature <= 0:
-        raise InputError(f"--temperature {args.temperature:g} must be above 0: drift is measured on samples")
+    args = drift(argv)
     for run_dir in args.runs:
         check_run_settings(run_dir, args.checkpoints, args.others)
     for run_dir in args.runs:

@@ -8,7 +8,6 @@ same command goes on where it was stopped. What is not installed is left out by 
 toy size.
 """
 
-import argparse
 import functools
 import os
 import sys
@@ -16,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from eval.command import command, program
+from eval import command_lines
+from eval.command import command
 from eval.gpucheck.folder import ROOT
 from eval.gpucheck.machine import see_one_gpu
 from eval.gpucheck.page import page, publish
-from eval.gpucheck.parts import PARTS
 from eval.gpucheck.quotes import quote
 from eval.gpucheck.runner import run_all
 from eval.gpucheck.size import CARD, CPU
@@ -30,32 +29,10 @@ NO_GPU = "there is no GPU that torch can use here: nothing was measured. `--cpu`
 KEPT = "the parts that have passed are kept. The same command goes on from there."
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=(prog := program("gpu_check")),
-        usage=f"{prog} [--OPTION VALUE ...]",
-        description="Checks on a GPU that the numbers are right, and measures what things cost there.",
-        formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
-    )
-    parser.add_argument("--cpu", action="store_true", help="the same parts at toy size, in about a minute of one core")
-    parser.add_argument(
-        "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=", ".join(PARTS)
-    )
-    parser.add_argument("--minutes", type=float, metavar="N", default=25.0, help="of all parts; the rest is left")
-    parser.add_argument("--again", action="store_true", help="also what has passed already")
-    parser.add_argument(
-        "--out", type=Path, default=None, metavar="DIR", help="of the results; runs/gpu_check/card or /cpu"
-    )
-    args = parser.parse_args(argv)
-    if args.minutes <= 0:
-        parser.error(f"--minutes {args.minutes:g} is not positive.")
-    return args
-
-
 @functools.partial(command, kept=KEPT)
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0 if all holds, 1 if something failed or was left, 2 without a GPU."""
-    args = parse(argv)
+    args = command_lines.gpu_check(argv)
     if not args.cpu and not torch.cuda.is_available():
         print(f"error: {NO_GPU}", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
 """
 pass@k of a run, base against trained, on the same held-out prompts of its task.
 
-    python -m eval.passk --run runs/demo/A --run runs/demo/B --prompts 128 --n 16 --k 1 4 8
-    python -m eval.passk --run runs/demo/A --checkpoints all --others parity@2 sorting
+    python -m eval.passk --run runs/demo/variantA --prompts 256 --n 64 --k 1 8 64 --checkpoints all
+    python -m eval.passk --run runs/demo/variantA --prompts 256 --others parity@2 sorting
 
 Writes `passk.json` into each run folder, and the samples beside it (`samples/`, parquet): an evaluation that was
 stopped goes on, and none is drawn twice. With the settings of a `passk.json` that is there, it is completed. Base is
@@ -11,6 +11,8 @@ the policy as the run began; runs that lie side by side share its samples.
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
@@ -18,19 +20,18 @@ from rich.console import Console
 from eval.analysis.passk import SIDES, by_task_and_level, gain, greedy_side, summarise_samples
 from eval.analysis.passk_merge import completed, to_complete
 from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
-from eval.command import command, program
+from eval.command import command
+from eval.command_lines import check_passk, passk
 from eval.pages.passk import checkpoint_table, parts_table, result_table
 from eval.run_folder.json_files import write_json
 from eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation
 from eval.samples.held_out import HeldOut
-from eval.samples.options import add_sampling_arguments, check_run_settings, held_outs
+from eval.samples.of_trainer import TrainerHeldOut
+from eval.samples.options import check_run_settings, held_outs
 from eval.samples.points import checkpoint_points, last_step
 from trl_prorl.errors import InputError
 from trl_prorl.run.run_id import RUN_ID
 from trl_prorl.shown import visible
-
-
-MOST_SAMPLES = 256
 
 
 def settings_of(held_out: HeldOut, n: int) -> dict:
@@ -150,60 +151,88 @@ def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) ->
     return result
 
 
-def check_settings(args) -> None:
+def show(run_dir: Path, result: dict) -> None:
+    """Write `passk.json`, and print its tables."""
+    write_json(run_dir / PASSK_FILE, result)
+    console = Console()
+    console.print(result_table(run_dir, result).to_rich(narrow=True))
+    if (parts := parts_table(result)) is not None:
+        console.print("", parts.to_rich(narrow=True))
+    if "checkpoints" in result:
+        console.print("", checkpoint_table(result).to_rich())
+    parts = [result, *result.get("by", []), *result.get("others", {}).values()]
+    if any(part["prompts"] < MIN_PROMPTS for part in parts):
+        console.print(NO_INTERVAL_NOTE)
+
+
+def evaluate(
+    trainer,
+    rows,
+    verifier: Callable,
+    *,
+    n: int = 16,
+    k: Sequence[int] | None = None,
+    greedy: bool = True,
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    batch_size: int = 512,
+    name: str = "own",
+) -> dict:
     """
-    Refuse settings that cannot be measured, before anything is loaded.
+    Held-out pass@k of a run with rewards and data of your own, base against trained, stored and read like a task's.
+
+    Call it when training is over: it draws random numbers. Base is the model without its adapter; of full fine-tuning,
+    the model that the run began from, which is loaded.
+
+    Args:
+        trainer ([`ProRLTrainer`]): That has trained, on one process.
+        rows (`datasets.Dataset`): Held-out rows: `prompt` (messages or text), and what the verifier needs.
+        verifier (`Callable`): `verifier(completion, row) -> bool` of a completion's text; must not raise on any text.
+        n (`int`, *optional*, defaults to `16`): Samples per prompt.
+        k (`Sequence[int]`, *optional*): Sizes of the draw; by default those of 1, 4 and 8 up to `n`.
+        greedy (`bool`, *optional*, defaults to `True`): Also decode greedily.
+        temperature, max_new_tokens (*optional*): By default the run's.
+        seed (`int`, *optional*, defaults to `0`): Seed of the sampling.
+        batch_size (`int`, *optional*, defaults to `512`): Sequences per call of `generate`.
+        name (`str`, *optional*, defaults to `"own"`): What tables call the data.
+
+    Returns:
+        `dict`: The content of `passk.json`, which is written into the run folder.
 
     Raises:
-        InputError: Naming the option, its value and the cure.
+        InputError: If it cannot be measured so.
     """
-    if not 1 <= args.n <= MOST_SAMPLES:
-        raise InputError(f"--n {args.n}: at least 1 sample per prompt is needed, and at most {MOST_SAMPLES}")
-    if args.greedy and args.n > 1:
-        raise InputError(f"--n {args.n} with --greedy: all samples of a prompt would be the same; leave out --n")
-    if args.prompts < 2:
-        raise InputError(f"--prompts {args.prompts}: at least 2 prompts are needed, and {MIN_PROMPTS} for an interval")
-    for k in args.k:
-        if not 1 <= k <= args.n:
-            raise InputError(f"--k {k} must lie between 1 and --n {args.n}; draw more samples or lower k")
-    if args.temperature is not None and args.temperature <= 0:
-        raise InputError(f"--temperature {args.temperature:g} must be above 0; use --greedy for greedy decoding")
-    for option in ("batch_size", "max_new_tokens"):
-        value = getattr(args, option)
-        if value is not None and value < 1:
-            raise InputError(f"--{option.replace('_', '-')} {value} must be at least 1")
-
-
-def parse_args(argv=None) -> argparse.Namespace:
-    """The command line, with its defaults filled in."""
-    parser = argparse.ArgumentParser(prog=program("passk"), description="pass@k of runs, base against trained.")
-    add_sampling_arguments(parser)
-    parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MOST_SAMPLES} (default 16, greedy 1)")
-    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default those of 1 4 8 up to n)")
-    parser.add_argument("--greedy", action="store_true", help="decode greedily only, one sample per prompt")
-    parser.add_argument(
-        "--no-greedy",
-        "--no_greedy",
-        dest="with_greedy",
-        action="store_false",
-        help="leave out the greedy decoding beside the samples",
+    if trainer.accelerator.num_processes > 1:
+        raise InputError(f"processes={trainer.accelerator.num_processes}: evaluate needs one; load the run there")
+    if "prompt" not in getattr(rows, "column_names", ()):
+        raise InputError("rows: a datasets.Dataset with a column prompt is needed")
+    args = argparse.Namespace(
+        n=n,
+        k=list(k or (size for size in (1, 4, 8) if size <= n)),
+        greedy=False,
+        with_greedy=greedy,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        batch_size=batch_size,
+        prompts=len(rows),
+        split="test",
+        checkpoints=[],
+        others=[],
     )
-    parser.add_argument(
-        "--replace", action="store_true", help="write passk.json anew, even if it holds more than is asked now"
-    )
-    args = parser.parse_args(argv)
-    if args.n is None:
-        args.n = 1 if args.greedy else 16
-    if args.k is None:
-        args.k = [k for k in (1, 4, 8) if k <= args.n]
-    return args
+    check_passk(args)
+    held_out = TrainerHeldOut(trainer, rows, verifier, name, args)
+    print(announcement([held_out], args), flush=True)
+    result = evaluate_run([held_out], args)
+    show(held_out.run_dir, result)
+    return result
 
 
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    args = parse_args(argv)
-    check_settings(args)
+    args = passk(argv)
     for run_dir in args.runs:
         check_run_settings(run_dir, args.checkpoints, args.others)
     evaluations = [held_outs(run_dir, args) for run_dir in args.runs]
@@ -212,17 +241,7 @@ def main(argv=None) -> None:
     for tasks in evaluations:
         print(announcement(tasks, args), flush=True)
     for run_dir, tasks, earlier in zip(args.runs, evaluations, earlier_results, strict=True):
-        result = evaluate_run(tasks, args, earlier)
-        write_json(run_dir / PASSK_FILE, result)
-        console = Console()
-        console.print(result_table(run_dir, result).to_rich(narrow=True))
-        if (parts := parts_table(result)) is not None:
-            console.print("", parts.to_rich(narrow=True))
-        if "checkpoints" in result:
-            console.print("", checkpoint_table(result).to_rich())
-        parts = [result, *result.get("by", []), *result.get("others", {}).values()]
-        if any(part["prompts"] < MIN_PROMPTS for part in parts):
-            console.print(NO_INTERVAL_NOTE)
+        show(run_dir, evaluate_run(tasks, args, earlier))
 
 
 if __name__ == "__main__":

@@ -6,42 +6,43 @@ Before a run: can it learn, will it fit, how long will it take?
 Refuses what the run would refuse (exit code 2), asks verifier and reward about answers that are known to be right and
 wrong, samples the base with the run's own sampler, and does the first optimizer steps in a folder that is thrown away.
 Exit code 0: the run can learn; 1: it cannot, because no group had a signal, every completion was cut, no gold answer
-verifies, or the run stops in its first steps. Nothing is written but `--json`. With a trainer of your own, call
-[`preflight`].
+verifies, the first updates destroy the policy, or the run stops in its first steps. Nothing is written but `--json`.
+With a trainer of your own, call [`preflight`].
 """
 
-import argparse
 import functools
 import os
 import random
 import sys
 import tempfile
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 import torch
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 from rich.console import Console
-from rich.progress import Progress
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 from trl import ModelConfig
 
-from eval.command import command, program
+from eval import command_lines
+from eval.command import command
+from eval.command_lines import PROMPTS
 from eval.pages.table import Table
 from eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
 from eval.readiness.finding import LOOK, STOP, Finding, exit_code
 from eval.readiness.first_steps import MOST, first_steps
-from eval.readiness.first_update import update_findings
+from eval.readiness.first_update import moved, moved_finding, rate_findings, update_findings
 from eval.readiness.gold_answers import asked_reward, gold_answers, gold_findings, text_tokenizer
 from eval.readiness.lengths import length_findings
 from eval.readiness.rollouts import draw
 from eval.readiness.signal import signal_findings
 from eval.readiness.splits import held_out_prompts, split_findings
 from eval.run_folder.json_files import write_json
+from eval.samples.progress import progress
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import InputError, RunError
-from trl_prorl.launch.command_line import first_look
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.shown import visible
@@ -49,7 +50,6 @@ from trl_prorl.train import TaskArguments, build, check_folder, check_packages
 from trl_prorl.trainer import ProRLTrainer
 
 
-PROMPTS, LEAST_PROMPTS = 32, 2
 WIDE = 400  # columns; a table takes what it needs
 
 
@@ -66,7 +66,7 @@ def preflight(
         task ([`~tasks.Task`], *optional*): Gives the gold answers; without it none is checked, so that a wrong reward
             cannot be told from a base that solves nothing.
         prompts (`int`, *optional*, defaults to `32`): Prompts of the training set to sample.
-        console (`Console`, *optional*): Shows a bar.
+        console (`Console`, *optional*): Gets a line for each stage and step.
 
     Returns:
         `list[Finding]`
@@ -81,16 +81,23 @@ def preflight(
         raise InputError("train_dataset has no column 'prompt': what an environment writes cannot be looked at before")
     check_processes(trainer.accelerator.num_processes)
     available = len(trainer.train_dataset)
+
+    def tell(line: str) -> None:
+        if console is not None:
+            console.print(f"preflight: {line}", markup=False, highlight=False, soft_wrap=True)
+
     # At random: evenly spaced rows of a mixture could be of one task.
     places = random.Random(args.seed).sample(range(available), min(prompts, available))
     rows = [trainer.train_dataset[place] for place in places]
     findings, golds, gold_length = [], None, None
+    tell(f"gold answers, splits and lengths of {available} prompts")
     if task is not None:
         golds = gold_answers(task, rows, asked_reward(trainer))
         findings += gold_findings(golds)
     else:
         number, cure = "not checked", "pass task=, with gold and verify, to tell a wrong reward from a weak base"
         findings.append(Finding("gold answers verify", number, cure))
+    findings += rate_findings(args.learning_rate, is_peft_model(trainer.model))
     seed = getattr(trainer.recipe[0], "task_seed", 0) if trainer.recipe else 0
     held_out = held_out_prompts(trainer.eval_dataset, task, seed)
     findings += split_findings({"train": list(trainer.train_dataset["prompt"]), **held_out})
@@ -108,18 +115,27 @@ def preflight(
         return findings  # nothing that a model does could be judged
 
     total = len(rows) * trainer.num_generations
-    with Progress(console=console, disable=console is None or not console.is_terminal, transient=True) as progress:
-        bar = progress.add_task("samples, then first steps", total=total + MOST)
-        try:
-            samples = draw(trainer, rows, task, lambda count: progress.advance(bar, count))
-            findings += signal_findings(samples, most, gold_length, golds.reward_tells if golds else None)
-            first = first_steps(trainer, steps=MOST)
-        except torch.OutOfMemoryError:
-            return [*findings, out_of_memory(args.per_device_train_batch_size)]
-        except RunError as error:
-            return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
-        progress.advance(bar, MOST)
+    try:
+        tell(f"samples: {trainer.num_generations} completions of {len(rows)} prompts")
+        with progress(total, "preflight") if console is not None else nullcontext() as bar:
+            samples = draw(trainer, rows, task, bar.update if bar else lambda count: None)
+        findings += signal_findings(samples, most, gold_length, golds.reward_tells if golds else None)
+        tell("first steps")
+        logps = []
+        if trainer.scorer.text_only:
+            trainer.model.eval()  # without dropout
+            logps.append(trainer.policy_logps(samples.batch))
+        first = first_steps(trainer, MOST, tell)
+        if logps:
+            trainer.model.eval()
+            logps.append(trainer.policy_logps(samples.batch))
+    except torch.OutOfMemoryError:
+        return [*findings, out_of_memory(args.per_device_train_batch_size)]
+    except RunError as error:
+        return [*findings, Finding("first samples and steps", "the run stops", str(error), STOP)]
     findings += update_findings(first.rows)
+    if logps:
+        findings.append(moved_finding(moved(*logps, samples.batch), [row["lr"] for row in first.rows]))
     per_row = bytes_per_row(
         config.num_hidden_layers,
         config.hidden_size,
@@ -192,45 +208,6 @@ def verdict(findings: list[Finding]) -> str:
     return f"can learn{told}"
 
 
-def parse_args(argv=None) -> tuple[argparse.Namespace, list[str]]:
-    """Our options, and the rest, which is the run's."""
-    prog = program("preflight")
-    of_commands = prog.startswith("trl-prorl ")
-    recipe = "RECIPE" if of_commands else "--config RECIPE.yaml"
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        usage=f"%(prog)s {recipe} [--prompts N] [--json FILE]\n       [--KEY VALUE ...]",
-        description="Can a recipe learn, will it fit, how long will it take?",
-        epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused."
-        + of_commands * " RECIPE is a file, or a name that `trl-prorl train` lists.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"training prompts to sample (default {PROMPTS})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
-    args, others = parser.parse_known_args(argv)
-    if args.prompts < LEAST_PROMPTS:
-        raise InputError(f"--prompts {args.prompts} must be at least {LEAST_PROMPTS}, and 20 for an interval")
-    if args.json is not None:
-        check_writable(args.json)
-    if not others:
-        raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
-    return args, others
-
-
-def check_writable(file: Path) -> None:
-    """
-    Raises:
-        InputError: a file cannot be written there, which would be known only after the work.
-    """
-    folder = file.absolute().parent
-    if not folder.is_dir():
-        raise InputError(f"--json {file}: its folder does not exist; create it, or name another")
-    if file.is_dir():
-        raise InputError(f"--json {file} is a folder; name a file in it")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"--json {file}: its folder is read-only for this user; name another")
-
-
 def wide_console() -> Console:
     """For standard output; as wide as a finding needs where no terminal sets the width, so that each is one line."""
     return Console() if sys.stdout.isatty() or "COLUMNS" in os.environ else Console(width=WIDE)
@@ -239,8 +216,7 @@ def wide_console() -> Console:
 @functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv=None) -> int:
     """Entry point."""
-    args, others = parse_args(argv)
-    others = first_look(None, others)
+    args, others = command_lines.preflight(argv)
     console = wide_console()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         trainer, task_args = prepared(others, Path(folder))

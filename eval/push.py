@@ -1,21 +1,20 @@
 """
 Push a run to the Hugging Face Hub, or push it again: after a failed upload, or once `eval.passk` has scored it.
 
-    python -m eval.push --run runs/demo/A --repo someone/reverse-digits-A
+    python -m eval.push --run runs/demo/variantA --repo someone/reverse-digits-A
 
 Writes the model card from the run's record and pushes model or adapter, tokenizer, card and record in one commit. The
 token is that of `hf auth login`, or `HF_TOKEN`.
 """
 
-import argparse
 import functools
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from eval.command import command, program
+from eval import command_lines
+from eval.command import command
 from eval.run_folder.reading import load_config
 from eval.samples.points import find_trained_model
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
@@ -32,24 +31,6 @@ def file_table(repo: str, files: dict[str, Content]) -> Table:
     return table
 
 
-def parse_args(argv=None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog=program("push"), description="Push a run to the Hugging Face Hub.")
-    parser.add_argument("--run", required=True, type=Path, help="run folder")
-    parser.add_argument("--repo", help="repository (default: the run's hub_model_id, else the folder's name)")
-    parser.add_argument("--private", action="store_true", help="make a new repository private")
-    parser.add_argument(
-        "--with-reference",
-        action=argparse.BooleanOptionalAction,
-        help="push the frozen adapter ref, too (default: the run's hub_push_reference)",
-    )
-    record = parser.add_mutually_exclusive_group()
-    record.add_argument("--with-record", action="store_true", default=True, help="push the record (the default)")
-    record.add_argument("--without-record", dest="with_record", action="store_false", help="leave the record out")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be pushed, and do nothing")
-    return parser.parse_args(argv)
-
-
 # All files are one commit.
 KEPT = "the Hub has all of the push or nothing of it, and the run folder is whole. The same command pushes again."
 
@@ -57,7 +38,7 @@ KEPT = "the Hub has all of the push or nothing of it, and the run folder is whol
 @functools.partial(command, bad_input=ValueError, kept=KEPT)
 def main(argv=None) -> None:
     """Entry point."""
-    args = parse_args(argv)
+    args = command_lines.push(argv)
     config = load_config(args.run)
     folder = find_trained_model(args.run, config)
     reference = config.get("hub_push_reference", False) if args.with_reference is None else args.with_reference

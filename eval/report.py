@@ -7,21 +7,20 @@ Writes `report.html`, one page with everything in it, and `report.md` with its p
 come from each run's `passk.json`, which `python -m eval.passk` makes; without it those cells stay open.
 """
 
-import argparse
 import shlex
 import sys
-from pathlib import Path
 
 from rich.console import Console
 
-from eval.command import command, program
+from eval import command_lines
+from eval.command import command
 from eval.pages.contents import build_report, draw_pictures
 from eval.pages.document import to_markdown
 from eval.pages.html import to_html
 from eval.pages.overview import overview_table
-from eval.pages.statements import comparison_statements
 from eval.pages.terminal import print_bullets
-from eval.run_folder.finding import add_run_option, find_run_folders, load_runs, only_parent
+from eval.pages.verdict import statements
+from eval.run_folder.finding import load_runs, only_parent
 from trl_prorl.files import replaced
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
@@ -29,12 +28,8 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog=program("report"), description="Report on run folders.")
-    add_run_option(parser, help="run folders or quoted globs of them", type=str)
-    parser.add_argument("--out", type=Path, help="folder of the report (default: the one in which all runs lie)")
-    args = parser.parse_args(argv)
-    folders = find_run_folders(args.runs)
-    out = args.out or only_parent(folders)
+    args = command_lines.report(argv)
+    folders, out = args.folders, args.out or only_parent(args.folders)
     runs = load_runs(folders)
     out.mkdir(parents=True, exist_ok=True)
     command = f"python -m eval.report --runs {' '.join(map(shlex.quote, args.runs))}"
@@ -47,8 +42,7 @@ def main(argv=None) -> None:
     console = Console()
     console.print(overview_table(runs).to_rich())
     # The sentence on objectives stands below the table.
-    statements = (line.replace(DIFFERENT_OBJECTIVE, "").strip() for line in comparison_statements(runs))
-    print_bullets(console, filter(None, statements))
+    print_bullets(console, (line.replace("**", "") for line in statements(runs) if line != DIFFERENT_OBJECTIVE))
     print(f"Wrote {out / 'report.html'}; the same as report.md with {', '.join(pictures)}.")
 
 

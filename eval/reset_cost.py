@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from eval.command import command, program
+from eval import command_lines
+from eval.command import command
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.resets.optimizer_state import MODES, reset_optimizer
 from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter, move_reference
@@ -91,20 +92,8 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
 @functools.partial(command, kept=NOTHING_CHANGED)
 def main(argv: list[str] | None = None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        prog=program("reset_cost"), description="What a reset costs, against a plain copy of the same bytes."
-    )
-    parser.add_argument(
-        "--hidden", type=int, default=896, help="of the model; the defaults are Qwen2.5-0.5B's, fewer layers"
-    )
-    parser.add_argument("--intermediate", type=int, default=4864)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--vocabulary", type=int, default=32000)
-    parser.add_argument("--rank", type=int, default=32, help="of the LoRA adapter")
-    parser.add_argument("--repeats", type=int, default=11)
-    devices = ("cuda", "cpu")  # one of several GPUs: CUDA_VISIBLE_DEVICES
-    parser.add_argument("--device", choices=devices, default="cuda" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args(argv)
+    args = command_lines.reset_cost(argv)
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     table = Table(title=f"A reset against copy_ of the same bytes, {args.device}, median of {args.repeats}")
     for name in ("", "optimizer_reset", "MB written", "reset, ms", "copy_, ms", "ratio"):
         table.add_column(name, justify="left" if name in ("", "optimizer_reset") else "right")

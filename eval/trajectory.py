@@ -1,22 +1,21 @@
 """
 pass@k over training steps, and whether it rises towards 1 at one constant rate.
 
-    python -m eval.trajectory --run runs/demo/A --k 1 8
+    python -m eval.trajectory --run runs/demo/variantA --k 1 8
 
 Reads the run's `passk.json`, which must hold its checkpoints, prints the fit of 1 - (1 - p0) e^(-alpha t) with a test
 of it, and writes `trajectory.png` into the run folder.
 """
 
-import argparse
 import sys
 
 from rich.console import Console
 
-from eval.analysis.trajectory import MIN_RESAMPLES, RESAMPLES, check_run, default_sizes, per_prompt_by_step
-from eval.command import command, program
+from eval import command_lines
+from eval.analysis.trajectory import MIN_RESAMPLES, check_run, default_sizes, per_prompt_by_step
+from eval.command import command
 from eval.pages.terminal import print_bullets
 from eval.pages.trajectory import plot_trajectory, trajectory_statements, trajectory_table
-from eval.run_folder.finding import add_run_option
 from eval.run_folder.reading import load_run
 from trl_prorl.errors import InputError
 
@@ -24,14 +23,7 @@ from trl_prorl.errors import InputError
 @command
 def main(argv=None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog=program("trajectory"), description="pass@k over training, with a fit.")
-    add_run_option(parser)
-    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: the run's smallest and largest)")
-    parser.add_argument(
-        "--free-start", action="store_true", help="fit p0 too, instead of taking base's measured value"
-    )
-    parser.add_argument("--resamples", type=int, default=RESAMPLES, help="resamples of the prompts")
-    args = parser.parse_args(argv)
+    args = command_lines.trajectory(argv)
     console = Console()
     if args.resamples < MIN_RESAMPLES:
         raise InputError(f"--resamples {args.resamples}: at least {MIN_RESAMPLES} are needed to see p = 0.025")

@@ -2,15 +2,19 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from eval.analysis.statistics import holm
-from study.hierarchical import Contrast, Resampled, mean_over, resample
+from study.hierarchical import RESAMPLES, Contrast, heterogeneity, mean_over, resample
 from study.matrix import Block
 from study.per_prompt import finished, of_runs
 from study.scores import CO_PRIMARY
 from study.tables import Tables
 
 
-MATTERS = 0.02  # pass@1; a smaller effect of what a reset does to the optimizer does not matter
+MATTERS = 0.02  # pass@1; a smaller effect does not matter: the margin of the protocol's H2, and of equivalence
+ALPHA = 0.05
+CLOSE, MANY = (0.04, 0.06), 100_000  # p-values that may hang on the noise of resampling have so many resamples
 OPTIMIZER_KEYS = ("optimizer_reset", "optimizer_reset_alpha")
 H0, H2, ELSE = "H0: A and B against plain", "H2: the optimizer at a reset", "exploratory"
 
@@ -28,6 +32,8 @@ class Difference:
             protocol does not name it.
         adjusted, adjusted_alone (`float`): Their p-values after Holm, among the differences of the block and
             hypothesis.
+        tests (`int`): How many these are.
+        families_differ (`float`): Of a mean over families, p of the test that the difference is the same in all.
     """
 
     block: str
@@ -40,6 +46,8 @@ class Difference:
     alone: Contrast
     adjusted: float = float("nan")
     adjusted_alone: float = float("nan")
+    tests: int = 1
+    families_differ: float = float("nan")
 
     @property
     def exploratory(self) -> bool:
@@ -56,6 +64,8 @@ class Difference:
         """In a few words; H2 asks for more than a difference: one that matters."""
         if self.contrast.error != self.contrast.error:
             return "one base: no interval"
+        if not self.told_apart and self.contrast.equivalence(MATTERS) < ALPHA:
+            return "equivalent"
         if not self.told_apart:
             return "not told apart"
         word = "higher" if self.contrast.value > 0 else "lower"
@@ -94,8 +104,8 @@ def compared(block: Block) -> list[tuple[str, str, str]]:
 
 def differences(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
     """
-    pass@k of every arm against the references of its block, in each family, with p-values after Holm. The hypotheses
-    are about pass@1; with any other k all is exploratory.
+    pass@k, or greedy decoding, of every arm against the references of its block, in each family, with p-values after
+    Holm. The hypotheses are about pass@1; with any other k all is exploratory.
     """
     found = []
     for arm, reference, hypothesis in compared(block):
@@ -103,17 +113,21 @@ def differences(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
             runs = {name: finished(block, tables, family, name) for name in (arm, reference)}
             if not runs[arm].keys() & runs[reference].keys():
                 continue
-            resampled = resample({name: of_runs(tables, keys, k) for name, keys in runs.items()})
-            found.append(_difference(block, family, arm, reference, hypothesis if k == 1 else ELSE, resampled))
+            values = {name: of_runs(tables, keys, k) for name, keys in runs.items()}
+            found.append(_difference(block, family, arm, reference, hypothesis if k == 1 else ELSE, [values]))
     return _with_holm(found)
 
 
-def _difference(
-    block: Block, family: str, arm: str, reference: str, hypothesis: str, resampled: Resampled
-) -> Difference:
+def _difference(block: Block, family: str, arm: str, reference: str, hypothesis: str, values: list) -> Difference:
+    """`values` has an entry for each family that is averaged."""
     weights = {arm: 1, reference: -1}
-    contrast, alone = resampled.contrast(weights), resampled.over_bases(weights)
-    return Difference(block.name, family, arm, reference, hypothesis, contrast, resampled.pairs, alone)
+    for count in (RESAMPLES, MANY):
+        found = mean_over([resample(one, count, family=number) for number, one in enumerate(values)])
+        contrast = found.contrast(weights)
+        if not any(CLOSE[0] < p < CLOSE[1] for p in (contrast.p_value, contrast.equivalence(MATTERS))):
+            break
+    alone = found.over_bases(weights)
+    return Difference(block.name, family, arm, reference, hypothesis, contrast, found.pairs, alone)
 
 
 def _with_holm(found: list[Difference]) -> list[Difference]:
@@ -126,13 +140,12 @@ def _with_holm(found: list[Difference]) -> list[Difference]:
         ]
         by_protocol = holm([found[place].contrast.p_value for place in places])
         alone = holm([found[place].alone.p_value for place in places])
-        for place, *p_values in zip(places, by_protocol, alone, strict=True):
-            names = ("adjusted", "adjusted_alone")
-            adjusted[place] = replace(found[place], **dict(zip(names, map(float, p_values), strict=True)))
+        for place, one, other in zip(places, map(float, by_protocol), map(float, alone), strict=True):
+            adjusted[place] = replace(found[place], adjusted=one, adjusted_alone=other, tests=len(places))
     return adjusted
 
 
-def over_families(block: Block, tables: Tables) -> list[Difference]:
+def over_families(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
     """
     The mean over families of every difference, each family with the same weight, over the pairs that all have; a
     family with fewer pairs than the others is left out until it has theirs. The pairs are the units, because families
@@ -150,12 +163,12 @@ def over_families(block: Block, tables: Tables) -> list[Difference]:
         common = set.intersection(*(set(pairs[family]) for family in families))
         if len(families) < 2 or len(common) < 2:
             continue
-        parts = [
-            resample(
-                {name: of_runs(tables, {pair: keys[pair] for pair in common}) for name, keys in runs[family].items()},
-                family=number,
-            )
-            for number, family in enumerate(families)
+        values = [
+            {name: of_runs(tables, {pair: keys[pair] for pair in common}, k) for name, keys in runs[family].items()}
+            for family in families
         ]
-        found.append(_difference(block, f"mean of {len(families)}", arm, reference, ELSE, mean_over(parts)))
+        by_base = [resample(one, 1).by_base for one in values]
+        apart = heterogeneity(np.array([one[arm] - one[reference] for one in by_base]))
+        mean = _difference(block, f"mean of {len(families)}", arm, reference, ELSE, values)
+        found.append(replace(mean, families_differ=apart))
     return found

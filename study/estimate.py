@@ -11,11 +11,9 @@ def seconds_of(key: RunKey, finished: Mapping[RunKey, dict]) -> float | None:
     Seconds that a run takes by those that are finished: of its family and steps; else of its family, by the step; else
     of all, by the step; `None` if none is finished.
     """
-    alike = (row for each, row in finished.items() if (each.family, each.steps) == (key.family, key.steps))
-    if times := [row["seconds"] for row in alike]:
-        return mean(times)
-    for kin in (lambda each: each.family == key.family, lambda each: True):
-        if rates := [row["seconds"] / each.steps for each, row in finished.items() if kin(each)]:
+    kin = (lambda each: (each.family, each.steps) == (key.family, key.steps), lambda each: each.family == key.family)
+    for alike in (*kin, lambda each: True):
+        if rates := [row["seconds"] / each.steps for each, row in finished.items() if alike(each)]:
             return mean(rates) * key.steps
     return None
 

@@ -61,7 +61,9 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
     The reward of every arm, and below it the reward less that of the block's first reference in the same pair; a
     column for each family. `None` without runs.
     """
-    families = [name for name in block.families if any(key.family == name for key in _keys(block, tables))]
+    families = [
+        name for name in block.families if any(run.key.family == name and run.key in tables.runs for run in block.runs)
+    ]
     if not families:
         return None
     look, span = styles(block, tables), span_of(max(run.key.steps for run in block.runs))
@@ -94,10 +96,6 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
     )
     footnote(figure, "Bands: 95 % t-intervals over pairs." if shown else "Means over pairs.", OBJECTIVE)
     return figure
-
-
-def _keys(block: Block, tables: Tables) -> list[RunKey]:
-    return [run.key for run in block.runs if run.key in tables.runs]
 
 
 def _draw(axes, series: list[pd.Series], label: str, style: dict, bands: bool) -> None:

@@ -4,8 +4,10 @@ of the number of bases.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy import stats
@@ -38,11 +40,6 @@ class Resampled:
     bases: int
     pairs: int
 
-    @property
-    def quantile(self) -> float:
-        """Of Student's t with as many degrees of freedom as bases less one, two-sided; infinite for one base."""
-        return float(stats.t.ppf((1 + LEVEL) / 2, self.bases - 1)) if self.bases > 1 else math.inf
-
     def covariance(self, one: Mapping[str, float], other: Mapping[str, float]) -> float:
         """Of two weighted sums of arms. Resamples of n values vary too little by the factor (n - 1)/n: put right."""
         if self.bases < 2:
@@ -74,7 +71,7 @@ class Resampled:
         if self.bases < 2:
             return Estimate(top / bottom, math.nan, math.nan)
         variances = (self.covariance(above, above), self.covariance(below, below), self.covariance(above, below))
-        low, high = fieller_interval(top, bottom, *variances, self.quantile**2)
+        low, high = fieller_interval(top, bottom, *variances, stats.t.ppf((1 + LEVEL) / 2, self.bases - 1) ** 2)
         return Estimate(top / bottom, low, high)
 
 
@@ -108,12 +105,22 @@ class Contrast:
             return float(self.value == 0)
         return float(2 * stats.t.sf(abs(self.value) / self.error, self.freedom))
 
-    @property
-    def smallest(self) -> float:
-        """The true difference that such an interval tells from 0 in four studies of five; NaN with a single base."""
+    def smallest(self, tests: int = 1) -> float:
+        """
+        The true difference that is told from 0 in four studies of five, at the strictest level of Holm's correction
+        for so many tests; NaN with a single base.
+        """
         if self.error != self.error:
             return math.nan
-        return self.error * float(sum(stats.t.ppf([(1 + LEVEL) / 2, POWER], self.freedom)))
+        return self.error * float(sum(stats.t.ppf([1 - (1 - LEVEL) / 2 / tests, POWER], self.freedom)))
+
+    def equivalence(self, margin: float) -> float:
+        """p of the two one-sided t-tests that it is at least `margin` away from 0; NaN with a single base."""
+        if self.error != self.error:
+            return math.nan
+        if self.error == 0:
+            return float(abs(self.value) >= margin)
+        return float(stats.t.sf((margin - abs(self.value)) / self.error, self.freedom))
 
 
 def mean_over(parts: Sequence[Resampled]) -> Resampled:
@@ -136,6 +143,40 @@ def mean_over(parts: Sequence[Resampled]) -> Resampled:
     return Resampled(mean("means"), mean("replicates"), mean("by_base"), first.bases, first.pairs)
 
 
+def heterogeneity(values: np.ndarray) -> float:
+    """
+    p of the F test that a difference, of shape (families, bases), is the same in all families: two-way analysis of
+    variance without repetition.
+    """
+    families, bases = values.shape
+    apart = values - values.mean(axis=0)  # what belongs to a base is out
+    effect = apart.mean(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = bases * (effect**2).sum() / (((apart - effect) ** 2).sum() / (bases - 1))
+    return float(stats.f.sf(ratio, families - 1, (families - 1) * (bases - 1)))
+
+
+def coverage(values: np.ndarray, studies: int = 2000, seed: int = SEED) -> tuple[float, float]:
+    """
+    How often the registered interval and the t-interval over bases cover the truth, in simulated studies whose bases,
+    prompts and their joint noise vary as in a difference of shape (bases, prompts).
+    """
+    (n, prompts), base, prompt = values.shape, values.mean(axis=1), values.mean(axis=0)
+    noise = ((values - base[:, None] - prompt + values.mean()) ** 2).sum() / ((n - 1) * (prompts - 1))
+    of_base, of_prompt = (max(0.0, base.var(ddof=1) - noise / prompts), max(0.0, prompt.var(ddof=1) - noise / n))
+    draw = np.random.default_rng(seed).normal
+    shapes = ((of_base, (n, 1)), (of_prompt, (1, prompts)), (noise, (n, prompts)))
+    made = sum(draw(0, variance**0.5, (studies, *shape)) for variance, shape in shapes)
+    means, half = made.mean(axis=(1, 2)), stats.t.ppf((1 + LEVEL) / 2, n - 1)
+    # The variance of a resample's mean, of the multinomial weights of bases and prompts, in closed form.
+    squares = [(made**2).sum((1, 2)), (made.sum(2) ** 2).sum(1), (made.sum(1) ** 2).sum(1), made.sum((1, 2)) ** 2]
+    shares = (1, 1 - 1 / prompts, 1 - 1 / n, (1 - 1 / n) * (1 - 1 / prompts))
+    expected = sum(share * square for share, square in zip(shares, squares, strict=True)) / (n * prompts) ** 2
+    errors = (np.sqrt((expected - means**2) * n / (n - 1)), stats.sem(made.mean(axis=2), axis=1))
+    registered, alone = (float(np.mean(np.abs(means) <= half * error)) for error in errors)
+    return registered, alone
+
+
 def resample(
     values: Mapping[str, Mapping[Pair, np.ndarray]], resamples: int = RESAMPLES, seed: int = SEED, family: int = 0
 ) -> Resampled:
@@ -150,10 +191,9 @@ def resample(
         values (`Mapping`):
             By arm, by (base seed, training seed): a value per prompt, shape (P,). Pairs that not all arms have are
             left out.
-        resamples (`int`, *optional*, defaults to `4000`): R.
-        seed (`int`, *optional*, defaults to `0`): Of the resampling.
-        family (`int`, *optional*, defaults to `0`): Families that [`mean_over`] averages have numbers of their own:
-            with the same seed they draw the same pairs, and each its own prompts.
+        resamples, seed (`int`): R, and the seed of their drawing.
+        family (`int`): Families that [`mean_over`] averages have numbers of their own: with the same seed they draw
+            the same pairs, and each its own prompts.
 
     Raises:
         ValueError: There is no pair that all arms have, or their prompts differ in number.
@@ -163,26 +203,34 @@ def resample(
         raise ValueError(f"{', '.join(values)} have no pair of base seed and training seed in common.")
     arrays = {arm: np.array([runs[pair] for pair in pairs], dtype=float) for arm, runs in values.items()}
     (count,) = {array.shape[1] for array in arrays.values()}  # a ValueError if they differ
-    members = {base: [place for place, pair in enumerate(pairs) if pair[0] == base] for base, _ in pairs}
-    even = np.zeros(len(pairs))
-    for places in members.values():
-        even[places] = 1 / (len(places) * len(members))
-    generator = np.random.default_rng(seed)
-    weights = np.zeros((resamples, len(pairs)))
-    drawn = generator.multinomial(len(members), [1 / len(members)] * len(members), size=resamples)
-    for place, places in enumerate(members.values()):
-        # A base drawn c times has its seeds drawn c times, as often as it has seeds.
-        seeds = generator.multinomial(drawn[:, place] * len(places), [1 / len(places)] * len(places))
-        weights[:, places] = seeds / (len(places) * len(members))
-    if family:
-        generator = np.random.default_rng([seed, family])
-    prompts = generator.multinomial(count, [1 / count] * count, size=resamples) / count
+    sizes = tuple(Counter(base for base, _ in pairs).values())
+    even = np.concatenate([np.full(size, 1 / (size * len(sizes))) for size in sizes])
+    weights, prompts = _drawn(sizes, count, resamples, seed, family)
+    ends = np.cumsum(sizes)[:-1]
     return Resampled(
         means={arm: float(even @ array.mean(axis=1)) for arm, array in arrays.items()},
         replicates={arm: ((weights @ array) * prompts).sum(axis=1) for arm, array in arrays.items()},
         by_base={
-            arm: np.array([array[places].mean() for places in members.values()]) for arm, array in arrays.items()
+            arm: np.array([part.mean() for part in np.split(array.mean(axis=1), ends)])
+            for arm, array in arrays.items()
         },
-        bases=len(members),
+        bases=len(sizes),
         pairs=len(pairs),
     )
+
+
+@lru_cache(maxsize=4)
+def _drawn(
+    sizes: tuple[int, ...], count: int, resamples: int, seed: int, family: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of the pairs, shape (R, pairs), and of the prompts, shape (R, P); a base has `size` pairs."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.multinomial(len(sizes), [1 / len(sizes)] * len(sizes), size=resamples)
+    weights = [
+        # A base drawn c times has its seeds drawn c times, as often as it has seeds.
+        generator.multinomial(drawn[:, place] * size, [1 / size] * size) / (size * len(sizes))
+        for place, size in enumerate(sizes)
+    ]
+    if family:
+        generator = np.random.default_rng([seed, family])
+    return np.hstack(weights), generator.multinomial(count, [1 / count] * count, size=resamples) / count

@@ -200,7 +200,7 @@ def _stability(axes: Axes, matrix: Matrix, main: Block, scores: list[Score], loo
             if not math.isnan(one.pass1.low):
                 ends = (max(0.0, one.pass1.low), min(1.0, one.pass1.high))
                 axes.plot([rate * shift] * 2, ends, color=look[arm]["color"], linewidth=1.0, alpha=0.7)
-    base = next(iter(next(iter(arms.values())).values())).base
+    base = next(iter(next(iter(arms.values())).values())).bases["pass@1"].value
     axes.axhline(base, color=OTHER_COLOUR, linewidth=1.0, linestyle="--", label="base")
     axes.set_xscale("log")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])

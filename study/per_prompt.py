@@ -10,15 +10,15 @@ from study.matrix import Block, RunKey
 from study.tables import BaseKey, Tables
 
 
+GREEDY = 0  # in place of k: greedy decoding
+
+
 def per_prompt(tables: Tables, key: RunKey, k: int = 1) -> np.ndarray:
-    """pass@k of each held-out prompt of a run, or of a base; shape (P,)."""
+    """pass@k of each held-out prompt of a run, or of a base, or whether it is right by greedy decoding; shape (P,)."""
     rows = tables.prompts[key]
+    if k == GREEDY:
+        return np.array([row["greedy"] for row in rows], dtype=float)
     return pass_at_k_per_prompt([row["correct"] for row in rows], rows[0]["n"], k)
-
-
-def greedy(tables: Tables, key: RunKey) -> np.ndarray:
-    """Whether each held-out prompt is right by greedy decoding; shape (P,)."""
-    return np.array([row["greedy"] for row in tables.prompts[key]], dtype=float)
 
 
 def finished(block: Block, tables: Tables, family: str, arm: str) -> dict[Pair, RunKey]:
@@ -32,6 +32,6 @@ def of_runs(tables: Tables, runs: dict[Pair, RunKey], k: int = 1) -> dict[Pair, 
     return {pair: per_prompt(tables, key, k) for pair, key in runs.items()}
 
 
-def of_bases(tables: Tables, family: str, pairs: Iterable[Pair]) -> dict[Pair, np.ndarray]:
-    """pass@1 of each held-out prompt of the bases of these pairs, by pair; each of shape (P,)."""
-    return {pair: per_prompt(tables, BaseKey(family, pair[0]).run) for pair in pairs}
+def of_bases(tables: Tables, family: str, pairs: Iterable[Pair], k: int = 1) -> dict[Pair, np.ndarray]:
+    """pass@k of each held-out prompt of the bases of these pairs, by pair; each of shape (P,)."""
+    return {pair: per_prompt(tables, BaseKey(family, pair[0]).run, k) for pair in pairs}

@@ -10,12 +10,13 @@ from eval.analysis.smoothing import end_by_best
 from eval.analysis.statistics import Estimate
 from study.hierarchical import Pair, resample
 from study.matrix import Block, RunKey
-from study.per_prompt import finished, greedy, of_bases, of_runs, per_prompt
+from study.per_prompt import GREEDY, finished, of_bases, of_runs
 from study.tables import Tables
 
 
 CO_PRIMARY = ("core", "stress")  # blocks; every other one is exploratory by the protocol
 BASE = "base"
+OUTCOMES = {"pass@1": 1, "pass@8": 8, "greedy": GREEDY}
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,8 @@ class Score:
     An arm of a block on a family: means over the pairs that are finished.
 
     Attributes:
-        pass1, pass8, greedy (`Estimate`): With intervals over bases, seeds and prompts.
-        base (`float`): pass@1 of the same bases.
-        gain (`Estimate`): pass@1 less that of the bases, paired.
+        values, bases, gains (`dict[str, Estimate]`): By outcome: the arm's, the same bases', and the arm's less the
+            bases', paired; with intervals over bases, seeds and prompts.
         kept (`tuple[float, float]`): The training reward at the end by the run's best, of the run that kept least and
             of the one that kept most; below a half it is called collapsed.
         drift (`float` or `None`): KL to base, nats per token, mean over the runs that have a policy at their end.
@@ -40,11 +40,9 @@ class Score:
     block: str
     family: str
     arm: str
-    pass1: Estimate
-    pass8: Estimate
-    greedy: Estimate
-    base: float
-    gain: Estimate
+    values: dict[str, Estimate]
+    bases: dict[str, Estimate]
+    gains: dict[str, Estimate]
     kept: tuple[float, float]
     drift: float | None
     collapsed: int
@@ -52,6 +50,11 @@ class Score:
     ref_calls: float
     resets: list[int]
     apart: tuple[int, int] | None
+
+    @property
+    def pass1(self) -> Estimate:
+        """pass@1."""
+        return self.values["pass@1"]
 
     @property
     def exploratory(self) -> bool:
@@ -70,11 +73,14 @@ def scores(block: Block, tables: Tables) -> list[Score]:
 
 
 def _score(block: Block, tables: Tables, family: str, arm: str, runs: dict[Pair, RunKey]) -> Score:
-    def estimate(value) -> Estimate:
-        resampled = resample({arm: {pair: value(tables, key) for pair, key in runs.items()}})
-        return resampled.contrast({arm: 1}).estimate
+    resampled = {
+        name: resample({arm: of_runs(tables, runs, k), BASE: of_bases(tables, family, runs, k)})
+        for name, k in OUTCOMES.items()
+    }
 
-    against = {arm: of_runs(tables, runs), BASE: of_bases(tables, family, runs)}
+    def estimates(weights: dict[str, int]) -> dict[str, Estimate]:
+        return {name: one.contrast(weights).estimate for name, one in resampled.items()}
+
     kept = [reward_kept(tables, key) for key in runs.values()]
     rows = [tables.runs[key] for key in runs.values()]
     apart = [later - step for key in runs.values() for step, later in pairwise(reset_steps(tables, key))]
@@ -83,11 +89,9 @@ def _score(block: Block, tables: Tables, family: str, arm: str, runs: dict[Pair,
         block=block.name,
         family=family,
         arm=arm,
-        pass1=estimate(per_prompt),
-        pass8=estimate(lambda tables, key: per_prompt(tables, key, 8)),
-        greedy=estimate(greedy),
-        base=float(np.mean([row["base_pass@1"] for row in rows])),
-        gain=resample(against).contrast({arm: 1, BASE: -1}).estimate,
+        values=estimates({arm: 1}),
+        bases=estimates({BASE: 1}),
+        gains=estimates({arm: 1, BASE: -1}),
         kept=(min(kept), max(kept)),
         drift=float(np.mean(drifts)) if drifts else None,
         collapsed=sum(row["collapsed"] for row in rows),

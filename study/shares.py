@@ -1,6 +1,7 @@
 """How much of another arm's score B keeps, by Fieller's interval; B has a different objective from the others."""
 
 from dataclasses import dataclass
+from itertools import product
 
 from eval.analysis.statistics import Estimate
 from study.hierarchical import resample
@@ -43,23 +44,14 @@ def shares(block: Block, tables: Tables) -> list[Share]:
     have runs."""
     found = []
     for family in block.families:
-        runs = {arm: finished(block, tables, family, arm) for arm in block.arms}
-        variant = {arm: tables.runs[next(iter(keys.values()))]["variant"] for arm, keys in runs.items() if keys}
-        for b in (arm for arm, name in variant.items() if name == "B"):
-            for other in (arm for arm, name in variant.items() if name in ("A", "C")):
-                if runs[b].keys() & runs[other].keys():
-                    found += _shares(block, tables, family, b, other, runs[b], runs[other])
+        runs = {arm: keys for arm in block.arms if (keys := finished(block, tables, family, arm))}
+        variant = {arm: tables.runs[next(iter(keys.values()))]["variant"] for arm, keys in runs.items()}
+        for b, other in product(runs, runs):
+            if variant[b] != "B" or variant[other] not in ("A", "C") or not runs[b].keys() & runs[other].keys():
+                continue
+            values = {arm: of_runs(tables, runs[arm]) for arm in (b, other)}
+            resampled = resample({**values, BASE: of_bases(tables, family, runs[b])})
+            for of, base in (("score", {}), ("gain over base", {BASE: -1})):
+                ratio = resampled.ratio({b: 1, **base}, {other: 1, **base})
+                found.append(Share(block.name, family, b, other, of, ratio, resampled.pairs))
     return found
-
-
-def _shares(block: Block, tables: Tables, family: str, b: str, other: str, b_runs: dict, other_runs: dict):
-    values = {
-        b: of_runs(tables, b_runs),
-        other: of_runs(tables, other_runs),
-        BASE: of_bases(tables, family, b_runs),
-    }
-    resampled = resample(values)
-    for of, base in (("score", {}), ("gain over base", {BASE: -1})):
-        yield Share(
-            block.name, family, b, other, of, resampled.ratio({b: 1, **base}, {other: 1, **base}), resampled.pairs
-        )

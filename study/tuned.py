@@ -24,13 +24,15 @@ class Choice:
 
     Attributes:
         block, family, key (`str`): What it was chosen for.
-        scores (`dict[float, float]`): Mean validation score over the pairs, by value: pass@1, or the reward itself.
+        by (`str`): The score that chose: `pass@1`, or `proxy`, the reward itself.
+        scores (`dict[float, float]`): Its mean on validation over the pairs, by value.
         value (`float`): The choice.
     """
 
     block: str
     family: str
     key: str
+    by: str
     scores: dict[float, float]
     value: float
 
@@ -45,7 +47,8 @@ def choose(block: Block, family: str, key: str, tables: Tables) -> Choice | None
         return None
     scores = {value: mean(row[block.tuned_by] for row in rows) for value, rows in sorted(tried.items())}
     best = max(scores.values())
-    return Choice(block.name, family, key, scores, max(value for value in scores if scores[value] >= best - TIE))
+    chosen = max(value for value in scores if scores[value] >= best - TIE)
+    return Choice(block.name, family, key, block.tuned_by, scores, chosen)
 
 
 def choices(matrix: Matrix, tables: Tables) -> list[Choice]:

@@ -5,6 +5,7 @@ Look at the tasks: `python -m tasks list`, `python -m tasks show reverse_digits 
 
 import argparse
 import json
+import re
 import sys
 
 from rich.console import Console
@@ -18,11 +19,12 @@ from .registry import PREFIXES, get_task, task_class, task_names
 
 
 def list_tasks() -> Table:
-    """A table of the tasks: name and first line of the docstring."""
+    """A table of the tasks: name and first line of the docstring, its links as their text."""
     table = Table("task", "what it asks")
     for name in [*task_names(), *(f"{prefix}:NAME" for prefix in PREFIXES)]:
         # Text, because rich would read brackets in a plain string as markup.
-        table.add_row(name, Text(task_class(name).__doc__.strip().splitlines()[0]))
+        line = task_class(name).__doc__.strip().splitlines()[0]
+        table.add_row(name, Text(re.sub(r"\[([^][]+)\]\([^)]+\)", r"\1", line)))
     return table
 
 

@@ -3,8 +3,11 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from datasets import Dataset
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 SPLITS = ("train", "validation", "test")
@@ -71,12 +74,14 @@ def build_dataset(
     prompts: Sequence[str],
     answers: Sequence[str],
     columns: Sequence[Mapping] | None = None,
-) -> Dataset:
+) -> "Dataset":
     """
     The rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`.
 
     `columns` holds the task's further columns, row by row; every row has the same keys.
     """
+    from datasets import Dataset  # not for a list of tasks
+
     further = {key: [row[key] for row in columns] for key in columns[0]} if columns else {}
     return Dataset.from_dict(
         {
@@ -102,7 +107,7 @@ class Task(ABC):
     level: int
 
     @abstractmethod
-    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+    def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """
         Questions of one split; the same arguments always give the same rows, and no question occurs twice.
 

@@ -26,6 +26,7 @@ TASKS = {
 }
 # Prefix -> the class of all its tasks, which takes the rest of the name as its first argument.
 PREFIXES = {"rg": "tasks.reasoning_gym:ReasoningGym"}
+PLUGINS = []  # files of `--plugin`, which have added to them
 
 
 def task_names() -> list[str]:
@@ -40,6 +41,11 @@ def task_class(name: str) -> type[Task]:
     Raises:
         `ValueError`: if there is no such task.
     """
+    module, _, attribute = _place(name).partition(":")
+    return getattr(import_module(_here(module)), attribute)
+
+
+def _place(name: str) -> str:
     place = TASKS.get(name) if isinstance(name, str) else None
     if isinstance(name, str) and ":" in name:
         place = PREFIXES.get(name.partition(":")[0])
@@ -48,8 +54,13 @@ def task_class(name: str) -> type[Task]:
             f"name={name!r} is not a task.{_suggest(name, task_names())} Tasks: {', '.join(task_names())}; rg:NAME "
             "for the families of reasoning-gym"
         )
-    module, _, attribute = place.partition(":")
-    return getattr(import_module(_here(module)), attribute)
+    return place
+
+
+def check_name(name: str) -> None:
+    """Raise `ValueError` as [`get_task`] does if there is no such task; nothing is imported."""
+    for one in parse_weights(name) if isinstance(name, str) and "," in name else [name]:
+        _place(one)
 
 
 def _here(module: str) -> str:

@@ -13,10 +13,13 @@ from trl_prorl.launch.recipe_check import read_recipe
 
 @pytest.fixture
 def in_4_bits(monkeypatch):
-    """Arguments of a trainer. On CPUs with AVX512-BF16 bitsandbytes cannot train a model that has been evaluated."""
-    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
+    """
+    Arguments of a trainer. On CPUs with AVX512-BF16, as whose this one passes, bitsandbytes cannot train a model that
+    has been evaluated.
+    """
 
-    def arguments():
+    def arguments(avx512bf16=True):
+        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: avx512bf16)
         config = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
         )
@@ -49,6 +52,12 @@ def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make
         assert param.dtype == adapters(whole)[name].dtype and torch.equal(param, adapters(whole)[name]), name
     optimizer = [param for group in again.optimizer.param_groups for param in group["params"]]
     assert {id(param) for param in optimizer} == {id(param) for param in begun.values() if param.requires_grad}
+
+
+def test_a_base_in_4_bits_is_trained_to_the_same_numbers_on_every_cpu(run, in_4_bits):
+    keys = {"learning_rate": 2e-2, "max_steps": 2, "beta": 0.3, "pack_groups": "on"}
+    with_it, without = (adapters(run(**in_4_bits(avx512bf16), **keys)) for avx512bf16 in (True, False))
+    assert all(torch.equal(param, without[name]) for name, param in with_it.items())
 
 
 def test_a_resumed_run_samples_from_the_adapter_that_it_trains(run, make_trainer, tiny_model):

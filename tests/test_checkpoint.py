@@ -158,6 +158,10 @@ def test_the_newest_whole_checkpoint_is_resumed_from_and_the_best_is_kept(run, m
     assert "checkpoint-4 is skipped: optimizer.pt has 3 bytes" in caplog.text
     (event,) = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "resume"]
     assert event["checkpoint"] == "checkpoint-2" and event["step_applied"] == 2 and "checkpoint-4" in event["skipped"]
+    loads = {
+        row["step"]: row["time_load"] for row in map(json.loads, (out / "metrics.jsonl").open()) if "time_load" in row
+    }
+    assert list(loads) == [3] and 0.0 < loads[3] < 60.0  # of the first step after the resume alone
     assert why_unusable(out / "checkpoint-4") is None  # written again, whole
 
 

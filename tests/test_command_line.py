@@ -86,6 +86,7 @@ MISSPELT = {
     "option": (["--beta_odl", "1"], "unknown option '--beta_odl' (did you mean '--beta_old'?)."),
     "option with its value": (["--beta_odl=1"], "unknown option '--beta_odl=1' (did you mean '--beta_old'?)."),
     "one dash": (["-beta_old", "1"], "unknown option '-beta_old' (did you mean '--beta_old'?)."),
+    "option of another name": (["--lr", "1"], "unknown option '--lr': write learning_rate."),
     "key": (["--config", "misspelt.yaml"], "unknown key 'beta_odl' (did you mean 'beta_old'?)."),
     "key of another version": (["--config", "renamed.yaml"], "unknown key 'torch_dtype': write dtype."),
     "type": (
@@ -94,6 +95,7 @@ MISSPELT = {
     ),
     "twice": (["--config", "twice.yaml"], "the key 'beta' is given twice"),
     "no recipe": (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file."),
+    "no shipped recipe": (["--config", "tiny/varianta"], "(did you mean 'tiny/variantA'?)."),
     "no path": (["--config"], "--config needs the path of a recipe after it."),
     "two recipes": (
         ["--config", "a.yaml", "--config", "b.yaml"],
@@ -151,6 +153,17 @@ def test_the_full_parser_says_the_same(tmp_path, capsys):
         with pytest.raises(SystemExit) as end:
             first_look(RECIPE, arguments)
         assert end.value.code == 2 and capsys.readouterr().err == f"error: {error.value}\n"
+
+
+@pytest.mark.parametrize("argv", [["--config", "tiny/variantB"], ["--config=tiny/variantB"]])
+def test_a_shipped_recipe_by_its_name(tmp_path, monkeypatch, argv):
+    monkeypatch.chdir(tmp_path)
+    assert first_look(RECIPE, [*argv, "--beta", "1"]) == [
+        "--config",
+        str(RECIPE.with_name("variantB.yaml")),
+        "--beta",
+        "1",
+    ]
 
 
 def test_what_is_right_passes_unchanged():

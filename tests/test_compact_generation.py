@@ -211,7 +211,6 @@ ADAPTERS = {
     "plain": LORA,
     "rslora": {**LORA, "use_rslora": True},
     "dora": {**LORA, "use_dora": True},
-    "pissa": {**LORA, "init_lora_weights": "pissa"},
     "bias": {**LORA, "lora_bias": True, "target_modules": ["q_proj", "k_proj"]},
     "head and embeddings": {**LORA, "target_modules": ["q_proj", "embed_tokens"]},
     "saved modules": {**LORA, "modules_to_save": ["norm"]},
@@ -357,7 +356,10 @@ def test_settings_that_need_the_other_loop(make_trainer, keys, line, caplog):
     with pytest.raises(ValueError, match=line.replace("(", r"\(")):
         make_trainer(compact_generation="on", **asked)
     trainer = make_trainer(compact_generation="auto", **asked)
-    assert trainer.ways.generation.startswith(f"off: {line}") and "falls back to generate" in caplog.text
+    assert (
+        trainer.ways.generation.startswith(f"off: {line}")
+        and f"computed as without it: compact_generation: {line}" in caplog.text
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- in a training

@@ -5,6 +5,7 @@ import warnings
 import pytest
 
 from trl_prorl import ProRLConfig
+from trl_prorl.launch.launcher import launcher_keys
 
 
 BASE = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8, "num_generations": 4}
@@ -196,3 +197,53 @@ def test_a_launcher_whose_precision_is_not_the_keys_is_refused(monkeypatch, key)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     assert ProRLConfig(**BASE | {"bf16": True}).mixed_precision == "bf16"
     assert ProRLConfig(**BASE).mixed_precision == "no"
+
+
+@pytest.mark.parametrize(
+    ("env", "gpu", "keys"),
+    [
+        ({}, True, []),  # no launcher: the recipe decides
+        ({"MIXED_PRECISION": "no", "USE_CPU": "True"}, True, ["--bf16 false", "--fp16 false", "--use_cpu true"]),
+        ({"MIXED_PRECISION": "bf16", "USE_CPU": "False"}, False, ["--bf16 true", "--fp16 false", "--use_cpu true"]),
+        ({"MIXED_PRECISION": "bf16", "USE_CPU": "False"}, True, ["--bf16 true", "--fp16 false", "--use_cpu false"]),
+        ({"MIXED_PRECISION": "fp16"}, True, ["--bf16 false", "--fp16 true", "--use_cpu false"]),
+        ({"MIXED_PRECISION": "fp16", "USE_CPU": "True"}, True, "mixed_precision=fp16, which needs a GPU"),
+        ({"MIXED_PRECISION": "bf16"}, False, "told of several GPUs, and torch finds none"),
+    ],
+)
+def test_a_default_recipe_takes_precision_and_device_from_the_launcher(monkeypatch, env, gpu, keys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    for key in ("MIXED_PRECISION", "USE_CPU"):
+        monkeypatch.delenv(f"ACCELERATE_{key}", raising=False)
+    for key, value in env.items():
+        monkeypatch.setenv(f"ACCELERATE_{key}", value)
+    if isinstance(keys, str):
+        with pytest.raises(ValueError, match=keys):
+            launcher_keys()
+    else:
+        assert launcher_keys() == " ".join(keys).split()
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, True),
+        ({"ACCELERATE_MIXED_PRECISION": "no"}, False),  # one process was asked for
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, False),  # a cluster's shell, no launcher
+    ],
+)
+def test_processes_that_the_launcher_did_not_start_are_told_of(monkeypatch, caplog, env, told):
+    for key in ("ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    config()
+    assert ("asked for several processes, and has started one" in caplog.text) == told
+
+
+def test_deepspeed_that_is_not_installed_is_refused(monkeypatch):
+    monkeypatch.setattr("trl_prorl.refusals.is_deepspeed_available", lambda: False)
+    with pytest.raises(
+        ValueError, match=r"^deepspeed='zero.json' needs DeepSpeed: pip install 'trl-prorl\[deepspeed\]'"
+    ):
+        config(deepspeed="zero.json")

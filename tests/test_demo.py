@@ -47,7 +47,7 @@ def test_a_recipe_that_is_not_there_is_one_line(tmp_path):
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "--arms variantD" in done.stderr and "variantA, variantB" in done.stderr
+    assert "--arms variantD" in done.stderr and "variantA, variantA0, variantB" in done.stderr
 
 
 @pytest.fixture

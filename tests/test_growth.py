@@ -500,7 +500,7 @@ def refused(make_trainer, message, lora=None, **keys):
 def test_what_cannot_grow_is_refused_in_one_line(make_trainer, monkeypatch):
     refused(make_trainer, "the model has none. Set use_peft: true", lora=False)
     refused(make_trainer, "leaves no room to grow: the adapter begins with rank 6", lora={"r": 6})
-    refused(make_trainer, "the adapter has init_lora_weights='pissa'", lora={"init_lora_weights": "pissa"})
+    refused(make_trainer, "the adapter has init_lora_weights='mica'", lora={"init_lora_weights": "mica"})
     refused(make_trainer, "the adapter has rank_pattern", lora={"rank_pattern": {"q_proj": 2}})
     refused(make_trainer, "the adapter has alpha_pattern", lora={"alpha_pattern": {"q_proj": 2}})
     of_tokens = {"alora_invocation_tokens": [1], "task_type": "CAUSAL_LM"}

@@ -74,24 +74,40 @@ def test_before_the_first_checkpoint_and_before_the_first_step(forks, tmp_path, 
 WHILE_IMPORTING = {
     "recipe": ([str(RECIPE)], "numpy"),
     "trl_prorl.train": (["-m", "trl_prorl.train", "--config", str(ROOT / "recipes/tiny/variantA.yaml")], "numpy"),
-    "trl-prorl": (["-m", "trl_prorl.commands", "passk", "--run", "x"], "numpy"),
+    "trl-prorl": (["-m", "trl_prorl.commands", "passk", "--run", "run"], "numpy"),
     "tasks": (["-m", "tasks", "list"], "pyarrow"),
     "demo": ([str(ROOT / "recipes" / "demo.py")], "rich.console"),
 } | {
-    f"eval.{name}": (["-m", f"eval.{name}"], "numpy")
-    for name in (
-        *("passk", "report", "drift", "boundary", "trajectory", "compare"),
-        *("step_cost", "reset_cost", "gpu_check", "push"),
-    )
+    f"eval.{name}": (["-m", f"eval.{name}", *options], "numpy")
+    for name, options in {
+        **dict.fromkeys(("passk", "drift", "boundary", "trajectory"), ("--run", "run")),
+        **{
+            "report": ("--runs", "run"),
+            "compare": ("--runs", "run", "other"),
+            "push": ("--run", "run", "--repo", "a/b"),
+        },
+        **dict.fromkeys(("step_cost", "reset_cost", "gpu_check"), ()),
+    }.items()
 }
 
 
 @pytest.mark.parametrize("case", WHILE_IMPORTING)
-def test_while_the_imports_last(case):
+def test_while_the_imports_last(case, tmp_path):
+    for folder in (tmp_path / "run", tmp_path / "other"):  # what the command line names is looked at before
+        folder.mkdir()
+        (folder / "config.yaml").write_text("model_name_or_path: embedded\ntask: reverse_digits\n")
+        (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     command, imported = WHILE_IMPORTING[case]
     command = [sys.executable, "-X", "importtime", *command]  # it writes a line for every module
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible
+        command,
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=interruptible,
     ) as process:
         assert any(line.rpartition("|")[2].strip() == imported for line in process.stderr)
         process.send_signal(signal.SIGINT)
@@ -115,7 +131,7 @@ def ticks(process):
 def test_a_command_at_work(forks, tmp_path, case):
     log = tmp_path / "log"
     process = forks.start(run="-m", argv=AT_WORK[case], log=str(log), cwd=str(tmp_path))
-    wait_for(lambda: ticks(process) > 50, process)
+    wait_for(lambda: ticks(process) > 300, process)  # its imports are over
     os.kill(process, signal.SIGINT)
     assert forks.status() == 130, log.read_text()[-3000:]
     assert lines_of(log.read_text()) == ["interrupted: nothing has changed. The same command begins anew."]

@@ -1,6 +1,7 @@
 """The meter: exclusive stages, token means, files that survive."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -161,6 +162,45 @@ def test_a_card_of_which_nvml_knows_no_utilisation_is_measured_without_it(monkey
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     assert gpu_row(torch.device("cuda", 0)) == {"peak_memory_gib": 1.0}
+
+
+def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(monkeypatch):
+    """Three readings while the step lasts, 90, 80 and 70 %, and one of 0 at its end, where the GPU is idle."""
+    card, values, over = torch.device("cuda", 0), [90, 80, 70], threading.Event()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(meter_module.Utilization, "EVERY", 0.001)
+
+    def utilization(device):
+        assert device == card
+        if threading.current_thread() is threading.main_thread():
+            return 0
+        if values:
+            return values.pop(0)
+        over.set()
+        raise RuntimeError("no more")  # the thread ends, as where NVML fails
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    threads = threading.active_count()
+    meter = Meter(card)
+    meter.begin_step()
+    assert over.wait(10)
+    meter.device = CPU  # of the counts, because there is no GPU
+    monkeypatch.setattr(meter_module, "gpu_row", lambda device, readings: gpu_row(card, readings))
+    assert meter.end_step(lambda tensor: tensor)["gpu_utilization"] == 60.0
+    assert threading.active_count() == threads
+
+
+def test_the_readings_of_a_step_that_is_abandoned_end(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
+    threads, meter = threading.active_count(), Meter(torch.device("cuda", 0))
+    meter.begin_step()
+    assert threading.active_count() == threads + 1
+    meter.abandon_step()
+    assert threading.active_count() == threads
 
 
 def test_the_peak_of_a_step_is_not_that_of_an_evaluation_before_it(monkeypatch):

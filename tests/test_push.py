@@ -263,8 +263,8 @@ def test_hub_push_reference_is_true_or_false(make_trainer, value):
 # --------------------------------------------------------------------------------------------------- the result
 
 
-def test_the_readme_s_five_lines_merge_and_generate(run, tiny_model, tmp_path, monkeypatch, capsys):
-    section = (ROOT / "README.md").read_text().split("## Use the result")[1].split("\n## ")[0]
+def test_the_page_s_five_lines_merge_and_generate(run, tiny_model, tmp_path, monkeypatch, capsys):
+    section = (ROOT / "docs" / "publishing.md").read_text().split("## Use the result")[1].split("\n## ")[0]
     code = re.search(r"```python\n(.*?)```", section, re.S)[1]
     assert len([line for line in code.splitlines() if line]) == 5
     save = re.search(r"`(generate\.save_pretrained\(.*?\))`", section)[1]

@@ -48,7 +48,7 @@ def test_the_base_is_found_from_any_directory(recipe, tmp_path, monkeypatch):
         ("beta: 1\n", "bsae: base.yaml\n", r"unknown key 'bsae' \(did you mean 'base'\?\)"),
         ("beta: 1\n", "base: base.yaml\nmax_steps: null\n", "max_steps=None is empty"),
         ("beta: 1\n", "base: base.yaml\nbeta: [1]\n", r"arm.yaml: beta=\[1\] is a list"),
-        ("- 1\n", "base: base.yaml\n", "base='base.yaml' holds list"),
+        ("- 1\n", "base: base.yaml\n", "base='base.yaml' holds a list"),
         ("a: b: c\n", "base: base.yaml\n", "base='base.yaml' is not YAML"),
         ("trust_remote_code: true\n", "base: base.yaml\n", "base.yaml: trust_remote_code=True"),
         ("env: {PYTHONSTARTUP: x}\n", "base: base.yaml\n", "base.yaml: env sets PYTHONSTARTUP"),

@@ -3,11 +3,14 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from datasets import Dataset
 from trl import ModelConfig, TrlParser
@@ -58,6 +61,10 @@ BAD = {
     "contradiction": (["--kl_estimator", "k1", "--use_bias_correction_kl", "false"], ["kl_estimator='k1'"]),
     "task": (["--task", "reverse_digit"], ["reverse_digit", "reverse_digits"]),
     "never applied": (["--optimizer_reset", "hard", "--ref_reset_every", "0"], ["optimizer_reset='hard'"]),
+    "task with a base of its own": (
+        ["--model_name_or_path", "embedded", "--task", "sums"],
+        ["task='sums'", "model_name_or_path: embedded:sums, or embedded:reverse_digits if"],
+    ),
     "task option": (["--task", "gsm8k"], ["level=3", "gsm8k", "path"]),
     "dataset": (
         ["--config", str(GSM8K), *CPU, "--dataset_name", "/nowhere"],
@@ -108,6 +115,7 @@ BAD = {
     "nonfinite": (["--nonfinite", "ignore"], ["nonfinite='ignore'", "stop, skip"]),
     "output_dir is a file": (["--output_dir", "misspelt.yaml"], ["output_dir=", "is a file"]),
     "remote code": (["--config", "remote.yaml"], ["trust_remote_code=True", "command line"]),
+    "remote code in text": (["--config", "text.yaml"], ["model_init_kwargs: trust_remote_code=True", "command line"]),
     "remote kernel": (["--config", "kernel.yaml"], ["attn_implementation='someone/kernel'"]),
     "environment": (["--config", "env.yaml"], ["env sets LD_PRELOAD", "shell"]),
     "empty dataset": (["--config", str(GSM8K), *CPU, "--dataset_name", "empty"], ["empty"]),
@@ -122,6 +130,11 @@ BAD = {
     "entropy": (["--entropy_stop", "true"], ["entropy_stop=True", "entropy_floor"]),
     "checkpoint": (["--resume_from_checkpoint", "nowhere"], ["resume_from_checkpoint='nowhere'", "no such folder"]),
     "model without weights": (["--model_name_or_path", "columns"], ["model_name_or_path", "without config.json"]),
+    "groups": (
+        ["--num_generations", "3"],
+        ["num_generations=3 does not divide the 8 completions", "per_device_train_batch_size=8"],
+    ),
+    "no rows": (["--train_rows", "0"], ["train_rows=0 must be at least 1"]),
     "task options": (["--task_options", "{reward"], ["task_options='{reward'", "JSON"]),
 }
 
@@ -135,6 +148,7 @@ def test_bad_input_is_one_line_and_exit_code_two(forks, tmp_path, tiny_model, ca
     (tmp_path / "renamed.yaml").write_text("torch_dtype: float32\n")
     (tmp_path / "typed.yaml").write_text("num_generations: 2.5\n")
     (tmp_path / "remote.yaml").write_text("model_init_kwargs: {trust_remote_code: true}\n")
+    (tmp_path / "text.yaml").write_text("model_init_kwargs: '{\"trust_remote_code\": true}'\n")
     (tmp_path / "kernel.yaml").write_text("attn_implementation: someone/kernel\n")
     (tmp_path / "env.yaml").write_text("env: {LD_PRELOAD: /tmp/mine.so, WANDB_MODE: offline}\n")
     for folder, line in (("empty", ""), ("columns", '{"ask": "1+1", "answer": "#### 2"}\n')):
@@ -165,6 +179,50 @@ def test_an_error_of_the_launcher_s_process_is_our_line_too(tmp_path, tiny_model
     assert "error: unknown option '--ref_reset_evry' (did you mean '--ref_reset_every'?)." in done.stderr.splitlines()
 
 
+@pytest.fixture
+def launched(tmp_path):
+    """A function: `accelerate launch` of a variant's own recipe, with arguments of the launcher; the end, and run."""
+
+    def launch(variant, *arguments):
+        command = [str(Path(sys.executable).with_name("accelerate")), "launch", *arguments]
+        command += [str(ROOT / "recipes" / f"grpo_variant{variant}.py"), "--output_dir", str(tmp_path / "run"), *SMALL]
+        home = tmp_path / "home"  # without a user's own default
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(home)}
+        return subprocess.run(command, capture_output=True, text=True, env=env, check=False), tmp_path / "run"
+
+    return launch
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
+def test_the_launcher_s_precision_is_that_of_a_bare_launch(launched):
+    done, run = launched("A", "--config_file", str(ROOT / "accelerate_configs" / "single_gpu.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert "The launcher says bf16, and this run is on a CPU: it computes in bf16 there." in done.stderr.splitlines()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["bf16"], config["use_cpu"], config["beta"]) == (True, True, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--config_file", "cpu"], ""),
+        (["--config_file", "multi_gpu"], "error: accelerate launch was told of several GPUs"),
+        (["--config_file", "fsdp2"], "error: accelerate launch was told of several GPUs"),
+        (["--mixed_precision", "fp16"], "error: accelerate launch says mixed_precision=fp16, which needs a GPU"),
+        (["--cpu", "--num_processes", "2"], "accelerate launch was asked for several processes, and has started one"),
+        ([], ""),
+    ],
+)
+def test_a_bare_launch_runs_or_says_why_not(launched, arguments, told):
+    if "--config_file" in arguments:
+        arguments = ["--config_file", str(ROOT / "accelerate_configs" / f"{arguments[1]}.yaml")]
+    done, run = launched("A", *arguments)
+    assert any(line.startswith(told) for line in done.stderr.splitlines() or [""])
+    assert (done.returncode == 0) == run.is_dir() == (not told.startswith("error"))
+
+
 def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_path, tiny_model):
     out = tmp_path / "run"
     arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, "--save_steps", "2"]
@@ -187,6 +245,28 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
+@pytest.mark.parametrize("left", ["a killed process", "run.lock", "metrics.jsonl", ""])
+def test_a_run_that_was_killed_before_its_first_row_begins_again(forks, tmp_path, tiny_model, left):
+    out, recipe = tmp_path / "run", ROOT / "recipes" / "grpo_variantA.py"
+    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL]
+    out.mkdir()
+    if left == "a killed process":
+        process = forks.start(run=str(recipe), argv=arguments, log=str(tmp_path / "log"))
+        while not (out / "env.json").exists():
+            time.sleep(0.001)
+        os.kill(process, signal.SIGKILL)
+        assert forks.status() == -signal.SIGKILL
+        assert (out / "metrics.jsonl").read_text() == "" and (out / "run.lock").exists()
+    elif left:  # killed a moment earlier; ended by Ctrl-C
+        (out / left).touch()
+    status, written = forks.run(recipe, *arguments, "--resume_from_checkpoint", "True")
+    if not left:
+        assert status == 2 and "holds no checkpoint that is complete. Leave it out to begin a run there" in written
+    else:
+        assert status == 0 and "the run begins again at step 0" in written
+        assert (out / "metrics.jsonl").read_text().count("\n") == 3 and not (out / "metrics.1.jsonl").exists()
+
+
 def test_a_finished_run_is_not_trained_a_second_time(forks, tmp_path, tiny_model):
     out, recipe = tmp_path / "run", ROOT / "recipes" / "grpo_variantA.py"
     arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL]
@@ -204,7 +284,7 @@ def test_a_finished_run_is_not_trained_a_second_time(forks, tmp_path, tiny_model
     assert status == 0 and "the run begins again at step 0" in written
     weights = (out / "adapter_model.safetensors").read_bytes()
     status, written = forks.run(recipe, *arguments)
-    assert status == 0 and f"the run in {out} is finished: checkpoint-3 is its last step" in written
+    assert status == 0 and f"finished, nothing to do: checkpoint-3 is the last step of {out}" in written
     assert (out / "adapter_model.safetensors").read_bytes() == weights
     assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
 

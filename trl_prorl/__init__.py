@@ -3,13 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .quiet import hold_kernel_hint
+from .quiet import drop_kernel_hint, hold_old_names
 
 
 if TYPE_CHECKING:
     from .config import ProRLConfig
+    from .embedded.shipped import embedded_model
+    from .own_packages import evaluate
     from .resets.callbacks import ReferenceResetCallback
     from .resets.triggers import KLSpike, Periodic, Reason, Stall, Trigger
+    from .train import task_reward
     from .trainer import ProRLTrainer
 
 
@@ -24,12 +27,23 @@ __all__ = [
     "ReferenceResetCallback",
     "Stall",
     "Trigger",
+    "embedded_model",
+    "evaluate",
+    "task_reward",
 ]
 
-hold_kernel_hint()
+drop_kernel_hint()
+hold_old_names()
 
 # Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
-_MODULES = {"ProRLConfig": "config", "ProRLTrainer": "trainer", "ReferenceResetCallback": "resets.callbacks"}
+_MODULES = {
+    "ProRLConfig": "config",
+    "ProRLTrainer": "trainer",
+    "ReferenceResetCallback": "resets.callbacks",
+    "embedded_model": "embedded.shipped",
+    "evaluate": "own_packages",
+    "task_reward": "train",
+}
 
 
 def __getattr__(name: str):

@@ -6,6 +6,7 @@ working directory, which `python -m tasks` and `python -m eval.passk` would take
 import sys
 import textwrap
 from importlib import import_module
+from itertools import groupby
 
 from .launch.command_line import refuse, show
 from .launch.interrupt import NOTHING_CHANGED, end_at_once
@@ -31,6 +32,7 @@ COMMANDS = {
     "gpu-check": ("eval.gpu_check", "is it right on this GPU, and what does it cost there?"),
     "push": ("eval.push", "push a run to the Hub"),
     "tasks": ("tasks.__main__", "look at the tasks"),
+    "env": ("trl_prorl.environment", "versions and flags, for a report of a bug"),
 }
 TAKES_RECIPE = ("train", "preflight")
 
@@ -41,21 +43,21 @@ def help_text() -> str:
 
 
 def recipes_text() -> str:
-    """The shipped recipes by folder."""
-    folders: dict[str, list[str]] = {}
-    for name in shipped_recipes():
-        folder, _, stem = name.rpartition("/")
-        folders.setdefault(folder, []).append(stem)
+    """The shipped recipes by folder, each with its first line of comment."""
     lines = [
         "usage: trl-prorl train RECIPE [--KEY VALUE ...]",
         "",
         "RECIPE is a file, or the name of a recipe that comes with the package, as in",
         "`trl-prorl train tiny/variantA --max_steps 20`. `--help` says more. Names:",
-        "",
     ]
-    for folder, stems in folders.items():
-        names = textwrap.wrap(" ".join(stems), 76, break_on_hyphens=False)
-        lines += [f"  {folder}/", *(f"    {line}" for line in names)]
+    recipes = shipped_recipes()
+    in_folders = sorted(recipes, key=lambda name: name.rpartition("/"))
+    for folder, names in groupby(in_folders, key=lambda name: name.rpartition("/")[0]):
+        lines += ["", f"  {folder}/"]
+        for name in names:
+            comment = recipes[name].read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+            stem = name.rpartition("/")[2]
+            lines.append(f"    {stem:<18} {textwrap.shorten(comment, 56, placeholder=' …')}")
     return "\n".join(lines)
 
 
@@ -89,6 +91,9 @@ def main(argv: list[str] | None = None) -> int:
             refuse(error)
     claim()
     sys.argv = [f"trl-prorl {name}", *arguments]
+    package, _, module = COMMANDS[name][0].partition(".")
+    if package == "eval":
+        import_module("eval.command_lines").first_look(module)
     return import_module(COMMANDS[name][0]).main() or 0
 
 

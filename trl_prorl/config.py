@@ -1,18 +1,35 @@
 """`ProRLConfig`: TRL's `GRPOConfig` and the keys of prolonged training. Every key's default is off, i.e. plain TRL."""
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 from trl import GRPOConfig
 
 from .objective.kl import gradient_bias
-from .refusals import UNCLEAN_SCHEDULE, check_bf16, check_combinations, check_launcher, check_values
+from .refusals import UNCLEAN_SCHEDULE, check_batch, check_combinations, check_launcher, check_machine, check_values
 from .resets.triggers import CONFIGURED
 from .variants import variant_of
 
 
+# What `fast` switches on.
+FAST = {"reuse_old_logps": True, "pack_groups": "auto", "compact_generation": "auto"}
+
+
+class Given:
+    """Knows the keywords by which it was made: a value that equals its default does not tell who set it."""
+
+    given: frozenset[str] = frozenset()
+
+    def __new__(cls, *args, **keys):
+        made = super().__new__(cls)
+        everything = {field.name for field in fields(cls) if field.init} <= keys.keys()  # as TrlParser makes it
+        made.given = frozenset() if everything else frozenset(keys)
+        return made
+
+
 @dataclass
-class ProRLConfig(GRPOConfig):
+class ProRLConfig(GRPOConfig, Given):
     r"""
     Configuration of [`ProRLTrainer`]: everything of [`~trl.GRPOConfig`], and the anchors and resets of prolonged RL.
 
@@ -114,6 +131,12 @@ class ProRLConfig(GRPOConfig):
 
         > Parameters that control the cost
 
+        fast (`bool`, *optional*, defaults to `False`):
+            Every acceleration that changes no number beyond rounding, or draws from the same distribution:
+            `reuse_old_logps: true`, `pack_groups: auto` and `compact_generation: auto`. A key that is set by hand
+            wins, at its default too (with TRL's `TrlParser`, which passes all keys, only at another value). What is
+            not possible falls back, also where dropout is active; a line at the start and `env.json` say why.
+            `skip_zero_rows` is not among them, because it changes means of the record.
         reuse_old_logps (`bool`, *optional*, defaults to `False`):
             Take π_old's log-probabilities from the first inner pass instead of a forward of their own, wherever that
             is sound: nothing was updated since sampling (`gradient_accumulation_steps` a multiple of
@@ -232,6 +255,7 @@ class ProRLConfig(GRPOConfig):
     lora_growth_step: int = 4
     lora_growth_max_rank: int = 64
 
+    fast: bool = False
     reuse_old_logps: bool = False
     pack_groups: str = "off"
     pack_max_tokens: int | None = None
@@ -258,13 +282,22 @@ class ProRLConfig(GRPOConfig):
     hub_push_reference: bool = False
 
     def __post_init__(self):
+        self.given_up: str | None = None  # why nothing is accelerated that `fast` has switched on
+        for key, value in FAST.items() if self.fast else ():
+            if key not in self.given and getattr(self, key) == self.__dataclass_fields__[key].default:
+                setattr(self, key, value)
         for key in ("pack_groups", "compact_generation"):
             if isinstance(getattr(self, key), bool):  # YAML takes a bare on or off for true or false
                 setattr(self, key, "on" if getattr(self, key) else "off")
         if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # whichever way it was written
             self.resume_from_checkpoint = "True" if str(self.resume_from_checkpoint).lower() == "true" else None
-        check_bf16(self)
-        super().__post_init__()
+        check_machine(self)
+        check_batch(self)
+        try:
+            super().__post_init__()
+        except ValueError:
+            check_batch(self)  # TRL names a key that it computed; this names the keys that were given
+            raise
         check_launcher(self)
         check_values(self)
         check_combinations(self)
@@ -313,6 +346,12 @@ class ProRLConfig(GRPOConfig):
         guarded = self.guard_gap is not None and self.guard_gap_action == "reset"
         return guarded or any(trigger.is_on(self) for trigger in CONFIGURED)
 
+    def first_reset(self, steps: int) -> int | None:
+        """After how many of `steps` optimizer steps `ref_reset_every` resets for the first time; `None`: never."""
+        apart = max(1, self.generate_every // self.gradient_accumulation_steps)
+        applied = -(-self.ref_reset_every // apart) * apart  # the next generation, which the last step does not have
+        return applied if 0 < applied < steps else None
+
     @property
     def changes_at_boundary(self) -> bool:
         """Whether a key of this configuration changes weights, reference or ranks at a generation boundary."""
@@ -345,8 +384,8 @@ class ProRLConfig(GRPOConfig):
         """Whether every key of ours that could change a number or a forward is off."""
         penalties = self.adds_penalty or self.kl_target is not None or self.loss_mode is not None
         samples = self.dynamic_sampling_rounds > 0 or self.advantage_estimator is not None
-        compact = self.pack_groups != "off" or self.compact_generation != "off"
-        cost = self.reuse_old_logps or compact or self.skip_zero_rows or self.ref_compute != "cached"
+        accelerated = any(getattr(self, key) not in (False, "off") and not self.gives_up(key) for key in FAST)
+        cost = accelerated or self.skip_zero_rows or self.ref_compute != "cached"
         return not (penalties or self.changes_at_boundary or samples or cost)
 
     @property
@@ -377,7 +416,34 @@ class ProRLConfig(GRPOConfig):
         """
         if self.on_policy and not self.corrects_sampler:
             return "policy"
-        return "first_pass" if self.reuse_old_logps and self.first_pass_is_old_policy else "forward"
+        reuses = self.reuse_old_logps and not self.gives_up("reuse_old_logps")
+        return "first_pass" if reuses and self.first_pass_is_old_policy else "forward"
+
+    @property
+    def why_no_reuse(self) -> str | None:
+        """Why π_old takes a forward of its own though `reuse_old_logps` is set; `None` if it does not."""
+        if not self.reuse_old_logps or self.old_logps_source != "forward":
+            return None
+        if self.gives_up("reuse_old_logps") or self.corrects_sampler:
+            return self.given_up or "vllm_importance_sampling_correction=True needs π_old's log-probabilities at once."
+        return (
+            f"gradient_accumulation_steps={self.gradient_accumulation_steps} is no multiple of "
+            f"steps_per_generation={self.steps_per_generation}, so that an update precedes a part of the first pass."
+        )
+
+    def gives_up(self, key: str) -> bool:
+        """Whether an acceleration that `fast` asks for is given up."""
+        return self.given_up is not None and getattr(self, key) == FAST[key]
+
+    def check_or_give_up(self, check: Callable, *about) -> None:
+        """Make a check that all of ours needs; give up what `fast` asks for instead, if there is nothing else."""
+        try:
+            if not self.is_trl:
+                check(*about)
+        except ValueError as error:
+            self.given_up = str(error) if self.fast else None
+            if not self.is_trl:
+                raise
 
     @property
     def variant(self) -> str:

@@ -1,8 +1,13 @@
 """Errors of a run that has begun and cannot go on. What cannot be started at all is a `ValueError`."""
 
+from .shown import cut
+
 
 class InputError(ValueError):
-    """Bad input: one line that names the key or the file, the value and the cure."""
+    """Bad input: a line of at most 500 characters that names the key or the file, the value and the cure."""
+
+    def __init__(self, message: str = ""):
+        super().__init__(cut(message, 500))
 
 
 class RunError(RuntimeError):

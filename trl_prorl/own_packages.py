@@ -71,7 +71,13 @@ def run_claimed(pickled: bytes) -> None:
     function(*arguments)
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name != "tasks":
+def __getattr__(name: str):
+    if name == "tasks":
+        return own_package(name)  # when it is asked for: a command may claim the name first
+    if name != "evaluate":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return own_package(name)  # when it is asked for: a command may claim the name first
+    if own_package("eval").__name__ != "eval":
+        raise ImportError(
+            "a package or folder of yours called eval hides ours; rename it, or start the script elsewhere"
+        )
+    return import_module("eval.passk").evaluate

@@ -9,52 +9,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-# Logged when PEFT imports bitsandbytes on a CPU with AVX512-BF16: an optional kernel for 4-bit weights on a CPU.
+# Logged when PEFT imports bitsandbytes on a CPU with AVX512-BF16: an optional kernel for packed 4-bit weights, which a
+# model in training never has (`rollout/kept_weights.py`).
 KERNEL_LOGGER = "bitsandbytes.backends.cpu.ops"
 KERNEL_HINT = "Failed to load CPU gemm_4bit_forward from kernels-community"
 
 # Old names: PEFT and TRL ask transformers by one of them, and recipes write the other, the only one that every version
 # of transformers we admit knows.
-OLD_NAMES = r"`(is_)?gradient_checkpointing` is deprecated"
+OLD_NAMES = r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"
 
 
-class KernelHint(logging.Filter):
-    """Keeps the hint to itself until a model with 4-bit weights is asked for."""
-
-    def __init__(self):
-        super().__init__()
-        self.record: logging.LogRecord | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if not str(record.msg).startswith(KERNEL_HINT):
-            return True
-        self.record = record
-        return False
+def is_no_kernel_hint(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(KERNEL_HINT)
 
 
-hint = KernelHint()
+def drop_kernel_hint() -> None:
+    """Leave the hint out. Must be called before PEFT is imported."""
+    logging.getLogger(KERNEL_LOGGER).addFilter(is_no_kernel_hint)
 
 
-def hold_kernel_hint() -> None:
-    """Hold the hint back. Must be called before PEFT is imported."""
-    logging.getLogger(KERNEL_LOGGER).addFilter(hint)
-
-
-def show_kernel_hint() -> None:
-    """Show the hint to users of 4-bit weights on a CPU, whom it concerns."""
-    logger = logging.getLogger(KERNEL_LOGGER)
-    logger.removeFilter(hint)
-    if hint.record is not None:
-        logger.handle(hint.record)
-        hint.record = None
-
-
-@contextmanager
-def quiet_warnings() -> Iterator[None]:
-    """Leave out the warnings about old names that cannot be avoided here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", OLD_NAMES, FutureWarning)
-        yield
+def hold_old_names() -> None:
+    """Leave out the warnings about old names that cannot be avoided here, in scripts too."""
+    warnings.filterwarnings("ignore", OLD_NAMES, FutureWarning)
 
 
 @contextmanager

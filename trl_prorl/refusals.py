@@ -3,11 +3,14 @@ What a [`~trl_prorl.ProRLConfig`] refuses: values one by one, then combinations,
 value and the cure. `docs/make_reference.py` shows the examples; `tests/test_refusals.py` walks the tables.
 """
 
+import logging
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from transformers.integrations import is_deepspeed_available
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
 from .needs import NEEDS, Need, is_unused, unused_line
@@ -21,6 +24,8 @@ from .run.guard_gap import ACTIONS as GUARD_ACTIONS
 
 if TYPE_CHECKING:
     from .config import ProRLConfig
+
+logger = logging.getLogger(__name__)
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
@@ -110,7 +115,7 @@ VALUES = (
         "in (0, 1]; to clear the state use optimizer_reset: hard",
     ),
     Values(("dynamic_sampling_rewards",), _is_names, "a list of names of reward functions", nullable=True),
-    Values(("hub_push_reference",), lambda value: isinstance(value, bool), "true or false"),
+    Values(("hub_push_reference", "fast"), lambda value: isinstance(value, bool), "true or false"),
 )
 
 
@@ -132,13 +137,38 @@ def check_values(args: "ProRLConfig") -> None:
                 raise ValueError(f"{key}={value!r} must be {values.told}.")
 
 
-def check_bf16(args: "ProRLConfig") -> None:
+def check_batch(args: "ProRLConfig") -> None:
+    """
+    Refuse a generation batch that does not hold whole groups.
+
+    Raises:
+        `ValueError`: naming the keys that make it up.
+    """
+    for key in ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"):
+        if getattr(args, key) is not None and getattr(args, key) < 1:
+            raise ValueError(f"{key}={getattr(args, key)} must be at least 1.")
+    size, group = args.generation_batch_size, args.num_generations
+    if not group or group < 2:
+        raise ValueError(f"num_generations={group} must be at least 2: an advantage compares completions.")
+    if size is not None and size % group:
+        keys = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+        raise ValueError(
+            f"num_generations={group} does not divide the {size} completions of a generation batch "
+            f"({', '.join(f'{key}={getattr(args, key)}' for key in keys)}). Set it to a divisor, or change those."
+        )
+
+
+def check_machine(args: "ProRLConfig") -> None:
     """
     Refuse, with the keys, what transformers refuses without them.
 
     Raises:
-        `ValueError`: bfloat16 is asked for, by default as well, and nothing here computes in it.
+        `ValueError`: bfloat16, by default as well, or DeepSpeed is asked for, and is not here.
     """
+    if args.deepspeed and not is_deepspeed_available():
+        raise ValueError(
+            f"deepspeed={args.deepspeed!r} needs DeepSpeed: pip install 'trl-prorl[deepspeed]', or leave the key out."
+        )
     asked = next((key for key in ("bf16", "bf16_full_eval") if getattr(args, key)), None)
     if args.bf16 is None and not args.fp16:
         asked = "bf16"  # TRL's default
@@ -152,7 +182,8 @@ def check_bf16(args: "ProRLConfig") -> None:
 
 def check_launcher(args: "ProRLConfig") -> None:
     """
-    Refuse a precision of the launcher's that would silently win over the keys.
+    Refuse a precision of the launcher's that would silently win over the keys, and tell of processes that it did not
+    start.
 
     Raises:
         `ValueError`: `accelerate launch` was told to compute in bf16 or fp16, and the keys say float32.
@@ -162,6 +193,12 @@ def check_launcher(args: "ProRLConfig") -> None:
         raise ValueError(
             f"{asked}=False, but the launcher says mixed_precision={asked}, which would win. Set {asked}: true, or "
             "launch with --mixed_precision no (a file of accelerate_configs/ or your own default may say otherwise)."
+        )
+    launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+    if launched and "WORLD_SIZE" not in os.environ and args.world_size == 1:
+        logger.warning(
+            "accelerate launch was asked for several processes, and has started one, because on CPUs it starts more "
+            "by MPI alone. Start them with: ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 SCRIPT ..."
         )
 
 

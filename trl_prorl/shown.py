@@ -1,6 +1,8 @@
 """Text from elsewhere (names of runs and tasks, prompts, messages of libraries), safe for a terminal or a page."""
 
 import re
+import reprlib
+from typing import Any
 
 
 # C0 and C1 controls, DEL, and the marks that reverse or hide what stands around them.
@@ -22,3 +24,19 @@ def without_html(markdown: str) -> str:
         parts += [re.sub(r"(?<!\\)([<&])", r"\\\1", markdown[end : span.start()]), span[0]]
         end = span.end()
     return "".join([*parts, re.sub(r"(?<!\\)([<&])", r"\\\1", markdown[end:])])
+
+
+def cut(text: str, most: int = 200) -> str:
+    """Text of at most `most` characters; a longer one loses its middle, because a message ends with the cure."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[: half - 1]}…{text[-half:]}"
+
+
+def short(value: Any) -> str:
+    """A value as Python spells it, in at most 80 characters, whatever it holds, itself too."""
+    one = reprlib.Repr()
+    one.maxlevel, one.maxlist, one.maxdict, one.maxstring, one.maxlong, one.maxother = 2, 4, 4, 60, 60, 60
+    try:
+        return cut(one.repr(value), 80)
+    except ValueError:  # an integer of more digits than Python spells
+        return "a number of thousands of digits"

@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
 
 from .config import ProRLConfig
-from .embedded.shipped import EMBEDDED, embedded_model, is_embedded
+from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
 from .launch.checks import check_pack_limit, check_rows
 from .launch.command_line import first_look
@@ -35,14 +36,13 @@ from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual
 from .launch.recipe import RecipeParser
 from .needs import TASK_NEEDS, check_used
 from .own_packages import tasks
-from .quiet import quiet_warnings, show_kernel_hint
 from .rollout.length_rewards import cosine_length_reward, target_length_reward
 from .rollout.thinking import interrupted_rollout
 from .run.base_model import WEIGHTS
 from .run.checkpoint import find_checkpoint, newest_complete
 from .run.config_change import check_change
 from .run.identity import IDENTITY_FILE, changing_keys, check_same_run
-from .run.lock import check_free
+from .run.lock import LOCK_FILE, check_free
 from .run.meter import METRICS_FILE, check_record
 from .run.run_files import read_json
 from .run.run_id import recorded_run_id, saved_run_id
@@ -215,15 +215,14 @@ def build(
         `ValueError`: the recipe asks for something that cannot be done; raised before a model is loaded.
     """
     check_packages(args)
-    if model_args.load_in_4bit and args.use_cpu:
-        show_kernel_hint()
     if args.disable_tqdm:
         disable_progress_bar()  # the one for loading weights, too
     task = task_args.make_task()
-    train_dataset = task.rows("train", task_args.train_rows, seed=task_args.task_seed)
+    check_base(model_args.model_name_or_path, task_args.task)
+    train_dataset = rows_of(task, "train", "train_rows", task_args)
     eval_dataset = None
     if args.eval_strategy != "no":
-        eval_dataset = task.rows("validation", task_args.eval_rows, seed=task_args.task_seed)
+        eval_dataset = rows_of(task, "validation", "eval_rows", task_args)
     check_rows(train_dataset, args.generation_batch_size, args.num_generations)
     args.model_init_kwargs = {
         "revision": model_args.model_revision,
@@ -258,6 +257,14 @@ def build(
     return trainer, args.resume_from_checkpoint if resume else None
 
 
+def rows_of(task, split: str, key: str, task_args: TaskArguments):
+    """The rows of a split, as many as a key says; a complaint about their number names the key."""
+    try:
+        return task.rows(split, getattr(task_args, key), seed=task_args.task_seed)
+    except ValueError as error:
+        raise ValueError(re.sub("^n=", f"{key}=", str(error))) from error
+
+
 def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
     """Run the trainer that [`build`] has made, and leave the run folder behind."""
     with trainer.folders_held():
@@ -266,6 +273,8 @@ def train(trainer: ProRLTrainer, resume: str | bool | None) -> None:
             trainer.push_to_hub()  # saves, too
         else:
             trainer.save_model()
+    if trainer.terminal.is_watched:
+        print(f"next: trl-prorl passk --run {shlex.quote(str(trainer.run_dir))}")
 
 
 def check_packages(args: ProRLConfig) -> None:
@@ -335,6 +344,8 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
                 "model): there is nothing to resume. Choose another output_dir, with save_strategy: steps if the run "
                 "is to go on later."
             ) from None
+        # A run that was killed before its first row has left one of these.
+        begun = record.exists() or record.with_name(LOCK_FILE).exists()
         if args.resume_from_checkpoint.lower() == "true" and begun and newest_complete(args.output_dir)[0] is None:
             print(f"no checkpoint in {args.output_dir} is complete: the run begins again at step 0", file=sys.stderr)
             return False
@@ -343,9 +354,6 @@ def _look_at_folder(args: ProRLConfig, recipe: tuple) -> bool:
     then = read_json(checkpoint / IDENTITY_FILE)
     now = changing_keys(args, *recipe)
     check_change(check_same_run(then, now, args.allow_config_change), now, checkpoint)
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    if state["global_step"] >= (args.max_steps if args.max_steps > 0 else state["max_steps"]) > 0:
-        print(f"the run in {args.output_dir} is finished: {checkpoint.name} is its last step", file=sys.stderr)
     return True
 
 
@@ -355,6 +363,16 @@ def finished_model(output_dir: str | Path, run_dir: str | Path) -> Path | None:
         return None  # the id is written last
     files = (path for pattern in WEIGHTS for path in sorted(Path(output_dir).glob(pattern)))
     return next((path for path in files if path.name != "training_args.bin"), None)
+
+
+def check_base(model: str | None, task: str) -> None:
+    """Refuse the demo's base for a task that has a base of its own."""
+    own = f"{EMBEDDED}:{task}"
+    if model == EMBEDDED and full_name(own) != DEFAULT and full_name(own) in shipped():
+        raise ValueError(
+            f"model_name_or_path={model!r} is the demo's base, warmed up for another task than task={task!r}. Set "
+            f"model_name_or_path: {own}, or {DEFAULT.rpartition(':')[0]} if you mean that base."
+        )
 
 
 def find_model(name: str | None) -> str:
@@ -369,6 +387,11 @@ def find_model(name: str | None) -> str:
     if is_embedded(name):
         return embedded_model(name)
     if Path(name).is_dir():
+        if Path(name, "adapter_config.json").exists():
+            raise ValueError(
+                f"model_name_or_path={name!r} holds an adapter, and a recipe begins with a whole model. Merge it, or "
+                'train it on in a script: docs/howto-model.md, "From a TRL run".'
+            )
         if not Path(name, "config.json").exists():
             raise ValueError(f"model_name_or_path={name!r} is a folder without config.json: it holds no model.")
     elif not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
@@ -418,11 +441,10 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
     trainer = args = None
     try:
         interrupt_as_usual()
-        with quiet_warnings():
-            parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
-            task_args, args, model_args = parser.parse_args_and_config(argv)
-            trainer, resume = build(task_args, args, model_args)
-            train(trainer, resume)
+        parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
+        task_args, args, model_args = parser.parse_args_and_config(argv)
+        trainer, resume = build(task_args, args, model_args)
+        train(trainer, resume)
     except KeyboardInterrupt:
         if args is None:
             end_interrupted(NOTHING_BEGUN)

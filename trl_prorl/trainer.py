@@ -38,7 +38,7 @@ from .resets.elastic import ElasticAverage, ElasticResets
 from .resets.triggers import Reason, configured_triggers
 from .rollout.dynamic_sampling import DynamicSampling, named_functions
 from .rollout.generation import CompactGeneration
-from .rollout.kept_weights import keep_base_in_syncs, kept_weights
+from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked, kept_weights
 from .rollout.outcome import Outcome, weighted_sum, written_by_others
 from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
@@ -51,6 +51,7 @@ from .run.identity import base_parameters, dataset_hash, weights_hash
 from .run.meter import Meter, StageTimer, UpdateNorm
 from .run.mixin import CheckpointMixin
 from .run.recorder import LOGGED, Recorder
+from .run.terminal import Terminal, event_line
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32
 from .scoring.grouping import whole_groups
@@ -73,7 +74,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
     >>> trainer = ProRLTrainer(
     ...     model="Qwen/Qwen2.5-0.5B-Instruct",
     ...     reward_funcs=reward,
-    ...     args=ProRLConfig(beta=0.05, num_iterations=2, ref_reset_every=200, reuse_old_logps=True),
+    ...     args=ProRLConfig(beta=0.05, num_iterations=2, ref_reset_every=200, fast=True),
     ...     train_dataset=dataset,
     ...     peft_config=LoraConfig(),
     ... )
@@ -101,15 +102,13 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         policy = accelerator.unwrap_model(self.model)
         for model in (policy, self.ref_model):
             check_in_one_place(model)
+        keep_unpacked(policy)
         if plan.casts_head:
             cast_head_to_fp32(policy.get_base_model())
             outputs = ("log_probs", "entropy")
             add_fused_lm_head(policy.get_base_model(), self.temperature, cast_lm_head_to_fp32=True, outputs=outputs)
-        if "default" in getattr(policy, "peft_config", {}):
-            self._remember_initialisation(policy.peft_config["default"], plan.given_wrapped, plan.moves)
-        if not args.is_trl:
-            check_dropout(self.model)
-            check_randomness(policy, accelerator.autocast(), shards_weights(self))
+        args.check_or_give_up(check_dropout, self.model)
+        args.check_or_give_up(check_randomness, policy, accelerator.autocast(), shards_weights(self))
         self._identity = {
             **plan.keys,
             "processes": accelerator.num_processes,
@@ -179,6 +178,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             self._bind(callback)
         if args.resets:
             self.add_callback(ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown))
+        self.terminal = Terminal(self)
 
     def _padded_logps(self, policy, input_ids, attention_mask, logits_to_keep) -> torch.Tensor:
         """Log-probabilities as TRL computes them."""
@@ -223,6 +223,11 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
     # ---------------------------------------------------------------------------------- before the first step
 
     def create_optimizer(self, *args, **kwargs):
+        if not any(param.requires_grad for param in self.model.parameters()):
+            raise ValueError(
+                "nothing of the model is trainable. Load an adapter for training: "
+                "PeftModel.from_pretrained(model, folder, is_trainable=True)."
+            )
         optimizer = super().create_optimizer(*args, **kwargs)
         self.resets.optimizer_made(optimizer)
         if self.recorder.update_norm is None and self.args.log_update_norm:
@@ -461,12 +466,22 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
     def _log_event(self, event: dict | None) -> None:
         if event is not None:
             self.recorder.event(event)
+            self.terminal.say(event_line(event))
             if self.exporting is not None:
                 self.exporting.event(event)
             if event["event"] == "reset":
                 self._metrics["train"]["prorl/resets"].append(1.0)
 
     # ---------------------------------------------------------------------------------- beside the steps
+
+    def log(self, logs, start_time=None):
+        asked = self.num_completions_to_print
+        if self.state.log_history and self.state.log_history[-1]["step"] == self.state.global_step:
+            self.num_completions_to_print = 0  # the last log, of the whole training: that table was printed
+        try:
+            super().log(logs, start_time)
+        finally:
+            self.num_completions_to_print = asked
 
     def evaluate(self, *args, **kwargs):
         # Evaluation samples: without a random state of its own, how often one evaluates would change the training.
@@ -530,21 +545,25 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
         Returns:
             [`~trl_prorl.rollout.sampled.Sampled`]
         """
-        found: list[Sampled] = []
+        found: list[tuple] = []
 
         def looks(completions, ids, rewards, seconds):
             ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
             cut = [not tokens or tokens[-1] not in ends for tokens in ids]
             total = weighted_sum(rewards, self.reward_weights)
-            found.append(Sampled(completions, ids, cut, rewards.cpu(), total.cpu(), seconds))
+            found.append((completions, ids, cut, rewards.cpu(), total.cpu(), seconds))
 
         self.model.train()  # rollouts of a step are drawn so
         self._looks = looks
         try:
-            self._sample([dict(row) for row in rows for _ in range(self.num_generations)])
+            batch, _ = self._sample([dict(row) for row in rows for _ in range(self.num_generations)])
         finally:
             self._looks = None
-        return found[0]
+        return Sampled(*found[0], batch)
+
+    def policy_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Log-probabilities of a batch of [`sample_rows`] under the policy as it now is, shape `(N, T)`."""
+        return self._anchor_logps("old", batch, self.args.per_device_train_batch_size)
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """

@@ -4,9 +4,9 @@ The variants: one entry each, in the order of a report. Every table, picture and
 A new variant is an entry here, with its rule, and a recipe.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ DIFFERENT_OBJECTIVE = (
     "B optimises a different objective from A: its KL term is taken to the policy that sampled the batch, A's to a "
     "reference that moves only at resets."
 )
+RESET_APART = ("A", "C", "optimizer-only")  # from the control, by their resets
+NEVER_RESET = "never reset: it is the control"
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,19 @@ VARIANTS = {
         ),
     )
 }
+
+
+def without_reset(variant: str, config: Mapping[str, Any], applied: int | None, steps: int | None) -> str | None:
+    """
+    What to say after the name of a run that resets would set apart from the control, and that had none: of a variant,
+    its keys, the resets and the optimizer steps on record. `None` if it was reset, or if that is not known.
+    """
+    if applied != 0 or variant not in RESET_APART:
+        return None
+    last = config.get("max_steps") or 0
+    if last > 0 and (steps or 0) >= last:
+        return NEVER_RESET
+    return "has not been reset yet" if last > 0 else "has not been reset"
 
 
 def optimises_another_objective(variant: str) -> bool:

@@ -11,7 +11,7 @@ from eval.analysis.statistics import (
     Estimate,
     McNemar,
     bootstrap_interval,
-    found_four_times_in_five,
+    detectable_difference,
     mcnemar,
     paired_bootstrap_difference,
 )
@@ -58,9 +58,9 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def visible(self) -> float:
-        """The true difference that would be found four times in five."""
-        return found_four_times_in_five(self.difference)
+    def detectable(self) -> float:
+        """The true difference that is found with 80 % power."""
+        return detectable_difference(self.difference)
 
     @property
     def differ(self) -> bool:
@@ -114,7 +114,7 @@ def _right_or_wrong(a: Run, b: Run) -> tuple[list, list, str]:
 
 
 def _notes(a: Run, b: Run) -> list[str]:
-    notes = []
+    notes = [f"`{run.name}`: {run.variant} {run.without_reset}." for run in (a, b) if run.without_reset]
     if optimises_another_objective(a.variant) != optimises_another_objective(b.variant):
         notes.append(DIFFERENT_OBJECTIVE)
     started = [(run.config.get("model_name_or_path"), run.config.get("model_revision") or "main") for run in (a, b)]

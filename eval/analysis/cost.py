@@ -25,6 +25,12 @@ def mean_step_seconds(run: Run) -> float | None:
     return None if seconds is None else float(seconds.mean()) + evaluation_seconds(run)
 
 
+def throughput(run: Run) -> float | None:
+    """Completion tokens in the loss, in every pass, over the seconds of the steps; `None` if not measured."""
+    speed, seconds = run.measured("tokens_per_second"), run.measured("time_step")
+    return None if speed is None or seconds is None else float((speed * seconds).sum() / seconds.sum())
+
+
 def reference_share(run: Run) -> float | None:
     """Seconds spent scoring with the reference over all seconds, in [0, 1]."""
     reference, step = run.stage_total("ref"), run.total("time_step")

@@ -6,6 +6,7 @@ from typing import Any
 
 from eval.analysis.repetitions import EFFECTIVE_WITH, matters
 from eval.run_folder.run import MODEL, Run, base_family
+from trl_prorl.variants import NEVER_RESET
 
 
 TASK = "task"
@@ -108,7 +109,8 @@ def _named_keys(groups: list[list[Run]], group: list[Run]) -> list[str]:
 
 def _named(groups: list[list[Run]], group: list[Run], is_named: Callable[[str, Any], bool]) -> str:
     keys = ((key, value_of(group[0], key)) for key in _named_keys(groups, group))
-    return " ".join([group[0].variant, *(setting(key, value) for key, value in keys if is_named(key, value))])
+    named = [group[0].variant, *(setting(key, value) for key, value in keys if is_named(key, value))]
+    return " ".join([*named, *["(never reset)"] * all(run.without_reset == NEVER_RESET for run in group)])
 
 
 def configuration_labels(groups: list[list[Run]]) -> list[str]:

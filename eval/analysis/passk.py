@@ -11,6 +11,7 @@ from eval.analysis.statistics import (
     pass_at_k_per_prompt,
     summarise_counts,
 )
+from eval.metrics import metric
 from eval.run_folder.run import Run
 
 
@@ -67,8 +68,9 @@ def as_plain(level):
 def greedy_side(samples: pd.DataFrame) -> dict:
     """Accuracy of greedy decoding with its interval over prompts, and the verdict of every prompt."""
     correct = [int(one) for one in samples["correct"]]
+    right = metric("exact_match").compute(predictions=list(map(str, correct)), references=["1"] * len(correct))
     return {
-        "accuracy": float(np.mean(correct)),
+        "accuracy": right["exact_match"],
         "interval": list(bootstrap_interval(correct)),
         "correct": correct,
     }

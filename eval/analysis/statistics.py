@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from eval.metrics import metric
 from trl_prorl.pass_at_k import pass_at_k
 
 
@@ -162,11 +163,10 @@ def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
     Returns:
         `dict`: `{"pass@<k>": mean, "interval@<k>": [low, high], ..., "correct": counts}`.
     """
-    summary = {}
+    verdicts = [[True] * count + [False] * (n - count) for count in counts]
+    summary = metric("pass_at_k").compute(predictions=verdicts, k=ks)
     for k in ks:
-        per_prompt = pass_at_k_per_prompt(counts, n=n, k=k)
-        summary[f"pass@{k}"] = float(np.mean(per_prompt))
-        summary[f"interval@{k}"] = list(bootstrap_interval(per_prompt))
+        summary[f"interval@{k}"] = list(bootstrap_interval(pass_at_k_per_prompt(counts, n=n, k=k)))
     return {**summary, "correct": counts}
 
 
@@ -241,9 +241,9 @@ def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int =
         return _percentile_bootstrap(_paired(a, b), ratio, level, resamples, seed)
 
 
-def found_four_times_in_five(estimate: Estimate) -> float:
+def detectable_difference(estimate: Estimate) -> float:
     r"""
-    The true difference that a 95 % interval of this width tells from 0 in four studies of five.
+    The true difference that a 95 % interval of this width tells from 0 with 80 % power.
 
     It is \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width, for an interval over many prompts,
     which is nearly normal; half the width itself is found in one study of two only.

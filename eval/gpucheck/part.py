@@ -8,6 +8,10 @@ from eval.gpucheck.result import Result
 from eval.gpucheck.size import Size
 
 
+NAMES = (
+    *("parity", "equivalences", "resets", "timers", "models", "stops", "resume", "sharding", "tests"),
+    *("cost", "cost-large", "attention", "generation"),
+)  # of all parts, in their order
 MOST = 480  # seconds of a part
 
 

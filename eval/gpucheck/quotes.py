@@ -17,7 +17,7 @@ QUOTED = {
     "README.md": (
         "Every figure for which no card is named was measured on CPUs, with small models. ",
         "docs/gpu/",
-        "  ",
+        "",
     ),
     "docs/performance.md": ("", "gpu/", ""),
 }

@@ -35,6 +35,8 @@ def arm_list(runs: list[Run]) -> list[str]:
             VARIANTS[run.variant].description if run.variant in VARIANTS else "a variant this report does not know"
         )
         settings = described(run, [key for key in DESCRIBED_KEYS if key not in common])
+        if run.without_reset:
+            description = f"{description}; this run {run.without_reset}"
         lines.append(f"**{run.name}** ({run.variant}, {seed}): {description}. {settings}".rstrip())
     if described(runs[0], common):
         lines.append(f"All arms: {described(runs[0], common)}")
@@ -46,15 +48,32 @@ def _shared(runs: list[Run], key: str) -> str:
     return ", ".join(f"`{value}`" for value in values)
 
 
+def _batches(runs: list[Run]) -> str:
+    """Completions of an optimizer step, on each device, and of a prompt, by TRL's defaults where none is given."""
+    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8}
+    values = [[run.config.get(key) or default for key, default in keys.items()] for run in runs]
+    return ", ".join(
+        dict.fromkeys(f"`{size * steps}` completions ({group} a prompt)" for size, steps, group in values)
+    )
+
+
 def lead(runs: list[Run]) -> list[Text]:
-    """What was compared, in two sentences."""
+    """What was compared."""
     variants = dict.fromkeys(run.variant for run in runs)
-    arms = ", ".join(f"{name} ({VARIANTS[name].short})" if name in VARIANTS else name for name in variants)
+
+    def named(variant: str) -> str:
+        said = {run.without_reset for run in runs if run.variant == variant}
+        told = said.pop() if len(said) == 1 else None
+        told = told or (VARIANTS[variant].short if variant in VARIANTS else None)
+        return f"{variant} ({told})" if told else variant
+
+    arms = ", ".join(map(named, variants))
     seeds = sorted({str(run.seed) for run in runs if run.seed is not None})
     return [
         Text(
             f"Model {_shared(runs, 'model_name_or_path')}, task {_shared(runs, 'task')}, level "
-            f"{_shared(runs, 'task_level')}. Base means the policy as a run began."
+            f"{_shared(runs, 'task_level')}, learning rate {_shared(runs, 'learning_rate')}, batch {_batches(runs)}. "
+            "Base means the policy as a run began."
         ),
         Text(
             f"Compared: {arms}{f'; training seed{chr(115) * (len(seeds) > 1)} ' + ', '.join(seeds) if seeds else ''}."

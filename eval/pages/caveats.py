@@ -1,7 +1,7 @@
-"""What the numbers cannot show: seeds, evaluation, differences between the runs beyond their variants."""
+"""What the numbers cannot show: evaluation, differences between the runs beyond their variants."""
 
 from eval.analysis.pairing import max_new_tokens
-from eval.analysis.repetitions import REPETITION_KEYS, repetitions, seed_count
+from eval.analysis.repetitions import REPETITION_KEYS
 from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from eval.pages.document import Bullets, Section
 from eval.run_folder.run import Run
@@ -13,20 +13,8 @@ ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 
 def caveats(runs: list[Run]) -> list[str]:
-    """What the numbers cannot show: seeds, evaluation, differences between the runs beyond their variants."""
+    """What the numbers cannot show: evaluation, differences between the runs beyond their variants."""
     lines = []
-    groups = repetitions(runs)
-    if all(seed_count(group) == 1 for group in groups):
-        lines.append(
-            "One training seed per arm: the intervals are over prompts only and say nothing of the variation between "
-            "seeds, which may be larger than the differences shown."
-        )
-    else:
-        counts = ", ".join(f"{seed_count(group)} ({group[0].variant})" for group in groups)
-        lines.append(
-            f"Training seeds per arm: {counts}. Intervals of single runs are over prompts only; those in the table "
-            "over seeds are over seeds only, and wide, for the seeds are few."
-        )
 
     def decoding(passk: dict) -> str:
         return "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"

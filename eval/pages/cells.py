@@ -14,6 +14,9 @@ def cell(value: float | None, spec: str) -> str:
     return NOT_MEASURED if value is None or math.isnan(value) else format(value, spec)
 
 
+POWER = "80 % power"  # of a detectable difference
+
+
 def interval_cell(estimate: Estimate | None, spec: str) -> str:
     """`value [low, high]`, `(n/a)` where there is no interval, or an en dash."""
     if estimate is None:

@@ -3,9 +3,10 @@
 import math
 
 from eval.analysis.compare import Comparison, arm_pairs, compare
+from eval.analysis.compare_arms import ArmComparison
 from eval.analysis.pairing import same_prompts
 from eval.analysis.statistics import NO_INTERVAL_NOTE, holm
-from eval.pages.cells import NOT_MEASURED, cell, interval_cell
+from eval.pages.cells import NOT_MEASURED, POWER, cell, interval_cell
 from eval.pages.document import Block, Bullets, Section
 from eval.pages.objective import objective_notes
 from eval.pages.table import Column, Table, table_of
@@ -21,13 +22,35 @@ def comparison_table(comparisons: list[Comparison]) -> Table:
         Column(first, lambda row: interval_cell(row.first_value, ".3f")),
         Column(second, lambda row: interval_cell(row.second_value, ".3f")),
         Column("difference", lambda row: interval_cell(row.difference, "+.3f")),
-        Column("found 4 times in 5", lambda row: cell(row.visible, ".3f")),
+        Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
     ]
     notes = [
         "Trained models, [95 % bootstrap over prompts], differences paired by prompt. A true difference of the last "
-        "column would be found four times in five, a smaller one less often."
+        "column is found with 80 % power, a smaller one less often."
     ]
     return table_of(f"pass@k, {first} less {second}", columns, comparisons, notes)
+
+
+ARM_COLUMNS = [
+    Column("arms", lambda row: f"{row.first} − {row.second}"),
+    Column("k", lambda row: str(row.k)),
+    Column("seeds in common", lambda row: str(row.seeds)),
+    Column("first", lambda row: f"{row.first_value:.3f}"),
+    Column("second", lambda row: f"{row.second_value:.3f}"),
+    Column("difference [95 %]", lambda row: interval_cell(row.difference, "+.3f")),
+    Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
+    Column("p (Holm)", lambda row: f"{row.adjusted:.2g}"),
+]
+
+
+def arms_table(comparisons: list[ArmComparison]) -> Table:
+    """A row per pair of arms and k."""
+    notes = [
+        "pass@k of trained models, mean over seeds; runs are paired by seed where both arms have it, and by prompt. "
+        "The interval covers prompts and, of several runs, seeds. p: exact McNemar of one run on each side, else the "
+        "larger of t-tests over seeds and over prompts; Holm over the pairs of a k."
+    ]
+    return table_of("Arms, pair by pair", ARM_COLUMNS, comparisons, notes)
 
 
 def comparison_statements(comparisons: list[Comparison]) -> list[str]:
@@ -41,10 +64,7 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
         elif math.isnan(each.difference.low):
             body = NO_INTERVAL_NOTE
         else:
-            body = (
-                f"no difference found; one of {each.visible:.3f} would be found four times in five, a smaller one "
-                "less often."
-            )
+            body = f"no difference found; detectable difference ({POWER}): {each.detectable:.3f}."
         difference = interval_cell(each.difference, "+.3f")
         lines.append(f"pass@{each.k}: `{each.first}` less `{each.second}` {difference}: {body}")
     each = comparisons[0]
@@ -66,12 +86,12 @@ def _side_columns(place: int) -> list[Column]:
         return interval_cell(row[0][place].difference, "+.3f")
 
     def found(row):
-        return NOT_MEASURED if row[0][place].differ else cell(row[0][place].visible, ".3f")
+        return NOT_MEASURED if row[0][place].differ else cell(row[0][place].detectable, ".3f")
 
     return [
         Column("k", lambda row: str(row[0][place].k)),
         Column("difference in pass@k [95 %]", difference),
-        Column("found 4 times in 5", found),
+        Column(f"detectable difference ({POWER})", found),
     ]
 
 
@@ -103,8 +123,8 @@ def pairs_blocks(runs: list[Run]) -> list[Block]:
     on = " or ".join(sorted({by_k[0].paired_on for by_k in found}))
     notes = [
         "Trained models of one training seed on the same prompts, every arm against the control and against A. Where "
-        "the interval covers 0, a true difference of the next column would be found four times in five, a smaller one "
-        f"less often. Right in one alone: prompts, by {on}; p: exact McNemar, Holm over the table. One run on each "
+        "the interval covers 0, a true difference of the next column is found with 80 % power, a smaller one less "
+        f"often. Right in one alone: prompts, by {on}; p: exact McNemar, Holm over the table. One run on each "
         "side: nothing here covers the variation between training seeds."
     ]
     table = table_of("Arms of the same seed, paired by prompt", PAIR_COLUMNS, rows, notes + objective_notes(runs))

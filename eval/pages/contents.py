@@ -11,6 +11,7 @@ from eval.pages import (
     checkpoints,
     closeups,
     compare,
+    completions,
     cost,
     course,
     drift,
@@ -19,9 +20,9 @@ from eval.pages import (
     matrix,
     reproduce,
     reset_effects,
-    statements,
     success,
     trajectory,
+    verdict,
 )
 from eval.pages.document import Report, said_once
 from eval.run_folder.run import Run
@@ -29,9 +30,10 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 CONTENTS = (
+    verdict,
     matrix,
+    completions,
     success,
-    statements,
     course,
     learning,
     checkpoints,

@@ -1,9 +1,5 @@
 """What the runs cost: scoring calls, time by stage, the reference's share."""
 
-from pathlib import Path
-
-from matplotlib.figure import Figure
-
 from eval.analysis.cost import (
     evaluation_seconds,
     mean_step_seconds,
@@ -15,10 +11,10 @@ from eval.analysis.cost import (
 from eval.analysis.repetitions import mean_measured
 from eval.analysis.smoothing import band
 from eval.pages.cells import NOT_MEASURED, cell, percent_cell
-from eval.pages.curves import DPI, arm_label, curves, note_objectives, sparse
+from eval.pages.curves import arm_label, curves, sparse
 from eval.pages.document import Picture, Section
-from eval.pages.objective import objective_notes, with_objective
-from eval.pages.panels import Panel, save_figure
+from eval.pages.objective import footnote, objective_notes, with_objective
+from eval.pages.panels import Panel
 from eval.pages.table import Column, Table, table_of
 from eval.run_folder.run import Run
 
@@ -121,27 +117,6 @@ def ref_cost_panels(runs: list[Run]) -> list[Panel]:
     ]
 
 
-def plot_ref_cost(runs: list[Run], path: Path) -> None:
-    """
-    Write what the reference costs as a PNG 1600 pixels wide: calls over steps, stage times, share of time.
-
-    Args:
-        runs (`list[Run]`): The runs, from top to bottom.
-        path (`Path`): The file.
-    """
-    figure = Figure(figsize=(16, max(5.5, 3 + 0.4 * len(curves(runs)))), dpi=DPI)
-    calls, stages, share = figure.subplots(1, 3)
-    for axes, panel in zip((calls, stages, share), ref_cost_panels(runs), strict=True):
-        panel.draw(axes)
-    if calls.lines:
-        calls.legend(title="total", fontsize=9, loc="upper left")
-    stages.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False)
-    figure.suptitle("What the reference model costs", fontsize=14)
-    figure.tight_layout(rect=(0, 0.03, 1, 0.99))
-    note_objectives(figure, runs)
-    save_figure(figure, path)
-
-
 def sections(runs: list[Run]) -> list[Section]:
     table = cost_table(runs)
     picture = Picture(
@@ -152,6 +127,6 @@ def sections(runs: list[Run]) -> list[Section]:
         ),
         ref_cost_panels(runs),
         3,
-        sheet=lambda path: plot_ref_cost(runs, path),
+        footnote(runs),
     )
     return [Section(table.title, [table, picture])]

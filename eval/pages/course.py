@@ -1,33 +1,19 @@
 """Curves: reward, KL, entropy and throughput over optimizer steps, and the evaluations during training."""
 
-from pathlib import Path
-
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-
 from eval.analysis.smoothing import SMOOTHING_STEPS, running_mean, running_median_of_positive
 from eval.analysis.stability import kl_key
 from eval.pages.curves import (
-    DPI,
-    GROWTH_LABEL,
-    GROWTH_STYLE,
     MOST_RESETS,
-    OTHER_COLOUR,
-    arm_label,
     curves,
     draw_curves,
     mark_events,
     marks_note,
-    note_objectives,
-    reason_label,
-    reason_marker,
-    reasons_of,
     symlog_threshold,
     with_band_note,
 )
 from eval.pages.document import Picture, Section
-from eval.pages.objective import with_objective
-from eval.pages.panels import Panel, save_figure
+from eval.pages.objective import footnote, with_objective
+from eval.pages.panels import Panel
 from eval.pages.sheets import SHEETS_NOTE, Sheet, sheets
 from eval.run_folder.run import Run
 
@@ -107,49 +93,6 @@ def validation_panels(runs: list[Run]) -> list[Panel]:
     return [panel(sheet) for sheet in sheets(curves(runs))]
 
 
-def plot_summary(runs: list[Run], path: Path) -> None:
-    """
-    Write the course of the runs as a PNG of 1600 by 1000 pixels: reward, KL, entropy and throughput over steps.
-
-    Args:
-        runs (`list[Run]`): The runs, in the order of the legend.
-        path (`Path`): The file.
-    """
-    shown = curves(runs)
-    figure = Figure(figsize=(16, 10), dpi=DPI)
-    all_axes = figure.subplots(2, 2, sharex=True)
-    for axes, panel in zip(all_axes.flat, sheet_panels(Sheet("", shown)), strict=True):
-        panel.draw(axes)
-        axes.tick_params(labelbottom=True)
-    if all_axes[0, 1].get_legend_handles_labels()[0]:
-        all_axes[0, 1].legend(fontsize=8, loc="best", framealpha=0.9)
-
-    handles = [
-        Line2D(
-            [], [], label=curve.label if len(curve.runs) > 1 else arm_label(curve.runs[0]), linewidth=2, **curve.style
-        )
-        for curve in shown
-    ]
-    if any(run.reset_steps() for run in runs):
-        handles.append(
-            Line2D([], [], color=OTHER_COLOUR, linewidth=0.8, label="vertical: a reset, in the arm's colour")
-        )
-        handles += [
-            Line2D([], [], color=OTHER_COLOUR, linestyle="", marker=reason_marker(reason), label=reason_label(reason))
-            for reason in reasons_of(shown)
-        ]
-    if any(run.growth_steps() for run in runs):
-        handles.append(Line2D([], [], color=OTHER_COLOUR, label=GROWTH_LABEL, **GROWTH_STYLE))
-    columns = min(len(handles), 5)
-    rows = -(-len(handles) // columns)
-    figure.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, bbox_to_anchor=(0.5, 0.025))
-    smoothed = f"running mean over {SMOOTHING_STEPS} steps (KL: running median of its positive values)"
-    figure.suptitle(f"Runs over training: {smoothed}, raw values faint", fontsize=14)
-    figure.tight_layout(rect=(0, 0.035 + 0.024 * rows, 1, 0.985))
-    note_objectives(figure, runs)
-    save_figure(figure, path)
-
-
 def sections(runs: list[Run]) -> list[Section]:
     caption = with_band_note(
         runs,
@@ -165,7 +108,7 @@ def sections(runs: list[Run]) -> list[Section]:
             with_objective(runs, caption if together else f"{caption} {SHEETS_NOTE}"),
             summary_panels(runs),
             columns=2 if together else 4,
-            sheet=(lambda path: plot_summary(runs, path)) if together else None,
+            footnote=footnote(runs),
         )
     ]
     if panels := validation_panels(runs):

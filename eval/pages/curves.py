@@ -1,12 +1,10 @@
 """What one line of a picture stands for, its colour, and how lines, bands and resets are drawn."""
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from eval.analysis.names import configuration_labels
 from eval.analysis.repetitions import repetitions, seed_count
 from eval.analysis.smoothing import band
-from eval.pages.objective import FOOTNOTE, objectives_differ
 from eval.run_folder.run import Run
 from trl_prorl.variants import VARIANTS
 
@@ -210,8 +208,3 @@ def symlog_threshold(series: list[pd.Series]) -> float:
     """Where a KL axis turns linear: the smallest positive values, because the KL is exactly 0 after a reset."""
     positive = [values[values > 0] for values in series]
     return max(min((values.quantile(0.05) for values in positive if len(values)), default=1e-6), 1e-12)
-
-
-def note_objectives(figure: Figure, runs: list[Run]) -> None:
-    if objectives_differ(runs):
-        figure.text(0.995, 0.008, FOOTNOTE, ha="right", fontsize=9, style="italic")

@@ -1,7 +1,6 @@
 """A report as a list of sections, from which both the markdown and the page are made."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -43,7 +42,7 @@ class Picture:
         caption (`str`): Markdown below it.
         panels (`list[Panel]`): The panels, row by row.
         columns (`int`): Panels in a row where there is room.
-        sheet (`Callable`, *optional*): Writes the file, where it is more than the panels side by side.
+        footnote (`str`): Text below the panels of the file, which may stand alone.
     """
 
     file: str
@@ -51,14 +50,11 @@ class Picture:
     caption: str
     panels: list[Panel]
     columns: int = 2
-    sheet: Callable[[Path], None] | None = None
+    footnote: str = ""
 
     def write(self, folder: Path) -> None:
         """Write the file into a folder."""
-        if self.sheet:
-            self.sheet(folder / self.file)
-        else:
-            plot_sheet(self.panels, folder / self.file, self.columns)
+        plot_sheet(self.panels, folder / self.file, self.columns, self.footnote)
 
 
 Block = Text | Bullets | Code | Picture | Table

@@ -16,6 +16,7 @@ from trl_prorl.shown import visible
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE = "report.html.jinja"
 LONGEST_SHORT_CELL = 24
+UNFOLDED = 3  # sections
 
 # Emphasis and code alone: whatever a run is called, its name makes no link, no picture and no HTML.
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink", "entity"])
@@ -28,8 +29,9 @@ def inline(text: str) -> Markup:
 
 
 def cell(text: str) -> Markup:
-    """A table cell; an interval goes onto a line of its own, in smaller type."""
-    return Markup(_INTERVAL.sub(r' <span class="interval">\1</span>', str(inline(text))))
+    """A table cell; an interval, outside code, goes onto a line of its own, in smaller type."""
+    html = inline(text)
+    return html if "`" in text else Markup(_INTERVAL.sub(r' <span class="interval">\1</span>', str(html)))
 
 
 def short(text: str) -> bool:
@@ -67,4 +69,4 @@ def to_html(report: Report) -> str:
         for name in ("Text", "Bullets", "Code", "Picture", "Table")
     }
     environment.tests["short"] = short
-    return environment.get_template(PAGE).render(report=report)
+    return environment.get_template(PAGE).render(report=report, unfolded=UNFOLDED)

@@ -1,10 +1,8 @@
-"""What was learned, run by run and over seeds: rewards in training, held-out pass@k, distance from the anchors."""
+"""What was learned, run by run: rewards in training, held-out pass@k, distance from the anchors."""
 
-from eval.analysis.cost import mean_step_seconds
 from eval.analysis.passk import gain, score
-from eval.analysis.repetitions import repetitions, seed_count
 from eval.analysis.smoothing import first_mean, last_mean
-from eval.pages.cells import NOT_MEASURED, cell, interval_cell, over_seeds, resets_cell, sides_cell
+from eval.pages.cells import NOT_MEASURED, cell, interval_cell, resets_cell, sides_cell
 from eval.pages.document import Section
 from eval.pages.objective import objective_notes
 from eval.pages.table import Column, Table, table_of
@@ -35,10 +33,16 @@ def _last(run: Run, key: str) -> float | None:
     return last_mean(run.measured(key))
 
 
+def anchor(run: Run) -> str:
+    """What its KL was taken to."""
+    variant = "control" if run.without_reset else run.variant
+    return VARIANTS[variant].anchor if variant in VARIANTS else NOT_MEASURED
+
+
 RUN_COLUMNS = [
     Column("arm", lambda run: run.name),
     Column("variant", lambda run: run.variant),
-    Column("anchor", lambda run: VARIANTS[run.variant].anchor if run.variant in VARIANTS else NOT_MEASURED),
+    Column("anchor", anchor),
     Column("resets", resets_cell),
     Column("steps", lambda run: str(int(run.metrics["step"].max()))),
     Column("training reward, first 5 % → last 10 %", _reward_cell),
@@ -65,30 +69,6 @@ def learning_table(runs: list[Run]) -> Table:
     return table_of("What was learned", RUN_COLUMNS, runs, notes + objective_notes(runs))
 
 
-SEED_COLUMNS = [
-    Column("variant", lambda group: group[0].variant),
-    Column("arms", lambda group: ", ".join(run.name for run in group)),
-    Column("seeds", lambda group: str(seed_count(group))),
-    Column(
-        "training reward, last 10 % [95 %]", lambda group: over_seeds([_last(run, "reward") for run in group], ".3f")
-    ),
-    Column("held-out pass@1, trained [95 %]", lambda group: over_seeds([_value(run, 1) for run in group], ".3f")),
-    Column(
-        "gain in pass@1 [95 %]",
-        lambda group: over_seeds([found and found.value for found in map(_gain, group)], "+.3f"),
-    ),
-    Column("mean seconds a step [95 %]", lambda group: over_seeds([mean_step_seconds(run) for run in group], ".3g")),
-]
-
-
-def seeds_table(runs: list[Run]) -> Table | None:
-    """Mean over training seeds with its 95 % t-interval, a row per configuration; `None` if none has 2 seeds."""
-    groups = repetitions(runs)
-    if all(seed_count(group) < 2 for group in groups):
-        return None
-    notes = ["Mean over training seeds with Student's t-interval; no interval where there is one seed."]
-    return table_of("Over seeds", SEED_COLUMNS, groups, notes + objective_notes(runs))
-
-
 def sections(runs: list[Run]) -> list[Section]:
-    return [Section(table.title, [table]) for table in (learning_table(runs), seeds_table(runs)) if table]
+    table = learning_table(runs)
+    return [Section(table.title, [table])]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.analysis.cost import peak_memory, reference_share, step_time_over_control
+from eval.analysis.best import verdicts
+from eval.analysis.cost import peak_memory, reference_share, step_time_over_control, throughput
 from eval.analysis.names import configuration_labels, unnamed_settings
 from eval.analysis.over_seeds import prompts_and_seeds, spread, worst
 from eval.analysis.pairing import same_prompts
@@ -23,7 +24,7 @@ from eval.analysis.stability import (
 )
 from eval.analysis.statistics import Estimate
 from eval.pages.cells import NOT_MEASURED, cell, interval_cell, percent_cell
-from eval.pages.document import Section, Text
+from eval.pages.document import Section
 from eval.pages.objective import objective_notes
 from eval.pages.table import Column, Table, table_of
 from eval.run_folder.run import Run
@@ -102,7 +103,8 @@ COLUMNS = [
     Column(
         "variant",
         lambda row: row.label,
-        "**variant**: with the settings that set it apart where there are several of that variant and task.",
+        "**variant**: with the settings that set it apart where there are several of that variant and task; ★ is the "
+        "highest held-out pass@1 of its task, base, length and learning rate.",
     ),
     Column(
         "seeds",
@@ -171,6 +173,12 @@ COLUMNS = [
         COST,
     ),
     Column(
+        "tokens / s",
+        lambda row: cell(row.mean(throughput), ",.0f"),
+        "**tokens / s**: completion tokens in the loss, in every pass, over the steps' seconds; mean over seeds.",
+        COST,
+    ),
+    Column(
         "reference calls",
         lambda row: cell(row.mean(lambda run: run.total("ref_forward_calls")), ",.0f"),
         "**reference calls**: scoring forwards of the reference in a run; mean over seeds.",
@@ -200,8 +208,10 @@ def result_matrix(runs: list[Run]) -> Table:
         runs (`list[Run]`): The runs, sorted.
     """
     groups = repetitions(runs)
+    best = {verdict.best.label for verdict in verdicts(runs) if verdict.arms > 1}
     rows = [
-        Configuration(label, group, runs) for label, group in zip(configuration_labels(groups), groups, strict=True)
+        Configuration(f"{label} ★" if label in best else label, group, runs)
+        for label, group in zip(configuration_labels(groups), groups, strict=True)
     ]
     unnamed = [f"A name leaves out what most runs have: {line}." for line in unnamed_settings(groups)]
     return table_of("Result matrix", COLUMNS, rows, objective_notes(runs), [DASH, *unnamed])
@@ -209,4 +219,4 @@ def result_matrix(runs: list[Run]) -> Table:
 
 def sections(runs: list[Run]) -> list[Section]:
     matrix = result_matrix(runs)
-    return [Section(matrix.title, [*map(Text, objective_notes(runs)), matrix])]
+    return [Section(matrix.title, [matrix])]

@@ -21,3 +21,8 @@ def objective_notes(runs: list[Run]) -> list[str]:
 def with_objective(runs: list[Run], text: str) -> str:
     """The caption of a picture."""
     return " ".join([text, *objective_notes(runs)])
+
+
+def footnote(runs: list[Run]) -> str:
+    """What a picture file says that stands alone."""
+    return FOOTNOTE if objectives_differ(runs) else ""

@@ -63,18 +63,20 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(aside, format="png")
 
 
-def plot_sheet(panels: list[Panel], path: Path, columns: int) -> None:
+def plot_sheet(panels: list[Panel], path: Path, columns: int, footnote: str = "") -> None:
     """
-    Write panels side by side as one PNG.
+    Write panels side by side as one PNG, 1600 pixels wide; a single column 800.
 
     Args:
         panels (`list[Panel]`): The panels, row by row.
         path (`Path`): The file.
         columns (`int`): Panels in a row.
+        footnote (`str`, *optional*): Text below them.
     """
     columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(max(8, 5.3 * columns), 3.6 * rows), dpi=SHEET_DPI, layout="constrained")
+    rows, width = -(-len(panels) // columns), 16 if columns > 1 else 8
+    figure = Figure(figsize=(width, max(3.6, 5 / columns * 2) * rows), dpi=SHEET_DPI, layout="constrained")
+    figure.supxlabel(footnote, fontsize=9, style="italic")
     all_axes = figure.subplots(rows, columns, squeeze=False).flat
     told = set()
     for place, (axes, panel) in enumerate(zip(all_axes, panels, strict=False)):

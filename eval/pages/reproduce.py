@@ -4,11 +4,13 @@ import shlex
 
 from eval.pages.document import Code, Section, Text
 from eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, Run
+from trl_prorl.run.started import evaluation_of, plugin_options
 
 
 def passk_command(runs: list[Run]) -> str:
     """The command that evaluates these runs."""
-    return "python -m eval.passk " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
+    plugins = "".join(dict.fromkeys(plugin_options(run.env) for run in runs))
+    return f"python -m eval.passk{plugins} " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
 
 
 def evaluation_commands(runs: list[Run]) -> str:
@@ -43,4 +45,6 @@ def sections(runs: list[Run], command: str) -> list[Section]:
         "from a recipe again, whatever its variant: its `config.yaml` decides. `env.json` holds versions, hardware "
         "and seed. Then:"
     )
-    return [Section("How to reproduce", [how, Code(f"{evaluation_commands(runs)}\n{command}".strip())])]
+    own = [run for run in runs if not run.can_be_evaluated]
+    how_own = [Text(f"{evaluation_of(run.config, run.env, run.path)} evaluates `{run.name}`.") for run in own]
+    return [Section("How to reproduce", [how, *how_own, Code(f"{evaluation_commands(runs)}\n{command}".strip())])]

@@ -1,6 +1,7 @@
 """The first optimizer steps of a run, done for real in a folder that is thrown away."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,27 +41,29 @@ class FirstSteps:
 
 
 class StopAfter(TrainerCallback):
-    """Stops a run after some steps; its schedule is that of the whole run."""
+    """Stops a run after some steps, each of which it tells; its schedule is that of the whole run."""
 
-    def __init__(self, steps: int):
-        self.steps = steps
+    def __init__(self, steps: int, tell: Callable[[str], None]):
+        self.steps, self.tell = steps, tell
 
     def on_step_end(self, args, state, control, **kwargs):
+        self.tell(f"step {state.global_step} of {self.steps} is done")
         if state.global_step >= self.steps:
             control.should_training_stop = True
 
 
-def first_steps(trainer, steps: int = MOST) -> FirstSteps:
+def first_steps(trainer, steps: int = MOST, tell: Callable[[str], None] = lambda line: None) -> FirstSteps:
     """
     Train a few steps.
 
     Args:
         trainer ([`ProRLTrainer`]): Its `output_dir` is thrown away by the caller; it neither saves nor evaluates.
         steps (`int`, *optional*, defaults to `2`): Most optimizer steps.
+        tell (`Callable`, *optional*): Gets a line after each.
     """
     growth = trainer.parts.get("growth")
     first_rank = growth.rank if growth else 0
-    trainer.add_callback(StopAfter(steps))
+    trainer.add_callback(StopAfter(steps, tell))
     trainer.train()
     args, device = trainer.args, trainer.accelerator.device
     rows = [json.loads(line) for line in Path(trainer.run_dir, METRICS_FILE).read_text().splitlines()]

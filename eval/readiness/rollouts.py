@@ -1,7 +1,7 @@
 """Samples of the model that a run begins from, drawn, rewarded and judged as the run does it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from eval.readiness.gold_answers import columns_of
@@ -25,6 +25,7 @@ class Rollouts:
         parts (`list[tuple]`): Task and level of each prompt, shape (P,).
         reward_seconds (`float`): All reward functions took so long for all completions.
         source (`str`): How right and wrong are told apart, in words.
+        batch (`dict[str, torch.Tensor]`): The first generation batch, to score it again.
     """
 
     group_size: int
@@ -37,6 +38,7 @@ class Rollouts:
     parts: list[tuple]
     reward_seconds: float
     source: str = "verify"
+    batch: dict[str, Any] = field(default_factory=dict)
 
     def groups(self, values: Sequence[Any]) -> list[list[Any]]:
         """Values of completions, by prompt."""
@@ -71,6 +73,7 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
     for start in range(0, len(rows), together):
         batch = [dict(row) for row in rows[start : start + together]]
         sampled = trainer.sample_rows(batch)
+        found.batch = found.batch or sampled.batch
         asked = [row for row in batch for _ in range(size)]
         found.rewards += sampled.total.tolist()
         found.cut += sampled.cut

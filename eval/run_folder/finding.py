@@ -4,10 +4,14 @@ import argparse
 import glob
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from eval.run_folder.reading import load_run
-from eval.run_folder.run import Run, sort_runs
+from eval.run_folder.reading import load_config, load_run
 from trl_prorl.errors import InputError
+
+
+if TYPE_CHECKING:
+    from eval.run_folder.run import Run
 
 
 def add_run_option(
@@ -21,20 +25,27 @@ def add_run_option(
     )
 
 
-def find_run_folders(patterns: list[str]) -> list[Path]:
+def find_run_folders(patterns: list[str | Path], named: bool = False) -> list[Path]:
     """
     The run folders among paths and glob patterns, each once, in the given order.
 
     A shell's `runs/demo/*` also names files and other folders, an earlier report for one; they are left out.
 
+    Args:
+        patterns (`list[str]` or `list[Path]`): Paths and patterns.
+        named (`bool`, *optional*, defaults to `False`): Whether a folder that is named outright has to be a run's.
+
     Raises:
         InputError: If a path does not exist, a pattern matches nothing, or no run folder remains.
     """
     found = {}
-    for pattern in patterns:
+    for pattern in map(str, patterns):
         matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
-        if not matches:
+        if not matches and glob.has_magic(pattern):
             raise InputError(f"--runs '{pattern}' matches nothing; give run folders or a glob of them")
+        if not matches or (named and matches == [pattern] and os.path.isdir(pattern)):
+            load_config(pattern)
+            found.setdefault(Path(pattern).resolve(), Path(pattern))
         for match in matches:
             if (Path(match) / "metrics.jsonl").is_file():
                 found.setdefault(Path(match).resolve(), Path(match))
@@ -67,7 +78,9 @@ def only_parent(folders: list[Path]) -> Path:
     return parents[0]
 
 
-def load_runs(folders: list[Path]) -> list[Run]:
+def load_runs(folders: list[Path]) -> "list[Run]":
     """The runs in the order of the report, each named by its path below the common parent."""
+    from eval.run_folder.run import sort_runs  # pandas
+
     parent = common_parent(folders)
     return sort_runs([load_run(folder, folder.resolve().relative_to(parent).as_posix()) for folder in folders])

@@ -1,16 +1,23 @@
 """Read a run folder: its configuration, its record and, where there are any, its evaluations."""
 
+import logging
+import math
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from eval.run_folder.json_files import with_nan
-from eval.run_folder.run import Run
 from trl_prorl.errors import InputError
 from trl_prorl.run import run_files
 from trl_prorl.run.run_id import RUN_ID, other_run
 
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from eval.run_folder.run import Run
+
+
+logger = logging.getLogger(__name__)
 PASSK_FILE, DRIFT_FILE = "passk.json", "drift.json"
 EVALUATIONS = {PASSK_FILE: run_files.passk, DRIFT_FILE: run_files.DRIFT}
 
@@ -69,7 +76,7 @@ def read_evaluation(
     return content
 
 
-def load_run(run_dir, name: str | None = None) -> Run:
+def load_run(run_dir, name: str | None = None) -> "Run":
     """
     Read a run folder.
 
@@ -83,6 +90,10 @@ def load_run(run_dir, name: str | None = None) -> Run:
     Raises:
         InputError: If a file is missing or unreadable.
     """
+    import pandas as pd  # not for a folder that is not there
+
+    from eval.run_folder.run import Run
+
     run_dir = Path(run_dir)
     config = load_config(run_dir)
     for file in ("env.json", "metrics.jsonl"):
@@ -90,20 +101,35 @@ def load_run(run_dir, name: str | None = None) -> Run:
             raise InputError(
                 f"'{run_dir / file}' is missing; give a run folder in which at least one step was recorded"
             )
-    metrics = pd.DataFrame(run_files.read_jsonl(run_dir / "metrics.jsonl", run_files.METRICS, unique="step"))
+    metrics = _read_rows(run_dir / "metrics.jsonl", unique="step")
     if metrics.empty:
         raise InputError(f"'{run_dir / 'metrics.jsonl'}' records no step; train the run first")
+    metrics = metrics.sort_values("step", ignore_index=True)
+    gaps = metrics["step"][metrics["step"].diff() > 1]
+    if len(gaps):
+        first, last = metrics["step"][gaps.index[0] - 1], gaps.iloc[0]
+        logger.warning("%s: no row between step %d and step %d (gaps: %d).", run_dir, first, last, len(gaps))
     env, events, evaluations = read_env(run_dir), run_dir / "events.jsonl", run_dir / "evaluations.jsonl"
     return Run(
         path=run_dir,
         name=name or run_dir.resolve().name,
         config=config,
         env=env,
-        metrics=metrics.sort_values("step", ignore_index=True),
+        metrics=metrics,
         events=pd.DataFrame(run_files.read_jsonl(events, run_files.EVENTS)) if events.is_file() else None,
         passk=read_evaluation(run_dir, PASSK_FILE, env),
         drift=read_evaluation(run_dir, DRIFT_FILE, env),
-        evaluations=pd.DataFrame(run_files.read_jsonl(evaluations, run_files.METRICS))
-        if evaluations.is_file()
-        else None,
+        evaluations=_read_rows(evaluations) if evaluations.is_file() else None,
     )
+
+
+def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
+    """Rows of numbers; an infinite one, as fp16 leaves in `grad_norm`, counts as not measured."""
+    import pandas as pd
+
+    rows = pd.DataFrame(run_files.read_jsonl(path, run_files.METRICS, unique=unique))
+    infinite = rows.isin([math.inf, -math.inf])
+    if infinite.any(axis=None):
+        keys = ", ".join(rows.columns[infinite.any()])
+        logger.warning("%s: infinite values are left out: %s.", path, keys)
+    return rows.mask(infinite)

@@ -10,7 +10,8 @@ import pandas as pd
 from trl_prorl.errors import InputError
 from trl_prorl.run.keys import GROWTH
 from trl_prorl.run.run_files import EVALUATION_KEYS
-from trl_prorl.variants import VARIANTS
+from trl_prorl.run.started import evaluation_of
+from trl_prorl.variants import VARIANTS, without_reset
 
 
 # TRL's own defaults, for the keys a recipe leaves out.
@@ -131,6 +132,13 @@ class Run:
             return None
         return [int(step) for step in self._resets()["step_applied"]]
 
+    @property
+    def without_reset(self) -> str | None:
+        """What to say after the name of a run that resets should set apart, and that had none; `None` otherwise."""
+        applied = self.reset_steps()
+        steps = None if self.metrics.empty else int(self.metrics["step"].max())
+        return without_reset(self.variant, self.config, None if applied is None else len(applied), steps)
+
     def growth_steps(self) -> list[int]:
         """Optimizer steps at which the adapter's rank grew."""
         if self.events is None or self.events.empty:
@@ -161,5 +169,5 @@ def require_passk(run: Run) -> dict:
         InputError: If the run was not evaluated, naming the command that does it.
     """
     if run.passk is None:
-        raise InputError(f"'{run.path / 'passk.json'}' is missing; run `python -m eval.passk --run {run.path}`")
+        raise InputError(f"'{run.path / 'passk.json'}' is missing; run {evaluation_of(run.config, run.env, run.path)}")
     return run.passk

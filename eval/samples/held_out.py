@@ -3,6 +3,8 @@
 import functools
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,15 +19,13 @@ from eval.samples.models import identity, load_point, load_tokenizer
 from eval.samples.points import Point, trained_point
 from eval.samples.progress import progress
 from eval.samples.sampling import for_sampling, sample
-from eval.samples.store import SampleStore, content_ids
+from eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from eval.samples.task_name import TaskName
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.own_packages import tasks
 from trl_prorl.run.run_files import EVALUATION_KEYS
+from trl_prorl.run.started import evaluation_of
 from trl_prorl.shown import visible
-
-
-SAMPLES_FOLDER = "samples"
 
 
 class HeldOut:
@@ -83,7 +83,7 @@ class HeldOut:
         Where the samples of a model are; those of a neighbouring run are taken over if they are the same model's.
         """
         settings = {
-            "model": identity(point.folder, self.config),
+            "model": self._identity(point),
             "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
             "tokenizer": digest(self.tokenizer.get_vocab(), self.tokenizer.chat_template),
             "chat_template_kwargs": self.chat_template_kwargs,
@@ -151,7 +151,18 @@ class HeldOut:
         return frame
 
     def _draw(self, point: Point, batches, have: dict[int, int], temperature: float, store: SampleStore) -> None:
-        model, compact = for_sampling(load_point(point, self.config))
+        with self._model(point) as (model, compact):
+            self._draw_with(model, compact, point, batches, have, temperature, store)
+
+    def _identity(self, point: Point) -> dict:
+        return identity(point.folder, self.config)
+
+    @contextmanager
+    def _model(self, point: Point) -> Iterator[tuple]:
+        """A model as it is sampled, and whether compactly."""
+        yield for_sampling(load_point(point, self.config))
+
+    def _draw_with(self, model, compact, point, batches, have, temperature, store) -> None:
         description = f"{self.run_dir.name}: {point.label}" + (", greedy" if temperature == 0 else "")
         with progress(sum(len(p) * n for p, n in batches), visible(description)) as bar:
             for places, count in batches:
@@ -191,7 +202,7 @@ class HeldOut:
         return {
             "prompt_id": self.prompt_ids[place],
             "sample": number,
-            "prompt": row["prompt"][-1]["content"],
+            "prompt": row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"],
             "task": row.get("task"),
             "level": row.get("level"),
             "completion": one.text,
@@ -241,6 +252,7 @@ def grader_version() -> str:
     A name for the code that judges completions: it changes with any file of `tasks` and with the libraries it asks.
     """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
+    files += sorted({file for plugin in tasks.registry.PLUGINS for file in plugin.parent.glob("*.py")})
     return digest(_version("math-verify"), _version("reasoning-gym"), *(path.read_text() for path in files))[:12]
 
 
@@ -263,6 +275,8 @@ def check_run(run_dir: Path) -> dict:
             f"'{run_dir / 'config.yaml'}' has no {' and no '.join(missing)}; add what the run was trained with: "
             + ", ".join(f"{key}: {values[key]}" for key in missing)
             + (" (a task of `python -m tasks list`, whose data they were)" if "task" in missing else "")
+            + (f"; {evaluation_of(config, read_env(run_dir), run_dir)} measures rewards and data of your own")
+            * ("task" in missing)
         )
     for check in (with_local_paths, trained_point):
         try:

@@ -1,38 +1,16 @@
 """The options of every evaluation by sampling, and what of them a run cannot be asked."""
 
-import argparse
 from pathlib import Path
 
-from eval.run_folder.finding import add_run_option
+from eval.run_folder.reading import read_env
 from eval.samples.held_out import HeldOut, check_run
 from eval.samples.points import checkpoint_points
 from eval.samples.task_name import TaskName
+from trl_prorl.errors import InputError
+from trl_prorl.run.started import evaluation_of, plugin_options
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that every evaluation by sampling has."""
-    add_run_option(parser)
-    parser.add_argument("--split", default="test", help="split of the run's task")
-    parser.add_argument("--prompts", type=int, default=128, help="number of prompts")
-    parser.add_argument("--temperature", type=float, help="sampling temperature (default: the run's)")
-    parser.add_argument(
-        "--max-new-tokens", type=int, help="tokens after which a completion is cut (default: the run's)"
-    )
-    parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
-    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help="steps of checkpoints, or all")
-    parser.add_argument(
-        "--others",
-        "--other",
-        nargs="+",
-        default=[],
-        metavar="TASK",
-        help="tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]",
-    )
-    parser.set_defaults(greedy=False)
-
-
-def held_outs(run_dir: Path, args: argparse.Namespace) -> list[HeldOut]:
+def held_outs(run_dir: Path, args) -> list[HeldOut]:
     """The run on its own task, then on the others that were asked for."""
     settings = {
         "temperature": 0.0 if args.greedy else args.temperature,
@@ -56,8 +34,12 @@ def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] 
     Raises:
         InputError: Naming what is wrong, and the cure.
     """
-    config = check_run(run_dir)
+    config, env = check_run(run_dir), read_env(run_dir)
+    how = f"; {evaluation_of(config, env, run_dir)} has the run's own" if plugin_options(env) else ""
     for name in (TaskName.of_run(config), *map(TaskName.parse, others)):
-        name.make()
+        try:
+            name.make()
+        except InputError as error:
+            raise InputError(f"{error}{how}") from error
     if checkpoints:
         checkpoint_points(run_dir, config, checkpoints)

@@ -42,7 +42,9 @@ def stop_token_ids(model, tokenizer) -> list[int]:
 
 
 def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = None) -> list[list[int]]:
-    """The tokens of every row's prompt, by the tokenizer's chat template."""
+    """The tokens of every row's prompt: of messages by the tokenizer's chat template, of text as TRL makes them."""
+    if rows and isinstance(rows[0]["prompt"], str):
+        return tokenizer([row["prompt"] for row in rows])["input_ids"]
     texts = [
         tokenizer.apply_chat_template(
             row["prompt"], tokenize=False, add_generation_prompt=True, **(chat_template_kwargs or {})
@@ -69,14 +71,15 @@ def nothing_but_the_softmax(model) -> Iterator[None]:
             owner.generation_config = config
 
 
-def for_sampling(model) -> tuple[torch.nn.Module, bool]:
+def for_sampling(model, merge: bool = True) -> tuple[torch.nn.Module, bool]:
     """
     A loaded model as it is sampled, and whether compactly, as rollouts are where a recipe asks for it: by the same
-    loop, if it gives what `generate` gives. An adapter is merged in float32, where that only changes rounding.
+    loop, if it gives what `generate` gives. With `merge`, an adapter is merged in float32, where that only changes
+    rounding, and the model is of no other use.
     """
     compact = probe(model, model.get_input_embeddings().weight.shape[0]) is None
     exact = all(param.dtype == torch.float32 for param in model.parameters())
-    if compact and exact and isinstance(model, PeftModel) and why_not_merged(model) is None:
+    if merge and compact and exact and isinstance(model, PeftModel) and why_not_merged(model) is None:
         model = model.merge_and_unload()
     return model, compact
 

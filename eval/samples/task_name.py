@@ -28,6 +28,10 @@ class TaskName:
         match = re.fullmatch(r"([^@=]+)(?:@(\d+))?(?:=(.+))?", text)
         if match is None:
             raise InputError(f"--others {text}: write NAME, NAME@LEVEL or NAME@LEVEL=PATH, as in parity@2")
+        try:
+            tasks.registry.check_name(match[1])
+        except ValueError as error:
+            raise InputError(f"--others {text}: {error}") from error
         return cls(match[1], int(match[2]) if match[2] else None, path=match[3])
 
     def make(self):

@@ -1,16 +1,13 @@
 """The arms that are compared: by name a trainer's class and the keys that define it."""
 
-from trl import GRPOTrainer
-
-from trl_prorl import ProRLTrainer
-
-
+GRPOTrainer, ProRLTrainer = "trl:GRPOTrainer", "trl_prorl:ProRLTrainer"  # which take seconds to import
 BASELINE = "TRL β>0"
 ACCELERATED = {"reuse_old_logps": True}
 PACKED = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}
 ARMS = {
     BASELINE: (GRPOTrainer, {"beta": 0.02}),
     "TRL β=0": (GRPOTrainer, {"beta": 0.0}),
+    "A0": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "ref_compute": "naive_epoch", **ACCELERATED}),
     "A": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, **ACCELERATED}),
     "B": (ProRLTrainer, {"beta_old": 0.02, **ACCELERATED}),
     "C": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **ACCELERATED}),

@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 from datasets import Dataset
@@ -22,7 +23,8 @@ def make_trainer(
     A trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group. The arm's
     keys win over those that all arms share.
     """
-    cls, keys = arm
+    place, keys = arm
+    cls = resolve_name(place) if isinstance(place, str) else place
     count = {"generations": 0}
 
     def rollout(prompts, trainer):

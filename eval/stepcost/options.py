@@ -4,8 +4,6 @@ import argparse
 import functools
 from pathlib import Path
 
-import torch
-
 from eval.command import program
 from eval.stepcost.arms import ARMS, BASELINE
 from eval.stepcost.shapes import SHAPES
@@ -63,8 +61,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--groups", type=int, metavar="G", nargs="+", default=[4, 8, 16, 32], help="G of growth")
     parser.add_argument("--spread", action="store_true", help="growth: lengths spread as GSM8K's answers' are")
-    devices = ("cuda", "cpu")  # one of several GPUs: CUDA_VISIBLE_DEVICES
-    parser.add_argument("--device", choices=devices, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=("cuda", "cpu"))  # one of several GPUs: CUDA_VISIBLE_DEVICES
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall", metavar="CLOCK", help="wall, or cpu on a busy machine"
     )
@@ -74,6 +71,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--out", type=Path, default=Path("runs/step_cost"), metavar="DIR", help="of results.json and the chart"
     )
     args = parser.parse_args(argv)
+    import torch  # not for help and complaints
+
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     args.dtype = getattr(torch, args.dtype or ("bfloat16" if args.device == "cuda" else "float32"))
     if args.micro_batch > args.prompts * args.num_generations:
         parser.error(f"--micro_batch {args.micro_batch} exceeds --prompts {args.prompts} x --num_generations.")

@@ -2,9 +2,6 @@
 
 import argparse
 
-import torch
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
-
 
 SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vocabulary
     "tiny": (32, 2, 2, 1, 64, 300),
@@ -14,8 +11,11 @@ SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vo
 }
 
 
-def new_model(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
+def new_model(args: argparse.Namespace, tokenizer):
     """A model of `args.shape` in `args.dtype`; the same weights whenever it is made."""
+    import torch  # not for the names above
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     hidden, layers, heads, key_values, intermediate, vocabulary = SHAPES[args.shape]
     torch.manual_seed(0)
     config = Qwen2Config(

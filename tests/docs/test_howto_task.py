@@ -66,29 +66,19 @@ def test_the_task_of_a_file(followed):
     assert done.returncode == 2 and "'answer' is missing" in done.stderr
 
 
-def test_a_script_of_ones_own_trains_and_evaluates(forks, tiny_model, tmp_path):
+def test_a_plugin_trains_and_evaluates(tiny_model, tmp_path):
     """Outside the repository: roman.py and own.py beside one another."""
     (tmp_path / "roman.py").write_text(named_file(PAGE, "tasks/roman.py"))
-    (tmp_path / "own.py").write_text(
-        "import sys; sys.path.insert(0, __file__.rpartition('/')[0])\n" + named_file(PAGE, "own.py")
-    )
-    small = [
-        "--max_steps",
-        "2",
-        "--per_device_train_batch_size",
-        "8",
-        "--num_generations",
-        "4",
-        "--disable_tqdm",
-        "true",
-    ]
-    recipe = ["--config", str(ROOT / "recipes" / "tiny" / "variantA.yaml"), "--model_name_or_path", tiny_model]
-    status, written = forks.run(tmp_path / "own.py")
-    assert status == 1 and "Traceback" not in written  # nothing was said of what to do
-    out = str(tmp_path / "run")
-    of_the_task = ["--task", "roman", "--task_level", "1", "--train_rows", "256", "--output_dir", out]
-    status, written = forks.run(tmp_path / "own.py", "train", *recipe, *of_the_task, *small)
-    assert status == 0, written[-3000:]
-    status, written = forks.run(tmp_path / "own.py", "evaluate", "--run", out, "--prompts", "4", "--n", "2")
-    in_one_line = " ".join(written.split())
-    assert status == 0 and "roman, test split, 4 prompts" in in_one_line, written[-3000:]
+    (tmp_path / "own.py").write_text(named_file(PAGE, "own.py"))
+    small = "--max_steps 2 --per_device_train_batch_size 8 --num_generations 4 --disable_tqdm true --output_dir run"
+    of_the_task = f"--task roman --task_level 1 --train_rows 256 --model_name_or_path {tiny_model}"
+
+    def command(line):
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        call = [sys.executable, "-m", "trl_prorl", *line.split()]
+        return subprocess.run(call, cwd=tmp_path, env=env, capture_output=True, text=True)
+
+    done = command(f"train tiny/variantA --plugin own.py {of_the_task} {small}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    done = command("passk --plugin own.py --run run --prompts 4 --n 2")
+    assert done.returncode == 0 and "roman, test split, 4 prompts" in " ".join(done.stdout.split()), done.stderr

@@ -1,6 +1,5 @@
 """What a reader clicks leads somewhere, and what a reader copies exists."""
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +9,7 @@ import yaml
 from doc_pages import PAGES, ROOT, anchors, blocks, commands, links, named_file
 
 from trl_prorl.commands import COMMANDS
+from trl_prorl.demo import ARMS
 from trl_prorl.launch.shipped_recipes import shipped_recipes
 
 
@@ -178,6 +178,24 @@ def test_the_script_that_adds_a_chat_template(tmp_path, tiny_model, monkeypatch)
     assert text == "2+2?\nAnswer: "
 
 
-def test_a_reader_of_json_finds_no_output_in_the_notebook():
-    cells = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text())["cells"]
-    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
+def left_by_the_demo(path: str) -> bool:
+    """Whether `make demo` leaves a path below `runs/demo`: its arms, the files of a run, and those of the report."""
+    arm, _, rest = path.removeprefix("runs/demo/").partition("/")
+    return arm in ("*", "report.html", "report.md") or (arm in ARMS and not rest.strip("/"))
+
+
+def paths_of_the_demo(text: str) -> set[str]:
+    return set(re.findall(r"runs/demo/[\w./*-]*[\w*]", text))
+
+
+SPEAKING = [*PAGES, ROOT / "docs" / "quickstart.ipynb", *ROOT.glob("eval/*.py"), *ROOT.glob("trl_prorl/**/*.py")]
+
+
+@pytest.mark.parametrize("page", SPEAKING, ids=name)
+def test_what_the_pages_name_is_there_after_the_demo(page):
+    assert {path for path in paths_of_the_demo(page.read_text()) if not left_by_the_demo(path)} == set()
+
+
+def test_a_path_that_the_demo_does_not_leave_is_found():
+    named = paths_of_the_demo("--run runs/demo/A --run runs/demo/variantA, 'runs/demo/*' (runs/demo/report.html).")
+    assert {path for path in named if not left_by_the_demo(path)} == {"runs/demo/A"} and len(named) == 4

@@ -1,8 +1,9 @@
-"""The notebook: its code compiles, what it imports is there, it carries no output, and (slow) it runs to its end."""
+"""The notebook: its code compiles, imports are there, its outputs are of one run, and (slow) it runs to its end."""
 
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 
@@ -18,11 +19,20 @@ def cells(kind):
     return [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == kind]
 
 
-def test_it_is_valid_and_stripped():
+def test_it_is_valid_and_carries_the_outputs_of_one_run():
+    """Of the cells in their order, without what belongs to a machine or to a run that failed."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert len(code) >= 8 and all(not cell.outputs and cell.execution_count is None for cell in code)
+    assert len(code) >= 8 and [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [out for cell in code for out in cell.outputs]
+    assert not any(out.output_type == "error" or out.get("name") == "stderr" for out in outputs)
+    assert not any(cell.metadata for cell in notebook.cells)  # as the time of execution
+    pictures = [out.data["image/png"] for out in outputs if "image/png" in out.get("data", {})]
+    assert len(pictures) == 1 and sum(map(len, pictures)) * 3 / 4 < 200_000
+    shown = "".join(str({**out.get("data", {}), "image/png": ""}) + out.get("text", "") for out in outputs)
+    assert "reward of the answer: 1.0  of another: 0.0" in shown and "pass@1" in shown
+    assert re.findall(r"(?:/[\w.-]+){2,}|\w:\\\\|Warning|\d+%\|", re.sub(r"</?\w+[^>]*>|\\n", " ", shown)) == []
 
 
 def test_code_compiles_and_imports_resolve():

@@ -27,15 +27,16 @@ def run(forks, folder, name, text):
 
 
 def test_a_script_of_ones_own_and_the_use_of_its_result(forks, tmp_path):
-    scripts = [block.text for block in blocks(README) if block.language == "python"]
-    for number, text in enumerate(scripts):
-        written = run(forks, tmp_path, f"block{number}.py", text)
-    assert len(scripts) == 3
-    assert (tmp_path / "runs" / "first" / "events.jsonl").read_text().count('"event": "reset"') == 1
+    (script,) = [block.text for block in blocks(README) if block.language == "python"]
+    assert "range(128)" in script  # the stand-in has four rows
+    run(forks, tmp_path, "own.py", script.replace("range(128)", "range(4)"))
     made = tmp_path / "runs" / "my-run"
-    assert {"adapter_config.json", "README.md", "config.yaml", "metrics.jsonl", "env.json"} <= {
-        p.name for p in made.iterdir()
-    }
+    files = {"adapter_config.json", "README.md", "config.yaml", "metrics.jsonl", "env.json", "passk.json"}
+    assert files <= {path.name for path in made.iterdir()}
+    measured = json.loads((made / "passk.json").read_text())
+    assert (measured["prompts"], measured["n"]) == (4, 16) and measured["base"]["pass@1"] == 0.0
+    status, written = forks.run("-m", "trl_prorl", "report", "--runs", "runs/*", cwd=tmp_path)
+    assert status == 0 and (tmp_path / "runs" / "report.html").is_file(), written[-3000:]
     # The card's own lines, from the same folder.
     (usage,) = [block.text for block in blocks((made / "README.md").read_text()) if block.language == "python"]
     run(forks, tmp_path, "usage.py", usage)
@@ -48,7 +49,7 @@ def test_a_script_of_ones_own_and_the_use_of_its_result(forks, tmp_path):
 
 
 def test_the_commands_for_one_gpu(forks, tmp_path):
-    section = README[README.index("## On one GPU") : README.index("## In your own script")]
+    section = README[README.index("## A recipe, on one GPU") : README.index("## Evidence")]
     install, check, train, passk, report = commands(section)
     assert install == "pip install -e ."
     program, *rest = shlex.split(f"{check} --prompts 2 {SMALL}")

@@ -230,6 +230,23 @@ def test_a_sample_is_the_first_number_up_to_which_the_probabilities_exceed_the_r
     assert with_torch.sample(torch.tensor(logps), numbers).tolist() == expected
 
 
+def test_the_log_has_what_each_response_was_sampled_and_paid_by(tmp_path):
+    """Log-probabilities by the loops above, rewards from the words of the page, deltas of mean 0 in a group."""
+    path = tmp_path / "new" / "samples.tsv"
+    assert run.main(["--epochs", "2", "--log", str(path)]) == 0
+    head, *lines = (line.split("\t") for line in path.read_text().splitlines())
+    assert head == ["epoch", "prompt", "response", "log-probability", "reward", "delta"] and len(lines) == 2 * 3 * 10
+    logps, rewards = logps_of(initial_weights(0)), reward_table("inclusion_ordering")
+    every = [" ".join(map(str, response)) for response in EVERY_RESPONSE]
+    for place, (epoch, prompt, response, logp, reward, _) in enumerate(lines[:30]):
+        p, r = place // 10, every.index(response)
+        assert epoch == "1" and prompt == " ".join(map(str, PROMPTS[p]))
+        assert float(logp) == pytest.approx(np.log(probability(logps, p)[r]), abs=6e-5)
+        assert float(reward) == pytest.approx(rewards[p, r], abs=6e-5)
+    deltas = np.array([float(line[-1]) for line in lines]).reshape(6, 10)
+    assert np.abs(deltas.mean(axis=1)).max() < 1e-4 and np.abs(deltas).max() > 0.5
+
+
 SHORT = Setting(epochs=7, inner_steps=5)
 
 

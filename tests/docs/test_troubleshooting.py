@@ -83,6 +83,7 @@ NOT_KEYS = {
     "completions",
     "prompts",
     "enable_thinking",
+    "save_model",
     "save_pretrained",
     "init_lora_weights",
     "peft_config",

@@ -66,7 +66,12 @@ def figures(page):
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "docs/study.md", *sorted(VARIANTS.glob("*.md"))], ids=lambda page: page.stem
+    "page",
+    [
+        *(ROOT / name for name in ("README.md", "docs/study.md", "docs/study/details.md")),
+        *sorted(VARIANTS.glob("*.md")),
+    ],
+    ids=lambda page: page.stem,
 )
 def test_figures_are_in_the_log_or_in_the_study_s_findings(page):
     known = as_one_line(LOG + (ROOT / "docs/study/findings.md").read_text())
@@ -86,7 +91,9 @@ def test_pages_that_compare_a_and_b_say_that_the_objectives_differ(page):
     assert re.search(r"(different|another) objective", " ".join((ROOT / page).read_text().split()))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/study.md", "docs/variants/A.md", "docs/variants/B.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/study.md", "docs/study/details.md", "docs/variants/A.md", "docs/variants/B.md"]
+)
 def test_every_share_that_b_keeps_of_a_says_so_beside_it(page):
     """A reader of one paragraph, item or row has to see it."""
     parts = [as_one_line(part) for part in re.split(r"\n\s*\n|\n(?=- |\|)", (ROOT / page).read_text())]

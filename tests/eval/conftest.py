@@ -50,7 +50,7 @@ def build_passk_result(base, trained, n=8, **changes):
 
 def write_run(root, name, variant, rows, events=(), passk=None, config=None, env=None, drift=None):
     folder = root / name
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     base = {"model_name_or_path": "tiny", "task": "reverse_digits", "task_level": 3}
     (folder / "config.yaml").write_text(yaml.safe_dump({**base, **(config or {})}))
     (folder / "env.json").write_text(json.dumps({"variant": variant, "seed": 0, **(env or {})}))

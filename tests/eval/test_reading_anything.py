@@ -190,7 +190,7 @@ def read_damaged(folders, readers, file, content):
             try:
                 read()
             except InputError as error:
-                assert "damaged" in str(error), (name, error)
+                assert "damaged" in str(error) and len(str(error)) <= 500, (name, error)
                 refused += [str(error)] if file in str(error) else []
         return refused
     finally:
@@ -233,7 +233,10 @@ def test_no_content_of_a_file_ends_in_a_traceback_at_length(folders, readers, da
         ("metrics.jsonl", b'{"step": 1}\n5\n', "metrics.jsonl' line 2: it holds 5; an object is needed"),
         ("metrics.jsonl", b'{"step": 1}\n{"step": 2, "re\n{"step": 3}\n', "metrics.jsonl' line 2 is not JSON"),
         ("metrics.jsonl", b'{"step": 1}\n{"step": 1}\n', "metrics.jsonl' line 2: step 1 stands in line 1 already"),
-        ("metrics.jsonl", b'{"step": 1, "reward": [1]}\n', "line 1: reward is a list; a number or text is needed"),
+        ("metrics.jsonl", b'{"step": 1, "reward": [1]}\n', "line 1: reward is a list; a number is needed"),
+        ("metrics.jsonl", b'{"step": 1, "reward": "0.5"}\n', "line 1: reward is '0.5'; a number is needed"),
+        ("evaluations.jsonl", b'{"step": 1, "eval_reward": "x"}\n', "line 1: eval_reward is 'x'; a number is needed"),
+        ("metrics.jsonl", b'{"step": 1, "%s": "x"}\n' % (b"x" * 9000), "a number is needed; remove the line"),
         ("metrics.jsonl", b'{"step": 1, "reward": 1%s}\n' % (b"0" * 400), "line 1: reward is 1000"),
         ("events.jsonl", b'{"event": "reset"}\n', "events.jsonl' line 1: it has no 'step_applied'"),
         ("config.yaml", b"a: &a {b: *a}", "config.yaml' is not YAML"),
@@ -244,6 +247,39 @@ def test_no_content_of_a_file_ends_in_a_traceback_at_length(folders, readers, da
 )
 def test_what_is_said(folders, readers, file, content, said):
     assert any(said in line for line in read_damaged(folders, readers, file, content))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan"), None, True, 1e308, 2**53])
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        (f"{kind}.jsonl", key)
+        for kind in ("metrics", "evaluations")
+        for key in FILES[f"{kind}.jsonl"][0]
+        if key != "step"
+    ],
+)
+def test_any_number_of_a_row_is_read(folders, readers, caplog, file, key, value):
+    """Also in every row: an infinite one, as fp16 leaves in `grad_norm`, counts as not measured, and that is said."""
+    for rows in (FILES[file][:1], FILES[file]):
+        content = [{**row, key: value} if row in rows else row for row in FILES[file]]
+        caplog.clear()
+        assert read_damaged(folders, readers, file, written(file, content)) == []
+        infinite = isinstance(value, float) and abs(value) == float("inf")
+        assert (f"{file}: infinite values are left out: {key}." in caplog.text) == infinite
+
+
+def test_rows_that_are_missing_are_named(folders, caplog):
+    run, rows = folders / "damaged", [{"step": step} for step in (9, 3, 4, 12)]
+    before = (run / "metrics.jsonl").read_bytes()
+    write(run, "metrics.jsonl", rows)
+    load_run(run)
+    assert "damaged: no row between step 4 and step 9 (gaps: 2)." in caplog.text
+    caplog.clear()
+    (run / "metrics.jsonl").write_bytes(before)
+    load_run(run)
+    assert "no row" not in caplog.text
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "events.jsonl"])

@@ -62,10 +62,13 @@ def test_scores(block, tables):
     assert list(found) == ["plain_x", "A_x", "B_x", "B_beta_old3_x", "C_hard_x"]  # in the matrix's order
     plain = found["plain_x"]
     # 0.5, 0.625, 0.75: mean 0.625, s = 0.125, t(2) = 4.302653
-    assert plain.pass1.value == 0.625 and plain.pairs == 3 and plain.base == 0.25
-    assert plain.gain.value == 0.375 and plain.gain.low < 0.375  # less 2 of 8 of each base
+    assert plain.pass1.value == 0.625 and plain.pairs == 3 and plain.bases["pass@1"].value == 0.25
+    assert plain.gains["pass@1"].value == 0.375 and plain.gains["pass@1"].low < 0.375  # less 2 of 8 of each base
     assert plain.pass1.high - 0.625 == pytest.approx(4.302653 * 0.125 / 3**0.5, rel=0.05)
-    assert found["B_beta_old3_x"].pass8.value == 0 and plain.pass8.value == 1 and plain.greedy.value == 1
+    assert plain.values["pass@8"].value == 1 and plain.values["greedy"].value == 1
+    none = found["B_beta_old3_x"]
+    assert none.values["pass@8"].value == 0 and none.gains["pass@8"].value == -none.bases["pass@8"].value < -0.8
+    assert none.gains["greedy"].value == 0
 
 
 def test_what_is_held_against_what(block):
@@ -81,7 +84,7 @@ def test_differences(block, tables):
     found = {(one.arm, one.reference): one for one in differences(block, tables)}
     a = found["A_x", "plain_x"]
     assert a.contrast.estimate == pytest.approx((0.125,) * 3) and a.verdict == "higher" and a.pairs == 3
-    assert found["B_x", "plain_x"].verdict == "not told apart" and found["B_x", "plain_x"].contrast.p_value == 1
+    assert found["B_x", "plain_x"].verdict == "equivalent" and found["B_x", "plain_x"].contrast.p_value == 1
     # 0, 0, 0.125 above A: a mean of 0.0417 with an error of 0.0417
     hard = found["C_hard_x", "A_x"]
     assert hard.contrast.value == pytest.approx(0.125 / 3) and hard.verdict == "not told apart"
@@ -113,6 +116,8 @@ def test_a_difference_of_no_importance_is_not_h2(block, tables):
         (-0.03, 0.001, "lower"),
         (0.03, 0.1, "not told apart"),
         (0.03, float("nan"), "one base: no interval"),
+        (-0.004, 0.006, "not told apart"),  # 0.016 from the margin: t = 2.67, and t(0.95, 2) = 2.92
+        (-0.004, 0.005, "equivalent"),  # t = 3.2
     ):
         changed = type(hard)(**{**vars(hard), "contrast": Contrast(value, error, 2)})
         assert changed.verdict == verdict

@@ -18,6 +18,7 @@ def run(monkeypatch, capsys, *arguments):
 def test_list(monkeypatch, capsys):
     out = run(monkeypatch, capsys, "list")
     assert all(name in out for name in [*task_names(), "rg:NAME"])
+    assert "http" not in out and "(Cobbe et al., 2021)" in out and "balanced, yes or no? ([]{})` -> `yes`" in out
 
 
 def test_show(monkeypatch, capsys):

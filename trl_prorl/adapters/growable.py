@@ -6,7 +6,9 @@ import torch
 from peft import PeftModel, PeftType
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
-from .initialisation import OTHER_PRODUCTS, changes_model
+
+# With these an adapter is not s·BA.
+OTHER_PRODUCTS = "use_qalora alora_invocation_tokens velora_config use_bdlora monteclora_config arrow_config".split()
 
 
 def check_growing_config(every: int, largest: int, config: Any | None) -> None:
@@ -32,7 +34,7 @@ def check_growing_config(every: int, largest: int, config: Any | None) -> None:
         raise ValueError(f"lora_growth_every={every} grows LoRA, and the adapter is {config.peft_type.value}: {leave}")
     other = [name for name in OTHER_PRODUCTS if getattr(config, name, None)]
     init = config.init_lora_weights
-    if changes_model(config) or str(init).lower() == "mica":
+    if str(init).lower() == "mica":
         other.append(f"init_lora_weights={init!r}")
     other += [name for name in ("rank_pattern", "alpha_pattern") if getattr(config, name, None)]
     if other:

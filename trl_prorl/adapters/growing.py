@@ -13,7 +13,9 @@ from ..parts import Part
 from ..resets.optimizer_state import inner_of
 from .growth import drawn_rows, factors_of, random_state, set_factors, with_rank
 from .growth_state import migrated
-from .initialisation import CONFIG_FILE
+
+
+CONFIG_FILE = "adapter_config.json"
 
 
 class Growth(Part):

@@ -1,6 +1,5 @@
 """Every sentence of a model card, in the order of the card. `model_card.md.jinja` holds its headings."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,8 @@ from trl import GRPOTrainer
 from ..embedded.shipped import SMOLLM2
 from ..run.base_model import BaseModel
 from ..run.keys import ELASTIC, GROWTH
-from ..variants import DIFFERENT_OBJECTIVE
+from ..run.started import evaluation_of, plugin_options
+from ..variants import DIFFERENT_OBJECTIVE, without_reset
 from .record import Record, base_of, greedy_of, sizes
 
 
@@ -80,7 +80,10 @@ def variant(record: Record) -> str:
     known = record.known_variant
     if known is None:
         return "the record does not say which."
-    return f"{known.description}." + (f" {DIFFERENT_OBJECTIVE}" if known.different_objective else "")
+    applied = None if record.events is None else len(record.resets)
+    told = without_reset(known.name, record.config, applied, record.steps)
+    more = [f"{known.name} {told}."] * bool(told) + [DIFFERENT_OBJECTIVE] * known.different_objective
+    return " ".join([f"{known.description}.", *more])
 
 
 def resets(record: Record) -> str:
@@ -110,16 +113,14 @@ def resets(record: Record) -> str:
 
 
 def results(record: Record, run_dir: Path) -> str:
-    command = f" `python -m eval.passk --run {shlex.quote(str(run_dir))}` evaluates "
+    command = f" {evaluation_of(record.config, record.env, run_dir)} evaluates "
     passk = record.passk
     if passk is None:
-        hint = f"{command}it; `python -m eval.push` then updates this card." if record.can_be_evaluated else ""
-        return f"Not evaluated yet.{hint}"
+        return f"Not evaluated yet.{command}it; `python -m eval.push` then updates this card."
     if not record.evaluated:
-        hint = f"{command}them." if record.can_be_evaluated else ""
         return (
             f"The weights here are those of step {record.steps}; the last evaluation is of step {passk['step']}, so "
-            f"its numbers are left out.{hint}"
+            f"its numbers are left out.{command}them."
         )
     level = "" if passk.get("level") is None else f", level {passk['level']}"
     lines = [
@@ -200,14 +201,16 @@ def reproduce(record: Record) -> str:
     version = (record.env.get("versions") or {}).get("trl-prorl")
     checkout = f"commit `{commit}`" if commit else f"version {version}" if version else "an unknown version"
     if "task" not in record.config:
+        started = f"; it was started by `{record.env['command']}`" if record.env.get("command") else ""
         return (
             f"`config.yaml` holds the arguments of `ProRLTrainer` (trl-prorl, {checkout}); data and rewards came from "
-            "a script of its own, which is not part of the record."
+            f"a script of its own, which is not part of the record{started}."
         )
     # Any launcher trains any recipe: `config.yaml` decides.
     script = record.known_variant.launcher if record.known_variant else "grpo_variantA.py"
     folder = "runs/again"
-    train = f"python recipes/{script} --config config.yaml --output_dir {folder}"
+    plugins = plugin_options(record.env)
+    train = f"python recipes/{script} --config config.yaml --output_dir {folder}{plugins}"
     base = base_of(record, {})
     if base is not None and base.is_embedded:
         train += f" --model_name_or_path {base.name}"
@@ -221,7 +224,7 @@ def reproduce(record: Record) -> str:
         ks = " ".join(map(str, passk["k"]))
         greedy = " --greedy" if passk["temperature"] == 0 else f" --temperature {passk['temperature']:g}"
         commands.append(
-            f"python -m eval.passk --run {folder} --split {passk['split']} --prompts {passk['prompts']} "
+            f"python -m eval.passk{plugins} --run {folder} --split {passk['split']} --prompts {passk['prompts']} "
             f"--n {passk['n']} --k {ks} --seed {passk['seed']}{greedy}"
         )
     return f"In a checkout of trl-prorl ({checkout}), with this repository's `config.yaml`:\n\n```\n" + (

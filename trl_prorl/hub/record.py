@@ -1,7 +1,6 @@
 """A run folder as a card needs it: its record without secrets, and its base model."""
 
 import os
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,15 @@ from ..run import run_files
 from ..run.base_model import BaseModel, identify
 from ..run.keys import RESETS
 from ..run.meter import EVENTS_FILE, METRICS_FILE
-from ..run.run_files import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
+from ..run.run_files import CONFIG_FILE, ENV_FILE
 from ..run.run_id import RUN_ID, other_run
 from ..run.shapes import Shape, optional, table, text
+from ..run.started import without_secrets
 from ..variants import VARIANTS, Variant
 
 
 PASSK_FILE = "passk.json"
 ADAPTER = table(known={"base_model_name_or_path": optional(text)})
-
-# Keys and values that a recipe may hold and a card may not.
-SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
-NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
-SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 
 
 @dataclass(frozen=True)
@@ -55,11 +50,6 @@ class Record:
     def known_variant(self) -> Variant | None:
         """What is known of its variant."""
         return VARIANTS.get(self.variant)
-
-    @property
-    def can_be_evaluated(self) -> bool:
-        """Whether `eval.passk` knows its model and its task."""
-        return all(self.config.get(key) for key in EVALUATION_KEYS)
 
     @property
     def resets(self) -> list[dict[str, Any]]:
@@ -96,19 +86,6 @@ def read_record(run_dir: str | os.PathLike) -> Record:
 
 def read_if_there(path: Path, shape: Shape) -> dict[str, Any] | None:
     return run_files.read_json(path, shape) if path.is_file() else None
-
-
-def without_secrets(config: Any) -> Any:
-    """A recipe without its tokens and passwords, at any depth."""
-    if isinstance(config, dict):
-        return {
-            key: without_secrets(value)
-            for key, value in config.items()
-            if str(key) in NO_SECRETS or not SECRET_KEYS.search(str(key))
-        }
-    if isinstance(config, list):
-        return [without_secrets(value) for value in config]
-    return SECRET_VALUES.sub("[removed]", config) if isinstance(config, str) else config
 
 
 def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:

@@ -15,10 +15,10 @@ A writer puts the sidecar in place last, so that a schema is there whole or not 
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import struct
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,8 @@ from xxhash import xxh3_128
 
 from ..errors import InputError
 from ..files import replaced
+from ..run.run_files import parse_json
+from ..shown import short
 from .schemas import Schema, UpdateInputs, UpdateOutputs, reset_factors
 from .structure import fits
 
@@ -187,8 +189,8 @@ def shown(sidecar: Mapping[str, Any]) -> str:
 
 
 def _is_finite(held: Any) -> bool:
-    if isinstance(held, float):
-        return math.isfinite(held)
+    if isinstance(held, int | float):
+        return abs(held) <= sys.float_info.max
     return all(map(_is_finite, held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()))
 
 
@@ -296,31 +298,32 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     """The sidecar of a schema, its version and hash checked."""
     path = Path(folder) / f"{cls.schema}.json"
     try:
-        sidecar = json.loads(path.read_text())
+        sidecar = parse_json(path.read_text())
         kept = {key: sidecar[key] for key in KEYS}
+        unbounded = next((key for key, held in _flat(sidecar) if not _is_finite(held)), None)
+        fits_its_hash = unbounded is None and sidecar_hash(sidecar) == kept["sha256"]
     except FileNotFoundError:
         raise InputError(f"{path} is missing: nothing was written there, or not to the end.") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error}). Give the folder of an export.") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a whole sidecar ({type(error).__name__}: {error}). Write it again.") from None
     if kept["format"] != FORMAT or kept["schema"] != cls.schema:
-        raise InputError(f"{path} is {kept['format']} {kept['schema']}, not {FORMAT} {cls.schema}.")
+        raise InputError(f"{path} is {short(kept['format'])} {short(kept['schema'])}, not {FORMAT} {cls.schema}.")
     if kept["version"] != cls.version or not fits(kept["version"], int):
         is_later = fits(kept["version"], int) and kept["version"] > cls.version
         newer = "of a later release: update trl-prorl" if is_later else "which no release reads"
-        raise InputError(f"{path} has version {kept['version']} of {cls.schema}, {newer} (here {cls.version}).")
-    unbounded = next((key for key, held in _flat(sidecar) if not _is_finite(held)), None)
+        raise InputError(f"{path} has version {short(kept['version'])} of {cls.schema}, {newer} (here {cls.version}).")
     if unbounded is not None:
-        raise InputError(f"{path} holds NaN or infinity in {unbounded}, which JSON does not know. Write it again.")
-    if sidecar_hash(sidecar) != kept["sha256"]:
+        raise InputError(f"{path} holds NaN or infinity in {unbounded}, or a number that large. Write it again.")
+    if not fits_its_hash:
         raise InputError(f"{path} does not fit its own hash: it was cut, altered or edited. Write it again.")
     _check_values(path, cls, kept["values"])
     if kept["form"] not in FORMS:
-        raise InputError(f"{path} is in the form {kept['form']!r}, not in one of {', '.join(FORMS)}.")
+        raise InputError(f"{path} is in the form {short(kept['form'])}, not in one of {', '.join(FORMS)}.")
     for key in ("tensors", "scalars"):
         if not isinstance(kept[key], list):
-            raise InputError(f"{path}: {key} is {kept[key]!r}, not a list. Write it again.")
+            raise InputError(f"{path}: {key} is {short(kept[key])}, not a list. Write it again.")
         for entry in kept[key]:
             _check_entry(path, entry, cls.schema, kept["form"])
     return sidecar
@@ -340,7 +343,9 @@ def _check_values(path: Path, cls: type[Schema], values: Any) -> None:
     hints = get_type_hints(cls)
     wrong = next((name for name, held in values.items() if not fits(held, hints[name])), None)
     if wrong is not None:
-        raise InputError(f"{path}: {wrong} is {values[wrong]!r}, not of the type that docs/interchange.md says.")
+        raise InputError(f"{path}: {wrong} is {short(values[wrong])}, not of the type that docs/interchange.md says.")
+    if values["update"] < 1:
+        raise InputError(f"{path}: update is {values['update']}; updates are counted from 1. Write it again.")
 
 
 def _check_entry(path: Path, entry: Any, schema: str, form: str) -> None:
@@ -348,7 +353,7 @@ def _check_entry(path: Path, entry: Any, schema: str, form: str) -> None:
     types = {"name": str, "key": str, "file": str, "dtype": str, "shape": list[int]}
     hashes = [key for key in HASHES if isinstance(entry, dict) and key in entry]
     if not isinstance(entry, dict) or not all(fits(entry.get(key), kind) for key, kind in types.items()):
-        raise InputError(f"{path}: {entry!r} does not describe a tensor by {', '.join(types)}. Write it again.")
+        raise InputError(f"{path}: {short(entry)} does not describe a tensor by {', '.join(types)}. Write it again.")
     if len(hashes) != 1:
         raise InputError(f"{path}: tensor {entry['name']} has not one hash, of {' or '.join(HASHES)}. Write it again.")
     if "was" in entry and (not isinstance(entry["was"], str) or entry["was"] not in BY_NAME):
@@ -406,7 +411,7 @@ def _first_beyond_the_end(path: Path) -> str | None:
         (size,) = struct.unpack("<Q", data[:8])
         header = json.loads(data[8 : 8 + size])
         ends = {key: info["data_offsets"][1] for key, info in header.items() if key != "__metadata__"}
-    except (OSError, struct.error, ValueError, KeyError, TypeError):
+    except (OSError, struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return min((key for key, end in ends.items() if 8 + size + end > len(data)), key=ends.get, default=None)
 

@@ -10,10 +10,14 @@ import textwrap
 from pathlib import Path
 from typing import NoReturn
 
+from ..own_packages import tasks
 from ..shown import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
+from .launcher import launcher_keys
+from .plugin import without_plugins
 from .recipe_check import check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import AnyObject, Key, recipe_keys
+from .shipped_recipes import SUFFIXES, recipe_file
 
 
 WIDTH = 80
@@ -41,7 +45,8 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
             Defaults to the process's own.
 
     Returns:
-        `list[str]`: the command line, with `--config PATH` in front where the default recipe is run.
+        `list[str]`: the command line, with `--config PATH` and the launcher's precision in front where the default
+        recipe is run.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(argument in HELP for argument in argv):
@@ -52,17 +57,33 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
         raise SystemExit(0)
     argv = [part for arg in argv for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     try:
+        argv = without_plugins(argv)
         if not argv and default_recipe is None:
             raise ValueError(f"nothing says what to train: give --config RECIPE.yaml ({program()} --help says more).")
         keys = recipe_keys()
         check_options(argv, {"--config", *(option for key in keys.values() for option in key.options)})
-        if "--config" not in argv and default_recipe is not None:
+        if bare := "--config" not in argv and default_recipe is not None:
             argv = ["--config", str(default_recipe), *argv]
+        recipe = None
         if "--config" in argv:
-            check_recipe(argv[argv.index("--config") + 1], {name: _hint(key) for name, key in keys.items()})
+            place = argv.index("--config") + 1
+            if not argv[place].endswith(SUFFIXES):
+                argv[place] = str(recipe_file(argv[place]))
+            recipe = argv[place]
+            check_recipe(recipe, {name: _hint(key) for name, key in keys.items()})
+        if task := _given(argv, "task") or (recipe and read_recipe(recipe).get("task")):
+            tasks.registry.check_name(task)
+        if bare:  # the launcher's precision and device, unless the command line gives others
+            argv[2:2] = launcher_keys()
     except ValueError as error:
         refuse(error)
     return argv
+
+
+def _given(argv: list[str], key: str) -> str | None:
+    """The value of a key on the command line."""
+    parts = [part for argument in argv for part in argument.split("=", 1)]
+    return parts[parts.index(f"--{key}") + 1] if f"--{key}" in parts[:-1] else None
 
 
 def refuse(error: Exception) -> NoReturn:
@@ -153,6 +174,7 @@ def _head(default_recipe: str | Path | None) -> list[str]:
         else "  RECIPE                what to train: a file, or a name that this command lists\n"
         "                        when it is given nothing; --config RECIPE is the same",
         "  --KEY VALUE           a key of the recipe; the command line wins",
+        "  --plugin FILE.py      a file of yours that registers a task",
         "  --help KEY ...        what these keys mean",
         "  --help-all            what every key means, TRL's and transformers' too",
     ]

@@ -17,7 +17,7 @@ from trl.trainer.utils import create_model_from_path, get_callable_name, get_con
 
 from ..adapters.growable import check_growing_config
 from ..adapters.growth_state import check_growing_optimizer
-from ..adapters.initialisation import without_initialisation
+from ..adapters.initialisation import check_initialisation
 from ..config import ProRLConfig
 from ..quiet import without_warning
 from ..resets.callbacks import ReferenceResetCallback
@@ -46,8 +46,7 @@ class Plan:
         moves (`bool`):
             Whether a reset moves a reference.
         fresh_adapter (`bool`):
-            Whether the policy begins as the base: a new LoRA adapter that is zero. Adapters initialised from the
-            weights, which they then change (PiSSA and others), do not.
+            Whether the policy begins as the base: a new LoRA adapter that is zero.
         given_wrapped (`bool`):
             Whether the model was given as a [`~peft.PeftModel`].
         casts_head (`bool`):
@@ -90,6 +89,9 @@ class Plan:
         _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"))
         keys = changing_keys(args)
         _check_optimizer(args, given.get("optimizers"))
+        check_initialisation(
+            model.peft_config.get("default") if isinstance(model, PeftModel) else given.get("peft_config")
+        )
         own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
         resets = args.resets or own_triggers
         if resets:
@@ -97,8 +99,8 @@ class Plan:
         _check_sharding(args, resets)
         if args.lora_growth_every:
             _check_growth(args, model, given.get("peft_config"), given.get("optimizers"))
-        if not args.is_trl and not args.disable_dropout:
-            check_dropout_config(given.get("peft_config"))
+        if not args.disable_dropout:
+            args.check_or_give_up(check_dropout_config, given.get("peft_config"))
         moves = args.beta != 0.0 and resets
         if moves or args.beta_base:
             check_adapter(model, given.get("peft_config"))
@@ -146,7 +148,6 @@ class Plan:
             places = set((getattr(model, "hf_device_map", None) or {}).values())
             if len(places) == 1 or (isinstance(model, str) and torch.cuda.device_count() < 2):
                 stack.enter_context(without_warning("transformers.trainer", "already on multiple devices"))
-            stack.enter_context(without_initialisation(model))  # TRL's adapter `ref` is a copy
             if self.casts_head:
                 stack.enter_context(_without_cast_head(self.args))
             yield

@@ -1,5 +1,6 @@
 """Which ways are open to a run: whether its groups are packed, and how its rollouts are sampled."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,9 @@ from ..rollout.generation import as_generated, choose_generation
 from ..scoring.packing import choose_packing, packed_logps
 from ..scoring.packing_probe import probe as probe_packing
 from .checks import check_prompts_fit
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,15 @@ class Ways:
                 "skip_zero_rows=True leaves out rows of text alone, and the prompts have images: set it false."
             )
         ways = cls(_packing(trainer, policy, padded), _generation(trainer, policy))
+        reasons = {
+            "reuse_old_logps": args.why_no_reuse,
+            "pack_groups": ways.packing.partition("off: ")[2],
+            "compact_generation": ways.generation.partition("off: ")[2],
+        }
+        if trainer.is_world_process_zero() and any(reasons.values()):
+            alike = {why: [key for key in reasons if reasons[key] == why] for why in reasons.values() if why}
+            told = " ".join(f"{', '.join(keys)}: {why}" for why, keys in alike.items())
+            logger.warning("Not possible here, so that the run is computed as without it: %s", told)
         if ways.packs and args.pack_max_tokens is not None:
             if trainer.environments is not None:
                 raise ValueError(
@@ -83,6 +96,7 @@ def _agreed(reason: str | None) -> str | None:
 def _packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> str:
     accelerator = trainer.accelerator
     objections = {
+        str(trainer.args.given_up): trainer.args.gives_up("pack_groups"),
         "the prompts have images.": has_images(trainer),
         "the load-balancing loss averages over tokens, prompts included, as padded.": trainer.aux_loss_enabled,
     }
@@ -103,6 +117,7 @@ def _packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tenso
 
 def _generation(trainer, policy: torch.nn.Module) -> str:
     objections = {
+        str(trainer.args.given_up): trainer.args.gives_up("compact_generation"),
         "use_vllm=True samples with vLLM.": trainer.use_vllm,
         "use_transformers_continuous_batching=True samples another way.": trainer.use_transformers_continuous_batching,
         "the prompts have images.": has_images(trainer),

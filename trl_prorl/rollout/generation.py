@@ -4,7 +4,6 @@ copy of it.
 """
 
 import copy
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,8 +33,6 @@ PLAIN = {
     "use_cache": (None, True),
     "watermarking_config": (None,),
 }
-
-logger = logging.getLogger(__name__)
 
 
 def choose_generation(
@@ -70,7 +67,6 @@ def choose_generation(
         raise ValueError(
             f"compact_generation='on' is not possible: {reason} Set compact_generation: \"off\", or auto to fall back."
         )
-    logger.warning("compact_generation='auto' falls back to generate: %s", reason)
     return f"off: {reason}"
 
 

@@ -1,4 +1,7 @@
-"""Weights that a generation does not change, where TRL casts them, or merges the adapter into them."""
+"""
+Weights that a generation does not change, where TRL casts them or merges the adapter into them, and bitsandbytes packs
+them.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,6 +59,20 @@ def kept_base(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for param, data in kept:
             param.data = data
+
+
+def keep_unpacked(model: torch.nn.Module) -> None:
+    """
+    Keep bitsandbytes from packing weights in 4 bits for a CPU with AVX512-BF16: it does so in the first forward
+    without gradient, and no later forward of those weights has one.
+
+    Args:
+        model (`torch.nn.Module`):
+            The policy.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def keep_base_in_syncs(generation, model: torch.nn.Module) -> None:

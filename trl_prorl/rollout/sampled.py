@@ -17,6 +17,7 @@ class Sampled:
         rewards (`torch.Tensor` of shape `(N, F)`): Of each reward function; NaN where it does not apply.
         total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN where none applies.
         reward_seconds (`float`): All reward functions took so long.
+        batch (`dict[str, torch.Tensor]`): As a step would train on it, without anchors.
     """
 
     completions: list
@@ -25,3 +26,4 @@ class Sampled:
     rewards: torch.Tensor
     total: torch.Tensor
     reward_seconds: float
+    batch: dict[str, torch.Tensor]

@@ -161,7 +161,10 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     """
     try:
         if not (checkpoint / MANIFEST_FILE).exists():
-            return f"it has no {MANIFEST_FILE}: it is not complete, or was not written by trl-prorl"
+            return (
+                f"it has no {MANIFEST_FILE}: it is not complete, or was written by TRL's own trainer; its weights can "
+                'begin a new run (docs/howto-model.md, "From a TRL run")'
+            )
         manifest = read_json(checkpoint / MANIFEST_FILE, MANIFEST)
     except InputError as error:
         return f"its {MANIFEST_FILE} cannot be read ({error})"
@@ -281,9 +284,10 @@ def find_checkpoint(
         found, skipped = newest_complete(output_dir, content)
         if found is None:
             listed = "".join(f" {name}: {reason}." for name, reason in skipped.items())
+            cure = "Start the run again in another output_dir" if skipped else "Leave it out to begin a run there"
             raise ValueError(
                 f"resume_from_checkpoint=True, but output_dir={str(output_dir)!r} holds no checkpoint that is "
-                f"complete.{listed} Start the run again in another output_dir, or name a checkpoint of another folder."
+                f"complete.{listed} {cure}, or name a checkpoint of another folder."
             )
         return found, skipped
     path = Path(asked)

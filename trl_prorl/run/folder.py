@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +18,7 @@ from trl import GRPOConfig
 from .base_model import fingerprint, hub_commit, identify
 from .run_files import CONFIG_FILE, ENV_FILE
 from .run_id import RUN_ID
+from .started import command_of
 
 
 SECRETS = frozenset(["hub_token", "push_to_hub_token"])
@@ -126,7 +128,7 @@ def write_env(
         "base_weights": fingerprint(base) if base else None,
         "base_commit": None if not base or Path(base).is_dir() else hub_commit(base, revision),
         "execution": {
-            "old_logps": args.old_logps_source,
+            "old_logps": args.old_logps_source + (f": {args.why_no_reuse}" if args.why_no_reuse else ""),
             "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
             "loss": "trl + added penalty" if args.adds_penalty else "trl",
             "packing": packing,
@@ -136,6 +138,7 @@ def write_env(
         "data_seed": args.data_seed,
         "versions": {"python": platform.python_version(), **versions()},
         "git_commit": git_commit(),
+        "command": command_of(sys.orig_argv),
         "hardware": hardware(args.device),
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),

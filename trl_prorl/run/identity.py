@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from ..adapters.initialisation import changes_model
 from .folder import as_plain
 from .harmless import HARMLESS
 
@@ -75,20 +74,18 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], sample: int 
 
 
 def base_parameters(policy: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters that a policy took over from its model: without adapters, and without what adapters change."""
-    configs = getattr(policy, "peft_config", {})
-    others = set(configs)
-    if changes_model(configs.get("default")):  # by singular vectors, whose last bits differ between machines
-        others.add("base_layer")
+    """The parameters that a policy took over from its model: without adapters."""
+    others = set(getattr(policy, "peft_config", {}))
     return [(name, param) for name, param in policy.named_parameters() if others.isdisjoint(name.split("."))]
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """
     `{key: [then, now]}` for every key of both that differs. A key that only one of them knows is not a difference:
-    another version of the project may have written it.
+    another version of the project may have written it. Neither are on and auto, which is on wherever that is possible.
     """
-    return {key: [then[key], now[key]] for key in sorted(then) if key in now and then[key] != now[key]}
+    pairs = {key: [then[key], now[key]] for key in sorted(then) if key in now}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and set(map(str, pair)) != {"on", "auto"}}
 
 
 def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:

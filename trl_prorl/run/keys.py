@@ -113,10 +113,13 @@ METRICS = {
     "time_reset": RecordKey(SECONDS, "resets, and growth of the adapters"),
     "time_update": RecordKey(SECONDS, "forward and backward, optimizer, data"),
     "time_eval": RecordKey(SECONDS, "validation after the step, and before the first one; not part of `time_step`"),
+    "time_load": RecordKey(SECONDS, "to read a checkpoint; not part of `time_step`", "the first step after a resume"),
     "time_meter": RecordKey(SECONDS, "the bookkeeping itself"),
     "ref_time_fraction": RecordKey("share", "`time_ref` by `time_step`"),
     "peak_memory_gib": RecordKey("GiB", "most memory allocated in the step", GPU),
-    "gpu_utilization": RecordKey("%", "at the end of the step", "a GPU with NVML"),
+    "gpu_utilization": RecordKey(
+        "%", "of the time that the GPU computed: mean over readings during the step", "a GPU with NVML"
+    ),
 }
 
 # One row per evaluation during training. K is 1, 2, 4 … up to the completions of a prompt.

@@ -5,9 +5,11 @@ The meter only observes. Absent means not measured, never 0.
 
 import json
 import os
+import statistics
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +95,33 @@ class StageTimer:
         self.overhead += self._since - settled
 
 
+class Utilization:
+    """
+    Readings of how busy a GPU is, in percent, by a thread until `end`. There are none on a CPU, without NVML, nor
+    where NVML has no such number, as for a part of a card (MIG).
+    """
+
+    EVERY = 0.5  # seconds; NVML's number is of the last sixth of a second to a second
+
+    def __init__(self, device: torch.device):
+        self.device, self.readings, self._over = device, [], threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        if device.type == "cuda":
+            self._thread.start()
+
+    def _read(self) -> None:
+        with suppress(Exception):  # NVML's own errors derive from it alone
+            while not self._over.wait(self.EVERY):
+                self.readings.append(torch.cuda.utilization(self.device))
+
+    def end(self) -> list[float]:
+        """Stop, and return the readings."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        return self.readings
+
+
 class Meter:
     """
     Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`.
@@ -108,6 +137,7 @@ class Meter:
         self.timer = StageTimer(device)
         self.device = device
         self._began: float | None = None
+        self._utilization: Utilization | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -131,10 +161,13 @@ class Meter:
         if self.device.type == "cuda":  # loading, probes and evaluations belong to no step
             torch.cuda.reset_peak_memory_stats(self.device)
         self.timer.enter("update")
+        self._utilization = Utilization(self.device)
         self._began = time.perf_counter()
 
     def abandon_step(self) -> None:
         """Forget the step under way, if there is one: what it was part of has ended."""
+        if self.open:
+            self._utilization.end()
         self._began = None
         self.timer.clear()
         self._clear()
@@ -223,7 +256,7 @@ class Meter:
         row["ref_time_fraction"] = self.timer.seconds.get("ref", 0.0) / seconds
         row["tokens_per_second"] = in_loss / seconds
         row["positions_per_second"] = row["tokens_processed_policy"] / seconds
-        row.update(gpu_row(self.device))
+        row.update(gpu_row(self.device, self._utilization.end()))
         return row
 
 
@@ -257,16 +290,17 @@ class UpdateNorm:
         self._before = []
 
 
-def gpu_row(device: torch.device) -> dict[str, float]:
-    """GPU utilisation in percent (where NVML knows it) and the step's peak memory in GiB; empty on a CPU."""
+def gpu_row(device: torch.device, readings: Sequence[float] = ()) -> dict[str, float]:
+    """
+    GPU utilisation in percent, the mean of [`Utilization`]'s readings and of one more, and the step's peak memory in
+    GiB; empty on a CPU.
+    """
     if device.type != "cuda":
         return {}
     row = {"peak_memory_gib": torch.cuda.max_memory_allocated(device) / 2**30}
     torch.cuda.reset_peak_memory_stats(device)
-    # Without NVML it is not measured, nor where NVML has no such number, as for a part of a card (MIG): its own errors
-    # derive from `Exception` alone.
-    with suppress(Exception):
-        row["gpu_utilization"] = float(torch.cuda.utilization(device))
+    with suppress(Exception):  # as in `Utilization`
+        row["gpu_utilization"] = statistics.fmean([*readings, torch.cuda.utilization(device)])
     return row
 
 

@@ -1,6 +1,7 @@
 """How [`ProRLTrainer`] begins a record, writes whole checkpoints, and resumes from them exactly."""
 
 import json
+import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ..errors import CheckpointError, RewardError, RunError
 from ..quiet import without_warning
 from .checkpoint import WholeCheckpoint, is_failed_write, rotate, save_failed
 from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
+from .earlier import set_earlier_run_aside
 from .folder import write_config, write_env
 from .generation_buffer import buffer_file, load_buffer, save_buffer
 from .identity import IDENTITY_FILE, changing_keys
@@ -82,6 +84,9 @@ class CheckpointMixin:
             self.parts.begin()
             self._generations = 0
         self._has_trained, resume = True, self._resume
+        if resume is None and not self.recipe:  # a recipe has looked before it loaded a model
+            folders = (Path(self.args.output_dir), self.run_dir)
+            by_main_process(self.is_world_process_zero(), lambda: set_earlier_run_aside(*folders, self._base_name()))
         self._epochs_done = resume.epochs if resume is not None else 0
         found = [None]
         if self.is_world_process_zero():
@@ -143,6 +148,7 @@ class CheckpointMixin:
         self._generations = state["generations"]
         self._step = 0 if set(changed) & set(BATCH_KEYS) else state["micro_batches"]  # at the end of a batch, if so
         restored(state["log"], self._metrics["train"], self._logs)
+        self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
 
     def _get_train_sampler(self, dataset=None):
         sampler = super()._get_train_sampler(dataset)

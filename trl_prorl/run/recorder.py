@@ -58,6 +58,7 @@ class Recorder(Part):
         self._generation_row: dict[str, list[float]] = {}
         self._tokens_generated: int | None = None
         self._seconds_evaluated = 0.0  # before the first step
+        self.seconds_loaded: float | None = None  # of a resume, until its first step
         self.meter.abandon_step()
 
     def state_dict(self) -> dict[str, Any]:
@@ -228,6 +229,7 @@ class Recorder(Part):
         row |= {"beta": active.coefficient if active else 0.0, "lr": lr}
         row["tokens_generated"], self._tokens_generated = self._tokens_generated or 0, None
         row["time_eval"], self._seconds_evaluated = self._seconds_evaluated, 0.0
+        row["time_load"], self.seconds_loaded = self.seconds_loaded, None
         if grad_norm is not None:
             row["grad_norm"] = float(grad_norm)
         if self.update_norm is not None:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ class Resume:
             Newer checkpoints that were not usable, with the reason.
         changed (`dict[str, list]`):
             Keys that differ from the checkpoint's, `[then, now]`.
+        began (`float`):
+            When the search for the checkpoint began, by `time.perf_counter`.
         abandoned (`list[str]`):
             Newer checkpoints that were renamed.
     """
@@ -50,6 +53,7 @@ class Resume:
     epochs: int
     skipped: dict[str, str]
     changed: dict[str, list[Any]]
+    began: float
     abandoned: list[str] = field(default_factory=list)
 
     @classmethod
@@ -60,6 +64,7 @@ class Resume:
         Raises:
             `ValueError`: the checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
         """
+        began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(asked, output_dir)
         for name, reason in skipped.items():
             logger.warning("Checkpoint %s is skipped: %s.", name, reason)
@@ -72,7 +77,7 @@ class Resume:
                 "its weights as a new run."
             )
         state = json.loads((checkpoint / "trainer_state.json").read_text())
-        return cls(checkpoint, state["global_step"], int(state["epoch"]), skipped, changed)
+        return cls(checkpoint, state["global_step"], int(state["epoch"]), skipped, changed, began)
 
     def keeps_row(self, row: Mapping[str, Any]) -> bool:
         """Whether a row of the record was there at the checkpoint."""

@@ -13,7 +13,7 @@ import yaml
 
 from ..errors import InputError
 from . import shapes
-from .shapes import Shape, ShapeError, array, finite, flag, integer, optional, scalar, table, text
+from .shapes import Shape, ShapeError, array, finite, flag, integer, measured, optional, scalar, table, text
 
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ CONFIG = table(
 )
 ENV = table(
     known={
-        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit"), optional(text)),
+        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit", "command"), optional(text)),
         "variant": text,
         "seed": optional(scalar),
         "base_model": optional(
@@ -59,7 +59,7 @@ ENV = table(
 )
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 STEP = integer(0)
-METRICS = table({"step": STEP}, rest=scalar)
+METRICS = table({"step": STEP}, rest=measured)
 EVENTS = table({"event": text, "step_applied": STEP}, {"step_requested": optional(STEP)})
 SHARE = finite(0, 1)
 INTERVAL = array(optional(shapes.number), length=2)

@@ -49,6 +49,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float) or abs(value) <= LARGEST
 
 
+def measured(value: Any, at: str) -> None:
+    """A number, true, false or null."""
+    if not (value is None or isinstance(value, bool) or is_number(value)):
+        refuse(value, at, "a number")
+
+
 def scalar(value: Any, at: str) -> None:
     """A number, text, true, false or null."""
     if not (value is None or isinstance(value, (str, bool)) or is_number(value)):

@@ -244,7 +244,6 @@ def choose_packing(
         return "on"
     if args.pack_groups == "on":
         raise ValueError(f"pack_groups='on' is not possible: {reason} Set pack_groups: \"off\", or auto to fall back.")
-    logger.warning("pack_groups='auto' falls back to padded rows: %s", reason)
     return f"off: {reason}"
 
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head, use_adapter
 
-from ..adapters.initialisation import without_initialisation
 from .fp32_head import cast_head_to_fp32, decoder_dtype
 
 
@@ -65,7 +64,7 @@ def frozen_adapter(model, name: str) -> str:
     shares the configuration object of `default`, as TRL's own `ref` does.
     """
     # The new adapter begins with random values, which must not change the run.
-    with torch.random.fork_rng(), without_initialisation(model):
+    with torch.random.fork_rng():
         model.add_adapter(name, model.peft_config["default"])
     for ref, policy in AdapterReference(model, name).pairs():
         ref.data.copy_(policy.data)

@@ -15,6 +15,7 @@ WIDTH = 10  # of an embedding, and of the hidden state
 RESPONSES = 10  # of each prompt, sampled once an epoch
 EVERY_RESPONSE = np.array(list(product(range(NUMBERS), repeat=LENGTH)))  # shape (125, 3)
 
+LOG_HEAD = "epoch\tprompt\tresponse\tlog-probability\treward\tdelta\n"
 DELTAS = ("raw", "centered", "group_normalized", "max")
 LOSSES = ("naive", "unclipped", "clipped")
 REWARDS = ("distance", "inclusion_ordering")
@@ -152,6 +153,21 @@ def initial_weights(seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng([seed, 0])
     shapes = {"embedding": (NUMBERS, WIDTH), "encode": (LENGTH, WIDTH, WIDTH), "decode": (LENGTH, WIDTH, WIDTH)}
     return {name: rng.normal(scale=WIDTH**-0.5, size=shape) for name, shape in shapes.items()}
+
+
+def log_lines(epoch: int, tokens, logps, rewards, deltas) -> Iterator[str]:
+    """
+    Lines for the samples of an epoch: prompt, response, log-probability, reward and delta, apart by tabs.
+
+    Args:
+        epoch (`int`): counted from 0.
+        tokens (`np.ndarray` of shape `(P, G, T)`): the responses.
+        logps (`np.ndarray` of shape `(P, G, T)`): log-probabilities of their tokens, which add up to the response's.
+        rewards, deltas (`np.ndarray` of shape `(P, G)`): of the responses.
+    """
+    for p, g in np.ndindex(*rewards.shape):
+        prompt, response = (" ".join(map(str, numbers)) for numbers in (PROMPTS[p], tokens[p, g]))
+        yield f"{epoch + 1}\t{prompt}\t{response}\t{logps[p, g].sum():.4f}\t{rewards[p, g]:.4f}\t{deltas[p, g]:.4f}\n"
 
 
 def random_numbers(setting: Setting) -> Iterator[np.ndarray]:

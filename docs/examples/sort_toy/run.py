@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # this folder and its nei
 import numpy as np
 
 from sort_toy.picture import picture
-from sort_toy.problem import BETA, DELTAS, LOSSES, REWARDS, Curves, Setting, arms, grid
+from sort_toy.problem import BETA, DELTAS, LOG_HEAD, LOSSES, REWARDS, Curves, Setting, arms, grid
 
 
 AGREEMENT = 1e-9  # of two curves, in float64
@@ -74,6 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1, help="runs of each setting, whose mean is drawn")
     parser.add_argument("--engine", choices=("torch", "numpy"), default="torch")
     parser.add_argument("--compare", action="store_true", help="train the arms with both engines; no picture")
+    parser.add_argument("--log", type=Path, help="write the samples of arm A there, as text; no picture")
     parser.add_argument("--output", type=Path, default=Path("runs/sort_toy.png"), help="the picture")
     options = parser.parse_args(argv)
     for name in ("epochs", "seeds"):
@@ -82,6 +83,15 @@ def main(argv: list[str] | None = None) -> int:
     base, seeds = Setting(reward=options.reward, epochs=options.epochs), range(options.seeds)
     if options.compare:
         return compare(base)
+    if options.log is not None:
+        from sort_toy.with_torch import train
+
+        options.log.parent.mkdir(parents=True, exist_ok=True)
+        with options.log.open("w") as log:
+            log.write(LOG_HEAD)
+            train(arms(base)["A"], log)
+        print(f"The samples of arm A: {options.log}")
+        return 0
     train = import_module(f"sort_toy.with_{options.engine}").train
     begun = time.process_time()
     of_grid, of_arms = train_all(train, grid(base), seeds), train_all(train, arms(base), seeds)

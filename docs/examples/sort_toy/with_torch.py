@@ -1,6 +1,7 @@
 """The toy in PyTorch, by this project's own functions: rewards, advantages, KL, loss modes, resets."""
 
 from copy import deepcopy
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from .problem import (
     Curves,
     Setting,
     initial_weights,
+    log_lines,
     random_numbers,
 )
 
@@ -106,8 +108,8 @@ def expected_reward(logps: torch.Tensor, table: torch.Tensor) -> float:
     return (of_tokens(logps, every).sum(dim=-1).exp() * table).sum(dim=-1).mean().item()
 
 
-def train(setting: Setting) -> Curves:
-    """One run."""
+def train(setting: Setting, log: TextIO | None = None) -> Curves:
+    """One run; its samples go to `log`, if that is given."""
     policy = Sorter(initial_weights(setting.seed))
     optimizer = torch.optim.Adam(policy.parameters(), lr=setting.learning_rate)
     reference = deepcopy(policy)
@@ -124,8 +126,11 @@ def train(setting: Setting) -> Curves:
             tokens = sample(logps, numbers)
             old = of_tokens(logps, tokens)
             anchor = of_tokens(reference(prompts), tokens) if setting.anchor == "reference" else old
-        advantages = estimate(rewards_of(tokens, setting.reward).flatten(), RESPONSES, setting.delta)
-        batch = Batch(tokens, advantages.view(len(PROMPTS), RESPONSES), old, anchor, equally)
+        rewards = rewards_of(tokens, setting.reward)
+        advantages = estimate(rewards.flatten(), RESPONSES, setting.delta).view(len(PROMPTS), RESPONSES)
+        if log is not None:
+            log.writelines(log_lines(epoch, *(values.numpy() for values in (tokens, old, rewards, advantages))))
+        batch = Batch(tokens, advantages, old, anchor, equally)
         total = 0.0
         for _ in range(setting.inner_steps):
             loss = objective(policy(prompts), batch, setting)

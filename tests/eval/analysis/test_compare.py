@@ -29,7 +29,7 @@ def test_by_hand(evaluated):
     assert result.paired == (4, 0, pytest.approx(1 / 8))
     assert result.paired_on == "any of 8 samples right"
     # (1.95996 + 0.84162) / 1.95996
-    assert result.visible == pytest.approx(1.42941 * (result.difference.high - result.difference.low) / 2, rel=1e-5)
+    assert result.detectable == pytest.approx(1.42941 * (result.difference.high - result.difference.low) / 2, rel=1e-5)
 
 
 def test_pairing_sees_what_the_intervals_of_each_do_not(evaluated):
@@ -136,7 +136,7 @@ def test_statements(evaluated):
     assert "no difference at any prompt" in same[0]
     even = compare(a, b, k=1)
     [first, counts, paired, *_] = comparison_statements([even])
-    assert f"one of {even.visible:.3f} would be found four times in five, a smaller one less often." in first
+    assert f"no difference found; detectable difference (80 % power): {even.detectable:.3f}." in first
     assert "more often at 10, less often at 10, equally often at 0 (8 samples each)" in counts
     assert "only `a` right at 10, only `b` at 10, p = 1" in paired
     worse = compare(evaluated("c", [1, 2, 3] * 7), evaluated("d", [3, 4, 5] * 7), k=1)

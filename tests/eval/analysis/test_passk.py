@@ -1,6 +1,7 @@
+import pandas as pd
 import pytest
 
-from eval.analysis.passk import draw_sizes
+from eval.analysis.passk import draw_sizes, greedy_side, summarise
 
 
 @pytest.mark.parametrize(("n", "ks"), [(1, [1]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
@@ -12,3 +13,18 @@ def test_sizes():
     assert draw_sizes(16) == [1, 2, 4, 8, 16]
     assert draw_sizes(12, evaluated=(1, 3, 32)) == [1, 2, 3, 4, 8, 12]
     assert draw_sizes(1) == [1]
+
+
+def test_the_numbers_are_those_of_the_metrics_of_evaluate(monkeypatch):
+    asked = []
+
+    class Metric:
+        def compute(self, predictions, **others):
+            asked.append((predictions, others))
+            return {"pass@1": 0.125, "exact_match": 0.25}
+
+    for module in ("statistics", "passk"):
+        monkeypatch.setattr(f"eval.analysis.{module}.metric", lambda name: Metric())
+    assert summarise([[True, False], [False, False]], [1])["pass@1"] == 0.125
+    assert greedy_side(pd.DataFrame({"correct": [True, False]}))["accuracy"] == 0.25
+    assert asked == [([[True, False], [False, False]], {"k": [1]}), (["1", "0"], {"references": ["1", "1"]})]

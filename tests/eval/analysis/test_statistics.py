@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from eval.analysis.statistics import (
     Estimate,
     bootstrap_interval,
+    detectable_difference,
     fieller_ratio,
-    found_four_times_in_five,
     holm,
     mcnemar,
     paired_bootstrap_difference,
@@ -195,7 +195,7 @@ def test_upper_bound_refuses(given_rates, k, n, message):
 
 def test_four_studies_in_five_find_it():
     # 100 prompts, differences of spread 1: half the width is 1.96 / sqrt(100).
-    true = found_four_times_in_five(Estimate(0.0, -0.196, 0.196))
+    true = detectable_difference(Estimate(0.0, -0.196, 0.196))
     rng, trials = np.random.default_rng(0), 20_000
     means, errors = rng.normal(true, 0.1, trials), 0.1
     assert np.mean(means - 1.96 * errors > 0) == pytest.approx(0.8, abs=4 * math.sqrt(0.16 / trials))

@@ -166,7 +166,7 @@ def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):
 
     monkeypatch.setattr(task, "rows", rows, raising=False)
     arguments = ["--run", str(run_dir), "--prompts", "8", "--n", "4", "--k", "1", "2", "--no-greedy"]
-    assert passk.main([*arguments, "--others", "elsewhere@3"]) == 0
+    assert passk.main([*arguments, "--others", "parity@3"]) == 0
     result = result_of(run_dir)
     groups = {(part["task"], part["level"]): part for part in result["by"]}
     places = {("x", 1): [0, 4], ("y", 1): [1, 5], ("x", 2): [2, 6], ("y", 2): [3, 7]}
@@ -176,11 +176,11 @@ def test_every_task_and_level_apart(run_dir, task, monkeypatch, capsys):
             expected = [result[side]["correct"][place] for place in places[group]]
             assert part[side]["correct"] == expected
             assert part[side]["pass@1"] == pytest.approx(sum(expected) / 8)
-    other = result["others"]["elsewhere@3"]
-    assert (other["task"], other["level"]) == ("elsewhere", 3)
+    other = result["others"]["parity@3"]
+    assert (other["task"], other["level"]) == ("parity", 3)
     assert other["base"]["correct"] != [] and len(other["trained"]["correct"]) == 8
     shown = capsys.readouterr().out
-    assert "x@1" in shown and "elsewhere@3" in shown and "not trained" in shown
+    assert "x@1" in shown and "parity@3" in shown and "not trained" in shown
 
 
 def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):

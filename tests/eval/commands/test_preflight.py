@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from rich.console import Console
 from transformers import AutoTokenizer
 
 from eval.preflight import main, preflight, table, verdict, wide_console
@@ -227,6 +228,7 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
     assert values["wall time of 240 steps"]["max_steps"] == 240
     assert values["peak memory (estimate, CPU)"]["measured"] is False
     assert values["entropy at the first update"]["entropy"] > 0.3
+    assert 1e-5 < values["KL to the policy before the first 2 updates"]["kl"] < 0.02
     assert {finding["level"] for finding in written["findings"]} <= {"fine", "look"}
 
 
@@ -273,6 +275,55 @@ def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
     assert [row["step"] for row in first.rows] == [1, 2] and first.max_steps == 10
     assert [row["lr"] for row in first.rows] == pytest.approx([0.0, 0.2e-4])
     assert first.steps_per_generation == 2 and first.total_gib > first.held_gib > 0.1 and not first.on_gpu
+
+
+LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+
+
+@pytest.mark.parametrize(
+    "rate, iterations, peft_config", [(50, 1, LORA), (50, 2, None), (1e3, 2, LORA), (1e30, 1, LORA), (1e30, 2, None)]
+)
+def test_first_updates_that_destroy_the_policy(tmp_path, rate, iterations, peft_config):
+    """With one update a batch no row of the record compares the policy with the one that sampled."""
+    trainer = make(tmp_path, learning_rate=rate, num_iterations=iterations, peft_config=peft_config, temperature=1.5)
+    findings = preflight(trainer, TASK, prompts=12)
+    last = [finding for finding in findings if finding.level == "stop"][-1]
+    assert exit_code(findings) == 1
+    assert "destroy the policy" in last.change or "NaN or infinity at step 2" in last.change
+
+
+def test_a_warm_up_says_by_which_rates_the_policy_moved(tmp_path):
+    findings = preflight(make(tmp_path, warmup_steps=5, temperature=1.5), TASK, prompts=12)
+    (kl,) = [finding for finding in findings if finding.what.startswith("KL to the policy before")]
+    assert kl.values["lr"] == pytest.approx([0.0, 0.2e-4]) and kl.number.endswith("learning rates of 0, 2e-05")
+    assert 0.0 < kl.values["kl"] < 0.01 and kl.level == "fine"
+
+
+@pytest.mark.parametrize(
+    "rate, peft_config, level, said",
+    [
+        (0.0, LORA, "stop", "no update changes the policy"),
+        (1e-6, LORA, "look", "LoRA takes about ten times"),
+        (2e-6, LORA, "look", "LoRA takes about ten times"),
+        (1e-5, LORA, "fine", ""),
+        (1e-6, None, "fine", ""),
+    ],
+)
+def test_a_rate_by_which_nothing_is_learnt(tmp_path, rate, peft_config, level, said):
+    trainer = make(tmp_path, learning_rate=rate, peft_config=peft_config, temperature=1.5)
+    findings = preflight(trainer, TASK, prompts=8)
+    found_level, change = look(findings)["learning rate"]
+    assert (found_level, exit_code(findings)) == (level, int(level == "stop")) and said in change
+
+
+def test_each_stage_and_step_is_told_on_stderr(tmp_path, capsys):
+    preflight(make(tmp_path), TASK, 12)
+    assert "preflight: " not in capsys.readouterr().err
+    preflight(make(tmp_path), TASK, 12, Console(stderr=True))
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("preflight: ")]
+    stages = ["gold answers, ", "samples: 4 completions of 12 prompts", "first steps", "step 1 of 2", "step 2 of 2"]
+    assert len(told) == len(stages)
+    assert all(line.startswith(f"preflight: {stage}") for line, stage in zip(told, stages, strict=True))
 
 
 def bytes_of_adapters(trainer):

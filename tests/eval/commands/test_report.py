@@ -33,25 +33,27 @@ def test_report_from_a_quoted_glob(demo, capsys):
     plain = next(line for line in lines if line.startswith("| plain | plain"))
     assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
     assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A | A |"))
-    assert "B reaches 100 % (n/a) of A's, too few prompts for an interval." in text
+    assert "**A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B.**" in text
     assert f"Run `python -m eval.passk --run {demo / 'plain'}`" in text
     assert text.count("n/a: fewer than 20 prompts give no interval") == 1
     for heading in ("## What each arm is", "## How to reproduce", "## Caveats"):
         assert heading in text
     out = capsys.readouterr().out
     assert "Held-out pass@1" in out and "What was learned" in text
-    assert "B reaches 100 %" in out
+    assert "- A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B." in " ".join(
+        out.split()
+    )
     assert f"Wrote {demo / 'report.html'}" in out
     assert not list(demo.glob(".*.part"))
 
 
-def test_the_matrix_comes_first(demo):
+def test_the_verdict_comes_first(demo):
     report.main(["--runs", f"{demo}/*"])
     headings = [line for line in (demo / "report.md").read_text().splitlines() if line.startswith("## ")]
     assert headings == [
+        "## Verdict",
         "## Result matrix",
         "## Success rule: B against A",
-        "## What the numbers say",
         "## Curves",
         "## What was learned",
         "## pass@k against k",
@@ -71,7 +73,7 @@ def test_b_is_told_from_a_once_above_the_first_comparison(demo, capsys):
     assert " ".join(capsys.readouterr().out.split()).count(DIFFERENT_OBJECTIVE) == 1
     text = (demo / "report.md").read_text()
     assert text.count(DIFFERENT_OBJECTIVE) == 1
-    assert text.index("## Result matrix") < text.index(DIFFERENT_OBJECTIVE) < text.index("\n| ")
+    assert text.index("## Verdict") < text.index(DIFFERENT_OBJECTIVE) < text.index("\n| ")
     assert "same objective" not in text
 
     report.main(["--runs", str(demo / "A"), str(demo / "plain")])

@@ -34,6 +34,7 @@ def test_by_hand_over_two_seeds(cells, make_run, make_rows, passk_result):
             grad_norm=lambda step: peak if step == 4 else 1.0,  # noqa: B023
             time_step=slow,
             time_ref=slow / 4,
+            tokens_per_second=lambda step: 100.0 if step <= 30 else 300.0,
             ref_forward_calls=2,
             peak_memory_gib=lambda step: 10.0 + seed if step == 2 else 5.0,  # noqa: B023
         )
@@ -55,6 +56,7 @@ def test_by_hand_over_two_seeds(cells, make_run, make_rows, passk_result):
     assert a["gradient spike (× median)"] == "9.0"  # the worse seed
     assert a["largest drop"] == "0.420"  # windows of 10 steps: 0.8, at the end 4 steps of 0.8 and 6 of 0.1, 0.38
     assert a["step time / control"] == "1.50"  # 1 and 2, each over the control of its seed
+    assert a["tokens / s"] == "150"
     assert a["reference calls"] == "80"
     assert a["reference share (%)"] == "25.0"
     assert a["peak memory (GiB)"] == "11.0"

@@ -13,6 +13,7 @@ from PIL import Image
 
 from eval import report
 from eval.pages import html
+from eval.samples.store import SAMPLES_FOLDER, SampleStore
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
@@ -39,6 +40,29 @@ def point(step, value):
     }
 
 
+PROMPTS = [f"p{place}" for place in range(16)]
+SHOWN = "`a` **b** | <i>c</i> [1, 2] d"
+
+
+def store_samples(folder, side, counts):
+    """The samples behind a side of `passk.json`, as `eval.passk` keeps them; the first of each prompt is right."""
+    rows = [
+        {
+            "prompt_id": name,
+            "sample": n,
+            "prompt": f"ask {name}",
+            "completion": f"{side} {SHOWN}",
+            "correct": n < right,
+        }
+        for name, right in zip(PROMPTS, counts, strict=True)
+        for n in range(8)
+    ]
+    for temperature in (0.0, 1.0):
+        SampleStore(folder / SAMPLES_FOLDER, side, {"temperature": temperature}).add(
+            [{**row, "completion": f"{row['completion']} {temperature}"} for row in rows]
+        )
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory, run_writer, make_rows, passk_result):
     """The page of a study with everything in it: seeds, resets, checkpoints, other tasks, drift, and gaps."""
@@ -63,6 +87,7 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
             result = passk_result(
                 [1, 3] * 8,
                 [solved, solved + 1] * 8,
+                prompt_ids=PROMPTS,
                 checkpoints=[point(step, 0.2 + step / 200) for step in (20, 40, 60)],
                 greedy={side: {"accuracy": 0.5} for side in ("base", "trained")},
                 by=[
@@ -81,6 +106,8 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
                 },
             )
             drift = {"points": [{"step": step, "kl_to_base": step / 100, "entropy": 0.6} for step in (20, 40)]}
+            for side, counts in (("base", [1, 3] * 8), ("trained", [solved, solved + 1] * 8)):
+                store_samples(root / f"{variant}_seed{seed}", side, counts)
             run_writer(
                 root,
                 f"{variant}_seed{seed}",
@@ -161,8 +188,8 @@ def test_source_is_whole(page):
     source = page.read_text()
     assert problems_in_source(source) == []
     parsed = Page(source)
-    # 4 curves, 2 checkpoints, 4 + 0 of pass@k, 2 drift, 5 metrics of 2 arms, 3 of cost.
-    assert len(parsed.images) == 4 + 2 + 4 + 2 + 10 + 3
+    # The verdict, 4 curves, 2 checkpoints, 4 + 0 of pass@k, 2 drift, 5 metrics of 2 arms, 3 of cost.
+    assert len(parsed.images) == 1 + 4 + 2 + 4 + 2 + 10 + 3
     assert len([link for link in parsed.links if link.startswith("#")]) == parsed.tags.count("h2") >= 15
     assert len(source) < 5e6
 
@@ -320,14 +347,45 @@ def test_contents_lead_there(browser, page):
     tab.close()
 
 
-def test_first_screen_shows_the_matrix(browser, page):
+def test_first_screen_shows_the_verdict(browser, page):
     for viewport in (PHONE, DESKTOP):
         tab = browser.new_page(viewport=viewport)
         tab.set_default_timeout(PATIENCE)
         tab.goto(page.as_uri())
-        first_row = tab.locator("tbody tr").first.bounding_box()
-        assert first_row["y"] + first_row["height"] < viewport["height"]
+        verdict = tab.locator("#verdict + p")
+        assert verdict.inner_text().startswith(
+            "C is highest in held-out pass@1, 0.938 (base 0.250), but not told apart from"
+        )
+        assert verdict.bounding_box()["y"] + verdict.bounding_box()["height"] < viewport["height"]
         tab.close()
+
+
+def test_what_is_open_fits_and_the_rest_is_folded(browser, page):
+    tab = browser.new_page(viewport=DESKTOP)
+    tab.set_default_timeout(PATIENCE)
+    tab.goto(page.as_uri())
+    tables = "[...document.querySelectorAll('section > .scroll')].map(e => [e.scrollWidth, e.clientWidth])"
+    widths = tab.evaluate(tables)
+    assert len(widths) == 2 and all(width <= room for width, room in widths)
+    opened = "[...document.querySelectorAll('section')].map(e => e.querySelector('.fold')?.open ?? true)"
+    assert tab.evaluate(opened) == [True] * 3 + [False] * (len(tab.evaluate(opened)) - 3)
+    tab.locator("nav a", has_text="Caveats").click()  # a link opens its section
+    assert tab.evaluate(opened).count(True) == 4 and tab.locator("#caveats").is_visible()
+    tab.close()
+
+
+def test_completions_stand_side_by_side_as_they_are(browser, page):
+    """Six prompts of the best arm's first run, evenly spaced; of its two stores the one of this temperature."""
+    tab = browser.new_page(viewport=DESKTOP)
+    tab.goto(page.as_uri())
+    rows = tab.locator("section[aria-label^=Completions] tbody tr").all_inner_texts()
+    text = f"{SHOWN} 1.0"
+    assert [row.split("\t") for row in rows] == [
+        [f"ask p{place}", f"✓ base {text}", f"✓ trained {text}"] for place in (0, 3, 6, 9, 12, 15)
+    ]
+    assert "Of C_seed0: the first sample each" in tab.locator("section[aria-label^=Completions]").inner_text()
+    assert tab.locator("th[scope=row]", has_text="★").all_inner_texts() == ["C ★"]
+    tab.close()
 
 
 def test_pictures_stay_on_white_in_the_dark(browser, page):

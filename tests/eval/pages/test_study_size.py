@@ -86,11 +86,11 @@ def test_growths_of_the_rank_are_marked_as_resets_are(make_run, make_rows, monke
     assert load_run(make_run("none", "plain", make_rows(60), events=None)).growth_steps() == []
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.touch()))
-    course.plot_summary([run, plain], tmp_path / "unused.png")
+    course.sections([run, plain])[0].blocks[0].write(tmp_path)
     for axes in figures[0].axes:
         triangles = [(list(line.get_xdata()), line.get_color()) for line in axes.lines if line.get_marker() == "^"]
         assert triangles == [([10, 30], curves.colour_of(run)), ([], curves.OTHER_COLOUR)]
-    assert "growth of the rank" in [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert "growth of the rank" in [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
     told = "Triangles at the bottom are growths of the adapter's rank."
     assert told in curves.marks_note([run, plain]) and told not in curves.marks_note([plain])
 

@@ -1,0 +1,250 @@
+"""
+The command lines of `eval`, a function for each command: options, and what can be refused before a model is looked at.
+Nothing that takes seconds to import is imported, and the entry points import this first.
+"""
+
+import argparse
+import functools
+import os
+import sys
+from pathlib import Path
+
+from eval.command import command, program
+from eval.gpucheck.part import NAMES
+from eval.run_folder.finding import add_run_option, find_run_folders
+from eval.run_folder.reading import load_config
+from eval.samples.task_name import TaskName
+from eval.stepcost.options import parse as step_cost
+from trl_prorl.errors import InputError
+from trl_prorl.launch import command_line
+from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once
+from trl_prorl.launch.plugin import load_plugin
+
+
+__all__ = ["step_cost"]  # beside what stands here
+MOST_SAMPLES = 256
+PROMPTS, LEAST_PROMPTS = 32, 2  # of a preflight
+
+
+def first_look(name: str) -> None:
+    """Help and complaints about the command line of `eval.NAME`, which end the process, before its imports."""
+    look = globals().get(name)
+    if look is not None and (code := command(lambda argv: look(argv) and None, kept=NOTHING_CHANGED)()):
+        sys.exit(code)
+    end_at_once(NOTHING_CHANGED)
+
+
+class Plugin(argparse.Action):
+    """`--plugin FILE`, loaded as it is read."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        load_plugin(values)
+
+
+def add_plugin_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plugin", action=Plugin, metavar="FILE.py", help="a file of yours that registers a task")
+
+
+def _with_runs(args: argparse.Namespace) -> argparse.Namespace:
+    args.runs = find_run_folders(args.runs, named=True)
+    return args
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that every evaluation by sampling has."""
+    add_run_option(parser)
+    add_plugin_option(parser)
+    parser.add_argument("--split", default="test", help="split of the run's task")
+    parser.add_argument("--prompts", type=int, default=128, help="number of prompts")
+    parser.add_argument("--temperature", type=float, help="sampling temperature (default: the run's)")
+    parser.add_argument("--max-new-tokens", type=int, help="length at which a completion is cut (default: the run's)")
+    parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
+    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help="steps of checkpoints, or all")
+    known = "tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]"
+    parser.add_argument("--others", "--other", nargs="+", default=[], metavar="TASK", help=known)
+    parser.set_defaults(greedy=False)
+
+
+def passk(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=program("passk"), description="pass@k of runs, base against trained.")
+    add_sampling_arguments(parser)
+    parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MOST_SAMPLES} (default 16, greedy 1)")
+    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default those of 1 4 8 up to n)")
+    parser.add_argument("--greedy", action="store_true", help="decode greedily only, one sample per prompt")
+    no_greedy = ("--no-greedy", "--no_greedy")
+    parser.add_argument(*no_greedy, dest="with_greedy", action="store_false", help="leave out the greedy decoding")
+    parser.add_argument("--replace", action="store_true", help="write passk.json anew, even if it holds more")
+    args = parser.parse_args(argv)
+    if args.n is None:
+        args.n = 1 if args.greedy else 16
+    if args.k is None:
+        args.k = [k for k in (1, 4, 8) if k <= args.n]
+    check_passk(args)
+    for name in args.others:
+        TaskName.parse(name)
+    return _with_runs(args)
+
+
+def check_passk(args) -> None:
+    """Refuse settings that cannot be measured."""
+    if not 1 <= args.n <= MOST_SAMPLES:
+        raise InputError(f"--n {args.n}: at least 1 sample per prompt is needed, and at most {MOST_SAMPLES}")
+    if args.greedy and args.n > 1:
+        raise InputError(f"--n {args.n} with --greedy: all samples of a prompt would be the same; leave out --n")
+    if args.prompts < 2:
+        raise InputError(f"--prompts {args.prompts}: at least 2 prompts are needed, and 20 for an interval")
+    for k in args.k:
+        if not 1 <= k <= args.n:
+            raise InputError(f"--k {k} must lie between 1 and --n {args.n}; draw more samples or lower k")
+    if args.temperature is not None and args.temperature <= 0:
+        raise InputError(f"--temperature {args.temperature:g} must be above 0; use --greedy for greedy decoding")
+    for option in ("batch_size", "max_new_tokens"):
+        value = getattr(args, option)
+        if value is not None and value < 1:
+            raise InputError(f"--{option.replace('_', '-')} {value} must be at least 1")
+
+
+def drift(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=program("drift"), description="How far runs have moved from base.")
+    add_sampling_arguments(parser)
+    parser.add_argument("--samples", type=int, default=4, help="samples per prompt")
+    args = parser.parse_args(argv)
+    for option, least in (("prompts", 2), ("samples", 1), ("batch_size", 1)):
+        if getattr(args, option) < least:
+            raise InputError(f"--{option.replace('_', '-')} {getattr(args, option)} must be at least {least}")
+    if args.temperature is not None and args.temperature <= 0:
+        raise InputError(f"--temperature {args.temperature:g} must be above 0: drift is measured on samples")
+    for name in args.others:
+        TaskName.parse(name)
+    return _with_runs(args)
+
+
+def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
+    """Of `eval.preflight`: our options, and the rest, which is the run's."""
+    prog = program("preflight")
+    of_commands = prog.startswith("trl-prorl ")
+    recipe = "RECIPE" if of_commands else "--config RECIPE.yaml"
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=f"%(prog)s {recipe} [--prompts N] [--json FILE]\n       [--KEY VALUE ...]",
+        description="Can a recipe learn, will it fit, how long will it take?",
+        epilog="--KEY VALUE is any key of the recipe. Exit code 0: it can learn; 1: it cannot; 2: refused."
+        + of_commands * " RECIPE is a file, or a name that `trl-prorl train` lists.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"training prompts to sample (default {PROMPTS})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
+    args, others = parser.parse_known_args(argv)
+    if args.prompts < LEAST_PROMPTS:
+        raise InputError(f"--prompts {args.prompts} must be at least {LEAST_PROMPTS}, and 20 for an interval")
+    if args.json is not None:
+        check_writable(args.json)
+    if not others:
+        raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
+    return args, command_line.first_look(None, others)
+
+
+def check_writable(file: Path) -> None:
+    """Refuse a file that cannot be written, which would be known only after the work."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"--json {file}: its folder does not exist; create it, or name another")
+    if file.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        why = "is a folder" if file.is_dir() else "lies in a folder that is read-only for this user"
+        raise InputError(f"--json {file} {why}; name another")
+
+
+def push(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=program("push"), description="Push a run to the Hugging Face Hub.")
+    parser.add_argument("--run", required=True, type=Path, help="run folder")
+    parser.add_argument("--repo", help="repository (default: the run's hub_model_id, else the folder's name)")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument(
+        "--with-reference",
+        action=argparse.BooleanOptionalAction,
+        help="push the frozen adapter ref, too (default: the run's hub_push_reference)",
+    )
+    record = parser.add_mutually_exclusive_group()
+    record.add_argument("--with-record", action="store_true", default=True, help="push the record (the default)")
+    record.add_argument("--without-record", dest="with_record", action="store_false", help="leave the record out")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be pushed, and do nothing")
+    args = parser.parse_args(argv)
+    load_config(args.run)
+    return args
+
+
+def gpu_check(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=(prog := program("gpu_check")),
+        usage=f"{prog} [--OPTION VALUE ...]",
+        description="Checks on a GPU that the numbers are right, and measures what things cost there.",
+        formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
+    )
+    parser.add_argument("--cpu", action="store_true", help="the same parts at toy size, in about a minute of one core")
+    parser.add_argument(
+        "--parts", nargs="+", choices=NAMES, default=list(NAMES), metavar="PART", help=", ".join(NAMES)
+    )
+    parser.add_argument("--minutes", type=float, metavar="N", default=25.0, help="of all parts; the rest is left")
+    parser.add_argument("--again", action="store_true", help="also what has passed already")
+    parser.add_argument(
+        "--out", type=Path, default=None, metavar="DIR", help="of the results; runs/gpu_check/card or /cpu"
+    )
+    args = parser.parse_args(argv)
+    if args.minutes <= 0:
+        parser.error(f"--minutes {args.minutes:g} is not positive.")
+    return args
+
+
+def reset_cost(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=program("reset_cost"), description="What a reset costs, against a plain copy of the same bytes."
+    )
+    parser.add_argument("--hidden", type=int, default=896, help="the defaults are Qwen2.5-0.5B's, fewer layers")
+    parser.add_argument("--intermediate", type=int, default=4864)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--vocabulary", type=int, default=32000)
+    parser.add_argument("--rank", type=int, default=32, help="of the LoRA adapter")
+    parser.add_argument("--repeats", type=int, default=11)
+    # One of several GPUs: CUDA_VISIBLE_DEVICES.
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: a GPU if there is one")
+    return parser.parse_args(argv)
+
+
+def report(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=program("report"), description="Report on run folders.")
+    add_run_option(parser, help="run folders or quoted globs of them", type=str)
+    add_plugin_option(parser)
+    parser.add_argument("--out", type=Path, help="folder of the report (default: the one in which all runs lie)")
+    args = parser.parse_args(argv)
+    args.folders = find_run_folders(args.runs)
+    return args
+
+
+def compare(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=program("compare"), description="Runs on the same prompts, paired.")
+    add_run_option(parser, help="run folders or quoted globs of them, two or more")
+    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: those of all evaluations)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there, too")
+    args = _with_runs(parser.parse_args(argv))
+    if len(args.runs) < 2:
+        raise InputError(f"--runs needs at least two runs, and was given {len(args.runs)}")
+    if args.json is not None:
+        check_writable(args.json)
+    return args
+
+
+def boundary(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=program("boundary"), description="What a run gained and lost over base.")
+    add_run_option(parser)
+    parser.add_argument("--other", "--others", help="a task that was not trained, as passk.json names it (forgetting)")
+    return _with_runs(parser.parse_args(argv))
+
+
+def trajectory(argv=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=program("trajectory"), description="pass@k over training, with a fit.")
+    add_run_option(parser)
+    parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: the run's smallest and largest)")
+    parser.add_argument("--free-start", action="store_true", help="fit p0 too, instead of base's measured value")
+    parser.add_argument("--resamples", type=int, default=2000, help="resamples of the prompts")
+    return _with_runs(parser.parse_args(argv))

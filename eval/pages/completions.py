@@ -1,0 +1,72 @@
+"""Completions of base and of the best arm, side by side."""
+
+import re
+from itertools import islice
+
+import numpy as np
+import pandas as pd
+
+from eval.analysis.best import verdicts
+from eval.analysis.passk import SIDES
+from eval.pages.document import Section
+from eval.pages.table import Column, Table, table_of
+from eval.run_folder.run import Run
+from eval.samples.store import SAMPLES_FOLDER, SETTINGS_FILE, SampleStore
+from trl_prorl.run.run_files import read_json
+from trl_prorl.shown import visible
+
+
+PROMPTS, LONGEST = 6, 400
+
+
+def first_samples(run: Run, side: str) -> pd.DataFrame | None:
+    """
+    The first sample of each prompt by `base` or `trained`, by prompt; `None` if the samples behind `passk.json`, whose
+    verdicts add up to its counts, are not on disk.
+    """
+    names, n = run.passk.get("prompt_ids"), run.passk["n"]
+    for file in sorted((run.path / SAMPLES_FOLDER).glob(f"{side}-*/{SETTINGS_FILE}")) if names else []:
+        settings = read_json(file)
+        samples = SampleStore(file.parents[1], side, settings).frame()
+        samples = samples[samples["sample"] < n]
+        counts = samples.groupby("prompt_id")["correct"].sum().reindex(names)
+        if settings.get("temperature") == run.passk["temperature"] and list(counts) == run.passk[side]["correct"]:
+            return samples[samples["sample"] == 0].set_index("prompt_id").loc[names]
+    return None
+
+
+def _text(text: str) -> str:
+    """Text as code, which shows it as it is; long text is cut."""
+    text = visible(text if len(text) <= LONGEST else f"{text[:LONGEST]} …").strip()
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {text} {fence}" if text else "(empty)"
+
+
+def _judged(sample: pd.Series) -> str:
+    return f"{'✓' if sample['correct'] else '✗'} {_text(sample['completion'])}"
+
+
+COLUMNS = [
+    Column("prompt", lambda row: _text(row[0]["prompt"])),
+    Column("base", lambda row: _judged(row[0])),
+    Column("trained", lambda row: _judged(row[1])),
+]
+
+
+def completions_table(run: Run) -> Table | None:
+    """Six prompts, evenly spaced over the evaluation, with the first sample of each side."""
+    sides = [first_samples(run, side) for side in SIDES]
+    if any(side is None for side in sides):
+        return None
+    places = np.unique(np.linspace(0, len(sides[0]) - 1, PROMPTS).astype(int))
+    rows = [tuple(side.iloc[place] for side in sides) for place in places]
+    notes = [
+        f"Of `{run.name}`: the first sample each for {len(rows)} prompts that are evenly spaced over the evaluation. "
+        f"✓ is correct, ✗ is wrong. All samples are in `{SAMPLES_FOLDER}/`, as parquet."
+    ]
+    return table_of("Completions, base and trained", COLUMNS, rows, notes)
+
+
+def sections(runs: list[Run]) -> list[Section]:
+    tables = (completions_table(verdict.best.runs[0]) for verdict in verdicts(runs))
+    return [Section(table.title, [table]) for table in islice(filter(None, tables), 1)]

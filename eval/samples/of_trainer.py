@@ -1,0 +1,67 @@
+"""The models of a trainer in memory, on rows and by a verifier of the user's."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from uuid import uuid4
+
+from peft import PeftModel
+
+from eval.run_folder.reading import read_env
+from eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH
+from eval.samples.held_out import HeldOut
+from eval.samples.local_paths import with_local_paths
+from eval.samples.models import identity, load_base_model
+from eval.samples.points import Point
+from eval.samples.sampling import for_sampling
+from eval.samples.store import content_ids
+from eval.samples.task_name import TaskName
+from trl_prorl.errors import InputError
+from trl_prorl.run.identity import base_parameters, weights_hash
+
+
+class TrainerHeldOut(HeldOut):
+    """
+    A trainer's models on rows of the user's. Trained is the policy in memory; base is that without its adapter, else
+    the model that the run began from.
+    """
+
+    def __init__(self, trainer, rows, verifier: Callable, name: str, args):
+        self.run_dir, self.split, self.seed = Path(trainer.run_dir), args.split, args.seed
+        self.batch_size = args.batch_size
+        self.name, self.task, self.rows = TaskName(name), self, list(rows)
+        self.verify, self.prompt_ids = verifier, content_ids(self.rows)
+        self.temperature = float(trainer.temperature if args.temperature is None else args.temperature)
+        self.max_new_tokens = args.max_new_tokens or trainer.max_completion_length or DEFAULT_MAX_COMPLETION_LENGTH
+        self.chat_template_kwargs = trainer.args.chat_template_kwargs
+        self.grader = uuid4().hex[:12]  # a verifier has no version: what is on disk is judged anew
+        self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        self.trained, self.base = Point("trained", trainer.state.global_step, None), Point("base", 0, None)
+        self.policy = trainer.accelerator.unwrap_model(trainer.model)
+        self.base_below = isinstance(self.policy, PeftModel)
+        env = read_env(self.run_dir)
+        noted = (env.get("base_model") or {}).get("name")
+        self.config = {"model_name_or_path": noted, "model_revision": env.get("base_commit")}
+        if not self.base_below and not noted:
+            raise InputError("the record names no model that the run began from, so there is no base: train first")
+        if not self.base_below:
+            self.config = with_local_paths(self.run_dir, self.config)
+
+    def verify_many(self, completions, rows) -> list[bool]:
+        return [bool(self.verify(completion, row)) for completion, row in zip(completions, rows, strict=True)]
+
+    def _identity(self, point: Point) -> dict:
+        if point is self.base and not self.base_below:
+            return identity(None, self.config)
+        named = base_parameters(self.policy) if point is self.base else self.policy.named_parameters()
+        return {"weights": weights_hash(named)}
+
+    @contextmanager
+    def _model(self, point: Point) -> Iterator[tuple]:
+        if point is self.base and not self.base_below:
+            yield for_sampling(load_base_model(self.config))
+            return
+        trains = self.policy.training
+        with self.policy.disable_adapter() if point is self.base else nullcontext():
+            yield for_sampling(self.policy.eval(), merge=False)
+        self.policy.train(trains)

@@ -1,0 +1,111 @@
+"""docs/study.md says what the tables say: its headline numbers, computed here from the CSV files."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from doc_pages import LINK, ROOT
+from scipy import stats
+
+from study.differences import differences
+from study.matrix import read_matrix
+from study.tables import read_tables
+
+
+FOLDER = ROOT / "docs" / "study"
+PAGE, FINDINGS = ((ROOT / "docs" / name).read_text() for name in ("study.md", "study/findings.md"))
+FAMILIES = ["reverse_digits", "sorting", "sums"]
+RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
+CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()
+ONE_LINE = " ".join(PAGE.split())
+
+
+def signed(value):
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def less(arm, reference, column="pass@1"):
+    """By base and family."""
+    return (CORE.loc[arm, column] - CORE.loc[reference, column]).unstack("family")[FAMILIES]
+
+
+def alone(values):
+    """The ordinary t-interval over bases, as the page writes it."""
+    low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+    return f"{signed(np.mean(values))} [{signed(low)}, {signed(high)}]"
+
+
+def test_the_page_is_short_and_every_question_has_a_picture():
+    assert len(PAGE.split()) <= 2500
+    first, *sections = PAGE.split("\n## ")
+    asked = [section for section in sections if section.partition("\n")[0].endswith("?")]
+    without = [part.partition("\n")[0] for part in asked if not re.search(r"!\[[^\]]*\]\(study/", part)]
+    assert "![" in first and without == ["How sure is this?"] and len(asked) == 5
+    assert PAGE.index("## Answers and advice") < PAGE.index("## Is an anchor needed?")
+    pages = {f"study/{name}.md" for name in ("details", "findings", "protocol", "protocol2")}
+    assert pages <= {link.partition("#")[0] for link in LINK.findall(PAGE)}
+
+
+def test_every_number_of_three_digits_is_in_the_findings():
+    """But for those of the pilot, which the second protocol has."""
+    known = (FINDINGS + (FOLDER / "protocol2.md").read_text()).replace("−", "").replace("+", "")
+    assert [number for number in re.findall(r"\d+\.\d{3}\b", ONE_LINE) if number not in known] == []
+
+
+@pytest.mark.parametrize("arm", ["A", "B"])
+def test_differences_from_plain(arm):
+    by_family = less(arm, "plain")
+    for family in FAMILIES:
+        assert alone(by_family[family]) in PAGE and alone(by_family[family]) in FINDINGS
+    assert alone(by_family.mean(axis=1)) in PAGE
+    for column in ("greedy", "pass@8"):
+        other = less(arm, "plain", column)
+        assert all(signed(value) in PAGE for value in [*other.mean(), other.mean().mean()])
+
+
+def test_bases_and_arms_in_all_three_outcomes():
+    bases = (
+        BASES[BASES.base_seed.between(1, 5)].groupby("family")[["base_pass@1", "base_pass@8", "base_greedy"]].mean()
+    )
+    arms = CORE.groupby(["arm", "family"])[["pass@1", "pass@8", "greedy"]].mean()
+    rows = {"**base**": bases} | {arm: arms.loc[arm] for arm in ("plain", "control", "A")}
+    for name, table in rows.items():
+        cells = [", ".join(f"{value:.3f}" for value in table.loc[family]) for family in FAMILIES]
+        assert f"| {name} | {' | '.join(cells)} |" in PAGE
+    mild = RUNS[RUNS.block == "mild"].groupby("arm").greedy.mean() - bases.loc["reverse_digits", "base_greedy"]
+    assert f"{-mild['A_lr7']:.3f} *below*" in PAGE and f"the control {-mild['control_lr7']:.3f}" in PAGE
+
+
+def test_all_cells_in_one_number():
+    cells = CORE["pass@1"].unstack("arm")
+    for arm in ("plain", "A", "B", "control"):
+        middle = np.sort(cells[arm])[3:-3]  # of 15, a quarter at each end is three
+        assert f"{middle.mean():.3f} for" in ONE_LINE
+    above = {arm: int((cells[arm] > cells["plain"]).sum()) for arm in ("A", "B", "control")}
+    assert (
+        f"A is above plain in {above['A']} of 15 cells, B in {above['B']}, the control in {above['control']}"
+        in ONE_LINE
+    )
+
+
+def test_the_size_of_updates_and_the_study_s_own_cost():
+    curves = pd.read_csv(FOLDER / "curves.csv.gz", low_memory=False)
+    curves = curves[(curves.steps == 240) & curves.base_seed.between(1, 5)]
+    sizes = curves.groupby(["arm", "family"]).update_norm.mean().unstack("arm")
+    for arm in ("hard", "asym", "soft0.1", "step"):
+        low, high = sorted((sizes[f"C_{arm}"] / sizes["A"] - 1) * 100, key=abs)[::2]
+        assert f"| {low:+.0f} to {high:+.0f} % |".replace("-", "−") in PAGE
+    assert f"{len(RUNS)} runs, {RUNS.seconds.sum() / 3600:.1f} core-hours" in ONE_LINE
+    later = curves[(curves.arm == "B") & (curves.kl_old > 0)].groupby("family").clip_region_mean.mean()
+    assert "{:.2%}, {:.2%} and {:.2%}".format(*later).replace("%", " %") in ONE_LINE
+
+
+def test_equivalence_and_power_are_those_of_the_code():
+    """The registered interval of A − plain on sums, its p of equivalence, and the powers in the page."""
+    (block,) = read_matrix(ROOT).selected(["core"], ["sums"], ["plain", "A"]).blocks
+    (one,) = differences(block, read_tables(ROOT))
+    value, low, high = one.contrast.estimate
+    row = f"{signed(value)} [{signed(low)}, {signed(high)}] | {alone(less('A', 'plain')['sums'])}"
+    assert one.verdict == "equivalent" and f"| {row} | {one.contrast.equivalence(0.02):.3f}: **equivalent** |" in PAGE
+    assert "0.047 to 0.079" in PAGE and f"{one.contrast.smallest(6):.3f}" == "0.047"

@@ -1,0 +1,108 @@
+"""Arms over seeds: the mean of differences seed by seed, Holm over the pairs."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from eval import compare as command
+from eval.analysis.compare_arms import compare_arms
+from eval.run_folder.reading import load_run
+from trl_prorl.errors import InputError
+
+
+@pytest.fixture
+def evaluated(make_run, make_rows, passk_result):
+    def make(name, variant, seed, counts, **settings):
+        passk = passk_result([0] * len(counts), counts, prompt_ids=[f"p{i}" for i in range(len(counts))], **settings)
+        return make_run(name, variant, make_rows(4), passk=passk, env={"seed": seed}, config={"beta": len(variant)})
+
+    return make
+
+
+def counts(mean, seed):
+    """Correct samples of 8 at 40 prompts."""
+    return [int(c) for c in np.random.default_rng(seed).binomial(8, mean, size=40)]
+
+
+@pytest.fixture
+def grid(evaluated):
+    """Three arms, three seeds; B lacks seed 3."""
+    means = {"control": 0.3, "A": 0.35, "B": 0.8}
+    return {
+        (arm, seed): evaluated(f"{arm}_{seed}", arm, seed, counts(mean, 10 * seed + place))
+        for place, (arm, mean) in enumerate(means.items())
+        for seed in (1, 2, 3)
+        if (arm, seed) != ("B", 3)
+    }
+
+
+def mean_of(folder):
+    return np.mean(json.loads((folder / "passk.json").read_text())["trained"]["correct"]) / 8
+
+
+def test_the_difference_is_that_of_the_seeds_both_have(grid):
+    rows, left = compare_arms([load_run(folder) for folder in grid.values()], [1])
+    assert [(row.first, row.second, row.seeds) for row in rows] == [
+        ("control", "A", 3),
+        ("control", "B", 2),
+        ("A", "B", 2),
+    ]
+    assert not left
+    for row in rows:
+        seeds = (1, 2, 3)[: row.seeds]
+        first, second = ([mean_of(grid[arm, seed]) for seed in seeds] for arm in (row.first, row.second))
+        assert row.first_value == pytest.approx(np.mean(first))
+        assert row.difference.value == pytest.approx(np.mean(np.subtract(first, second)))
+        low, high = stats.ttest_rel(first, second).confidence_interval()
+        assert row.difference.low <= low + 1e-12 and row.difference.high >= high - 1e-12
+        assert row.p_value >= stats.ttest_rel(first, second).pvalue - 1e-12
+    # Holm by hand: the least of three p-values three times, the next twice, and none below one before it.
+    ordered, worst = sorted(rows, key=lambda row: row.p_value), 0.0
+    for factor, row in zip((3, 2, 1), ordered, strict=True):
+        worst = max(worst, factor * row.p_value)
+        assert row.adjusted == pytest.approx(min(1.0, worst))
+
+
+def test_seeds_that_are_nowhere_shared(evaluated):
+    sides = [
+        evaluated(f"{arm}_{seed}", arm, seed, counts(0.5, seed))
+        for arm, seed in zip("AABB", (1, 2, 3, 4), strict=True)
+    ]
+    with pytest.raises(InputError, match="no seed in common"):
+        compare_arms([load_run(folder) for folder in sides], [1])
+
+
+def test_runs_that_answer_alike(evaluated):
+    runs = [evaluated(f"{arm}_{seed}", arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)]
+    (row,), _ = compare_arms([load_run(folder) for folder in runs], [1])
+    assert row.difference.value == 0 and row.p_value == row.adjusted == 1.0
+
+
+def test_command(grid, evaluated, tmp_path, capsys):
+    folder = next(iter(grid.values())).parent
+    evaluated("C_1", "C", 1, counts(0.5, 7)[:30])
+    out = tmp_path / "found.json"
+    assert command.main(["--runs", f"{folder}/*", "--k", "1", "8", "--json", str(out)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    found = json.loads(out.read_text())
+    assert len(found["comparisons"]) == 6 and {row["k"] for row in found["comparisons"]} == {1, 8}
+    assert all({"detectable", "adjusted", "difference"} <= set(row) for row in found["comparisons"])
+    assert "were not evaluated on the same prompts" in found["notes"][0] and "Holm" in shown
+    assert "B optimises a different objective" in shown
+
+    pair = [str(grid["A", 1]), str(grid["B", 1])]
+    assert command.main(["--runs", *pair, "--json", str(out)]) == 0
+    two = json.loads(out.read_text())["comparisons"][0]
+    assert (two["first"], two["second"], two["prompts"]) == ("A_1", "B_1", 40) and "detectable" in two
+    assert "Exact McNemar" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arms", "said"), [(["A_1"], "needs at least two runs, and was given 1"), (["A_*"], "all 3 runs are one arm")]
+)
+def test_refusals(grid, arms, said, capsys):
+    folder = next(iter(grid.values())).parent
+    assert command.main(["--runs", *(f"{folder}/{arm}" for arm in arms)]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())

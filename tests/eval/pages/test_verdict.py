@@ -1,0 +1,188 @@
+import pytest
+from matplotlib.figure import Figure
+
+from eval.analysis.pairing import pairs, same_prompts
+from eval.pages import caveats, reproduce, verdict
+from eval.pages.curves import curves
+from eval.run_folder.reading import load_run
+from trl_prorl.variants import DIFFERENT_OBJECTIVE
+
+
+@pytest.fixture
+def arm(make_run, make_rows, passk_result):
+    """A run of a variant whose 40 prompts have the given numbers of correct samples out of 8."""
+
+    def make(variant, trained=None, base=None, name=None, seed=0, steps=4, config=None, env=None, **passk):
+        base = base or [1] * 40
+        result = None if trained is None else passk_result(base=base, trained=trained, **passk)
+        folder = make_run(
+            name or variant,
+            variant,
+            make_rows(steps),
+            passk=result,
+            config={"seed": seed, **(config or {})},
+            env={"seed": seed, **(env or {})},
+        )
+        return load_run(folder)
+
+    return make
+
+
+def said(runs):
+    """The sentences of the verdict as one text, without emphasis."""
+    return " ".join(verdict.statements(runs)).replace("**", "")
+
+
+def test_the_best_is_named_with_its_lead_by_hand(arm):
+    """40 prompts, differences of 4/8 and 2/8 at each: no spread, so the interval is that of the rule of three."""
+    runs = [arm("control", [4] * 40), arm("plain", [2] * 40), arm("A", [6] * 40)]
+    text = said(runs)
+    assert text.startswith("A is highest in held-out pass@1, 0.750 (base 0.125). It is +0.625 [")
+    assert "over base; +0.250 [" in text and "over control; +0.500 [" in text and "over plain." in text
+    # Two other arms times two references: 95 % becomes 98.75 %, and 1 - 0.0125^(1/40) of the prompts may be otherwise.
+    unseen = 1 - 0.0125 ** (1 / 40)
+    assert f"+0.250 [{0.25 - unseen * 1.25:+.3f}, {0.25 + unseen * 0.75:+.3f}] over control" in text
+    assert "Intervals: 98.8 % (95 %, corrected for the choice among 3 arms), over prompts alone: one" in text
+
+
+@pytest.mark.parametrize(
+    ("trained", "found"),
+    [
+        (
+            {"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10},
+            "A is highest in held-out pass@1, 0.594 (base 0.125), but not told",
+        ),
+        ({"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10}, "but not told apart from control. It is"),
+        ({"control": [4] * 40, "plain": [5, 4] * 20, "A": [5, 5, 4] * 13 + [5]}, "apart from plain. It is"),
+        ({"control": [1, 2] * 20, "A": [1, 1, 2, 2] * 10}, "but not told apart from A. It is"),  # the second best
+        ({"A": [4] * 40}, "A is highest in held-out pass@1, 0.500 (base 0.125). It is +0.375 ["),
+        ({"A": [1] * 40}, "A is highest in held-out pass@1, 0.125 (base 0.125), but not told apart from base. It is"),
+        (
+            {"control": [2] * 8, "A": [3] * 8},
+            "A is highest in held-out pass@1, 0.375 (base 0.125), but not told apart from base or",
+        ),
+    ],
+)
+def test_what_is_not_told_apart_is_said(arm, trained, found):
+    runs = [arm(variant, solved, base=[1] * len(solved)) for variant, solved in trained.items()]
+    assert found in said(runs)
+
+
+def test_seeds_widen_the_verdict(arm):
+    """A is ahead by 1/8 and 3/8 at two seeds: t(0.975, 1) = 12.7 times 1/8 says nothing."""
+    runs = [
+        arm(variant, [solved] * 40, name=f"{variant}{seed}", seed=seed)
+        for variant, scores in {"control": (2, 2), "A": (3, 5)}.items()
+        for seed, solved in enumerate(scores)
+    ]
+    text = said(runs)
+    assert "but not told apart from base or control. It is" in text
+    assert "+0.250 [-1.000, +1.000] over control" in text and "over prompts and 2 training seeds." in text
+    assert "over prompts alone" in said(runs[:3])  # one seed of A
+
+
+def test_what_cannot_be_paired_is_not_compared(arm):
+    a = arm("A", [6] * 40)
+    for other in ({"split": "train"}, {"temperature": 0.7}, {"level": 4}, {"max_new_tokens": 9}):
+        text = said([arm("control", [4] * 40, name=str(*other), **other), a])
+        assert "not compared with control, because" in text and "but not told apart from control" in text
+    several = [arm("control", [4] * 40, name=f"c{seed}", seed=seed) for seed in (1, 2)]
+    assert "not compared with control" in said([*several, a])  # no seed in common
+
+
+def test_every_ground_has_its_verdict(arm):
+    runs = [
+        arm(v, [s] * 40, name=f"{v}{t}", config={"task": t}) for t, v, s in (("sums", "A", 4), ("sorting", "C", 6))
+    ]
+    (section,) = verdict.sections(runs)
+    assert [item.split(" is highest")[0] for item in section.blocks[0].items[:2]] == ["**sums: A", "**sorting: C"]
+
+
+def test_the_picture_shows_base_and_trained(arm):
+    panel = verdict.scores_panel(curves([arm("control", [2] * 40), arm("A", [4] * 40)]))
+    axes = Figure().subplots()
+    panel.draw(axes)
+    points = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in axes.lines[1::2]]
+    assert points == [(0.125, 0), (0.25, 0), (0.125, 1), (0.5, 1)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["control", "A"]
+
+
+def test_other_task_seed_is_other_prompts(arm):
+    assert not same_prompts(arm("A", [4] * 40), arm("B", [4] * 40, config={"task_seed": 1}))
+
+
+def test_pairs_share_the_seed_where_they_can(arm):
+    runs = [arm("A", name="A0"), arm("A", name="A1", seed=1), arm("B", name="B1", seed=1)]
+    assert [(b.name, a.name) for b, a in pairs(runs, "B", "A")] == [("B1", "A1")]
+    assert [(b.name, a.name) for b, a in pairs([runs[0], runs[2]], "B", "A")] == [("B1", "A0")]
+
+
+def test_missing_evaluation_says_how_to_make_it(arm):
+    run = arm("A")
+    (line,) = verdict.missing_statements([run, arm("B", [4] * 40)])
+    assert f"python -m eval.passk --run {run.path}" in line
+    assert "`B`" not in line
+
+
+def test_no_command_for_runs_it_would_refuse(arm):
+    """A run from plain Python: its configuration names neither model nor task."""
+    plain = arm("A", name="plain", config={"model_name_or_path": None, "task": None})
+    (line,) = verdict.missing_statements([plain])
+    assert line.startswith("Not evaluated on held-out prompts: `plain`. `evaluate(trainer, rows, verifier)`")
+    other = arm("B")
+    (line,) = verdict.missing_statements([plain, other])
+    assert "`plain`, `B`" in line and f"Run `python -m eval.passk --run {other.path}`, then" in line
+    assert reproduce.evaluation_commands([plain, other]) == f"python -m eval.passk --run {other.path}"
+
+
+def test_unevaluated_a_and_b_are_still_told_apart(arm):
+    assert any(DIFFERENT_OBJECTIVE in line for line in verdict.statements([arm("A"), arm("B")]))
+
+
+def test_caveats(arm):
+    one = caveats.caveats([arm("A", [4] * 40), arm("B", [4] * 40, temperature=0.5)])
+    assert any("test split, 40 prompts, 8 samples each, temperature 1" in line for line in one)
+    assert any("not all evaluated in the same way" in line for line in one)
+    assert any("overlaps with what the clipping" in line for line in one)
+
+
+def test_differences_beyond_the_variant_are_named(arm):
+    runs = [
+        arm("A", config={"beta": 0.1, "ref_reset_every": 5, "learning_rate": 1e-5}, env={"hardware": {"gpu": "x"}}),
+        arm("B", config={"beta_old": 0.1}, env={"hardware": {"gpu": "y"}}, steps=7),
+    ]
+    text = " ".join(caveats.caveats(runs))
+    assert "`learning_rate` (1e-05, default)" in text
+    assert "beta" not in text
+    assert "ref_reset_every" not in text
+    assert "differ in length, 4 to 7 steps" in text
+    assert "differ in `hardware`" in text
+
+
+def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
+    a = {"old_logps": "first_pass", "ref_compute": "cached", "loss": "trl", "packing": "on"}
+    b = {**a, "ref_compute": "none", "loss": "trl + added penalty"}
+
+    def said(*executions):
+        runs = [arm("A", name=f"{len(executions)}{i}", env={"execution": one}) for i, one in enumerate(executions)]
+        return [line for line in caveats.caveats(runs) if "computing" in line]
+
+    assert said(a, b) == []  # what sets B apart from A
+    assert said(a, b, {**b, "packing": "off"}, {**b, "old_logps": "forward"}) == [
+        "The runs differ in `packing` (on and off; `execution` in `env.json`): step times compare these ways of "
+        "computing too.",
+        "The runs differ in `old_logps` (first_pass and forward; `execution` in `env.json`): step times compare these "
+        "ways of computing too.",
+    ]
+    (line,) = said(a, b, {**a, "ref_compute": "naive_epoch"})
+    assert "`ref_compute` (cached and naive_epoch;" in line
+
+
+def test_prompt_ids_decide_whether_prompts_are_the_same(arm):
+    a = arm("A", trained=[4] * 40, prompt_ids=["x"] * 40)
+    b = arm("B", trained=[4] * 40, prompt_ids=["x"] * 40, config={"task_seed": 5})
+    other = arm("B", trained=[4] * 40, prompt_ids=["y"] * 40, name="other")
+    older = arm("B", trained=[4] * 40, name="older")
+    assert same_prompts(a, b)  # the same contents, wherever they came from
+    assert not same_prompts(a, other)
+    assert same_prompts(a, older)  # nothing says they differ

@@ -1,0 +1,71 @@
+"""A script that is run twice in one output_dir: the second run loses nothing of the first."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from trl import GRPOTrainer
+
+from trl_prorl import ProRLTrainer
+from trl_prorl.run.checkpoint import find_checkpoint
+
+
+SAVED = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+
+
+def files(folder, without=()):
+    found = [path for path in Path(folder).rglob("*") if path.is_file() and not {*path.parts} & {*without}]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def train(make_trainer, out, cls=ProRLTrainer, **keys):
+    trainer = make_trainer(cls, output_dir=str(out), **SAVED | keys)
+    trainer.train()
+    trainer.save_model()
+    return trainer
+
+
+@pytest.mark.parametrize("cls", [ProRLTrainer, GRPOTrainer], ids=["ours", "TRL's"])
+def test_the_second_run_sets_the_first_aside_and_says_so(make_trainer, tmp_path, caplog, cls):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    train(make_trainer, out, cls)
+    first = files(out)
+    train(make_trainer, out, beta=0.3, max_steps=2)
+    assert f"held an earlier run, which is now in {out}/earlier-1" in caplog.text
+    assert files(out / "earlier-1") == {name: sha for name, sha in first.items() if name != "notes.txt"}
+    assert (out / "notes.txt").read_text() == "mine"
+    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+    assert find_checkpoint(True, str(out))[0].name == "checkpoint-2"  # of this run, not checkpoint-4 of the first
+    train(make_trainer, out, max_steps=2)
+    assert {path.name for path in out.glob("earlier-*")} == {"earlier-1", "earlier-2"}
+
+
+def test_two_folders_give_way_together(make_trainer, tmp_path):
+    out, record = tmp_path / "run", tmp_path / "record"
+    for _ in range(2):
+        train(make_trainer, out, run_dir=str(record))
+    assert (out / "earlier-1" / "checkpoint-4").is_dir() and (record / "earlier-1" / "metrics.jsonl").exists()
+
+
+def test_what_is_no_second_run_moves_nothing(make_trainer, tmp_path):
+    out = tmp_path / "run"
+    train(make_trainer, out)
+    first = files(out)
+    again = make_trainer(output_dir=str(out), **SAVED)
+    assert files(out) == first
+    again.train(resume_from_checkpoint=True)
+    assert not list(out.glob("earlier-*"))
+
+
+def test_a_model_that_would_move_with_the_earlier_run_is_refused(make_trainer, tmp_path):
+    out = tmp_path / "run"
+    train(make_trainer, out, lora=False)
+    first = files(out, without=["run.lock"])
+    for model in (out / "checkpoint-4", out):
+        trainer = make_trainer(output_dir=str(out), model=str(model), lora=False, **SAVED)
+        with pytest.raises(ValueError, match="is a part of it. Choose another output_dir"):
+            trainer.train()
+    assert files(out) == first

@@ -1,0 +1,177 @@
+"""`fast`: what it switches on, what wins over it, and that a run which is possible without it is possible with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from peft import LoraConfig
+from trl import ModelConfig, TrlParser
+
+from trl_prorl import ProRLConfig
+from trl_prorl.launch.recipe import RecipeParser
+from trl_prorl.launch.shipped_recipes import recipes_folder, shipped_recipes
+from trl_prorl.train import TaskArguments
+
+
+BASE = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8, "num_generations": 4}
+BY_HAND = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}
+FAST = {"reuse_old_logps": True, "pack_groups": "auto", "compact_generation": "auto"}
+OFF = {"reuse_old_logps": False, "pack_groups": "off", "compact_generation": "off"}
+
+
+def of(args):
+    return {key: getattr(args, key) for key in OFF}
+
+
+def parsed(parser, recipe, *options):
+    return parser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(["--config", str(recipe), *options])
+
+
+def execution(trainer):
+    return json.loads(Path(trainer.args.output_dir, "env.json").read_text())["execution"]
+
+
+def rows(trainer):
+    lines = Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if "time" not in k and "second" not in k} for line in lines]
+
+
+# ------------------------------------------------------------------------------------------------ which keys it sets
+
+
+def test_off_by_default():
+    assert of(ProRLConfig(**BASE)) == OFF and ProRLConfig(**BASE).is_trl
+
+
+@pytest.mark.parametrize(
+    "by_hand", [{}, *({key: value} for key, value in (OFF | {"extra": 0}).items() if key in OFF), BY_HAND, OFF]
+)
+def test_a_key_set_by_hand_wins(by_hand, tmp_path):
+    """Its default, too: in a script, in a recipe, on the command line."""
+    assert of(ProRLConfig(fast=True, **BASE, **by_hand)) == FAST | by_hand
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"fast": True, **BASE, **by_hand}))
+    assert of(parsed(RecipeParser, recipe)[1]) == FAST | by_hand
+    recipe.write_text(yaml.safe_dump({"fast": False, **BASE}))
+    options = [word for key, value in by_hand.items() for word in (f"--{key}", str(value))]
+    assert of(parsed(RecipeParser, recipe, "--fast", "true", *options)[1]) == FAST | by_hand
+    recipe.write_text(yaml.safe_dump({"fast": True, **BASE, **by_hand}))
+    assert of(parsed(RecipeParser, recipe, "--fast", "false")[1]) == OFF | by_hand
+
+
+def test_trl_s_parser_passes_every_key_and_fast_acts(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"fast": True, "pack_groups": "on", **BASE}))
+    assert of(parsed(TrlParser, recipe)[1]) == FAST | {"pack_groups": "on"}
+
+
+def test_what_a_recipe_lacks_has_its_default(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(BASE))
+    for ours, theirs in zip(parsed(RecipeParser, recipe), parsed(TrlParser, recipe), strict=True):
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_it_is_true_or_false(value):
+    with pytest.raises(ValueError, match=f"fast={value!r} must be true or false"):
+        ProRLConfig(fast=value, **BASE)
+
+
+def test_every_shipped_recipe_is_fast():
+    """But those of the study, whose runs are frozen. What it was before this key is as `BY_HAND`, with auto for on."""
+    folder = recipes_folder()
+    for name, file in shipped_recipes().items():
+        keys = yaml.safe_load(file.read_text())
+        base = yaml.safe_load((file.parent / keys["base"]).read_text()) if "base" in keys else {}
+        given = base | keys
+        if given.get("ref_compute") == "naive_epoch":  # what it is compared with has no acceleration
+            continue
+        assert given.get("fast") is True and not {"pack_groups", "compact_generation"} & given.keys(), name
+        args = parsed(RecipeParser, file, *(["--use_cpu", "true", "--bf16", "false"]))[1]
+        by_hand = {"reuse_old_logps": False} if name == "prior_art/gspo" else {}
+        assert of(args) == FAST | by_hand, name
+    for file in (folder / "study").glob("*_*.yaml"):
+        assert "fast" not in yaml.safe_load(file.read_text())
+
+
+# ---------------------------------------------------------------------------------------------------- in a training
+
+ARMS = {
+    "A": {"beta": 0.1, "ref_reset_every": 2},
+    "B": {"beta_old": 0.3},
+    "C, full": {"beta": 0.1, "ref_reset_every": 2, "optimizer_reset": "hard", "lora": False},
+    "plain": {},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_numbers_are_those_of_the_keys_set_by_hand(run, largest_difference, arm):
+    fast, by_hand = run(fast=True, **ARMS[arm]), run(**BY_HAND, **ARMS[arm])
+    assert rows(fast) == rows(by_hand) and largest_difference(fast, by_hand) == 0.0
+    assert execution(fast) == execution(by_hand) and execution(fast)["packing"] == "on"
+
+
+WHY = {
+    "dropout of LoRA": {
+        "trainer_kwargs": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)}
+    },
+    "dropout of attention": {"model_init_kwargs": {"attention_dropout": 0.1}},
+    "attention that is not sdpa": {"model_init_kwargs": {"attn_implementation": "eager"}},
+    "an update in the first pass": {"steps_per_generation": 2, "per_device_train_batch_size": 4},
+    "another loop": {"generation_kwargs": {"num_beams": 2, "do_sample": False}},
+}
+REASON = {
+    "dropout of LoRA": ("lora_dropout=0.1 is active", "all"),
+    "dropout of attention": ("dropout rate of 0.1", "all"),
+    "attention that is not sdpa": ("attn_implementation='eager'", "packing"),
+    "an update in the first pass": (
+        "gradient_accumulation_steps=1 is no multiple of steps_per_generation=2",
+        "old_logps",
+    ),
+    "another loop": ("beam search", "compact_generation"),
+}
+
+
+@pytest.mark.parametrize("why", WHY)
+def test_what_is_not_possible_falls_back_and_says_why(run, largest_difference, why, caplog):
+    """In one line; the numbers are those without the key, where everything falls back."""
+    fast = run(fast=True, max_steps=2, **WHY[why])
+    reason, what = REASON[why]
+    ways = execution(fast)
+    for name in ("old_logps", "packing", "compact_generation") if what == "all" else (what,):
+        assert ways[name].startswith(("off: ", "forward: ")) and reason in ways[name], (name, ways)
+    lines = [record.getMessage() for record in caplog.records if "Not possible here" in record.getMessage()]
+    assert len(lines) == 1 and lines[0].count(reason) == 1
+    if what == "all":
+        assert fast.args.is_trl and largest_difference(fast, run(max_steps=2, **WHY[why])) == 0.0
+    config = yaml.safe_load(Path(fast.args.output_dir, "config.yaml").read_text())
+    assert {key: config[key] for key in FAST} == FAST and config["fast"] is True
+
+
+def test_what_is_refused_without_it_is_refused_with_it(make_trainer):
+    with pytest.raises(ValueError, match="lora_dropout=0.1 is active"):
+        make_trainer(fast=True, beta_old=0.3, **WHY["dropout of LoRA"])
+
+
+def test_nothing_is_said_where_all_is_possible(run, caplog):
+    run(fast=True, max_steps=1)
+    assert "Not possible here" not in caplog.text
+
+
+@pytest.mark.parametrize("then, now", [({"fast": True}, {"fast": True}), (BY_HAND, {"fast": True}), (FAST, BY_HAND)])
+def test_a_resume_with_the_same_acceleration_is_the_same_run(run, make_trainer, tmp_path, then, now):
+    keys = {"output_dir": str(tmp_path / "run"), "save_strategy": "steps", "save_steps": 2, "beta": 0.1}
+    whole = run(max_steps=4, **then, **{**keys, "output_dir": str(tmp_path / "whole")})
+    run(max_steps=2, **then, **keys)
+    resumed = make_trainer(max_steps=4, **now, **keys)
+    resumed.train(resume_from_checkpoint=True)
+    assert rows(resumed) == rows(whole)
+
+
+def test_another_acceleration_is_another_run(run, make_trainer, tmp_path):
+    keys = {"output_dir": str(tmp_path / "run"), "save_strategy": "steps", "save_steps": 2}
+    run(max_steps=2, fast=True, **keys)
+    with pytest.raises(ValueError, match="compact_generation: 'auto' -> 'off'"):
+        make_trainer(max_steps=4, **keys).train(resume_from_checkpoint=True)

@@ -1,0 +1,78 @@
+"""A run that begins where one of TRL's own trainer ended: TRL, begun there too, is the control."""
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+from trl import GRPOTrainer
+
+from trl_prorl import ProRLTrainer
+from trl_prorl.train import find_model
+
+
+SAVED = {"save_strategy": "steps", "save_steps": 2, "max_steps": 2, "learning_rate": 2e-2}
+NEVER_RESET = {"A": {"beta": 0.3, "ref_reset_every": 100}, "C": {"beta": 0.3, "ref_reset_every": 100}}
+NEVER_RESET["C"]["optimizer_reset"] = "hard"
+
+
+@pytest.fixture
+def of_trl(run):
+    """A function that trains with TRL, with LoRA or in full, and returns the checkpoint."""
+
+    def train(lora):
+        return f"{run(GRPOTrainer, lora=lora, **SAVED).args.output_dir}/checkpoint-2"
+
+    return train
+
+
+def loaded(base, adapter, **keys):
+    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter, is_trainable=True, **keys)
+
+
+@pytest.mark.parametrize("arm", NEVER_RESET)
+@pytest.mark.parametrize("lora", [True, False], ids=["adapter", "full"])
+def test_until_its_first_reset_a_run_is_trl_s_from_the_same_weights(
+    run, of_trl, tiny_model, largest_difference, weights, arm, lora
+):
+    start = of_trl(lora)
+    model = (lambda: loaded(tiny_model, start)) if lora else (lambda: start)
+    theirs = run(GRPOTrainer, lora=False, model=model(), beta=0.3)
+    ours = run(lora=False, model=model(), **NEVER_RESET[arm])
+    assert largest_difference(ours, theirs) < 1e-6
+    begun = dict(loaded(tiny_model, start).named_parameters()) if lora else None
+    if lora:  # and both have moved
+        moved = weights(ours)
+        assert any((moved[name] - begun[name]).abs().max() > 1e-3 for name in moved if "lora_B" in name)
+
+
+def test_b_from_an_adapter_is_its_control(run, of_trl, tiny_model, largest_difference, moved_every_generation):
+    start = of_trl(True)
+    theirs = run(moved_every_generation, lora=False, model=loaded(tiny_model, start), beta=0.3)
+    ours = run(lora=False, model=loaded(tiny_model, start), beta_old=0.3)
+    assert largest_difference(ours, theirs) < 1e-6
+
+
+def test_reference_and_base_are_the_policy_as_the_run_begins(make_trainer, of_trl, tiny_model):
+    start = of_trl(True)
+    keys = {"beta": 0.3, "ref_reset_every": 2, "beta_base": 0.1, "lora": False}
+    trainer = make_trainer(model=loaded(tiny_model, start), **keys)
+    for anchor in (trainer.reference, trainer.base):
+        pairs = anchor.pairs()
+        assert pairs and all(torch.equal(theirs, policy) for theirs, policy in pairs)
+        assert any(theirs.any() for theirs, _ in pairs[1::2])  # B too: it is no new adapter
+
+
+def test_an_adapter_that_was_not_loaded_for_training_is_refused(make_trainer, of_trl, tiny_model):
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), of_trl(True))
+    trainer = make_trainer(model=model, lora=False, beta=0.3, ref_reset_every=2)  # to evaluate it, it is enough
+    with pytest.raises(ValueError, match="nothing of the model is trainable.*is_trainable=True"):
+        trainer.train()
+
+
+def test_a_recipe_and_a_resume_refuse_what_trl_has_left_and_say_where_to_read_on(make_trainer, of_trl):
+    start = of_trl(True)
+    with pytest.raises(ValueError, match="holds an adapter, and a recipe begins with a whole model.*From a TRL run"):
+        find_model(start)
+    trainer = make_trainer(ProRLTrainer, **SAVED)
+    with pytest.raises(ValueError, match="written by TRL's own trainer; its weights can begin a new run.*From a TRL"):
+        trainer.train(resume_from_checkpoint=start)

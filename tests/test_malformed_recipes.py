@@ -1,0 +1,164 @@
+"""A recipe that is malformed ends in one short line that names the file; valid YAML is read as YAML means it."""
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from trl import ModelConfig
+
+from trl_prorl import ProRLConfig
+from trl_prorl.launch.command_line import first_look
+from trl_prorl.launch.recipe import RecipeParser
+from trl_prorl.launch.recipe_check import check_recipe, read_recipe
+from trl_prorl.launch.recipe_keys import recipe_keys
+from trl_prorl.train import TaskArguments
+
+
+HINTS = {name: key.hint for name, key in recipe_keys().items()}
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+def told(path, content):
+    """The line on stderr of a recipe with this content."""
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError) as error:
+        check_recipe(path, HINTS)
+    assert str(path) in str(error.value) and len(str(error.value)) - len(str(path)) <= 500
+    return str(error.value)
+
+
+MALFORMED = {
+    "a list for env": ("env: [OMP_NUM_THREADS]\n", "env=['OMP_NUM_THREADS'] is a list, and env takes a mapping"),
+    "text for env": ("env: OMP_NUM_THREADS=1\n", "env='OMP_NUM_THREADS=1' is text, and env takes a mapping"),
+    "a variable without text": ("env: {OMP_NUM_THREADS: null}\n", "env: OMP_NUM_THREADS=None is empty"),
+    "a variable with a list": ("env: {WANDB_NAME: [a]}\n", "env: WANDB_NAME=['a'] is a list"),
+    "a variable with a NUL": ('env: {WANDB_NAME: "a\\0"}\n', "env: WANDB_NAME='a\\x00'"),
+    "a list as a key": ("? [beta]\n: 1\n", "a key is a list or a mapping"),
+    "a list as a key of a mapping": ("lr_scheduler_kwargs: {[a]: 1}\n", "a key is a list or a mapping"),
+    "3,000 nested lists": ("beta: " + "[" * 3000 + "]" * 3000, "is nested too deeply"),
+    "60 nested lists": ("lr_scheduler_kwargs: {a: " + "[" * 60 + "]" * 60 + "}", "too large, or holds itself"),
+    "aliases under max_steps": (LAUGHS.replace("i: &i", "max_steps:"), "unknown key 'a'"),
+    "aliases in one key": (
+        f"lr_scheduler_kwargs: {{{LAUGHS.replace(chr(10), ', ')}}}",
+        "lr_scheduler_kwargs is a mapping that is too large, or holds itself",
+    ),
+    "aliases in a list": (
+        f"max_steps: [{', '.join(line.partition(': ')[2] for line in LAUGHS.splitlines())}]",
+        "max_steps is a list that is too large",
+    ),
+    "a value in itself": ("lr_scheduler_kwargs: &a {b: *a}\n", "too large, or holds itself"),
+    "not UTF-8": (b"output_dir: caf\xe9\n", "arm.yaml' is no text (invalid"),
+    "a number beyond all bounds": (f"max_steps: 1{'0' * 400}\n", "is a number that is too large"),
+    "more digits than Python reads": (f"max_steps: 1{'0' * 5000}\n", "is not YAML: Exceeds the limit"),
+    "a number of more digits than Python spells": (
+        f"max_steps: 0x1{'0' * 5000}\n",
+        "max_steps=a number of thousands of digits is a number",
+    ),
+    "a date that is none": ("run_name: 2026-13-45\n", "is not YAML: month must be in 1..12"),
+    "an integer that is none": ("beta: !!int x\n", "is not YAML: invalid literal"),
+    "Python": ("beta: !!python/object/apply:os.system [ls]\n", "could not determine a constructor"),
+    "a key as long as a book": ("? " + "x" * 10_000 + "\n: 1\n", "unknown key 'xxxx"),
+    "text as long as a book": (f"max_steps: [{'x' * 10_000}]\n", "max_steps=['xxxx"),
+    "a file name as long as a book": (f"base: {'x' * 10_000}\n", "there is no such file"),
+    "a base that is a list": ("base: [a]\n", "base=['a'] is a list"),
+    "keys that are numbers": ("1: 2\n", "unknown key 1"),
+    "a merge of text": ("<<: text\n", "expected a mapping or list of mappings for merging"),
+    "nothing": ("", "holds nothing; a recipe is a mapping"),
+    "text for a mapping": ("generation_kwargs: '{bad'\n", "generation_kwargs='{bad' is not a JSON object"),
+    "nested JSON": (
+        f"generation_kwargs: '{'{' + chr(34) + 'a' + chr(34) + ':'}{'[' * 9999}'\n",
+        "is not a JSON object",
+    ),
+    "twice": ("lr_scheduler_kwargs: {a: 1, 'a': 2}\n", "the key 'a' is given twice (line 1, column 29)"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_it_is_told_in_one_short_line(tmp_path, capsys, case):
+    content, said = MALFORMED[case]
+    assert said in told(tmp_path / "arm.yaml", content)
+    with pytest.raises(SystemExit) as ended:
+        first_look(None, ["--config", str(tmp_path / "arm.yaml")])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_merge_keys_are_valid_yaml(tmp_path):
+    text = (
+        "<<: [{beta: 1.0, max_steps: 3}, {beta: 2.0, num_iterations: 2}]\n"
+        "max_steps: 5\n"
+        "lr_scheduler_kwargs: &a {num_cycles: 1, power: 2}\n"
+        "activation_checkpointing_kwargs: &b {<<: *a, power: 3}\n"
+        "generation_kwargs: {<<: *b, penalty_alpha: 1}\n"
+    )
+    (tmp_path / "arm.yaml").write_text(text)
+    check_recipe(tmp_path / "arm.yaml", HINTS)
+    assert read_recipe(tmp_path / "arm.yaml") == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("key", ["pack_groups", "compact_generation"])
+@pytest.mark.parametrize(("written", "read"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'on'", "on")])
+def test_a_bare_on(tmp_path, key, written, read):
+    (tmp_path / "arm.yaml").write_text(f"{key}: {written}\nuse_cpu: true\nbf16: false\n")
+    argv = first_look(None, ["--config", str(tmp_path / "arm.yaml")])
+    _, args, _ = RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(argv)
+    assert getattr(args, key) == read
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.dates(), st.text(max_size=4), st.binary(max_size=3)
+)
+SCALARS |= st.sampled_from([10**400, -(2**63), 1e308, "{", "{}", '{"a": 1}', "on", "é" * 600, "\0", "1e5", "<<", "="])
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=3), max_leaves=6
+)
+KEYS = st.sampled_from([*sorted(HINTS), "env", "base", "lr", "torch_dtype"]) | SCALARS
+TEXTS = st.one_of(
+    st.dictionaries(KEYS, VALUES, max_size=3).map(lambda recipe: yaml.safe_dump(recipe, allow_unicode=True).encode()),
+    st.dictionaries(KEYS, VALUES, max_size=2).map(
+        lambda recipe: yaml.safe_dump(recipe, default_flow_style=True).encode()
+    ),
+    st.text("{}[]:,&*!?|>-#'\"%@`<= \n\tab1.", max_size=40).map(str.encode),
+    st.lists(
+        st.sampled_from(
+            "beta: |env: |&a |*a|!!int |!!set |!!binary |!!timestamp |!!float |<<: |? |: |- |{|}|[|]|\n|x|1|'".split(
+                "|"
+            )
+        ),
+        max_size=12,
+    ).map(lambda parts: "".join(parts).encode()),
+    st.binary(max_size=20),
+)
+# A failure shows the recipe as it is: to shrink it takes minutes.
+QUICK = {"phases": [Phase.generate], "deadline": None, "derandomize": True, "database": None}
+
+
+def read_whole(path, content):
+    """What refuses a recipe of this content, or `None`."""
+    path.write_bytes(content)
+    try:
+        check_recipe(path, HINTS)
+        read_recipe(path)
+    except ValueError as error:
+        assert len(str(error)) - len(str(path)) <= 500
+        return str(error)
+
+
+@given(TEXTS)
+@settings(max_examples=400, suppress_health_check=list(HealthCheck), **QUICK)
+def test_no_content_ends_in_a_traceback(tmp_path_factory, content):
+    read_whole(tmp_path_factory.getbasetemp() / "arm.yaml", content)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(HINTS)), VALUES, min_size=1, max_size=3))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck), **QUICK)
+@pytest.mark.filterwarnings("ignore")
+def test_no_value_ends_in_a_traceback_of_the_parser(tmp_path_factory, recipe):
+    path = tmp_path_factory.getbasetemp() / "arm.yaml"
+    path.write_text(yaml.safe_dump({"use_cpu": True, "bf16": False, **recipe}))
+    try:
+        RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(["--config", str(path)])
+    except ValueError as error:
+        assert len(str(error)) - len(str(path)) <= 500

@@ -1,0 +1,113 @@
+"""A run whose resets never come is the control, and everything that names it says so."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from eval.analysis.compare import compare
+from eval.analysis.names import configuration_labels
+from eval.pages.arms import arm_list, lead
+from eval.pages.learning import learning_table
+from eval.run_folder.reading import load_run
+from trl_prorl.hub.card import model_card
+from trl_prorl.variants import NEVER_RESET, without_reset
+
+
+@pytest.mark.parametrize(
+    "keys, first",
+    [
+        ({"ref_reset_every": 4, "max_steps": 4}, None),  # README's first command was this
+        ({"ref_reset_every": 3, "max_steps": 4}, None),  # asked at 3, and the next generation would be at 4
+        ({"ref_reset_every": 3, "max_steps": 5}, 4),
+        ({"ref_reset_every": 2, "max_steps": 4}, 2),
+        ({"ref_reset_every": 1, "max_steps": 3}, 2),
+        ({"ref_reset_every": 3, "max_steps": 4, "num_iterations": 1}, 3),
+        ({"ref_reset_every": 1, "max_steps": 4, "steps_per_generation": 4, "num_iterations": 1}, None),
+        ({"ref_reset_every": 1, "max_steps": 5, "steps_per_generation": 4, "num_iterations": 1}, 4),
+        ({"ref_reset_every": 3, "max_steps": 4, "gradient_accumulation_steps": 2}, None),  # two steps a generation
+        (
+            {"ref_reset_every": 3, "max_steps": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
+            | {"num_iterations": 1},
+            3,
+        ),
+    ],
+    ids=str,
+)
+def test_the_first_reset_is_where_it_is_foretold(run, keys, first, caplog):
+    trainer = run(beta=0.1, **keys)
+    events = [json.loads(line) for line in Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()]
+    assert [event["step_applied"] for event in events][:1] == ([first] if first else [])
+    assert trainer.args.first_reset(keys["max_steps"]) == first
+    warned = [record.getMessage() for record in caplog.records if "never resets" in record.getMessage()]
+    assert len(warned) == (first is None)
+    if first is None:
+        assert f"ref_reset_every={keys['ref_reset_every']}" in warned[0] and "it is the control" in warned[0]
+
+
+@pytest.mark.parametrize("more", [{"ref_reset_kl": 1e3}, {"ref_reset_every": 0}])
+def test_nothing_is_said_where_a_reset_may_come_or_none_is_asked_for(run, more, caplog):
+    run(beta=0.1, **({"ref_reset_every": 4, "max_steps": 4} | more))
+    assert "never resets" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "variant, config, applied, steps, said",
+    [
+        ("A", {"max_steps": 40}, 0, 40, "never reset: it is the control"),
+        ("C", {"max_steps": 40}, 0, 41, "never reset: it is the control"),
+        ("optimizer-only", {"max_steps": 40}, 0, 40, "never reset: it is the control"),
+        ("A", {"max_steps": 40}, 0, 39, "has not been reset yet"),
+        ("A", {"max_steps": 40}, 0, None, "has not been reset yet"),
+        ("A", {}, 0, 40, "has not been reset"),  # trained by epochs: when it ends is not on record
+        ("A", {"max_steps": 40}, 1, 40, None),
+        ("A", {"max_steps": 40}, None, 40, None),
+        ("control", {"max_steps": 40}, 0, 40, None),
+        ("B", {"max_steps": 40}, 0, 40, None),
+        ("elastic", {"max_steps": 40}, 0, 40, None),
+    ],
+)
+def test_what_is_said(variant, config, applied, steps, said):
+    assert without_reset(variant, config, applied, steps) == said
+
+
+PASSK = {
+    "split": "test", "prompts": 2, "n": 2, "k": [1], "temperature": 1.0, "seed": 0, "task": "sorting", "level": 3,
+    **{side: {"pass@1": 0.5, "interval@1": [0.0, 1.0], "correct": [1, 1]} for side in ("base", "trained")},
+}  # fmt: skip
+
+
+def folder(root, name, variant, steps, resets=0):
+    path = root / name
+    path.mkdir()
+    keys = "model_name_or_path: tiny\ntask: sorting\nmax_steps: 4\nref_reset_every: 4\n"
+    (path / "config.yaml").write_text(keys)
+    (path / "env.json").write_text(json.dumps({"variant": variant, "seed": 0}))
+    (path / "metrics.jsonl").write_text("".join(json.dumps({"step": step + 1}) + "\n" for step in range(steps)))
+    # A resume is an event as well, and no reset.
+    events = [{"event": "resume", "step_requested": 1, "step_applied": 1}]
+    events += [{"event": "reset", "step_requested": 2, "step_applied": 2, "reason": "periodic"}] * resets
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (path / "passk.json").write_text(json.dumps(PASSK))
+    return path
+
+
+@pytest.mark.parametrize("steps, resets", [(4, 0), (3, 0), (4, 1)])
+def test_compare_report_and_card_say_it(tmp_path, steps, resets):
+    path = folder(tmp_path, "arm", "A", steps, resets)
+    a, control = load_run(path), load_run(folder(tmp_path, "other", "control", 4))
+    said = None if resets else NEVER_RESET if steps == 4 else "has not been reset yet"
+    pages = {
+        "compare": " ".join(compare(a, control, 1).notes),
+        "lead": " ".join(text.markdown for text in lead([a, control])),
+        "list": " ".join(arm_list([a, control])),
+        "card": model_card(path).text,
+    }
+    for page, text in pages.items():
+        assert (said in text) if said else ("reset: it is" not in text and "not been reset" not in text), (page, text)
+    assert ("a reference that is reset" in pages["lead"]) == (resets > 0)
+    assert configuration_labels([[a], [control]])[0] == ("A (never reset)" if said == NEVER_RESET else "A")
+    console = Console(width=300, record=True)
+    console.print(learning_table([a, control]).to_rich())
+    assert ("KL to moving reference" in console.export_text()) == (resets > 0)

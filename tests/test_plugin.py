@@ -1,0 +1,131 @@
+"""`--plugin FILE`, and the command that a run's record keeps."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trl_prorl.run.started import command_of, evaluation_of, plugin_options
+
+
+ROOT = Path(__file__).parent.parent
+OWN = """
+from roman import roman
+from tasks.generated import GeneratedTask
+from tasks.registry import TASKS
+
+
+class RomanNumerals(GeneratedTask):
+    \"\"\"Roman numerals.\"\"\"
+
+    name = "roman"
+
+    def sample(self, rng):
+        number = rng.randint(1, 500 * self.level - 1)
+        return f"roman numeral of {number}", roman(number)
+
+
+TASKS["roman"] = "own:RomanNumerals"
+"""
+
+
+def run(folder, *command):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "trl_prorl", *command], cwd=folder, env=env, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "roman.py").write_text("def roman(number):\n    return 'I' * number\n")
+    return tmp_path
+
+
+def test_train_evaluate_report(own):
+    train = "train tiny/variantA --plugin own.py --task roman --task_level 1 --train_rows 64 --max_steps 2 "
+    train += "--output_dir run --report_to none --hub_token secret --eval_strategy no --max_completion_length 16"
+    done = run(own, *train.split())
+    assert done.returncode == 0, done.stderr[-2000:]
+    done = run(own, *"report --runs run".split())
+    assert done.returncode == 0, done.stderr[-2000:]
+    page = (own / "report.md").read_text()
+    assert "python -m eval.passk --plugin own.py --run run" in page
+    done = run(own, *"passk --run run --prompts 4 --n 2".split())
+    assert done.returncode == 2 and "--plugin own.py" in done.stderr, done.stderr[-2000:]
+    done = run(own, *"passk --plugin own.py --run r*n --prompts 4 --n 2".split())
+    assert done.returncode == 0 and (own / "run" / "passk.json").is_file(), done.stderr[-2000:]
+    env = (own / "run" / "env.json").read_text()
+    assert "--plugin own.py" in env and "secret" not in env
+    assert "--plugin own.py" in (own / "run" / "README.md").read_text()
+
+
+BAD = {
+    "nowhere.py": (None, "there is no such Python file"),
+    "words.txt": ("TASKS", "there is no such Python file"),
+    "broken.py": ("1 / 0", "stopped with ZeroDivisionError"),
+    "ends.py": ("raise SystemExit(0)", "stopped with SystemExit"),
+    "wrong.py": ("def", "stopped with SyntaxError"),
+    "nothing.py": ("x = 1", "registers no task"),
+    "json.py": ("x = 1", "a module called json is loaded already"),
+}
+
+
+@pytest.mark.parametrize("file", BAD)
+@pytest.mark.parametrize(
+    "command", ["train tiny/variantA", "preflight tiny/variantA", "passk --run x", "report --runs x"]
+)
+def test_refused_in_one_line(tmp_path, file, command):
+    content, said = BAD[file]
+    if content is not None:
+        (tmp_path / file).write_text(content)
+    done = run(tmp_path, *command.split(), "--plugin", file)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr[-2000:]
+    assert done.stderr.startswith("error: --plugin") and said in done.stderr
+
+
+def test_a_recipe_names_none(own):
+    (own / "recipe.yaml").write_text(yaml.safe_dump({"plugin": "own.py", "max_steps": 1}))
+    done = run(own, "train", "recipe.yaml")
+    assert done.returncode == 2 and "unknown key 'plugin'" in done.stderr and done.stderr.count("\n") == 1
+
+
+HOME = str(Path.home())
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["/usr/bin/python3.11", "my_script.py", "--lr", "1e-5"], "python3.11 my_script.py --lr 1e-5"),
+        ([f"{HOME}/venv/bin/python", f"{HOME}/venv/bin/trl-prorl", "train", "x"], "trl-prorl train x"),
+        (["python", f"{HOME}/a/train.py"], "python ~/a/train.py"),
+        (["python", "x.py", "--hub_token", "abc", "--seed", "1"], "python x.py --seed 1"),
+        (["python", "x.py", "--hub-token=abc", "--seed", "1"], "python x.py --seed 1"),
+        (["python", "x.py", "--hub_token", "--seed", "1"], "python x.py --seed 1"),
+        (["python", "x.py", "--eos_token", "</s>"], "python x.py --eos_token '</s>'"),
+        (["python", "x.py", "--name", "hf_" + "a" * 30], "python x.py --name '[removed]'"),
+        (["python", "x.py", '--model_init_kwargs={"token": "abc"}'], "python x.py '--model_init_kwargs={}'"),
+        (
+            ["python", "x.py", "{token: abc, b: 1}"],
+            "python x.py \"{'b': 1}\"".replace("\"{'b': 1}\"", "'{'\"'\"'b'\"'\"': 1}'"),
+        ),
+        (["python", "-c", "token = 'abc'"], "python -c …"),
+    ],
+)
+def test_the_command(words, shown):
+    import shlex
+
+    assert shlex.split(command_of(words)) == shlex.split(shown)
+
+
+def test_what_evaluates_a_run():
+    env = {"command": "trl-prorl train x --plugin own.py --plugin='my task.py' --task roman"}
+    assert plugin_options(env) == " --plugin own.py --plugin='my task.py'"
+    recipe = {"model_name_or_path": "m", "task": "roman"}
+    assert evaluation_of(recipe, env, "a b").startswith("`python -m eval.passk --plugin own.py --plugin=")
+    assert "--run 'a b'" in evaluation_of(recipe, env, "a b")
+    assert "`python my_script.py`" in evaluation_of({}, {"command": "python my_script.py"}, "run")

@@ -1,0 +1,141 @@
+"""What a training shows, by real processes: one on a pseudo-terminal, and one whose output goes into a file."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trl_prorl.run.terminal import event_line, log_line
+
+
+ROOT = Path(__file__).parent.parent
+SMALL = "--max_steps 4 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --logging_steps 1".split()
+SMALL += "--ref_reset_every 2 --log_completions true --num_completions_to_print 1".split()
+SCRIPT = """
+from datasets import Dataset
+from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.embedded.shipped import embedded_model
+from peft import LoraConfig
+
+def short(completions, **columns):
+    return [-float(len(completion[0]["content"])) for completion in completions]
+
+rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"reverse {i}"}] for i in range(16)]})
+args = ProRLConfig("run", beta=0.1, ref_reset_every=40, max_steps=2, num_generations=4, per_device_train_batch_size=8)
+trainer = ProRLTrainer(embedded_model("embedded"), short, args, rows, peft_config=LoraConfig())
+trainer.train()
+"""
+
+
+def on_a_terminal(folder, *command):
+    """Everything that the process shows, as lines; what a bar writes over is a line as well."""
+    ours, theirs = pty.openpty()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONWARN")}
+    env |= {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 65536):
+            shown += part
+    except OSError:  # so it ends on Linux
+        pass
+    os.close(ours)
+    assert process.wait() == 0, shown.decode()
+    return [line.strip() for line in re.split("[\r\n]+", shown.decode()) if line.strip()]
+
+
+def in_a_file(folder, *command):
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    return [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+
+
+def train(*options):
+    return sys.executable, "-m", "trl_prorl", "train", "tiny/variantA", "--output_dir", "the run", *SMALL, *options
+
+
+def test_a_run_on_a_terminal_from_its_banner_to_the_next_command(tmp_path):
+    lines = on_a_terminal(tmp_path, *train("--save_strategy", "steps", "--save_steps", "2"))
+    text = "\n".join(lines)
+    for told in ("trains", "variant", "resets", "pack_groups", "compact_generation", "run folder"):
+        assert len([line for line in lines if line.startswith(f"{told} ")]) == 1, told
+    assert "LoRA, " in text and "4 steps" in text and "A: KL to a frozen reference that is set to the policy" in text
+    assert "first after step 2" in text and lines[-1] == "next: trl-prorl passk --run 'the run'"
+    resets = [line for line in lines if line.startswith("step 2: reset, ")]
+    assert len(resets) == 1 and "the reference becomes the policy, optimizer keep" in resets[0]
+    logs = [line for line in lines if re.match(r"step \d: (reward|loss) ", line)]
+    assert [line[:7] for line in logs] == ["step 1:", "step 2:", "step 3:", "step 4:"]
+    # The dict of all metrics was 900 characters; pages are no wider than the terminal.
+    assert max(map(len, lines)) <= 200 and "{'" not in text
+    assert text.count("Step 4 ") == 1 and "Warning" not in text  # of the table's title
+
+    again = on_a_terminal(tmp_path, *train("--max_steps", "6", "--resume_from_checkpoint", "the run/checkpoint-2"))
+    assert "resumed from checkpoint-2" in again and "nothing to do" not in "\n".join(again)
+    over = on_a_terminal(tmp_path, *train("--max_steps", "2", "--resume_from_checkpoint", "the run/checkpoint-2"))
+    assert "finished, nothing to do: checkpoint-2 is the last step of the run" in over
+
+
+@pytest.mark.parametrize("silent", ["--disable_tqdm", ""])
+def test_off_a_terminal_or_without_bars_there_is_no_banner(tmp_path, silent):
+    options = [silent, "true"] if silent else []
+    show = on_a_terminal if silent else in_a_file
+    lines = show(tmp_path, *train("--ref_reset_every", "4", *options))
+    assert not [line for line in lines if line.startswith(("trains ", "variant ", "run folder", "next: "))]
+    warned = [line for line in lines if "A never resets: ref_reset_every=4" in line]
+    assert len(warned) == 1 and "it is the control" in warned[0]
+    assert [line[:7] for line in lines if re.match(r"step \d: (reward|loss)", line)] == [
+        f"step {n}:" for n in (1, 2, 3, 4)
+    ]
+
+
+def test_a_script_sees_no_future_warning_that_is_not_its_own(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("max_steps=2,", "max_steps=2, bf16=False, use_cpu=True, report_to='none',"))
+    lines = on_a_terminal(tmp_path, sys.executable, str(script))
+    assert not [line for line in lines if "FutureWarning" in line]
+    text = "\n".join(lines)
+    assert "reward              short" in text and "A never resets" in text and "next: " not in text
+
+
+def test_all_metrics_stay_in_the_log_history(run):
+    trainer = run(beta=0.1, ref_reset_every=2)
+    row = trainer.state.log_history[0]
+    assert {"completions/mean_length", "clip_ratio/region_mean", "prorl/ref_time_fraction", "epoch"} <= row.keys()
+    assert len(str(row)) > 600
+
+
+@pytest.mark.parametrize(
+    "logs, line",
+    [
+        ({"loss": 0.123456, "epoch": 1.0, "reward": 1, "x": "y" * 999}, "step 3: reward 1  loss 0.1235"),
+        ({"eval_reward": 0.5, "eval_pass@4": 0.25, "eval_reward_std": 1.0, "eval_loss": 1.0},
+         "step 3: eval_reward 0.5  eval_pass@4 0.25"),
+        ({"eval_a_reward": 0.5, "eval_a_rewards/f/mean": 1.0}, "step 3: eval_a_reward 0.5"),
+        ({"mine": 2, "text": "long"}, "step 3: mine 2"),
+        ({f"m{i}": i for i in range(99)}, "step 3: " + "  ".join(f"m{i} {i}" for i in range(12))),
+        ({"train_runtime": 12.3456, "train_loss": 1.0}, "trained to step 3 in 12.35 s"),
+        ({"reward": None, "loss": float("nan")}, "step 3: reward None  loss nan"),
+    ],
+)  # fmt: skip
+def test_a_log_is_a_line(logs, line):
+    assert log_line(logs, 3) == line
+
+
+@pytest.mark.parametrize(
+    "event, line",
+    [
+        ({"event": "reset", "ref_reset_mix": 0.25, "optimizer_reset": "soft", "reason": "kl_spike+stall"},
+         "step 8: reset, the reference moves by 0.25, optimizer soft (kl_spike+stall)"),
+        ({"event": "reset", "ref_reset_mix": 0.0, "optimizer_reset": "hard", "reason": "periodic", "kl_before": 0.5},
+         "step 8: reset, the reference stays, optimizer hard, kl_ref was 0.5 (periodic)"),
+        ({"event": "elastic_reset", "reason": "periodic"}, "step 8: elastic reset (periodic)"),
+        ({"event": "growth", "rank_before": 4, "rank": 8}, "step 8: growth, rank 4 becomes 8"),
+    ],
+)  # fmt: skip
+def test_an_event_is_a_line(event, line):
+    assert event_line({"step_applied": 8, **event}) == line

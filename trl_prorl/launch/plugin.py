@@ -1,0 +1,52 @@
+"""
+`--plugin FILE`: a Python file of the user's that registers a task. Only a command line can name one, because recipes
+are passed around and run no code.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from ..errors import InputError
+from ..own_packages import tasks
+
+
+def load_plugin(file: str) -> None:
+    """
+    Run the file once, as a module of its own name that finds the files beside it.
+
+    Raises:
+        InputError: it is not there, raises, or registers nothing.
+    """
+    path, registry = Path(file).expanduser().resolve(), tasks.registry
+    if path in registry.PLUGINS:
+        return
+    if not path.is_file() or path.suffix != ".py":
+        raise InputError(f"--plugin {file}: there is no such Python file")
+    if path.stem in sys.modules:
+        raise InputError(f"--plugin {file}: a module called {path.stem} is loaded already; rename the file")
+    before = registry.TASKS | registry.PREFIXES
+    sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise InputError(f"--plugin {file} stopped with {type(error).__name__}: {error}") from error
+    if registry.TASKS | registry.PREFIXES == before:
+        raise InputError(f"--plugin {file} registers no task; it needs TASKS['NAME'] = '{path.stem}:CLASS'")
+    registry.PLUGINS.append(path)
+
+
+def without_plugins(argv: list[str]) -> list[str]:
+    """A command line without its `--plugin FILE`, which are loaded."""
+    rest, words = [], iter(argv)
+    for word in words:
+        name, equals, file = word.partition("=")
+        if name != "--plugin":
+            rest.append(word)
+        elif not (file := file if equals else next(words, "")):
+            raise InputError("--plugin needs the path of a Python file after it")
+        else:
+            load_plugin(file)
+    return rest
