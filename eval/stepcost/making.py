@@ -1,6 +1,10 @@
 """A trainer of an arm, fed with batches that were drawn beforehand."""
 
+import contextlib
+import io
+import logging
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -14,6 +18,19 @@ from eval.stepcost.shapes import new_model
 from eval.stepcost.stopwatch import Stopwatch
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import byte_tokenizer
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Without what a run says of itself: a benchmark trains in one folder again and again, too briefly for a reset."""
+    logger = logging.getLogger("trl_prorl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def make_trainer(

@@ -1,7 +1,5 @@
 """Rounds of all arms in turns, and the medians of their stages."""
 
-import contextlib
-import io
 import statistics
 import tempfile
 import warnings
@@ -10,7 +8,7 @@ from collections import defaultdict
 from eval.stepcost.batches import Batches
 from eval.stepcost.comparing import ROUNDS
 from eval.stepcost.generating import generation_seconds
-from eval.stepcost.making import make_trainer
+from eval.stepcost.making import make_trainer, silent
 
 
 def measure(
@@ -38,7 +36,7 @@ def measure(
                 trainer = trainers[name]
                 generation = generation_seconds(trainer, batches, number) if generate else 0.0
                 trainer.watch.begin()
-                with contextlib.redirect_stdout(io.StringIO()):
+                with silent():
                     trainer.train()
                 if number == 0:
                     continue  # the first round warms up

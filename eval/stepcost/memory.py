@@ -1,8 +1,6 @@
 """Peak memory of every arm, each in a process of its own."""
 
 import argparse
-import contextlib
-import io
 import multiprocessing
 import resource
 import tempfile
@@ -13,7 +11,7 @@ from rich.progress import track
 
 from eval.stepcost.arms import ARMS
 from eval.stepcost.generating import generation_seconds
-from eval.stepcost.making import make_trainer
+from eval.stepcost.making import make_trainer, silent
 from eval.stepcost.settings import settings
 from trl_prorl.own_packages import claim
 
@@ -32,7 +30,7 @@ def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
         if generate:
             generation_seconds(trainer, batches, 0)
             trainer.watch.peak()  # before a step lets the device count anew
-        with contextlib.redirect_stdout(io.StringIO()):
+        with silent():
             trainer.train()
         if (peak := trainer.watch.peak()) is not None:
             return peak - trainer.watch.held

@@ -63,7 +63,7 @@ def test_settings():
 
 
 @pytest.mark.parametrize("mode", ["arms", "growth"])
-def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, mode):
+def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, caplog, mode):
     sizes = ["--lengths", "4", "--groups", "4", "--prompts", "1"] if mode == "growth" else []
     sizes += ["--micro_batch", "2", "--mode", mode, "--out", str(tmp_path)]
     step_cost.main(arguments(*sizes))
@@ -79,6 +79,7 @@ def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, mode):
             assert values["whole"][0] == pytest.approx(values["phase"][0] + values["generated"][0])
     assert (tmp_path / f"{mode}.png").read_bytes().startswith(b"\x89PNG")
     assert "B packed" in capsys.readouterr().out
+    assert not [record for record in caplog.records if record.name.startswith("trl_prorl")]
 
 
 @pytest.mark.parametrize("name", ["ours, all off", step_cost.BASELINE])
