@@ -16,7 +16,6 @@ import time
 from glob import glob
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -143,6 +142,8 @@ def base_of(recipe: Path, overrides: list[str]) -> str:
 
 def texts(runs: list[Path]) -> Table:
     """The first held-out prompts, and the first sample of base and of every run; a mark where it is correct."""
+    import pandas as pd  # `--help` need not wait for it
+
     folders = {"base": f"{runs[0]}/samples/base-*", **{run.name: f"{run}/samples/trained-*" for run in runs}}
     table = Table("prompt", *folders, title="Held-out samples; ✓ is correct", show_lines=True)
     frames = [pd.concat(map(pd.read_parquet, glob(folder))) for folder in folders.values()]
