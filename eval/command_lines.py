@@ -61,6 +61,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=512, help="sequences per generate call")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STEP", help="steps of checkpoints, or all")
+    known = "tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]"
+    parser.add_argument("--others", "--other", nargs="+", default=[], metavar="TASK", help=known)
+    parser.set_defaults(greedy=False)
 
 
 def passk(argv=None) -> argparse.Namespace:
@@ -69,10 +72,8 @@ def passk(argv=None) -> argparse.Namespace:
     parser.add_argument("--n", type=int, help=f"samples per prompt, up to {MOST_SAMPLES} (default 16, greedy 1)")
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default those of 1 4 8 up to n)")
     parser.add_argument("--greedy", action="store_true", help="decode greedily only, one sample per prompt")
-    no_greedy, others = ("--no-greedy", "--no_greedy"), ("--others", "--other")
+    no_greedy = ("--no-greedy", "--no_greedy")
     parser.add_argument(*no_greedy, dest="with_greedy", action="store_false", help="leave out the greedy decoding")
-    known = "tasks that were not trained (forgetting), each NAME[@LEVEL][=PATH]"
-    parser.add_argument(*others, nargs="+", default=[], metavar="TASK", help=known)
     parser.add_argument("--replace", action="store_true", help="write passk.json anew, even if it holds more")
     args = parser.parse_args(argv)
     if args.n is None:
@@ -114,6 +115,8 @@ def drift(argv=None) -> argparse.Namespace:
             raise InputError(f"--{option.replace('_', '-')} {getattr(args, option)} must be at least {least}")
     if args.temperature is not None and args.temperature <= 0:
         raise InputError(f"--temperature {args.temperature:g} must be above 0: drift is measured on samples")
+    for name in args.others:
+        TaskName.parse(name)
     return _with_runs(args)
 
 

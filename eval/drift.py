@@ -2,8 +2,10 @@
 How far a run has moved from base: `python -m eval.drift --run runs/demo/variantA --checkpoints all`.
 
 On held-out prompts, at every token of the policy's own samples: the KL divergence from the policy to base, exact over
-the whole vocabulary; the share of places where both would say the same greedily; both entropies; and the length of the
-samples. Writes `drift.json` and `drift.png` into the run folder. Samples are kept and shared with `eval.passk`.
+the whole vocabulary; the share of places where both would say the same greedily; both entropies. Of the samples:
+length, reward and the share that is correct, distinct-n, compression ratio, log-probability under base. Of real text:
+perplexity. `--others TASK` measures the same, but for the last, on prompts that were not trained (forgetting). Writes
+`drift.json` and `drift.png` into the run folder. Samples are kept and shared with `eval.passk`.
 """
 
 import sys
@@ -15,35 +17,49 @@ from rich.console import Console
 from rich.progress import track
 
 from eval.analysis.drift import model_drift
+from eval.analysis.language import compression_ratio, distinct, perplexity, real_text
 from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from eval.analysis.token_drift import token_drift
 from eval.command import command
 from eval.command_lines import drift
-from eval.pages.drift import plot_drift, points_table
+from eval.pages.drift import plot_drift, points_tables
 from eval.run_folder.json_files import write_json
 from eval.run_folder.reading import DRIFT_FILE, read_env
 from eval.samples.held_out import HeldOut
 from eval.samples.models import load_point
-from eval.samples.options import check_run_settings
+from eval.samples.options import check_run_settings, held_outs
 from eval.samples.points import Point, checkpoint_points
 from eval.samples.sampling import prompt_ids
 from trl_prorl.run.run_id import RUN_ID
 
 
+TEXT_TOKENS = 4096  # of the real text: 17 s of one core for 135 M parameters in fp32
+
+
+def point_of(own: HeldOut, others: dict[str, HeldOut], point: Point, base_model, samples: int) -> dict:
+    """An entry of `drift.json`: one model on the run's own task, on others by name, and on real text."""
+    model = (base_model if point.folder is None else load_point(point, own.config)).eval()
+    text = own.tokenizer(real_text(8 * TEXT_TOKENS), add_special_tokens=False).input_ids[:TEXT_TOKENS]
+    entry = {"step": point.step, **drift_of(own, point, model, base_model, samples)}
+    entry["text_perplexity"] = perplexity(model, text)
+    if others:
+        entry["others"] = {name: drift_of(other, point, model, base_model, samples) for name, other in others.items()}
+    return entry
+
+
 @torch.no_grad()
-def drift_of(held_out: HeldOut, point: Point, base_model, samples: int) -> dict:
+def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -> dict:
     """
-    The drift of one model, as an entry of `drift.json`: token means over all samples, with a 95 % bootstrap interval
-    of the KL over prompts.
+    The drift of one model on the prompts of one task: token means over all samples, with a 95 % bootstrap interval of
+    the KL over prompts, and measures of the samples as texts.
 
     Args:
         held_out ([`~eval.samples.held_out.HeldOut`]): Prompts and samples.
         point ([`~eval.samples.points.Point`]): The model.
-        base_model (`PreTrainedModel`): Base.
+        model, base_model (`PreTrainedModel`): It, loaded, and base.
         samples (`int`): Samples per prompt.
     """
     drawn = held_out.samples(point, samples)
-    model = (base_model if point.folder is None else load_point(point, held_out.config)).eval()
     device = next(model.parameters()).device
     questions = prompt_ids(held_out.tokenizer, held_out.rows, held_out.chat_template_kwargs)
     temperature = held_out.temperature or 1.0
@@ -69,21 +85,22 @@ def drift_of(held_out: HeldOut, point: Point, base_model, samples: int) -> dict:
             sums += [*(float(part.sum()) for part in parts), len(ids)]
         totals.append(sums)
     sums = np.stack(totals)
-    mean_tokens = sums[:, 4].sum() / (len(questions) * samples)
-    return {"step": point.step, **model_drift(sums), "mean_tokens": mean_tokens}
+    texts, ids = list(drawn["completion"]), [list(ids) for ids in drawn["ids"]]
+    rewards = held_out.task.reward_many(texts, [row for row in held_out.rows for _ in range(samples)])
+    return {
+        **model_drift(sums),
+        "mean_tokens": sums[:, 4].sum() / len(texts),
+        "reward": sum(rewards) / len(rewards),
+        "gold": float(drawn["correct"].mean()),
+        **{f"distinct_{n}": distinct(ids, n) for n in (1, 2, 3)},
+        "compression_ratio": compression_ratio(texts),
+    }
 
 
 def measure(run_dir: Path, args) -> dict:
     """The content of `drift.json`."""
-    held_out = HeldOut(
-        run_dir,
-        args.split,
-        args.prompts,
-        temperature=args.temperature,
-        max_new_tokens=args.max_new_tokens,
-        seed=args.seed,
-        batch_size=args.batch_size,
-    )
+    held_out, *others = held_outs(run_dir, args)
+    others = dict(zip(args.others, others, strict=True))
     points = (
         [held_out.base, *checkpoint_points(run_dir, held_out.config, args.checkpoints)] if args.checkpoints else []
     )
@@ -98,7 +115,7 @@ def measure(run_dir: Path, args) -> dict:
         "task": held_out.name.task,
         "level": held_out.name.level,
         "temperature": held_out.temperature,
-        "points": [drift_of(held_out, point, base_model, args.samples) for point in points],
+        "points": [point_of(held_out, others, point, base_model, args.samples) for point in points],
     }
 
 
@@ -107,12 +124,12 @@ def main(argv=None) -> None:
     """Entry point."""
     args = drift(argv)
     for run_dir in args.runs:
-        check_run_settings(run_dir, args.checkpoints)
+        check_run_settings(run_dir, args.checkpoints, args.others)
     for run_dir in args.runs:
         result = measure(run_dir, args)
         write_json(run_dir / DRIFT_FILE, result)
         plot_drift(result, run_dir / "drift.png")
-        Console().print(points_table(run_dir, result).to_rich())
+        Console().print(*(table.to_rich() for table in points_tables(run_dir, result)), sep="\n\n")
         if result["prompts"] < MIN_PROMPTS:
             Console().print(NO_INTERVAL_NOTE)
 

@@ -27,9 +27,8 @@ from eval.run_folder.json_files import write_json
 from eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation
 from eval.samples.held_out import HeldOut
 from eval.samples.of_trainer import TrainerHeldOut
-from eval.samples.options import check_run_settings
+from eval.samples.options import check_run_settings, held_outs
 from eval.samples.points import checkpoint_points, last_step
-from eval.samples.task_name import TaskName
 from trl_prorl.errors import InputError
 from trl_prorl.run.run_id import RUN_ID
 from trl_prorl.shown import visible
@@ -150,18 +149,6 @@ def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) ->
             )
         return whole or result
     return result
-
-
-def held_outs(run_dir: Path, args) -> list[HeldOut]:
-    """The run on its own task, then on the others that were asked for."""
-    settings = {
-        "temperature": 0.0 if args.greedy else args.temperature,
-        "max_new_tokens": args.max_new_tokens,
-        "seed": args.seed,
-        "batch_size": args.batch_size,
-    }
-    names = [None, *map(TaskName.parse, args.others)]
-    return [HeldOut(run_dir, args.split, args.prompts, name=name, **settings) for name in names]
 
 
 def show(run_dir: Path, result: dict) -> None:

@@ -7,6 +7,7 @@ from random import Random
 from .base import check_choice
 from .constraints import CONSTRAINTS, describe, fulfils, words
 from .generated import GeneratedTask
+from .sense import english_words, makes_sense
 
 
 REWARDS = ("exact", "share")
@@ -32,23 +33,29 @@ class Instructions(GeneratedTask):
     A short text about a topic that meets each of several checkable constraints.
 
     Level L, 1 to 8, sets 1 + L // 2 constraints (length, words to use or avoid, capitals, layout, ending, letters,
-    placeholders) and texts of about 8 + 4 L words. Only the constraints are checked, not the meaning of the text.
+    placeholders) and texts of about 8 + 4 L words. Only the constraints are paid, not the meaning of the text.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` (all constraints or nothing) or `"share"` (the
             share of constraints met).
+        sense (`bool`, *optional*, defaults to `False`): a correct text, beside the constraints, names its topic, has
+            at least 90 % words of a dictionary, and does not say the same three words twice. *The reward stays as it
+            is*, so that it can be gamed: texts without sense score 1 too.
 
     Raises:
-        `ValueError`: if the level or the reward is not one of these.
+        `ValueError`: if the level or the reward is not one of these, or no dictionary is installed.
     """
 
     name = "instructions"
 
-    def __init__(self, level: int = 3, reward: str = "exact"):
+    def __init__(self, level: int = 3, reward: str = "exact", sense: bool = False):
         super().__init__(level)
         check_choice("reward", reward, REWARDS)
+        if not isinstance(sense, bool):
+            raise ValueError(f"sense={sense!r} must be true or false")
         self._reward = reward
+        self._known = english_words() if sense else None
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
         slots = sorted({constraint.slot for constraint in CONSTRAINTS.values()})
@@ -57,11 +64,12 @@ class Instructions(GeneratedTask):
             for slot in rng.sample(slots, 1 + self.level // 2)
         ]
         # The text comes first and its constraints are derived from it, so that they can be met together.
-        answer, known = compose(rng, kinds, rng.randint(8, 8 + 4 * self.level))
+        topic = rng.choice(TOPICS) if self._known else None
+        answer, known = compose(rng, kinds, rng.randint(8, 8 + 4 * self.level), topic and topic.split()[-1])
         constraints = [{"kind": kind, **known[kind]} for kind in kinds]
         wishes = "\n".join(f"- {describe(kind, known[kind])}" for kind in kinds)
-        prompt = f"Write a short text about {rng.choice(TOPICS)}.\n{wishes}"
-        return prompt, answer, {"constraints": json.dumps(constraints)}
+        prompt = f"Write a short text about {topic or rng.choice(TOPICS)}.\n{wishes}"
+        return prompt, answer, {"constraints": json.dumps(constraints), **({"topic": topic} if topic else {})}
 
     def met(self, completion: str, row: Mapping) -> list[bool]:
         """For each constraint of the row, whether the completion meets it."""
@@ -69,20 +77,24 @@ class Instructions(GeneratedTask):
         return [fulfils(completion, constraint.pop("kind"), constraint) for constraint in constraints]
 
     def verify(self, completion: str, row: Mapping) -> bool:
-        return all(self.met(completion, row))
+        right = all(self.met(completion, row))
+        return right and (self._known is None or makes_sense(completion, row["topic"], self._known))
 
     def reward(self, completion: str, row: Mapping) -> float:
         met = self.met(completion, row)
         return sum(met) / len(met) if self._reward == "share" else float(all(met))
 
 
-def compose(rng: Random, kinds: list[str], length: int) -> tuple[str, dict[str, dict]]:
+def compose(rng: Random, kinds: list[str], length: int, noun: str | None = None) -> tuple[str, dict[str, dict]]:
     """
-    A text of about `length` words that meets constraints of these kinds, and their parameters by kind.
+    A text of about `length` words, one of which is `noun`, that meets constraints of these kinds, and their parameters
+    by kind.
 
     It makes no sense; it shows that the constraints do not contradict one another.
     """
     chosen = rng.choices(WORDS, k=length)
+    if noun:
+        chosen[rng.randrange(length)] = noun
     pieces = rng.randint(2, max(2, length // 4))
     known: dict[str, dict] = {kind: {} for kind in kinds}
     if "placeholders" in kinds:
@@ -94,7 +106,7 @@ def compose(rng: Random, kinds: list[str], length: int) -> tuple[str, dict[str, 
         repeated = rng.choice([word for word in WORDS if word not in chosen and f"[{word}]" not in chosen])
         count = rng.randint(1, 3)
         known["word_times"] = {"word": repeated, "n": count}
-        for position in rng.sample([i for i, word in enumerate(chosen) if word in WORDS], count):
+        for position in rng.sample([i for i, word in enumerate(chosen) if word in WORDS and word != noun], count):
             chosen[position] = repeated
     text = lay_out(chosen, kinds, pieces)
     if "bullets" in kinds or "paragraphs" in kinds or "sentences" in kinds:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from eval.analysis.statistics import prediction_interval
 from trl_prorl import demo as demo_module
-from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
+from trl_prorl.embedded.shipped import DEFAULT, embedded_model, weights_sha256
 
 
 ROOT = Path(__file__).parent.parent
@@ -74,6 +75,31 @@ def test_it_says_which_base_it_starts_from(script, tmp_path, capsys):
     assert capsys.readouterr().out == f"base model: {tmp_path}, SHA-256 of its weights {sha256[:12]}…\n"
     with pytest.raises(SystemExit, match="error: .*embedded:reverse_digits:7' is not shipped"):
         script("--out", str(tmp_path / "out"), "--model_name_or_path", "embedded:reverse_digits:7")
+
+
+def test_with_a_pretrained_model_it_is_two_arms_and_their_texts(monkeypatch, tmp_path, capsys):
+    """Nothing is trained or evaluated; the samples are there already."""
+    monkeypatch.setattr(demo_module, "embedded_model", lambda name: embedded_model())
+    asked, trained = [], []
+    monkeypatch.setattr(demo_module, "evaluate", lambda *words: asked.append(words))
+    monkeypatch.setattr(demo_module, "train", lambda arms, side_by_side: trained.extend(arms))
+    for run, label in (("control", "base"), ("control", "trained"), ("plain", "trained")):
+        folder = tmp_path / run / "samples" / f"{label}-0"
+        folder.mkdir(parents=True)
+        rows = [("q", 0, "About [tea]", f"{run} {label} text", label == "base"), ("q", 1, "About [tea]", "no", True)]
+        columns = ["prompt_id", "sample", "prompt", "completion", "correct"]
+        pd.DataFrame(rows, columns=columns).to_parquet(folder / "samples.parquet")
+    monkeypatch.setattr(sys, "argv", ["trl-prorl demo", "--model", "smollm2", "--out", str(tmp_path)])
+    monkeypatch.setattr(demo_module.console, "_width", 200)
+    demo_module.main()
+    assert [(arm.name, arm.steps) for arm in trained] == [("control", 50), ("plain", 50)]
+    assert all("smollm2" in " ".join(arm.command) for arm in trained)
+    assert asked[0][:4] == ("passk", "--n", "4", "--no-greedy") and "--checkpoints" not in asked[0]
+    said = capsys.readouterr().out
+    assert all(
+        text in said for text in ("control base text ✓", "control trained text ", "plain trained text ", "[tea]")
+    )
+    assert "trained text ✓" not in said and " no " not in said
 
 
 @pytest.mark.slow

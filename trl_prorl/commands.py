@@ -19,6 +19,7 @@ from .own_packages import claim
 COMMANDS = {
     "train": ("trl_prorl.launch.command_line", "train what a recipe says; alone, it lists the recipes"),
     "demo": ("trl_prorl.demo", "five arms on a CPU, evaluation, report: 6 to 10 minutes"),
+    "smollm2": ("trl_prorl.embedded.smollm2", "install a pretrained language model of 135 M parameters, once"),
     "preflight": ("eval.preflight", "can a recipe learn, and what will it cost?"),
     "passk": ("eval.passk", "held-out pass@k of runs, base against trained"),
     "report": ("eval.report", "one page about a set of runs"),

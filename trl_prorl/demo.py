@@ -2,6 +2,8 @@
 The demo: embedded model, five arms of `recipes/tiny`, held-out pass@k, report: `trl-prorl demo`, `make demo`.
 
 Arms run side by side, one thread each. Finished arms are kept: a second call continues where the first one stopped.
+`--model smollm2` trains a pretrained language model in place of the embedded one: the control and plain, and what each
+writes in the end beside what the base writes.
 """
 
 import argparse
@@ -11,21 +13,42 @@ import signal
 import subprocess
 import sys
 import time
+from glob import glob
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from .embedded.shipped import embedded_model, is_embedded
+from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
 from .launch.interrupt import ending_in_one_line
 from .launch.recipe_check import read_recipe
 from .launch.shipped_recipes import recipes_folder
 from .run.base_model import identify
 from .run.run_files import read_jsonl
+from .shown import visible
 
 
 COMMAND = [sys.executable, "-m", "trl_prorl"]
-ARMS = ("control", "variantA", "variantB", "variantC", "plain")
+DEMOS = {
+    "embedded": {
+        "recipes": recipes_folder() / "tiny",
+        "out": Path("runs/demo"),
+        "arms": ("control", "variantA", "variantB", "variantC", "plain"),
+        "prompts": "256",
+        "samples": "16",
+    },
+    SMOLLM2: {
+        "recipes": recipes_folder() / SMOLLM2,
+        "out": Path("runs/demo-smollm2"),
+        "arms": ("control", "plain"),
+        "prompts": "24",
+        "samples": "4",
+    },
+}
+SMOLLM2_STEPS = "50"
+SHOWN = 6  # prompts whose texts are shown
 KEPT = "arms that came to their end and samples that were drawn are kept. The same command goes on from there."
 CHECKPOINTS = 4  # of an arm, including its end, for held-out pass@k over training
 console = Console()
@@ -117,6 +140,21 @@ def base_of(recipe: Path, overrides: list[str]) -> str:
     return read_recipe(recipe)["model_name_or_path"]
 
 
+def texts(runs: list[Path]) -> Table:
+    """The first held-out prompts, and the first sample of base and of every run; a mark where it is correct."""
+    import pandas as pd  # `--help` need not wait for it
+
+    folders = {"base": f"{runs[0]}/samples/base-*", **{run.name: f"{run}/samples/trained-*" for run in runs}}
+    table = Table("prompt", *folders, title="Held-out samples; ✓ is correct", show_lines=True)
+    frames = [pd.concat(map(pd.read_parquet, glob(folder))) for folder in folders.values()]
+    frames = [frame[frame["sample"] == 0].set_index("prompt_id") for frame in frames]
+    for place in frames[0].index[:SHOWN]:
+        rows = [frame.loc[place] for frame in frames]
+        cells = [row["completion"] + " ✓" * int(row["correct"]) for row in rows]
+        table.add_row(*(escape(visible(cell)) for cell in (rows[0]["prompt"], *cells)))
+    return table
+
+
 def main() -> None:
     """Entry point."""
     with ending_in_one_line(KEPT):
@@ -127,17 +165,23 @@ def run_demo() -> None:
     """Train, evaluate and report what the command line says, in the working directory."""
     parser = argparse.ArgumentParser(
         prog=sys.argv[0] if sys.argv[0].startswith("trl-prorl ") else None,
-        description="Five arms on the embedded model, held-out pass@k, report. Further options override the recipes.",
+        description="Some arms, held-out pass@k, report. Further options override the recipes.",
     )
-    tiny = recipes_folder() / "tiny"
-    parser.add_argument("--recipes", type=Path, default=tiny, metavar="DIR", help="folder of recipes (default: tiny)")
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="where the runs go")
-    parser.add_argument("--arms", nargs="+", default=ARMS, help="recipes of the folder, without .yaml")
+    parser.add_argument(
+        "--model", choices=DEMOS, default="embedded", help="a tiny base and five arms, or a pretrained one and two"
+    )
+    parser.add_argument("--recipes", type=Path, metavar="DIR", help="folder of recipes (default: tiny, or smollm2)")
+    parser.add_argument("--out", type=Path, help="where the runs go")
+    parser.add_argument("--arms", nargs="+", help="recipes of the folder, without .yaml")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="one run of every arm for each seed")
     parser.add_argument("--side-by-side", type=int, default=os.cpu_count(), help="arms that train at the same time")
-    parser.add_argument("--prompts", default="256", help="held-out prompts of the evaluation")
-    parser.add_argument("--samples", default="16", help="samples per prompt")
+    parser.add_argument("--prompts", help="held-out prompts of the evaluation")
+    parser.add_argument("--samples", help="samples per prompt")
+    parser.set_defaults(**DEMOS[parser.parse_known_args()[0].model])
     args, overrides = parser.parse_known_args()
+    pretrained = args.model == SMOLLM2
+    if pretrained and "--max_steps" not in overrides:
+        overrides += ["--max_steps", SMOLLM2_STEPS]
     for arm in args.arms:
         if not (args.recipes / f"{arm}.yaml").is_file():
             there = ", ".join(sorted(path.stem for path in args.recipes.glob("*.yaml"))) or "none"
@@ -162,7 +206,9 @@ def run_demo() -> None:
     train(arms, max(1, args.side_by_side))
     runs = [str(arm.out) for arm in arms]
     of_runs = [part for run in runs for part in ("--run", run)]
-    held_out = ["--prompts", args.prompts, "--checkpoints", "all", *of_runs]
-    evaluate("passk", "--n", args.samples, *held_out)
+    held_out = ["--prompts", args.prompts, *([] if pretrained else ["--checkpoints", "all"]), *of_runs]
+    evaluate("passk", "--n", args.samples, *(["--no-greedy"] if pretrained else []), *held_out)
     evaluate("drift", *held_out)
     evaluate("report", "--runs", *runs, "--out", str(args.out))
+    if pretrained:
+        console.print(texts([arm.out for arm in arms]))

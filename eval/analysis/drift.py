@@ -22,6 +22,8 @@ def model_drift(sums: np.ndarray) -> dict[str, float]:
         "token_agreement": agreement,
         "entropy": entropy,
         "base_entropy": base_entropy,
+        # What base says of the samples: the mean over what could have been sampled, not over what was.
+        "base_logp": -(kl + entropy),
     }
 
 

@@ -50,6 +50,15 @@ POINT_COLUMNS = [
     Column("entropy", lambda point: cell(point["entropy"], ".3f")),
     Column("tokens", lambda point: cell(point["mean_tokens"], ".1f")),
 ]
+LANGUAGE_COLUMNS = [
+    Column("step", lambda point: _step_cell(point, "end")),
+    Column("reward", lambda point: cell(point["reward"], ".3f")),
+    Column("correct", lambda point: cell(point["gold"], ".3f")),
+    Column("log p, base", lambda point: cell(point["base_logp"], ".3f")),
+    Column("distinct-2", lambda point: cell(point["distinct_2"], ".3f")),
+    Column("compression", lambda point: cell(point["compression_ratio"], ".2f")),
+    Column("perplexity, real text", lambda point: cell(point.get("text_perplexity"), ".2f")),
+]
 RUN_COLUMNS = [
     Column("arm", lambda row: row[0]),
     Column("step", lambda row: _step_cell(row[1], NOT_MEASURED)),
@@ -60,9 +69,17 @@ RUN_COLUMNS = [
 ]
 
 
-def points_table(run_dir: Path, result: dict) -> Table:
-    """A row per model of one run."""
-    return table_of(f"Drift of {run_dir}", POINT_COLUMNS, result["points"])
+def points_tables(run_dir: Path, result: dict) -> list[Table]:
+    """A row per model of one run: on its own task, and on each other one."""
+    points, where = result["points"], f"Drift of {run_dir}"
+    parts = {where: points}
+    for name in points[0].get("others", {}):
+        parts[f"{where} on {name}"] = [{"step": point["step"], **point["others"][name]} for point in points]
+    return [
+        table_of(title, columns, rows)
+        for title, rows in parts.items()
+        for columns in (POINT_COLUMNS, LANGUAGE_COLUMNS)
+    ]
 
 
 def runs_table(runs: list[Run]) -> Table | None:

