@@ -18,8 +18,8 @@ from pathlib import Path
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
+from trl_prorl.record.keys import EVALUATIONS, EVENTS, METRICS, RecordKey
 from trl_prorl.refusals import REFUSALS
-from trl_prorl.run.keys import EVALUATIONS, EVENTS, METRICS, RecordKey
 from trl_prorl.train import TaskArguments
 
 

@@ -30,7 +30,7 @@ from eval.samples.models import load_point
 from eval.samples.options import check_run_settings, held_outs
 from eval.samples.points import Point, checkpoint_points
 from eval.samples.sampling import prompt_ids
-from trl_prorl.run.run_id import RUN_ID
+from trl_prorl.record.run_id import RUN_ID
 
 
 TEXT_TOKENS = 4096  # of the real text: 17 s of one core for 135 M parameters in fp32

@@ -30,7 +30,7 @@ from eval.samples.of_trainer import TrainerHeldOut
 from eval.samples.options import check_run_settings, held_outs
 from eval.samples.points import checkpoint_points, last_step
 from trl_prorl.errors import InputError
-from trl_prorl.run.run_id import RUN_ID
+from trl_prorl.record.run_id import RUN_ID
 from trl_prorl.shown import visible
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from study.matrix import Matrix, Run
 from trl_prorl.files import replaced
-from trl_prorl.run.run_files import read_jsonl
+from trl_prorl.record.run_files import read_jsonl
 
 
 LONG = 500  # steps from which a run keeps checkpoints, to go on from and to measure its way from the base

@@ -18,7 +18,7 @@ from study.matrix import MATRIX, Matrix, Run, RunKey
 from study.tables import FOLDER, BaseKey, Tables, check_base, read_tables, write_tables
 from study.tuned import with_choices
 from trl_prorl.errors import InputError, RunError
-from trl_prorl.run.lock import FolderInUseError, FolderLock, holder
+from trl_prorl.record.lock import FolderInUseError, FolderLock, holder
 
 
 PLACE = Path("runs", "study")  # below the checkout

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 
 from trl_prorl.hub.card import model_card
 from trl_prorl.hub.record import read_record, without_secrets
-from trl_prorl.run.base_model import identify
+from trl_prorl.record.base_model import identify
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 

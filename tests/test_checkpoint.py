@@ -14,9 +14,8 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from trl_prorl.errors import CheckpointError
-from trl_prorl.run import checkpoint as checkpoint_module
-from trl_prorl.run.checkpoint import (
+from trl_prorl.checkpoint import files as checkpoint_module
+from trl_prorl.checkpoint.files import (
     MANIFEST_FILE,
     WholeCheckpoint,
     abandon_newer,
@@ -27,8 +26,9 @@ from trl_prorl.run.checkpoint import (
     sha256,
     why_unusable,
 )
-from trl_prorl.run.resume import clear_leftovers
-from trl_prorl.run.trl_log import saved
+from trl_prorl.checkpoint.resume import clear_leftovers
+from trl_prorl.errors import CheckpointError
+from trl_prorl.record.trl_log import saved
 
 
 def write(folder, step, resumable=True, **files):
@@ -205,7 +205,7 @@ def test_a_removal_that_is_broken_off_leaves_no_checkpoint(tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("trl_prorl.run.checkpoint.shutil.rmtree", broken_off)
+        patch.setattr("trl_prorl.checkpoint.files.shutil.rmtree", broken_off)
         rotate(tmp_path, 4, 1, None)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
     clear_leftovers(tmp_path)

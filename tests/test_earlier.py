@@ -8,7 +8,7 @@ import pytest
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.run.checkpoint import find_checkpoint
+from trl_prorl.checkpoint.files import find_checkpoint
 
 
 SAVED = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}

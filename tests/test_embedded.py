@@ -24,7 +24,7 @@ from trl_prorl.embedded.making import (
 )
 from trl_prorl.embedded.settings import FAMILIES, EmbeddedSettings, settings_of
 from trl_prorl.embedded.shipped import DEFAULT, embedded_model, shipped, weights_sha256
-from trl_prorl.run.base_model import identify
+from trl_prorl.record.base_model import identify
 
 
 TOKENIZER = byte_tokenizer()

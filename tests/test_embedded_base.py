@@ -18,7 +18,7 @@ from trl_prorl.embedded.settings import EmbeddedSettings, settings_of
 from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, shipped, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
-from trl_prorl.run.base_model import identify
+from trl_prorl.record.base_model import identify
 from trl_prorl.train import find_model
 
 

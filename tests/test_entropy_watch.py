@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from trl_prorl.run.checkpoint import newest_complete
-from trl_prorl.run.entropy_watch import EntropyWatch
+from trl_prorl.checkpoint.files import newest_complete
+from trl_prorl.guards.entropy_watch import EntropyWatch
 
 
 def test_a_collapse_is_told_once_and_again_only_after_a_recovery():

@@ -8,8 +8,8 @@ import pytest
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from trl_prorl.run.meter import METRICS_FILE, JsonLines
-from trl_prorl.run.run_files import read_jsonl
+from trl_prorl.record.meter import METRICS_FILE, JsonLines
+from trl_prorl.record.run_files import read_jsonl
 
 
 PROMPTS = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}"}] for i in range(4)]})
@@ -33,7 +33,7 @@ def slow_evaluation(monkeypatch):
         return evaluate(self, *args, **kwargs)
 
     monkeypatch.setattr(GRPOTrainer, "evaluate", slowly)
-    monkeypatch.setattr("trl_prorl.run.meter.time.perf_counter", lambda: real() + ahead[0])
+    monkeypatch.setattr("trl_prorl.record.meter.time.perf_counter", lambda: real() + ahead[0])
 
 
 def thousands(trainer):

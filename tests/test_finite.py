@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from trl_prorl.errors import NonFiniteError, RewardError
-from trl_prorl.run.finite import all_finite, first_nonfinite
+from trl_prorl.guards.finite import all_finite, first_nonfinite
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

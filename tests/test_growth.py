@@ -18,7 +18,7 @@ from trl_prorl.adapters.growing import Growth
 from trl_prorl.adapters.growth import alpha_for, factors_of, random_state
 from trl_prorl.launch.plan import Plan
 from trl_prorl.parts import Part
-from trl_prorl.run.meter import StageTimer
+from trl_prorl.record.meter import StageTimer
 from trl_prorl.scoring.references import frozen_adapter
 
 

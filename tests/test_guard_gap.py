@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks import get_task
-from trl_prorl.run.guard_gap import WINDOW, GuardGap
+from trl_prorl.guards.guard_gap import WINDOW, GuardGap
 from trl_prorl.train import task_reward
 
 
@@ -66,7 +66,7 @@ def test_gold_is_the_share_that_the_verifier_accepts(run):
 
 @pytest.mark.parametrize("action", ["event", "reset", "stop"])
 def test_a_run_whose_reward_is_gamed(run, monkeypatch, caplog, action):
-    monkeypatch.setattr("trl_prorl.run.guard_gap.WINDOW", 2)
+    monkeypatch.setattr("trl_prorl.guards.guard_gap.WINDOW", 2)
     verdicts = iter([1.0, 1.0] + [0.0] * 20)
 
     def reward(completions, **columns):

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from trl_prorl import ProRLConfig
-from trl_prorl.run.identity import changing_keys, check_same_run, dataset_hash, differences, weights_hash
+from trl_prorl.checkpoint.identity import changing_keys, check_same_run, dataset_hash, differences, weights_hash
 
 
 KEYS = {"beta": 0.3, "ref_reset_every": 3, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}

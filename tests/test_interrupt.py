@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from eval.command import command
+from trl_prorl.checkpoint.files import newest_complete
 from trl_prorl.launch.interrupt import end_at_once, interrupt_as_usual, what_is_kept
-from trl_prorl.run.checkpoint import newest_complete
 
 
 ROOT = Path(__file__).parent.parent

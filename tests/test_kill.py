@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trl_prorl.run.checkpoint import newest_complete
+from trl_prorl.checkpoint.files import newest_complete
 
 
 def steps_done(out):

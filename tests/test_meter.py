@@ -6,9 +6,9 @@ import threading
 import pytest
 import torch
 
-import trl_prorl.run.meter as meter_module
-from trl_prorl.run.meter import JsonLines, Meter, StageTimer, gpu_row
-from trl_prorl.run.run_files import read_jsonl
+import trl_prorl.record.meter as meter_module
+from trl_prorl.record.meter import JsonLines, Meter, StageTimer, gpu_row
+from trl_prorl.record.run_files import read_jsonl
 
 
 CPU = torch.device("cpu")

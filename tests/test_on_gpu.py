@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from trl_prorl.guards.finite import all_finite
 from trl_prorl.resets.optimizer_state import reset_optimizer
 from trl_prorl.rollout.draw import draw
-from trl_prorl.run.finite import all_finite
 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

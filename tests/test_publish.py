@@ -12,7 +12,7 @@ from torch import ones
 from eval import push as command
 from trl_prorl.errors import PushError
 from trl_prorl.hub import publish
-from trl_prorl.run.run_id import write_run_id
+from trl_prorl.record.run_id import write_run_id
 
 
 SECRET = "hf_" + "S" * 34

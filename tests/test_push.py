@@ -13,8 +13,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trl_prorl.checkpoint.files import why_unusable
 from trl_prorl.errors import PushError
-from trl_prorl.run.checkpoint import why_unusable
 
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ import pytest
 
 from trl_prorl.hub.publish import files_to_push
 from trl_prorl.hub.record import read_record
-from trl_prorl.run.run_id import RUN_ID_FILE, other_run, recorded_run_id, saved_run_id
+from trl_prorl.record.run_id import RUN_ID_FILE, other_run, recorded_run_id, saved_run_id
 
 
 SIDE = {"correct": [0, 1], "pass@1": 0.5, "interval@1": [None, None]}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from trl_prorl import train
-from trl_prorl.run import lock as run_lock
-from trl_prorl.run.lock import LOCK_FILE, FolderInUseError, FolderLock, check_free
+from trl_prorl.record import lock as run_lock
+from trl_prorl.record.lock import LOCK_FILE, FolderInUseError, FolderLock, check_free
 
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from eval.samples.local_paths import with_local_paths
 from trl_prorl.embedded import shipped, smollm2
 from trl_prorl.embedded.shipped import embedded_model, weights_sha256
 from trl_prorl.hub.card_text import base_model, usage
-from trl_prorl.run.base_model import identify
+from trl_prorl.record.base_model import identify
 from trl_prorl.train import find_model
 
 

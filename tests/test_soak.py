@@ -21,7 +21,7 @@ from plan import DECK, trial  # noqa: E402
 from same_run import first_difference  # noqa: E402
 from stages import SIGNALS, STAGES  # noqa: E402
 
-from trl_prorl.run.checkpoint import publish, why_unusable  # noqa: E402
+from trl_prorl.checkpoint.files import publish, why_unusable  # noqa: E402
 
 
 def test_a_trial_follows_from_its_seed_and_number_alone():

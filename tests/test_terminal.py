@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_prorl.run.terminal import event_line, log_line
+from trl_prorl.record.terminal import event_line, log_line
 
 
 ROOT = Path(__file__).parent.parent

@@ -25,8 +25,8 @@ from .embedded.shipped import SMOLLM2, embedded_model, is_embedded
 from .launch.interrupt import ending_in_one_line
 from .launch.recipe_check import read_recipe
 from .launch.shipped_recipes import recipes_folder
-from .run.base_model import identify
-from .run.run_files import read_jsonl
+from .record.base_model import identify
+from .record.run_files import read_jsonl
 from .shown import visible
 
 

@@ -14,7 +14,7 @@ def main() -> None:
     argparse.ArgumentParser("trl-prorl env", description="Versions and flags, for a report of a bug.").parse_args()
     from trl.scripts.env import print_env
 
-    from .run.folder import git_commit, versions
+    from .record.folder import git_commit, versions
 
     print_env()
     flags = {*CPUINFO.read_text().split()} & {"avx2", "avx512_bf16", "amx_bf16"} if CPUINFO.exists() else ()

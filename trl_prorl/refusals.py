@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from transformers.integrations import is_deepspeed_available
 from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
 
+from .guards.finite import MODES as NONFINITE
+from .guards.guard_gap import ACTIONS as GUARD_ACTIONS
 from .needs import NEEDS, Need, is_unused, unused_line
 from .objective.advantages import ESTIMATORS as ADVANTAGES
 from .objective.kl import ESTIMATORS
 from .resets import triggers
 from .resets.optimizer_state import MODES
-from .run.finite import MODES as NONFINITE
-from .run.guard_gap import ACTIONS as GUARD_ACTIONS
 
 
 if TYPE_CHECKING:

@@ -27,6 +27,9 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
 
+from .checkpoint.config_change import check_change
+from .checkpoint.files import find_checkpoint, newest_complete
+from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_same_run
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
@@ -36,17 +39,14 @@ from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual
 from .launch.recipe import RecipeParser
 from .needs import TASK_NEEDS, check_used
 from .own_packages import tasks
+from .record.base_model import WEIGHTS
+from .record.lock import LOCK_FILE, check_free
+from .record.meter import METRICS_FILE, check_record
+from .record.run_files import read_json
+from .record.run_id import recorded_run_id, saved_run_id
+from .record.together import by_main_process
 from .rollout.length_rewards import cosine_length_reward, target_length_reward
 from .rollout.thinking import interrupted_rollout
-from .run.base_model import WEIGHTS
-from .run.checkpoint import find_checkpoint, newest_complete
-from .run.config_change import check_change
-from .run.identity import IDENTITY_FILE, changing_keys, check_same_run
-from .run.lock import LOCK_FILE, check_free
-from .run.meter import METRICS_FILE, check_record
-from .run.run_files import read_json
-from .run.run_id import recorded_run_id, saved_run_id
-from .run.together import by_main_process
 from .shown import visible
 from .trainer import ProRLTrainer
 

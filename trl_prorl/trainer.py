@@ -2,7 +2,7 @@
 `ProRLTrainer`: TRL's `GRPOTrainer` with moving references, an old-policy anchor, resets, and a record.
 
 This file holds TRL's overrides in the order of a step, and the assembly of the parts that do the work. It and the
-four mixins (`adapters/`, `hub/`, `interchange/` and `run/mixin.py`) alone know TRL's private methods, which
+four mixins (`adapters/`, `hub/`, `interchange/` and `checkpoint/`) alone know TRL's private methods, which
 `tests/test_upstream_contract.py` pins. With every ProRL key at its default TRL's own methods compute everything, and
 this class only observes.
 """
@@ -22,7 +22,12 @@ from trl.trainer.utils import add_fused_lm_head, split_tensor_dict
 from .adapters.growable import check_growing_model
 from .adapters.growing import Growth
 from .adapters.mixin import AdapterMixin
+from .checkpoint.identity import base_parameters, dataset_hash, weights_hash
+from .checkpoint.mixin import CheckpointMixin
 from .errors import EvaluationError, RewardError
+from .guards.entropy_watch import EntropyWatch
+from .guards.finite_guard import FiniteGuard
+from .guards.guard_gap import GuardGap
 from .hub.mixin import HubMixin
 from .interchange.mixin import ExchangeMixin
 from .launch.checks import check_in_one_place
@@ -32,6 +37,9 @@ from .objective.aggregation import Aggregation
 from .objective.anchors import Anchors, completion_mask, logps_key
 from .objective.loss_mode import without_ratio
 from .parts import Parts
+from .record.meter import Meter, StageTimer, UpdateNorm
+from .record.recorder import LOGGED, Recorder
+from .record.terminal import Terminal, event_line
 from .resets.callbacks import ReferenceResetCallback
 from .resets.controller import Resets
 from .resets.elastic import ElasticAverage, ElasticResets
@@ -44,14 +52,6 @@ from .rollout.own_advantages import set_advantages
 from .rollout.rewards import watched
 from .rollout.sampled import Sampled
 from .rollout.verdicts import Verdicts
-from .run.entropy_watch import EntropyWatch
-from .run.finite_guard import FiniteGuard
-from .run.guard_gap import GuardGap
-from .run.identity import base_parameters, dataset_hash, weights_hash
-from .run.meter import Meter, StageTimer, UpdateNorm
-from .run.mixin import CheckpointMixin
-from .run.recorder import LOGGED, Recorder
-from .run.terminal import Terminal, event_line
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32
 from .scoring.grouping import whole_groups

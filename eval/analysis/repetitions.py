@@ -1,8 +1,8 @@
 """Which runs are repetitions of one configuration: they differ in seeds, and in what no number depends on."""
 
 from eval.run_folder.run import MODEL, Run
+from trl_prorl.checkpoint.harmless import HARMLESS
 from trl_prorl.needs import NEEDS, TASK_NEEDS
-from trl_prorl.run.harmless import HARMLESS
 
 
 # Settings in which runs may differ and still be repetitions of one another: seeds, and what no number depends on. The

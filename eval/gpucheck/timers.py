@@ -12,7 +12,7 @@ from eval.gpucheck.size import Size
 from eval.gpucheck.training import train
 from eval.stepcost.batches import Batches
 from trl_prorl import ProRLTrainer
-from trl_prorl.run.meter import StageTimer, gpu_row
+from trl_prorl.record.meter import StageTimer, gpu_row
 
 
 STAGES = ("rollout", "old", "ref", "base", "update", "reset")

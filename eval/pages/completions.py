@@ -12,7 +12,7 @@ from eval.pages.document import Section
 from eval.pages.table import Column, Table, table_of
 from eval.run_folder.run import Run
 from eval.samples.store import SAMPLES_FOLDER, SETTINGS_FILE, SampleStore
-from trl_prorl.run.run_files import read_json
+from trl_prorl.record.run_files import read_json
 from trl_prorl.shown import visible
 
 

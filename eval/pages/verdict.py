@@ -12,7 +12,7 @@ from eval.pages.panels import Panel
 from eval.pages.reproduce import passk_command
 from eval.pages.sheets import ground_titles
 from eval.run_folder.run import Run
-from trl_prorl.run.started import evaluation_of
+from trl_prorl.record.started import evaluation_of
 
 
 def verdict_statement(verdict: Verdict, title: str = "") -> str:

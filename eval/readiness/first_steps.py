@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from eval.readiness.growth_memory import bytes_of_growth, largest_rank
-from trl_prorl.run.meter import METRICS_FILE
+from trl_prorl.record.meter import METRICS_FILE
 
 
 MOST = 2

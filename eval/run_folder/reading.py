@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from eval.run_folder.json_files import with_nan
 from trl_prorl.errors import InputError
-from trl_prorl.run import run_files
-from trl_prorl.run.run_id import RUN_ID, other_run
+from trl_prorl.record import run_files
+from trl_prorl.record.run_id import RUN_ID, other_run
 
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from eval.samples.task_name import TaskName
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.own_packages import tasks
-from trl_prorl.run.run_files import EVALUATION_KEYS
-from trl_prorl.run.started import evaluation_of
+from trl_prorl.record.run_files import EVALUATION_KEYS
+from trl_prorl.record.started import evaluation_of
 from trl_prorl.shown import visible
 
 

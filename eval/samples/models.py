@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from eval.samples.points import Point, kind_of_model
+from trl_prorl.checkpoint.files import sha256
 from trl_prorl.errors import InputError
-from trl_prorl.run.base_model import WEIGHTS, hub_commit
-from trl_prorl.run.checkpoint import sha256
+from trl_prorl.record.base_model import WEIGHTS, hub_commit
 
 
 @contextmanager

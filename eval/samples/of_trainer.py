@@ -16,8 +16,8 @@ from eval.samples.points import Point
 from eval.samples.sampling import for_sampling
 from eval.samples.store import content_ids
 from eval.samples.task_name import TaskName
+from trl_prorl.checkpoint.identity import base_parameters, weights_hash
 from trl_prorl.errors import InputError
-from trl_prorl.run.identity import base_parameters, weights_hash
 
 
 class TrainerHeldOut(HeldOut):

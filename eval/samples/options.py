@@ -7,7 +7,7 @@ from eval.samples.held_out import HeldOut, check_run
 from eval.samples.points import checkpoint_points
 from eval.samples.task_name import TaskName
 from trl_prorl.errors import InputError
-from trl_prorl.run.started import evaluation_of, plugin_options
+from trl_prorl.record.started import evaluation_of, plugin_options
 
 
 def held_outs(run_dir: Path, args) -> list[HeldOut]:

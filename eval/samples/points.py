@@ -12,10 +12,10 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from eval.run_folder.reading import read_env
 from eval.samples.local_paths import find_output_dir
 from trl_prorl.errors import InputError
-from trl_prorl.run.base_model import WEIGHTS
-from trl_prorl.run.meter import METRICS_FILE
-from trl_prorl.run.run_files import METRICS, read_jsonl
-from trl_prorl.run.run_id import RUN_ID, saved_run_id
+from trl_prorl.record.base_model import WEIGHTS
+from trl_prorl.record.meter import METRICS_FILE
+from trl_prorl.record.run_files import METRICS, read_jsonl
+from trl_prorl.record.run_id import RUN_ID, saved_run_id
 
 
 @dataclass(frozen=True)

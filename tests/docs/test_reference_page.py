@@ -13,10 +13,10 @@ import torch
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
+from trl_prorl.record.keys import EVENTS, METRICS
+from trl_prorl.record.meter import gpu_row
 from trl_prorl.refusals import CHOICES, REFUSALS
 from trl_prorl.rollout.thinking import interrupted_rollout
-from trl_prorl.run.keys import EVENTS, METRICS
-from trl_prorl.run.meter import gpu_row
 from trl_prorl.train import TaskArguments
 
 
@@ -190,7 +190,7 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", -1.0)
     bf16 = run(compact_generation="on", max_steps=1, model_init_kwargs={"dtype": "bfloat16"})
     in_metrics |= read(bf16, "metrics.jsonl")[0].keys() & {"mean_abs_dlogp_sampler"}
-    monkeypatch.setattr("trl_prorl.run.guard_gap.WINDOW", 1)
+    monkeypatch.setattr("trl_prorl.guards.guard_gap.WINDOW", 1)
     gamed = run(reward=right_once(), guard_gap=0.5, num_iterations=1, max_steps=2)
     in_metrics |= read(gamed, "metrics.jsonl")[0].keys() & {"gold"}
     assert in_metrics | on_a_gpu == set(METRICS)

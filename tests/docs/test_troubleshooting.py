@@ -9,7 +9,7 @@ from doc_pages import ROOT, blocks
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig
-from trl_prorl.run.keys import EVENTS, METRICS
+from trl_prorl.record.keys import EVENTS, METRICS
 from trl_prorl.train import TaskArguments
 
 

@@ -17,11 +17,11 @@ from eval.run_folder.reading import load_run
 from eval.samples.held_out import check_run
 from eval.samples.points import find_trained_model
 from tasks.__main__ import main as show_tasks
+from trl_prorl.checkpoint.files import MANIFEST_FILE, why_unusable
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
-from trl_prorl.run.checkpoint import MANIFEST_FILE, why_unusable
-from trl_prorl.run.meter import JsonLines, check_record
-from trl_prorl.run.run_files import METRICS, last_line, read_jsonl
+from trl_prorl.record.meter import JsonLines, check_record
+from trl_prorl.record.run_files import METRICS, last_line, read_jsonl
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}

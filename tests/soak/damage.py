@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from trl_prorl.run.checkpoint import CHECKPOINT, newest_complete, why_unusable
+from trl_prorl.checkpoint.files import CHECKPOINT, newest_complete, why_unusable
 
 
 RECORDS = ("metrics.jsonl", "events.jsonl", "evaluations.jsonl")

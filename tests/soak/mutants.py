@@ -4,8 +4,10 @@ import torch
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.adapters.growing import Growth
+from trl_prorl.checkpoint import files as checkpoint
+from trl_prorl.checkpoint import mixin, resume
+from trl_prorl.record import recorder
 from trl_prorl.resets.controller import Resets
-from trl_prorl.run import checkpoint, mixin, recorder, resume
 from trl_prorl.scoring.references import SnapshotReference
 
 

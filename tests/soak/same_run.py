@@ -10,8 +10,8 @@ import yaml
 from damage import RECORDS
 from safetensors.torch import load_file
 
-from trl_prorl.run.checkpoint import ABANDONED
-from trl_prorl.run.run_id import RUN_ID_FILE, recorded_run_id, saved_run_id
+from trl_prorl.checkpoint.files import ABANDONED
+from trl_prorl.record.run_id import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 
 TIMED = ("time", "second", "memory", "utilization")

@@ -32,7 +32,7 @@ class Growth(Part):
             The trainer's optimizer; `None` before it is made.
         copies (iterable of `dict[str, torch.Tensor]`):
             Copies of trained parameters by name, which have to keep their shapes. Their entries are replaced.
-        timer ([`~trl_prorl.run.meter.StageTimer`]):
+        timer ([`~trl_prorl.record.meter.StageTimer`]):
             The counter of its seconds.
     """
 

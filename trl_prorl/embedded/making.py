@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM,
 from trl import SFTConfig, SFTTrainer
 
 from ..own_packages import tasks
-from ..run.folder import versions
+from ..record.folder import versions
 from .demonstrations import WRONG_ANSWERS
 from .settings import FAMILIES, EmbeddedSettings, settings_of
 from .shipped import DEFAULT, EMBEDDED, MADE_WITH, embedded_model, shipped, weights_sha256, write_hashes

@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..files import replaced
-from ..run.base_model import is_hub_name
+from ..record.base_model import is_hub_name
 from . import card_text
 from .record import ADAPTER, Record, base_of, greedy_of, read_if_there, read_record, sizes
 

@@ -6,9 +6,9 @@ from typing import Any
 from trl import GRPOTrainer
 
 from ..embedded.shipped import SMOLLM2
-from ..run.base_model import BaseModel
-from ..run.keys import ELASTIC, GROWTH
-from ..run.started import evaluation_of, plugin_options
+from ..record.base_model import BaseModel
+from ..record.keys import ELASTIC, GROWTH
+from ..record.started import evaluation_of, plugin_options
 from ..variants import DIFFERENT_OBJECTIVE, without_reset
 from .record import Record, base_of, greedy_of, sizes
 

@@ -12,7 +12,7 @@ from trl.trainer.utils import get_config_model_id
 
 from ..config import ProRLConfig
 from ..errors import PushError
-from ..run.run_id import write_run_id
+from ..record.run_id import write_run_id
 from .card import CARD_FILE, model_card, write_card
 from .publish import (
     STAGED,

@@ -5,14 +5,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..run import run_files
-from ..run.base_model import BaseModel, identify
-from ..run.keys import RESETS
-from ..run.meter import EVENTS_FILE, METRICS_FILE
-from ..run.run_files import CONFIG_FILE, ENV_FILE
-from ..run.run_id import RUN_ID, other_run
-from ..run.shapes import Shape, optional, table, text
-from ..run.started import without_secrets
+from ..record import run_files
+from ..record.base_model import BaseModel, identify
+from ..record.keys import RESETS
+from ..record.meter import EVENTS_FILE, METRICS_FILE
+from ..record.run_files import CONFIG_FILE, ENV_FILE
+from ..record.run_id import RUN_ID, other_run
+from ..record.shapes import Shape, optional, table, text
+from ..record.started import without_secrets
 from ..variants import VARIANTS, Variant
 
 

@@ -31,7 +31,7 @@ from xxhash import xxh3_128
 
 from ..errors import InputError
 from ..files import replaced
-from ..run.run_files import parse_json
+from ..record.run_files import parse_json
 from ..shown import short
 from .schemas import Schema, UpdateInputs, UpdateOutputs, reset_factors
 from .structure import fits

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from ..run.checkpoint import newest_complete
+from ..checkpoint.files import newest_complete
 
 
 INTERRUPTED = 130  # 128 + SIGINT, as a shell has it

@@ -18,13 +18,13 @@ from trl.trainer.utils import create_model_from_path, get_callable_name, get_con
 from ..adapters.growable import check_growing_config
 from ..adapters.growth_state import check_growing_optimizer
 from ..adapters.initialisation import check_initialisation
+from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..quiet import without_warning
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
 from ..rollout.dynamic_sampling import named_functions
 from ..rollout.verdicts import verifier_of
-from ..run.identity import changing_keys
 from ..scoring.dropout import check_dropout_config
 from ..scoring.fp32_head import check_full_model
 from ..scoring.references import check_adapter

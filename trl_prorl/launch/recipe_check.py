@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ..errors import InputError
-from ..run.run_files import parse_json, read_text
+from ..record.run_files import parse_json, read_text
 from ..shown import cut, short
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ..checkpoint.config_change import switched_off
 from ..parts import Part
-from ..run.config_change import switched_off
 from . import kl
 from .adaptive import next_coefficient
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
+from ..checkpoint.config_change import switched_on
 from ..parts import Part
-from ..run.config_change import switched_on
 from ..scoring.references import AdapterReference, SnapshotReference, move_reference
 from .callbacks import ReferenceResetCallback, load_callbacks
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
@@ -23,7 +23,7 @@ class Resets(Part):
             What a reset does.
         accelerator ([`~accelerate.Accelerator`]):
             For the AMP scaler and the number of processes.
-        timer ([`~trl_prorl.run.meter.StageTimer`]):
+        timer ([`~trl_prorl.record.meter.StageTimer`]):
             The counter of its seconds.
         possible (`bool`):
             Whether the trainer was made for resets.

@@ -77,7 +77,7 @@ class ElasticResets(Part):
             The average of the trained parameters.
         every (`int`):
             Optimizer steps between two requests.
-        timer ([`~trl_prorl.run.meter.StageTimer`]):
+        timer ([`~trl_prorl.record.meter.StageTimer`]):
             The counter of its seconds.
         processes (`int`):
             Number of processes, for the event.

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
 from ..parts import Part
-from ..run.keys import UNMERGED
+from ..record.keys import UNMERGED
 from .compact import compact_sample, distinct, padded_left, until_end
 from .merged_copy import MergedCopy, why_not_merged
 

@@ -47,7 +47,7 @@ class Scorer:
     Args:
         args ([`ProRLConfig`]):
             The choice of log-probabilities to cache, reuse or defer, and the limits of packing.
-        meter ([`~trl_prorl.run.meter.Meter`]):
+        meter ([`~trl_prorl.record.meter.Meter`]):
             The counter of calls and seconds.
         packs (`bool`):
             Whether prompts are computed once for all their completions.

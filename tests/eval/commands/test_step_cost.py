@@ -6,7 +6,7 @@ import pytest
 from transformers import Qwen2Model
 
 from eval import step_cost
-from trl_prorl.run.meter import JsonLines
+from trl_prorl.record.meter import JsonLines
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import torch
 from eval.stepcost import measuring, memory
 from eval.stepcost.options import parse
 from eval.stepcost.stopwatch import Stopwatch
-from trl_prorl.run.meter import gpu_row
+from trl_prorl.record.meter import gpu_row
 
 
 class Device:

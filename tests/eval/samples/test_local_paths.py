@@ -9,7 +9,7 @@ from eval import drift, passk
 from eval.samples.local_paths import with_local_paths
 from eval.samples.models import hub_errors
 from trl_prorl.errors import InputError
-from trl_prorl.run.base_model import fingerprint
+from trl_prorl.record.base_model import fingerprint
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_what_looks_like_a_name_and_was_a_folder(project):
 def test_another_base_model_of_the_same_path_is_passed_over(project, monkeypatch, read_whole):
     """One evaluates in a directory that has a model of this name too; the run noted the weights that it began from."""
     run = project / "runs/study/A"
-    monkeypatch.setattr("trl_prorl.run.base_model.READ_WHOLE", read_whole)
+    monkeypatch.setattr("trl_prorl.record.base_model.READ_WHOLE", read_whole)
     config, here, theirs = {"model_name_or_path": "runs/embedded/7b"}, Path("runs/embedded/7b"), "runs/embedded/7b"
     here.mkdir(parents=True)
     (here / "config.json").write_text("{}")

@@ -10,7 +10,7 @@ from eval import drift, passk, push
 from eval.samples.models import identity, load_point, load_tokenizer
 from eval.samples.points import Point, checkpoint_points, find_trained_model, last_step, trained_point
 from trl_prorl.errors import InputError
-from trl_prorl.run.run_id import write_run_id
+from trl_prorl.record.run_id import write_run_id
 
 
 def test_the_models_of_a_run(run_dir, base, add_checkpoints):

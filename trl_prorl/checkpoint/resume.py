@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from ..hub.publish import staged_leftovers
-from .checkpoint import abandon_newer, find_checkpoint, leftovers
+from ..record.keys import AT_BOUNDARY
+from ..record.run_files import read_json
 from .config_change import check_change
+from .files import abandon_newer, find_checkpoint, leftovers
 from .identity import IDENTITY_FILE, check_same_run
-from .keys import AT_BOUNDARY
-from .run_files import read_json
 
 
 STATE_FILE = "prorl_state.json"

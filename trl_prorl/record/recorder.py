@@ -37,7 +37,7 @@ class Recorder(Part):
     Args:
         args ([`ProRLConfig`]):
             What is recorded.
-        meter ([`~trl_prorl.run.meter.Meter`]):
+        meter ([`~trl_prorl.record.meter.Meter`]):
             Counts, times and means of the step under way.
         anchors ([`~trl_prorl.objective.anchors.Anchors`]):
             The active one's coefficient is recorded.

@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 
 from ..errors import CheckpointError, InputError
 from ..files import free_name
-from .run_files import read_json
-from .shapes import flag, integer, table, text
+from ..record.run_files import read_json
+from ..record.shapes import flag, integer, table, text
 
 
 MANIFEST_FILE = "manifest.json"

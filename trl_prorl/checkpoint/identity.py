@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from .folder import as_plain
+from ..record.folder import as_plain
 from .harmless import HARMLESS
 
 

@@ -33,7 +33,7 @@ def log_line(logs: Mapping[str, Any], step: int) -> str:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """One line of an event, see [`~trl_prorl.run.keys`]."""
+    """One line of an event, see [`~trl_prorl.record.keys`]."""
     told = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
     if event["event"] == RESET:
         mix = event["ref_reset_mix"]

@@ -44,7 +44,7 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
 
     Args:
         changed (`Mapping[str, list]`):
-            `{key: [then, now]}`, from [`~trl_prorl.run.identity.check_same_run`].
+            `{key: [then, now]}`, from [`~trl_prorl.checkpoint.identity.check_same_run`].
         now (`Mapping[str, Any]`):
             What is asked now.
         checkpoint (`Path`):

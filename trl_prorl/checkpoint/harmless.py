@@ -13,6 +13,6 @@ HARMLESS = frozenset(
     "num_completions_to_print log_unique_prompts log_completions_hub_repo include_num_input_tokens_seen "
     "restore_callback_states_from_checkpoint reward_timeout log_update_norm vllm_server_base_url vllm_server_host "
     "vllm_server_port vllm_server_timeout vllm_group_port "
-    # Told apart by content: `dataset_hash` and `weights_hash` of trl_prorl/run/identity.py.
+    # Told apart by content: `dataset_hash` and `weights_hash` of trl_prorl/checkpoint/identity.py.
     "model_name_or_path dataset_name".split()
 )

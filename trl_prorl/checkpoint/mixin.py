@@ -10,18 +10,18 @@ from accelerate.utils import broadcast_object_list
 
 from ..errors import CheckpointError, RewardError, RunError
 from ..quiet import without_warning
-from .checkpoint import WholeCheckpoint, is_failed_write, rotate, save_failed
+from ..record.earlier import set_earlier_run_aside
+from ..record.folder import write_config, write_env
+from ..record.lock import FolderLock
+from ..record.meter import check_record
+from ..record.run_id import id_of_run
+from ..record.together import by_main_process
+from ..record.trl_log import restored, saved
 from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
-from .earlier import set_earlier_run_aside
-from .folder import write_config, write_env
+from .files import WholeCheckpoint, is_failed_write, rotate, save_failed
 from .generation_buffer import buffer_file, load_buffer, save_buffer
 from .identity import IDENTITY_FILE, changing_keys
-from .lock import FolderLock
-from .meter import check_record
 from .resume import Resume, best_beside, clear_leftovers, read_state, write_state
-from .run_id import id_of_run
-from .together import by_main_process
-from .trl_log import restored, saved
 
 
 class CheckpointMixin:
@@ -40,7 +40,7 @@ class CheckpointMixin:
         Keep other runs out of `output_dir` and `run_dir`. May be entered again. The main process holds them, for all.
 
         Raises:
-            [`~trl_prorl.run.lock.FolderInUseError`]: another process does, on every process of this run.
+            [`~trl_prorl.record.lock.FolderInUseError`]: another process does, on every process of this run.
         """
         if self._folder_lock is None or not self._folder_lock.held:
             self._folder_lock = FolderLock(self.args.output_dir, self.run_dir)

@@ -1,0 +1,1 @@
+"""Whole checkpoints, and an exact resume from them."""
