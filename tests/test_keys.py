@@ -50,58 +50,14 @@ def is_trl(args):
     return not (penalties or changes_at_boundary(args) or samples or cost)
 
 
-# Values of every key, most of them not its default, and what makes the configuration right.
-VALUES = {
-    "beta_old": [0.1],
-    "beta_base": [0.1],
-    "base_anchor_every": [4],
-    "kl_estimator": ["k1", "k2"],
-    "kl_clamp": [10.0],
-    "ref_compute": ["naive_epoch"],
-    "kl_target": [0.05],
-    "kl_horizon": [50],
-    "ref_reset_every": [9],
-    "ref_reset_kl": [0.1],
-    "ref_reset_kl_window": [5],
-    "ref_reset_stall": [2],
-    "ref_reset_drop": [0.1],
-    "ref_reset_metric": ["eval_loss"],
-    "ref_reset_metric_mode": ["min"],
-    "ref_reset_min_delta": [0.01],
-    "ref_reset_cooldown": [5],
-    "ref_reset_mix": [0.0, 0.5],
-    "optimizer_reset": ["hard", "soft"],
-    "optimizer_reset_alpha": [0.25],
-    "optimizer_reset_schedule": ["keep", "restart"],
-    "optimizer_reset_rewarmup_steps": [5],
-    "elastic_reset_every": [5],
-    "elastic_ema": [0.9],
-    "lora_growth_every": [5],
-    "lora_growth_step": [8],
-    "lora_growth_max_rank": [32],
-    "fast": [True],
-    "reuse_old_logps": [True],
-    "pack_groups": ["on", "auto"],
-    "pack_max_tokens": [8192],
-    "compact_generation": ["on", "auto"],
-    "skip_zero_rows": [True],
-    "drop_zero_rows": [True],
-    "dynamic_sampling_rounds": [2],
-    "dynamic_sampling_rewards": [["x"]],
-    "advantage_estimator": ["raw"],
-    "loss_mode": ["no_ratio", "unclipped", "clipped"],
-    "entropy_floor": [0.1],
-    "entropy_patience": [20],
-    "entropy_stop": [True],
-    "guard_gap": [0.1],
-    "guard_gap_action": ["reset", "stop"],
-    "nonfinite": ["skip"],
-    "reward_timeout": [None, 5.0],
-    "allow_config_change": [True],
-    "run_dir": ["elsewhere"],
-    "log_update_norm": [True],
-    "hub_push_reference": [True],
-}
+def other_values(name):
+    """A few values of a key that are right by themselves, and not its default."""
+    key = KEYS[name]
+    tried = (*key.choices, key.example, True, "elsewhere", 0.5, 5)
+    return [value for value in tried if key.wrong(name, value) is None and value not in (None, key.default)]
+
+
+VALUES = {name: other_values(name) for name in KEYS}
 CHANGES = [{}, *({name: value} for name, values in VALUES.items() for value in values)]
 BASES = [{}, {"beta": 0.1}, {"beta": 0.1, "ref_reset_every": 9}, {"beta_base": 0.1}, {"elastic_reset_every": 5}]
 BASES += [{"beta": 0.1, "guard_gap": 0.1}, {"dynamic_sampling_rounds": 2, "entropy_floor": 0.1}]
@@ -118,8 +74,8 @@ def accepted(**keys):
             return None
 
 
-def test_there_is_a_value_of_every_key():
-    assert set(VALUES) == set(KEYS)
+def test_there_is_another_value_of_every_key():
+    assert all(VALUES.values())
 
 
 @pytest.mark.parametrize("base", BASES, ids=str)

@@ -113,6 +113,10 @@ ON = {
 }
 
 
+def test_every_key_that_needs_another_one_is_here():
+    assert set(NEEDS) == set(ON)
+
+
 @pytest.mark.parametrize("name", NEEDS)
 def test_a_key_without_the_one_it_needs_is_refused_and_with_it_is_not(name):
     key, (cls, base) = NEEDS[name], (ProRLConfig, CPU) if name in KEYS else (TaskArguments, {})
@@ -161,6 +165,32 @@ WRONG = {
     "a text": (1, ["a"]),
     "a path": (1, ["a"]),
 }
+
+
+# By hand: the range of every number.
+RANGES = {
+    "a finite number that is not negative": "beta beta_old beta_base ref_reset_min_delta",
+    "a whole number from 0": "ref_reset_every ref_reset_stall ref_reset_cooldown optimizer_reset_rewarmup_steps "
+    "elastic_reset_every lora_growth_every dynamic_sampling_rounds length_off",
+    "a whole number from 1": "base_anchor_every ref_reset_kl_window kl_horizon entropy_patience lora_growth_step "
+    "lora_growth_max_rank pack_max_tokens length_on length_target length_margin thinking_budget "
+    "thinking_answer_tokens",
+    "a positive number": "ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap "
+    "temperature",
+    "in [0, 1]; 1 is a hard copy": "ref_reset_mix",
+    "in [0, 1)": "elastic_ema",
+    "in (0, 1]; to clear the state use optimizer_reset: hard": "optimizer_reset_alpha",
+}
+NULLABLE = "pack_max_tokens ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap "
+NULLABLE += "length_target length_margin thinking_budget"
+
+
+def test_every_number_has_its_range():
+    keys = CHECKED | TASK_KEYS
+    for words, names in RANGES.items():
+        assert {name for name, key in keys.items() if key.values.words == words} == set(names.split())
+        for name in names.split():
+            assert keys[name].nullable == (name in NULLABLE.split()), name
 
 
 @pytest.mark.parametrize("name", [name for name, key in CHECKED.items() if not key.choices])
