@@ -8,6 +8,7 @@ from trl import GRPOConfig
 
 from .objective.kl import gradient_bias
 from .refusals import UNCLEAN_SCHEDULE, check_batch, check_combinations, check_launcher, check_machine, check_values
+from .resets.treatments import TREATMENTS
 from .resets.triggers import CONFIGURED
 from .variants import variant_of
 
@@ -366,7 +367,7 @@ class ProRLConfig(GRPOConfig, Given):
     def restarts_schedule(self) -> bool:
         """Whether a reset starts the learning-rate schedule again."""
         if self.optimizer_reset_schedule is None:
-            return self.optimizer_reset == "hard"
+            return TREATMENTS[self.optimizer_reset].restarts_schedule
         return self.optimizer_reset_schedule == "restart"
 
     @property

@@ -19,7 +19,7 @@ from .needs import NEEDS, Need, is_unused, unused_line
 from .objective.advantages import ESTIMATORS as ADVANTAGES
 from .objective.kl import ESTIMATORS
 from .resets import triggers
-from .resets.optimizer_state import MODES
+from .resets.treatments import MODES
 
 
 if TYPE_CHECKING:

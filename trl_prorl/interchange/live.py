@@ -29,6 +29,7 @@ from transformers import TrainerCallback
 from ..errors import InputError
 from ..objective.anchors import completion_mask, logps_key
 from ..resets.optimizer_state import inner_of
+from ..resets.treatments import factors
 from .files import FORMS, read, read_sidecar, write
 from .optimizer import groups_of, layout_of, named_parameters, set_state, state_of
 from .schemas import STATE, Rollout, UpdateInputs, UpdateOutputs, grows
@@ -334,6 +335,10 @@ def export_update(trainer, folder: str | os.PathLike, form: str = "plain") -> Ne
         raise InputError(f"{trainer.exporting.folder} still waits for its update: export one update at a time.")
     if trainer.accelerator.num_processes > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise InputError("export_update needs the whole state in one process: train with one process, unsharded.")
+    try:
+        factors(trainer.args.optimizer_reset, trainer.args.optimizer_reset_alpha)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     if trainer.args.elastic_reset_every:
         raise InputError("elastic_reset_every changes weights between updates, which no schema holds: leave it out.")
     try:  # now, and not after the minutes of a rollout

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypedDict
 import torch
 
 from ..errors import InputError
-from ..resets.optimizer_state import factors
+from ..resets.treatments import factors
 
 
 # The state that an update takes over and hands on.

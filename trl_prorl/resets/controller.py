@@ -11,6 +11,7 @@ from ..scoring.references import AdapterReference, SnapshotReference, move_refer
 from .callbacks import ReferenceResetCallback, load_callbacks
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
+from .treatments import treatment_of
 from .triggers import Reason
 
 
@@ -125,13 +126,14 @@ class Resets(Part):
             requests = self._waiting()
         if not requests:
             return None
+        treatment = treatment_of(args.optimizer_reset, args.optimizer_reset_alpha)
         plan = plan_reset(optimizer, args.optimizer_reset, args.optimizer_reset_alpha)
         with self.timer.part("reset") as copy:
             if self.reference is not None:
                 move_reference(self.reference, args.ref_reset_mix)
-        with self.timer.part("reset") as treatment:
+        with self.timer.part("reset") as treating:
             apply_reset(plan)
-            if args.optimizer_reset == "hard" and self.accelerator.scaler is not None:
+            if treatment.resets_scaler and self.accelerator.scaler is not None:
                 reset_scaler(self.accelerator.scaler, self._scale)
             if args.restarts_schedule:
                 restart_schedule(scheduler, self._schedule_start)
@@ -151,11 +153,11 @@ class Resets(Part):
             "ref_reset_mix": args.ref_reset_mix,
             "optimizer_reset": args.optimizer_reset,
             "seconds_copy": copy.seconds,
-            "seconds_optimizer": treatment.seconds,
+            "seconds_optimizer": treating.seconds,
             "seconds_sync": sync.seconds,
             "world_size": self.accelerator.num_processes,
         }
-        if args.optimizer_reset == "soft":
+        if treatment.uses_alpha:
             event["alpha"] = args.optimizer_reset_alpha
         if kl_before is not None:
             event["kl_before"] = kl_before
