@@ -22,7 +22,7 @@ from eval.command import command
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.resets.optimizer_state import reset_optimizer
 from trl_prorl.resets.treatments import TREATMENTS
-from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter, move_reference
+from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter
 
 
 def build(kind: str, args: argparse.Namespace):
@@ -78,7 +78,7 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
                 tensor.copy_(source)
 
         def reset(mode=mode):
-            move_reference(reference, 1.0)
+            reference.move(1.0)
             reset_optimizer(optimizer, mode, 0.1)
 
         pairs = [(seconds(reset, args.device), seconds(plain, args.device)) for _ in range(args.repeats + 1)][1:]

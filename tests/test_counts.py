@@ -90,7 +90,7 @@ def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
     before = {name: p.detach().clone() for name, p in refs.items()}
     seen = []
 
-    original = trainer.resets.apply
+    original = trainer.resets.boundary
 
     def watched(*args):
         unchanged = all(torch.equal(refs[name], before[name]) for name in refs)
@@ -100,7 +100,7 @@ def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
         seen.append((trainer.state.global_step, unchanged, equal))
         return event
 
-    trainer.resets.apply = watched
+    trainer.resets.boundary = watched
     trainer.train()
     assert seen == [(0, True, True), (2, True, False), (4, True, True)]
     trained = {p for group in trainer.optimizer.param_groups for p in group["params"]}

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
+from ..parts import is_on, switched_off, switched_on
 from ..resets import triggers
 from .generation_buffer import buffer_file
 
@@ -81,24 +82,10 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
                 refuse(key, "it lies inside a generation batch, which was cut by the old value; one at its end can be")
         if switched_on(changed, "beta"):
             refuse("beta", "it lies inside a generation batch without the reference's log-probabilities")
-    if now.get("beta") and not any(_is_on(now.get(key)) for key in triggers.KEYS):
+    if now.get("beta") and not any(is_on(now.get(key)) for key in triggers.KEYS):
         for key in triggers.KEYS:
             if switched_off(changed, key):
                 refuse(key, "without resets the reference is the base, and this run's has moved; a larger value acts")
-
-
-def _is_on(value: Any) -> bool:
-    return value is not None and value != 0
-
-
-def switched_on(changed: Mapping[str, list[Any]], key: str) -> bool:
-    """Whether a key was off, and is not any more."""
-    return key in changed and not _is_on(changed[key][0]) and _is_on(changed[key][1])
-
-
-def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
-    """Whether a key was on, and is not any more."""
-    return key in changed and _is_on(changed[key][0]) and not _is_on(changed[key][1])
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
 from .files import WholeCheckpoint, is_failed_write, rotate, save_failed
 from .generation_buffer import buffer_file, load_buffer, save_buffer
 from .identity import IDENTITY_FILE, changing_keys
+from .kept_parameters import kept_parameters
 from .resume import Resume, best_beside, clear_leftovers, read_state, write_state
 
 
@@ -81,7 +82,8 @@ class CheckpointMixin:
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
-            self.parts.begin()
+            for part in self.parts.values():
+                part.begin()
             self._generations = 0
         self._has_trained, resume = True, self._resume
         if resume is None and not self.recipe:  # a recipe has looked before it loaded a model
@@ -101,15 +103,10 @@ class CheckpointMixin:
             if resume is not None:
                 self.recorder.event(resume.event)
             write_config(self.run_dir, self.args, self.recipe)
-            write_env(
-                self.run_dir,
-                self.args,
-                self.model,
-                self.ways.packing,
-                self._generation_facts(),
-                self._base_name(),
-                self._run_id,
-            )
+            generation = {"compact_generation": self.ways.generation}
+            generation |= self.compact.facts() if self.compact is not None else {}
+            packing, base = self.ways.packing, self._base_name()
+            write_env(self.run_dir, self.args, self.model, packing, generation, base, self._run_id)
         return super()._inner_training_loop(*args, **kwargs)
 
     def _init_training_state(self, max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial):
@@ -139,7 +136,8 @@ class CheckpointMixin:
         folder, changed = Path(checkpoint), self._resume.changed
         if changed:
             restore_hyperparameters(self.optimizer, self.lr_scheduler, asked)
-        self.parts.load(folder, changed)
+        for part in self.parts.values():
+            part.load(folder, changed)
         buffer = folder / buffer_file(self.accelerator.process_index)
         if buffer.exists():
             self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
@@ -149,6 +147,22 @@ class CheckpointMixin:
         self._step = 0 if set(changed) & set(BATCH_KEYS) else state["micro_batches"]  # at the end of a batch, if so
         restored(state["log"], self._metrics["train"], self._logs)
         self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        with self._weights_loaded(Path(resume_from_checkpoint)):
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self):
+        with self._weights_loaded(Path(self.state.best_model_checkpoint)):
+            return super()._load_best_model()
+
+    @contextmanager
+    def _weights_loaded(self, folder: Path):
+        """The time in which a checkpoint's weights are loaded, into the parameters that there are."""
+        with kept_parameters(self.accelerator.unwrap_model(self.model)):
+            for part in self.parts.values():
+                part.before_load(folder)
+            yield
 
     def _get_train_sampler(self, dataset=None):
         sampler = super()._get_train_sampler(dataset)
@@ -197,7 +211,8 @@ class CheckpointMixin:
             return
         if is_best:
             self.state.save_to_json(str(folder / "trainer_state.json"))
-        self.parts.save(folder)
+        for part in self.parts.values():
+            part.save(folder)
         log = saved(self._metrics["train"], self._logs if self.log_completions else None)
         state = {"generations": self._generations, "micro_batches": self._step}
         write_state(folder, state | {"parts": self.parts.state_dict(), "log": log})

@@ -37,7 +37,7 @@ class EntropyWatch(Part):
         self.below = self.below + 1 if entropy < self.floor else 0
         return self.below == self.patience
 
-    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         """The event of a collapse that this step completes."""
         entropy = row.get("entropy")
         if not self.observe(entropy):

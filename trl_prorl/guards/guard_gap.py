@@ -54,7 +54,7 @@ class GuardGap(Part):
         self._best = now
         return fall
 
-    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         fall = self.observe(row.get("gold"), row.get("reward"))
         if fall is None:
             return None

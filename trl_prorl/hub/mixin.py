@@ -12,10 +12,10 @@ from trl.trainer.utils import get_config_model_id
 
 from ..config import ProRLConfig
 from ..errors import PushError
+from ..files import STAGED
 from ..record.run_id import write_run_id
 from .card import CARD_FILE, model_card, write_card
 from .publish import (
-    STAGED,
     copy_or_link,
     files_to_push,
     make_api,

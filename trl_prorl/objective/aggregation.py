@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .anchors import completion_mask
+from .anchors import completion_mask, logps_key
 
 
 WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a whole accumulation window
@@ -91,3 +91,16 @@ def token_weights(
     if loss_type == "luspo":
         return mask / mask.size(0) / accumulation_steps
     raise ValueError(f"loss_type={loss_type!r} is not one whose aggregation is known here.")
+
+
+def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """
+    A batch for `loss_mode: no_ratio`: without π_old TRL takes the policy itself, a ratio of 1, whose gradient is
+    that of the log-probability. TRL's mask of samples that are too far off policy still compares with the policy that
+    sampled.
+    """
+    changed = dict(batch)
+    old = changed.pop(logps_key("old"), None)
+    if old is not None:
+        changed.setdefault("sampling_per_token_logps", old)
+    return changed

@@ -6,13 +6,13 @@ Pure arithmetic on batches of log-probabilities. The scorer decides who scores t
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..checkpoint.config_change import switched_off
-from ..parts import Part
+from ..parts import Part, switched_off
 from . import kl
 from .adaptive import next_coefficient
 
@@ -47,6 +47,22 @@ class Anchor:
     def record(self) -> str:
         """The key of its KL in the record."""
         return f"kl_{self.name}"
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """
+    The KL terms of a micro-batch.
+
+    Attributes:
+        of (`dict[str, torch.Tensor]`):
+            The penalty of each anchor that acts, without its coefficient, shape `(B, T)`.
+        loss (`torch.Tensor`):
+            Their weighted sum, a scalar.
+    """
+
+    of: dict[str, torch.Tensor]
+    loss: torch.Tensor
 
 
 def logps_key(name: str) -> str:
@@ -93,6 +109,12 @@ class Anchors(Part):
         """The first anchor with a coefficient: its coefficient is logged and adapted."""
         return next((anchor for anchor in self if anchor.coefficient != 0.0), None)
 
+    def acting(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
+        """The anchors with a KL term on a batch: the base scores only some of the generation batches."""
+        return [
+            anchor for anchor in self if anchor.coefficient != 0.0 and (anchor.name != "base" or anchor.logps in batch)
+        ]
+
     def penalties(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
         """
         The per-token penalty of every anchor that acts on a batch, without its coefficient.
@@ -109,12 +131,7 @@ class Anchors(Part):
             `dict[str, torch.Tensor]`: shape `(B, T)` each.
         """
         old = batch.get(logps_key("old"), logps.detach())
-        anchored = {
-            anchor.name: old if anchor.name == "old" else batch[anchor.logps]
-            for anchor in self
-            # The base scores only some of the generation batches.
-            if anchor.coefficient != 0.0 and (anchor.name != "base" or anchor.logps in batch)
-        }
+        anchored = {anchor.name: old if anchor.name == "old" else batch[anchor.logps] for anchor in self.acting(batch)}
         ratio = None
         if self.args.use_bias_correction_kl:
             ratio = kl.importance_ratio(logps, old, completion_mask(batch), level)
@@ -135,9 +152,29 @@ class Anchors(Part):
                 beyond |= kl.beyond_clamp(logps, batch[anchor.logps], self.args.kl_estimator, self.args.kl_clamp)
         return beyond
 
-    def weighted(self, penalties: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Σ coefficient · penalty over the anchors, shape `(B, T)`."""
-        return sum(self[name].coefficient * penalty for name, penalty in penalties.items())
+    def penalty(
+        self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str, weights: torch.Tensor
+    ) -> Penalty | None:
+        """
+        Σ coefficient · penalty over anchors and tokens, or `None` if none acts; arguments as in [`Anchors.penalties`],
+        and the weight of each token in the loss, shape `(B, T)`.
+        """
+        penalties = self.penalties(batch, logps, level)
+        if not penalties:
+            return None
+        weighted = sum(self[name].coefficient * penalty for name, penalty in penalties.items())
+        return Penalty(penalties, (weighted * weights).sum())
+
+    @contextmanager
+    def apart(self, name: str, apart: bool) -> Iterator[None]:
+        """TRL's loss leaves out the KL to an anchor whose coefficient is 0: a context for a term that is ours."""
+        anchor = self[name]
+        coefficient = anchor.coefficient
+        anchor.coefficient = 0.0 if apart else coefficient
+        try:
+            yield
+        finally:
+            anchor.coefficient = coefficient
 
     def means(
         self, penalties: Mapping[str, torch.Tensor], mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]
@@ -159,13 +196,13 @@ class Anchors(Part):
             found[self[name].metric] = (weighed / tokens.clamp(min=1.0)).item()
         return found
 
-    def observe_step(self, step: int, row: Mapping[str, float]) -> None:
+    def row(self, step: int, row: Mapping[str, float]) -> None:
         """Keep the active anchor's KL for the next adaptation."""
         active = self.active
         if active is not None and active.record in row:
             self._kl_since_generation.append(row[active.record])
 
-    def at_boundary(self, step: int) -> None:
+    def boundary(self, step: int) -> None:
         """Move the active coefficient towards `kl_target`, if there is one."""
         values, self._kl_since_generation = self._kl_since_generation, []
         if self.args.kl_target is None or not values:

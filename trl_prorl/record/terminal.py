@@ -101,7 +101,7 @@ class Terminal(PrinterCallback):
         self.shows = self.logs and state.is_world_process_zero
         done, steps = state.global_step, state.max_steps
         alone = [key for key in KEYS if getattr(args, key)] == ["ref_reset_every"]
-        alone = alone and len(self.trainer._reset_callbacks()) == 1
+        alone = alone and len(self.trainer.resets.callbacks) == 1
         if state.is_world_process_zero and alone and args.first_reset(steps) is None:
             first, control = args.first_reset(sys.maxsize), "; it is the control" * (args.variant in RESET_APART)
             logger.warning(

@@ -90,13 +90,13 @@ class ElasticResets(Part):
     def begin(self) -> None:
         self._requested = None
 
-    def after_update(self, step: int) -> None:
+    def update(self, step: int, model) -> None:
         """Take the update into the average, and see whether a reset is due."""
         self.average.update()
         if step % self.every == 0:
             self._requested = step
 
-    def at_boundary(self, step: int) -> dict[str, Any] | None:
+    def boundary(self, step: int) -> dict[str, Any] | None:
         """Policy ← average, average ← initial policy, if that is due."""
         requested, self._requested = self._requested, None
         if requested is None:

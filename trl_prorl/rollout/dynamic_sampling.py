@@ -191,15 +191,22 @@ class DynamicSampling(Part):
             G.
         pad_token_id (`int`):
             The tokenizer's.
-        functions (`Sequence[int]`, *optional*):
-            See [`deciding`].
+        names (`Sequence[str]`), weights (`torch.Tensor` of shape `(F,)`):
+            Of the reward functions.
 
     Raises:
         `ValueError`: the dataset is streamed, or a process holds parts of groups.
     """
 
     def __init__(
-        self, args, accelerator, dataset, group_size: int, pad_token_id: int, functions: Sequence[int] | None = None
+        self,
+        args,
+        accelerator,
+        dataset,
+        group_size: int,
+        pad_token_id: int,
+        names: Sequence[str],
+        weights: torch.Tensor,
     ):
         if not isinstance(dataset, Dataset):
             raise ValueError("dynamic_sampling_rounds draws further prompts, which a streamed dataset does not allow.")
@@ -216,7 +223,8 @@ class DynamicSampling(Part):
             accelerator,
             dataset,
         )
-        self.group_size, self.pad_token_id, self.functions = group_size, pad_token_id, functions
+        self.group_size, self.pad_token_id, self.weights = group_size, pad_token_id, weights
+        self.functions = named_functions(args.dynamic_sampling_rewards, names, weights.tolist())
         self.begin()
 
     def begin(self) -> None:
@@ -228,36 +236,28 @@ class DynamicSampling(Part):
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._extra.load_state_dict(state)
 
-    def sample(
-        self,
-        examples: list[dict],
-        draw: Callable[[list[dict]], tuple[dict, Outcome]],
-        draw_again: Callable[[list[dict]], tuple[dict, Outcome]],
-        weights: torch.Tensor,
-    ) -> tuple[dict[str, torch.Tensor], Outcome, dict[str, float]]:
+    def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
         Sample a generation batch, and sample again in the place of undecided groups.
 
         Args:
             examples (`list[dict]`):
                 This process's rows, each G times.
-            draw (`Callable`), draw_again (`Callable`):
-                Sample completions of rows, in the first round and in the further rounds; return a batch that no anchor
-                has scored, and its outcome.
-            weights (`torch.Tensor` of shape `(F,)`):
-                The weights of the reward functions.
+            draw (`Callable[[list[dict], bool], tuple[dict, Outcome]]`):
+                Samples completions of rows, `again` in the further rounds; returns a batch that no anchor has scored,
+                and its outcome.
 
         Returns:
-            The batch; its outcome, with the tasks and interruptions of the first round, because its prompts are not
-            selected; the entries of the record.
+            The batch; its outcome, with the tasks, interruptions and measurements of the first round, because its
+            prompts are not selected.
         """
         size, process = self.group_size, self.accelerator.process_index
         batch, first = draw(examples)
-        measured, tokens, rounds = first.measurements(), first.tokens, list(first.rounds)
+        tokens, rounds = first.tokens, list(first.rounds)
         rewards = own_part(first.rewards, process, len(examples))
         replaced, generated = 0, 0
         for _ in range(self.rounds):
-            places = self._undecided(rewards, weights).nonzero().squeeze(1).tolist()
+            places = self._undecided(rewards).nonzero().squeeze(1).tolist()
             # Processes generate and gather together, so all take part, each with as many groups as the process that
             # needs most.
             number = int(self.accelerator.gather(torch.tensor([len(places)], device=rewards.device)).max())
@@ -265,26 +265,27 @@ class DynamicSampling(Part):
                 break
             indices = self._extra.draw(number * self.accelerator.num_processes)[process * number :][:number]
             # Copies, because a rollout function writes its own columns into them, a value for each completion.
-            others, outcome = draw_again([dict(self.dataset[index]) for index in indices for _ in range(size)])
+            others, outcome = draw([dict(self.dataset[index]) for index in indices for _ in range(size)], again=True)
             generated += number
             tokens = tokens + outcome.tokens
             rounds += outcome.rounds
             their_rewards = own_part(outcome.rewards, process, number * size)
-            decided = (~self._undecided(their_rewards, weights)).nonzero().squeeze(1).tolist()
+            decided = (~self._undecided(their_rewards)).nonzero().squeeze(1).tolist()
             decided = decided[: len(places)]
             pairs = {"places": places[: len(decided)], "sources": decided, "group_size": size}
             rewards = put_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)["rewards"]
             batch = put_groups(batch, others, **pairs, pad_token_id=self.pad_token_id)
             replaced += len(decided)
-        left = self._undecided(rewards, weights).sum()
+        left = self._undecided(rewards).sum()
         counts = torch.stack([left.new_tensor(replaced), left.new_tensor(generated), left])
         names = ("groups_replaced", "groups_generated_again", "groups_undecided")
-        measured |= dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
+        measured = dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
         batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
         outcome = Outcome(self.accelerator.gather(rewards), tokens, first.tasks, first.interrupted, rounds)
-        return batch, outcome, measured
+        outcome.measured = first.measured | measured
+        return batch, outcome
 
-    def _undecided(self, rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def _undecided(self, rewards: torch.Tensor) -> torch.Tensor:
         return undecided(
-            deciding(rewards, weights.to(rewards.device), self.group_size, self.functions), self.group_size
+            deciding(rewards, self.weights.to(rewards.device), self.group_size, self.functions), self.group_size
         )

@@ -12,7 +12,6 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
 from ..parts import Part
-from ..record.keys import UNMERGED
 from .compact import compact_sample, distinct, padded_left, until_end
 from .merged_copy import MergedCopy, why_not_merged
 
@@ -171,14 +170,19 @@ class CompactGeneration(Part):
         logps = drawn.logps.tolist()
         return completions, [row[: len(ids)] for row, ids in zip(logps, completions, strict=True)]
 
-    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def take_logps(self, batch: dict[str, Any]) -> torch.Tensor | None:
+        """Take the sampler's log-probabilities out of a batch, `(B, T)`; `None` where they say nothing of the copy."""
+        given = batch.pop("sampling_per_token_logps", None)
+        return given if self.measures else None
+
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         """Go on with the policy itself where the copy is too far from it, by `mean_abs_dlogp_sampler`."""
         difference = row.get("mean_abs_dlogp_sampler")
         if self.copy is None or difference is None or difference <= MERGED_BOUND:
             return None
         self._unmerge(f"the copy was {difference:.2g} nats a token off the policy")
         return {
-            "event": UNMERGED,
+            "event": "unmerged_generation",
             "step_requested": step,
             "step_applied": step,
             "reason": "copy_off_policy",

@@ -28,6 +28,10 @@ class Outcome:
             The rewards of every round of sampling, in order.
         correct (`list[bool]`):
             The verifier's verdicts, N of them; empty without a verifier.
+        completions (`list`), ids (`list[list[int]]`), seconds (`float`):
+            This process's completions as reward functions get them, their tokens, and how long all functions took.
+        measured (`dict[str, float]`):
+            Its entries of the record.
     """
 
     rewards: torch.Tensor
@@ -36,10 +40,20 @@ class Outcome:
     interrupted: list[bool]
     rounds: list[torch.Tensor] = field(default_factory=list)
     correct: list[bool] = field(default_factory=list)
+    completions: list = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)
+    seconds: float = 0.0
+    measured: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, rewards: torch.Tensor, examples: list[dict], completion_ids: list[list[int]], correct: list[bool] = ()
+        cls,
+        rewards: torch.Tensor,
+        examples: list[dict],
+        completions: list,
+        completion_ids: list[list[int]],
+        correct: list[bool] = (),
+        seconds: float = 0.0,
     ) -> "Outcome":
         """
         The outcome from the arguments and the result of TRL's `_calculate_rewards`.
@@ -49,21 +63,28 @@ class Outcome:
                 The rewards, gathered from all processes.
             examples (`list[dict]`):
                 This process's rows, one a completion. Columns `task` and `interrupted` of another meaning are ignored.
-            completion_ids (`list[list[int]]`):
-                This process's completions. A completion mask would lack the tokens that `mask_truncated_completions`
-                keeps out of the loss.
+            completions (`list`), completion_ids (`list[list[int]]`):
+                This process's, and their tokens. A completion mask would lack the tokens that
+                `mask_truncated_completions` keeps out of the loss.
             correct (`list[bool]`, *optional*):
                 The verifier's verdicts, gathered from all processes.
+            seconds (`float`, *optional*, defaults to `0.0`):
+                The reward functions took so long.
         """
         tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
-        return cls(
+        outcome = cls(
             rewards=rewards,
             tokens=torch.tensor(sum(map(len, completion_ids)), device=rewards.device),
             tasks=gather_object([name if isinstance(name, str) else None for name in tasks]),
             interrupted=gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)]),
             rounds=[rewards],
             correct=list(correct),
+            completions=completions,
+            ids=completion_ids,
+            seconds=seconds,
         )
+        outcome.measured = outcome.measurements()
+        return outcome
 
     def measurements(self) -> dict[str, float]:
         """
@@ -97,6 +118,36 @@ class Outcome:
         return groups.repeat_interleave(group_size)
 
 
+class Rows(list):
+    """Rows that TRL samples for; the method in which it rewards them leaves their [`Outcome`] here."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """
+    Completions of rows that are looked at, and not trained on: G for each, row by row; N in all.
+
+    Attributes:
+        completions (`list`): As reward functions get them: texts, or lists of messages.
+        ids (`list[list[int]]`): Their tokens, the end token included.
+        cut (`list[bool]`): Whether each was cut at the greatest length instead of ending.
+        rewards (`torch.Tensor` of shape `(N, F)`): Of each reward function; NaN where it does not apply.
+        total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN where none applies.
+        reward_seconds (`float`): All reward functions took so long.
+        batch (`dict[str, torch.Tensor]`): As a step would train on it, without anchors.
+    """
+
+    completions: list
+    ids: list[list[int]]
+    cut: list[bool]
+    rewards: torch.Tensor
+    total: torch.Tensor
+    reward_seconds: float
+    batch: dict[str, torch.Tensor]
+
+
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
     One reward a completion from the rewards of all functions.
@@ -126,3 +177,24 @@ def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
     mask = batch["completion_mask"]
     return (mask * (1 - batch["tool_mask"])).sum() if "tool_mask" in batch else mask.new_zeros(())
+
+
+def whole_groups(permutation: torch.Tensor, size: int) -> torch.Tensor:
+    """
+    Reorder a permutation so that it moves whole groups, in the order in which it first meets each.
+
+    It uses TRL's own permutation, so a run draws the same random numbers.
+
+    Args:
+        permutation (`torch.Tensor` of shape `(B,)`):
+            A permutation of the rows of a batch, in which the rows of a group are contiguous.
+        size (`int`):
+            Rows of a group. If a process's part of the batch is no multiple of it, parts of groups that fit move
+            together.
+
+    Returns:
+        `torch.Tensor` of shape `(B,)`: a permutation.
+    """
+    size = math.gcd(size, len(permutation))
+    groups = list(dict.fromkeys((permutation // size).tolist()))
+    return (torch.tensor(groups).unsqueeze(1) * size + torch.arange(size)).flatten()

@@ -12,6 +12,7 @@ import torch
 from trl.trainer.utils import is_async_callable
 
 from ..errors import RewardError
+from ..shown import quoted
 from . import deadline
 from .deadline import DeadlineExceeded, call_within
 
@@ -53,8 +54,8 @@ def watched(
         if not prompts:
             return f"reward function {name!r} {what}"
         if row is not None:
-            return f"reward function {name!r} {what} for the prompt {shown(prompts[row])}"
-        return f"reward function {name!r} {what} for a batch of {len(prompts)} that begins with {shown(prompts[0])}"
+            return f"reward function {name!r} {what} for the prompt {quoted(prompts[row])}"
+        return f"reward function {name!r} {what} for a batch of {len(prompts)} that begins with {quoted(prompts[0])}"
 
     def failed(error: Exception, prompts: list) -> RewardError:
         row = getattr(function, "row", None)  # a function may say which row it is at
@@ -157,10 +158,3 @@ def as_float(reward: Any) -> float | None:
 
 def materialised(rewards: Any) -> Any:
     return list(rewards) if hasattr(rewards, "__next__") else rewards
-
-
-def shown(prompt: Any, length: int = 80) -> str:
-    """The last message of a prompt, on one line and cut."""
-    text = prompt[-1].get("content", prompt[-1]) if isinstance(prompt, list) and prompt else prompt
-    text = " ".join(str(text).split())
-    return repr(text if len(text) <= length else text[: length - 1] + "…")

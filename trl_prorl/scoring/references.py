@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import extract_model_from_parallel, is_peft_model
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head, use_adapter
@@ -110,12 +111,12 @@ def reference_of(policy, full, fills: bool) -> "AdapterReference | SnapshotRefer
     if full is not None:
         reference = SnapshotReference(policy, full)
         if fills:
-            move_reference(reference, mix=1.0)
+            reference.move(1.0)
         return reference
     if "ref" not in policy.peft_config:  # given a `peft_config`, TRL uses the base model
         return AdapterReference(policy, None)
     reference = AdapterReference(policy)
-    move_reference(reference, mix=1.0)  # TRL's copy leaves out the factors of embeddings
+    reference.move(1.0)  # TRL's copy leaves out the factors of embeddings
     return reference
 
 
@@ -127,7 +128,38 @@ def base_of(policy, fresh_adapter: bool, temperature: float, accelerator, cast_l
     return AdapterReference(policy, None if fresh_adapter else frozen_adapter(policy, "base"))
 
 
-class AdapterReference:
+class Reference:
+    """A frozen model that can be set to the policy; [`AdapterReference`] and [`SnapshotReference`] are two ways."""
+
+    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(reference, policy) for every parameter, and for every buffer of its own."""
+        raise NotImplementedError
+
+    def scores_as(self, model) -> bool:
+        """Whether a forward of this model, as it now is, scores as the reference."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def move(self, mix: float) -> None:
+        """
+        reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place.
+
+        Args:
+            mix (`float`):
+                1 copies; between 0 and 1 is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA
+                of the factors A and B and not of their product; 0 does nothing.
+        """
+        if mix == 0.0:
+            return
+        # Tensor by tensor: torch's foreach copy does not know the DTensors of FSDP2.
+        for ref, policy in self.pairs():
+            if mix == 1.0 or not ref.is_floating_point():
+                ref.data.copy_(policy.data)
+            else:
+                ref.data.lerp_(policy.data.to(ref.dtype), mix)  # of a quantised model, TRL keeps the policy's in bf16
+
+
+class AdapterReference(Reference):
     """
     An adapter of a [`~peft.PeftModel`], beside the trained adapter `default`.
 
@@ -153,6 +185,10 @@ class AdapterReference:
             for parts, param in named
             if "default" in parts
         ]
+
+    def scores_as(self, model) -> bool:
+        layer = next(module for module in self.model.modules() if isinstance(module, BaseTunerLayer))
+        return layer.disable_adapters if self.name is None else self.name in layer.active_adapters
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
@@ -180,7 +216,7 @@ class PolicyItself:
         yield policy
 
 
-class SnapshotReference:
+class SnapshotReference(Reference):
     """
     A second, frozen model of the policy's shape, for full fine-tuning.
 
@@ -198,6 +234,9 @@ class SnapshotReference:
         """(reference, policy) for every parameter and every saved buffer."""
         reference, policy = unique_tensors(self.ref_model), unique_tensors(self.model)
         return [(reference[name], policy[name]) for name in policy]
+
+    def scores_as(self, model) -> bool:
+        return extract_model_from_parallel(model) is self.ref_model
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
@@ -227,25 +266,3 @@ class SnapshotReference:
         mine = unique_tensors(self.ref_model)
         for name, tensor in load_file(path).items():
             mine[name].copy_(tensor)
-
-
-@torch.no_grad()
-def move_reference(reference: AdapterReference | SnapshotReference, mix: float) -> None:
-    """
-    reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place.
-
-    Args:
-        reference ([`AdapterReference`] or [`SnapshotReference`]):
-            The reference to move.
-        mix (`float`):
-            1 copies; between 0 and 1 is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA of the
-            factors A and B and not of their product; 0 does nothing.
-    """
-    if mix == 0.0:
-        return
-    # Tensor by tensor: torch's foreach copy does not know the DTensors of FSDP2.
-    for ref, policy in reference.pairs():
-        if mix == 1.0 or not ref.is_floating_point():
-            ref.data.copy_(policy.data)
-        else:
-            ref.data.lerp_(policy.data.to(ref.dtype), mix)  # of a quantised model, TRL keeps the policy's in bf16
