@@ -20,7 +20,7 @@ from .assembly import asked_parts, identity_of, made_ready, models_of_anchors
 from .checkpoint.mixin import CheckpointMixin
 from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
-from .hub.mixin import HubMixin
+from .hub.uploads import Uploads
 from .launch.plan import Plan
 from .launch.ways import shards_weights
 from .objective.aggregation import Aggregation, without_ratio
@@ -34,13 +34,13 @@ from .resets.controller import Reason, Resets
 from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
-from .rollout.outcome import Outcome, Rows, Sampled, weighted_sum, whole_groups, written_by_others
+from .rollout.outcome import Outcome, Rows, Sampled, whole_groups, written_by_others
 from .rollout.own_advantages import set_advantages
 from .rollout.verdicts import Verdicts, watched
 from .scoring.scorer import PolicyPass, Scorer
 
 
-class ProRLTrainer(CheckpointMixin, HubMixin, GRPOTrainer):
+class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     """
     Trainer for prolonged GRPO: see [`ProRLConfig`] for what it adds to [`~trl.GRPOTrainer`], whose arguments it takes.
 
@@ -71,7 +71,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, GRPOTrainer):
 
     def __init__(self, model, reward_funcs=None, args=None, *others, **named):
         plan = Plan.of(self, model, reward_funcs, args, others, named)
-        self._check_hub(plan.args, plan.given, plan.moves)
+        self.uploads = Uploads(self, plan.args, plan.given, plan.moves)
         self.anchors = Anchors(plan.args)
         plan.wrap()
         with plan.loading():
@@ -105,15 +105,9 @@ class ProRLTrainer(CheckpointMixin, HubMixin, GRPOTrainer):
         self.resets.reference = self.reference
         self.dynamic_sampling = self.compact = None
         if args.dynamic_sampling_rounds:
-            self.dynamic_sampling = DynamicSampling(
-                args,
-                accelerator,
-                self.train_dataset,
-                self.num_generations,
-                self._tokenizer.pad_token_id,
-                self.reward_func_names,
-                self.reward_weights,
-            )
+            size, padding = self.num_generations, self._tokenizer.pad_token_id
+            named = self.reward_func_names, self.reward_weights
+            self.dynamic_sampling = DynamicSampling(args, accelerator, self.train_dataset, size, padding, *named)
         if self.ways.generation == "on":
             self.compact = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
         # Called in this order: growth comes before a reset, which then moves the reference to its result.
@@ -192,23 +186,16 @@ class ProRLTrainer(CheckpointMixin, HubMixin, GRPOTrainer):
                 self._event(event)
                 self._last_loaded_step = -1  # an evaluation of this step may have given vLLM the weights before it
         with self.meter.timer.stage("rollout"):
-            sample = (
-                self.dynamic_sampling.sample if self.dynamic_sampling is not None else lambda rows, draw: draw(rows)
-            )
-            batch, outcome = sample(inputs, self._sample)
+            if self.dynamic_sampling is not None:
+                batch, outcome = self.dynamic_sampling.sample(inputs, self._sample)
+            else:
+                batch, outcome = self._sample(inputs)
             base_acts = self.base is not None and self._generations % self.args.base_anchor_every == 0
             for name in self.scorer.missing(batch, base_acts):
                 batch[logps_key(name)] = self._score(name, batch, self.args.per_device_train_batch_size)
-        set_advantages(
-            batch["advantages"],
-            outcome,
-            self.reward_weights,
-            self.num_generations,
-            self.accelerator.process_index,
-            self.args,
-            self._logs["advantages"],
-        )
-        batch |= outcome.rows(self.accelerator.process_index, len(batch["advantages"]), self.num_generations)
+        process, size, logged = self.accelerator.process_index, self.num_generations, self._logs["advantages"]
+        set_advantages(batch["advantages"], outcome, self.reward_weights, size, process, self.args, logged)
+        batch |= outcome.rows(process, len(batch["advantages"]), size)
         self._generations += 1
         measured = {name: self._metrics["train"][theirs][-1] for name, theirs in OF_TRL.items()} | outcome.measured
         tokens = int(self.accelerator.gather(outcome.tokens).sum())
@@ -301,17 +288,9 @@ class ProRLTrainer(CheckpointMixin, HubMixin, GRPOTrainer):
             logps = scored.logps.detach()
             if args.old_logps_source == "first_pass":
                 inputs.setdefault(logps_key("old"), logps)  # the buffer hands out the same dict in the next inner pass
-            clipped = self._metrics["train"].get("clip_ratio/region_mean")
-            found = MicroBatch(
-                batch=inputs,
-                loss=loss,
-                logps=logps,
-                entropies=scored.entropies,
-                rows=scored.rows,
-                penalty=penalty.loss if penalty is not None else None,
-                clipped=clipped[-1] if clipped else None,
-                sampler_logps=sampler_logps,
-            )
+            clipped = (self._metrics["train"].get("clip_ratio/region_mean") or [None])[-1]
+            entered = penalty.loss if penalty is not None else None
+            found = MicroBatch(inputs, loss, logps, scored.entropies, scored.rows, entered, clipped, sampler_logps)
             with self.meter.timer.stage("meter"), torch.no_grad():
                 for part in self.parts.values():
                     part.micro_batch(found)
@@ -446,15 +425,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, GRPOTrainer):
         self.model.train()  # rollouts of a step are drawn so
         batch, outcome = self._sample([dict(row) for row in rows for _ in range(self.num_generations)])
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        return Sampled(
-            completions=outcome.completions,
-            ids=outcome.ids,
-            cut=[not tokens or tokens[-1] not in ends for tokens in outcome.ids],
-            rewards=outcome.rewards.cpu(),
-            total=weighted_sum(outcome.rewards, self.reward_weights).cpu(),
-            reward_seconds=outcome.seconds,
-            batch=batch,
-        )
+        return Sampled.of(outcome, batch, self.reward_weights, ends)
 
     def policy_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Log-probabilities of a batch of [`sample_rows`] under the policy as it now is, shape `(N, T)`."""
@@ -462,16 +433,8 @@ class ProRLTrainer(CheckpointMixin, HubMixin, GRPOTrainer):
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """
-        Sample one continuation of each prompt, with this run's generation settings.
-
-        Args:
-            prompt_ids (`list[list[int]]`):
-                Token ids.
-            max_new_tokens (`int`):
-                Most tokens of a continuation, instead of `max_completion_length`.
-
-        Returns:
-            `list[list[int]]`: token ids, the end of sequence included where it was reached.
+        Sample one continuation of each prompt, of at most `max_new_tokens` tokens, with this run's settings. Token
+        ids in and out, the end of sequence included where it was reached.
         """
         usual, self.generation_config.max_new_tokens = self.generation_config.max_new_tokens, max_new_tokens
         try:

@@ -54,7 +54,7 @@ def banner(trainer, steps: int) -> list[str]:
     when = ["never" if first is None else f"first after step {first}"] * (args.ref_reset_every > 0)
     when += [f"{key}={value}" for key in KEYS if key != "ref_reset_every" and (value := getattr(args, key))]
     facts = {
-        "trains": f"{trainer._base_name() or type(policy).__name__} ({kind}{trained:,} parameters), {steps} steps",
+        "trains": f"{trainer.base_name() or type(policy).__name__} ({kind}{trained:,} parameters), {steps} steps",
         "reward": ", ".join(trainer.reward_func_names),
         "variant": f"{args.variant}: {VARIANTS[args.variant].description}",
         "resets": "; ".join(when) or "none",

@@ -147,6 +147,16 @@ class Sampled:
     reward_seconds: float
     batch: dict[str, torch.Tensor]
 
+    @classmethod
+    def of(cls, outcome: Outcome, batch: dict[str, torch.Tensor], weights: torch.Tensor, ends: set[int]) -> "Sampled":
+        """
+        Of the outcome of a sampling and its batch, with the weights of the reward functions, shape `(F,)`, and the
+        tokens that end a completion.
+        """
+        cut = [not tokens or tokens[-1] not in ends for tokens in outcome.ids]
+        rewards, total = outcome.rewards.cpu(), weighted_sum(outcome.rewards, weights).cpu()
+        return cls(outcome.completions, outcome.ids, cut, rewards, total, outcome.seconds, batch)
+
 
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
