@@ -19,22 +19,15 @@ class MicroBatch:
     A micro-batch of training whose loss is computed: B rows, T tokens.
 
     Attributes:
-        batch (`Mapping[str, torch.Tensor]`):
-            Tokens, masks, advantages and the anchors' log-probabilities.
-        loss (`torch.Tensor`):
-            A scalar, penalties included.
-        logps (`torch.Tensor` of shape `(B, T)`):
-            The policy's, without gradient.
-        entropies (`torch.Tensor` of shape `(B, T)`):
-            The policy's.
-        rows (`torch.Tensor` of shape `(R,)`, *optional*):
-            The rows that were computed; `None` means all.
-        penalty (`torch.Tensor`, *optional*):
-            A scalar: what of the anchors entered the loss.
-        clipped (`float`, *optional*):
-            Share of tokens in the region that the ratio's clip flattens.
-        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*):
-            Of the model that was sampled, where it is not the policy to the last bit and this is the first pass.
+        batch (`Mapping[str, torch.Tensor]`): Tokens, masks, advantages and the anchors' log-probabilities.
+        loss (`torch.Tensor`): A scalar, penalties included.
+        logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
+        entropies (`torch.Tensor` of shape `(B, T)`): The policy's.
+        rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows that were computed; `None` means all.
+        penalty (`torch.Tensor`, *optional*): A scalar: what of the anchors entered the loss.
+        clipped (`float`, *optional*): Share of tokens in the region that the ratio's clip flattens.
+        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Of the model that was sampled, where it is not
+            the policy to the last bit and this is the first pass.
     """
 
     batch: Mapping[str, "torch.Tensor"]
@@ -73,11 +66,9 @@ class Part:
         A generation is about to begin; no buffered log-probability outlives this moment, so weights may change.
 
         Args:
-            step (`int`):
-                Optimizer steps done.
+            step (`int`): Optimizer steps done.
 
-        Returns:
-            `dict` or `None`: an event for the record.
+        Returns `dict` or `None`: an event for the record.
         """
 
     def batch(self, batch: Mapping[str, "torch.Tensor"], measured: Mapping[str, float], tokens: int) -> None:
@@ -85,12 +76,9 @@ class Part:
         A generation batch is sampled, rewarded and scored.
 
         Args:
-            batch (`Mapping[str, torch.Tensor]`):
-                This process's rows.
-            measured (`Mapping[str, float]`):
-                For the record, of all processes.
-            tokens (`int`):
-                Sampled by all processes.
+            batch (`Mapping[str, torch.Tensor]`): This process's rows.
+            measured (`Mapping[str, float]`): For the record, of all processes.
+            tokens (`int`): Sampled by all processes.
         """
 
     def micro_batch(self, micro_batch: MicroBatch) -> None:
@@ -110,13 +98,11 @@ class Part:
         A step is over, and its row is written.
 
         Args:
-            step (`int`):
-                Optimizer steps done.
-            row (`Mapping[str, float]`):
-                Its row of `metrics.jsonl`.
+            step (`int`): Optimizer steps done.
+            row (`Mapping[str, float]`): Its row of `metrics.jsonl`.
 
-        Returns:
-            `dict` or `None`: an event for the record. One with `"action": "stop"` saves a checkpoint and ends the run.
+        Returns `dict` or `None`: an event for the record. One with `"action": "stop"` saves a checkpoint and ends the
+        run.
         """
 
     def event(self, event: dict[str, Any]) -> None:
@@ -136,10 +122,9 @@ class Part:
         Go on from the `state_dict` of another process.
 
         Args:
-            state (`Mapping[str, Any]`):
-                What `state_dict` returned.
-            changed (`Mapping[str, Any]`):
-                Keys of the configuration whose values differ from that process's, `[then, now]`.
+            state (`Mapping[str, Any]`): What `state_dict` returned.
+            changed (`Mapping[str, Any]`): Keys of the configuration whose values differ from that process's, `[then,
+                now]`.
         """
 
     def save(self, folder: Path) -> None:

@@ -399,9 +399,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def request_reset(self, reason: Reason) -> None:
         """
         Ask for a reset; it is applied at the next generation boundary, together with all requests that wait by then.
-
-        Raises:
-            `ValueError`: nothing of this trainer can be reset.
+        Raises `ValueError`: nothing of this trainer can be reset.
         """
         self.resets.request(reason)
 
@@ -416,11 +414,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         on them. Own rewards see the step that is done last.
 
         Args:
-            rows (`list[dict]`):
-                Rows with a `prompt`; by a single process.
+            rows (`list[dict]`): Rows with a `prompt`; by a single process.
 
-        Returns:
-            [`~trl_prorl.rollout.outcome.Sampled`]
+        Returns [`~trl_prorl.rollout.outcome.Sampled`]
         """
         self.model.train()  # rollouts of a step are drawn so
         batch, outcome = self._sample([dict(row) for row in rows for _ in range(self.num_generations)])
@@ -433,8 +429,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
 
     def generate_tokens(self, prompt_ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
         """
-        Sample one continuation of each prompt, of at most `max_new_tokens` tokens, with this run's settings. Token
-        ids in and out, the end of sequence included where it was reached.
+        Sample one continuation of each prompt, of at most `max_new_tokens` tokens, with this run's settings. Token ids
+        in and out, the end of sequence included where it was reached.
         """
         usual, self.generation_config.max_new_tokens = self.generation_config.max_new_tokens, max_new_tokens
         try:

@@ -23,14 +23,11 @@ class Growth(Part):
     next generation boundary.
 
     Args:
-        args ([`ProRLConfig`]):
-            How often, by how much, how far; and the run's seed.
-        policy ([`~peft.PeftModel`]):
-            With an adapter `default` that [`~trl_prorl.adapters.growable`] accepts.
-        copies (iterable of `dict[str, torch.Tensor]`):
-            Copies of trained parameters by name, which have to keep their shapes. Their entries are replaced.
-        timer ([`~trl_prorl.record.meter.StageTimer`]):
-            The counter of its seconds.
+        args ([`ProRLConfig`]): How often, by how much, how far; and the run's seed.
+        policy ([`~peft.PeftModel`]): With an adapter `default` that [`~trl_prorl.adapters.growable`] accepts.
+        copies (iterable of `dict[str, torch.Tensor]`): Copies of trained parameters by name, which have to keep their
+            shapes. Their entries are replaced.
+        timer ([`~trl_prorl.record.meter.StageTimer`]): The counter of its seconds.
     """
 
     def __init__(
@@ -118,10 +115,8 @@ class Growth(Part):
 
     def before_load(self, checkpoint: Path) -> None:
         """
-        Give the adapters the rank, and the frozen ones the values, that they have in a checkpoint.
-
-        Raises:
-            `ValueError`: this run's adapter could not have grown into that one.
+        Give the adapters the rank, and the frozen ones the values, that they have in a checkpoint. Raises
+        `ValueError`: this run's adapter could not have grown into that one.
         """
         if not (checkpoint / CONFIG_FILE).is_file():
             return

@@ -28,12 +28,9 @@ class Factor:
     A factor of one layer's adapter.
 
     Attributes:
-        place (`str`):
-            Name of the layer in the policy.
-        layer ([`~peft.tuners.lora.layer.LoraLayer`]):
-            The layer.
-        adapter (`str`), side (`str`):
-            Name of the adapter, and `"A"` or `"B"`.
+        place (`str`): Name of the layer in the policy.
+        layer ([`~peft.tuners.lora.layer.LoraLayer`]): The layer.
+        adapter (`str`), side (`str`): Name of the adapter, and `"A"` or `"B"`.
     """
 
     place: str
@@ -73,12 +70,9 @@ def resized(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None
     A copy of a tensor with another size along one dimension.
 
     Args:
-        tensor (`torch.Tensor`):
-            The tensor.
-        axis (`int`), size (`int`):
-            The dimension, and its size. A smaller one cuts at the end.
-        new (`torch.Tensor`, *optional*):
-            What follows the old values where the size is larger; 0 by default.
+        tensor (`torch.Tensor`): The tensor.
+        axis (`int`), size (`int`): The dimension, and its size. A smaller one cuts at the end.
+        new (`torch.Tensor`, *optional*): What follows the old values where the size is larger; 0 by default.
     """
     more = size - tensor.shape[axis]
     if more <= 0:
@@ -102,18 +96,13 @@ def drawn_rows(factor: Factor, rank: int, initialisation: object, generator: tor
     New rows of a factor A, as PEFT draws them for a new adapter.
 
     Args:
-        factor ([`Factor`]):
-            A factor A.
-        rank (`int`):
-            The new rank.
-        initialisation (`object`):
-            `init_lora_weights`: `"gaussian"` has a standard deviation of 1/rank, all others are uniform within
-            ±1/√in.
-        generator (`torch.Generator`):
-            On the CPU, so that the rows do not depend on the machine.
+        factor ([`Factor`]): A factor A.
+        rank (`int`): The new rank.
+        initialisation (`object`): `init_lora_weights`: `"gaussian"` has a standard deviation of 1/rank, all others are
+            uniform within ±1/√in.
+        generator (`torch.Generator`): On the CPU, so that the rows do not depend on the machine.
 
-    Returns:
-        `torch.Tensor` of shape `(rank − r, in)`, fp32.
+    Returns `torch.Tensor` of shape `(rank − r, in)`, fp32.
     """
     old, columns = factor.linear.weight.shape
     rows = torch.empty(rank - old, columns)
@@ -133,15 +122,11 @@ def with_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[str
     A copy of a tensor that has a factor's shape, with another rank.
 
     Args:
-        factor ([`Factor`]):
-            The factor.
-        tensor (`torch.Tensor`):
-            Its values, or those of a copy of it.
-        rank (`int`):
-            The new rank.
-        rows (`Mapping[str, torch.Tensor]`):
-            New rows of A by layer; 0 without them. The policy and its frozen copies get the same ones, so that the
-            average of two of them is that of their old ranks.
+        factor ([`Factor`]): The factor.
+        tensor (`torch.Tensor`): Its values, or those of a copy of it.
+        rank (`int`): The new rank.
+        rows (`Mapping[str, torch.Tensor]`): New rows of A by layer; 0 without them. The policy and its frozen copies
+            get the same ones, so that the average of two of them is that of their old ranks.
     """
     return resized(tensor, factor.axis, rank, rows.get(factor.place) if factor.side == "A" else None)
 

@@ -40,15 +40,11 @@ def migrated(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) 
     The entries of a state that change with the rank. Nothing is written.
 
     Args:
-        state (`Mapping[str, Any]`):
-            The entry of one factor in `optimizer.state`. Empty before the first update.
-        shape (`torch.Size`):
-            The factor's shape before the change.
-        axis (`int`), rank (`int`):
-            The dimension that counts ranks, and the new rank.
+        state (`Mapping[str, Any]`): The entry of one factor in `optimizer.state`. Empty before the first update.
+        shape (`torch.Size`): The factor's shape before the change.
+        axis (`int`), rank (`int`): The dimension that counts ranks, and the new rank.
 
-    Raises:
-        `ValueError`: an entry whose meaning is not known.
+    Raises `ValueError`: an entry whose meaning is not known.
     """
     scales = tuple(scale for scale, _ in CODES.values())
     unknown = sorted(set(state) - {*OF_VALUES, *scales, *NOT_MEMORY, STEP})
@@ -75,14 +71,10 @@ def moved_codes(
     Codes and scales of an 8-bit state for another rank.
 
     Args:
-        codes (`torch.Tensor`):
-            uint8, of the factor's shape.
-        scales (`torch.Tensor` of shape `(blocks,)`):
-            The factor on every block.
-        values (`torch.Tensor` of shape `(256,)`):
-            What a code stands for, in increasing order; one of them is 0.
-        axis (`int`), rank (`int`):
-            As in [`migrated`].
+        codes (`torch.Tensor`): uint8, of the factor's shape.
+        scales (`torch.Tensor` of shape `(blocks,)`): The factor on every block.
+        values (`torch.Tensor` of shape `(256,)`): What a code stands for, in increasing order; one of them is 0.
+        axis (`int`), rank (`int`): As in [`migrated`].
     """
     own = scales.repeat_interleave(BLOCK)[: codes.numel()].view(codes.shape)
     codes, own = resized(codes, axis, rank), resized(own, axis, rank)
@@ -99,13 +91,10 @@ def check_growing_optimizer(cls: type, paged: bool = False) -> None:
     Refuse, before any training, an optimizer whose state growth would not understand.
 
     Args:
-        cls (`type`):
-            The optimizer's class.
-        paged (`bool`, *optional*, defaults to `False`):
-            Whether bitsandbytes keeps its state in pages.
+        cls (`type`): The optimizer's class.
+        paged (`bool`, *optional*): Whether bitsandbytes keeps its state in pages.
 
-    Raises:
-        `ValueError`: naming the optimizer and those that are understood.
+    Raises `ValueError`: naming the optimizer and those that are understood.
     """
     name = f"{cls.__module__}.{cls.__name__}"
     in_bits = cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__

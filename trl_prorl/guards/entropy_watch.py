@@ -15,12 +15,9 @@ class EntropyWatch(Part):
     Tells when the mean entropy has stayed below a floor.
 
     Args:
-        floor (`float`):
-            Nats per token.
-        patience (`int`):
-            Consecutive optimizer steps below the floor that count as a collapse.
-        stop (`bool`, *optional*, defaults to `False`):
-            Whether a collapse ends the run.
+        floor (`float`): Nats per token.
+        patience (`int`): Consecutive optimizer steps below the floor that count as a collapse.
+        stop (`bool`, *optional*): Whether a collapse ends the run.
     """
 
     def __init__(self, floor: float, patience: int, stop: bool = False):

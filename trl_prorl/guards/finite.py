@@ -50,16 +50,13 @@ class FiniteGuard(Part):
     Looks at loss, gradients and weights.
 
     Args:
-        args ([`ProRLConfig`]):
-            `nonfinite` says what to do; `kl_clamp` bounds the KL in the loss.
-        accelerator ([`~accelerate.Accelerator`]):
-            Processes settle together; an AMP scaler looks at the gradients itself.
-        meter ([`~trl_prorl.record.meter.Meter`]):
-            Has the sums over tokens of the KLs.
-        recorder ([`~trl_prorl.record.recorder.Recorder`]):
-            Writes its events.
-        decoder ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`]):
-            Makes texts of token ids.
+        args ([`ProRLConfig`]): `nonfinite` says what to do; `kl_clamp` bounds the KL in the loss.
+        accelerator ([`~accelerate.Accelerator`]): Processes settle together; an AMP scaler looks at the gradients
+            itself.
+        meter ([`~trl_prorl.record.meter.Meter`]): Has the sums over tokens of the KLs.
+        recorder ([`~trl_prorl.record.recorder.Recorder`]): Writes its events.
+        decoder ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`]): Makes texts of token
+            ids.
     """
 
     def __init__(self, args, accelerator, meter, recorder, decoder):
@@ -121,10 +118,8 @@ class FiniteGuard(Part):
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
         """
-        Stop before update `step`, or leave it out, on every process if any of them has found something.
-
-        Raises:
-            [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
+        Stop before update `step`, or leave it out, on every process if any of them has found something. Raises
+        [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
         """
         if self._found is None and self.accelerator.scaler is None and not math.isfinite(norm):
             self._note("gradient norm")
@@ -142,12 +137,7 @@ class FiniteGuard(Part):
                 param.grad = None  # an optimizer passes over a parameter without gradient, weight decay included
 
     def update(self, step: int, model) -> None:
-        """
-        Look at the weights.
-
-        Raises:
-            [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite.
-        """
+        """Look at the weights. Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
         with self.meter.timer.stage("meter"):
             trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
             if all_finite(trained.values()):

@@ -21,12 +21,9 @@ class GuardGap(Part):
     of `reward` is no lower than it was then. After it fires, the highest value is sought anew.
 
     Args:
-        gap (`float`):
-            The bound, a share of completions.
-        action (`str`):
-            `"event"`, `"reset"` or `"stop"`: what the run does, beside writing an event.
-        request (`Callable[[Reason], None]`):
-            Requests a reset of the reference.
+        gap (`float`): The bound, a share of completions.
+        action (`str`): `"event"`, `"reset"` or `"stop"`: what the run does, beside writing an event.
+        request (`Callable[[Reason], None]`): Requests a reset of the reference.
     """
 
     def __init__(self, gap: float, action: str, request: Callable[[Reason], None]):

@@ -44,16 +44,12 @@ class NextUpdate(Part, TrainerCallback):
     Takes the rollout and the inputs of the next update, and writes them when they are complete.
 
     Args:
-        trainer ([`ProRLTrainer`]):
-            This object is one of its parts until the update is written.
-        folder (`Path`):
-            Made under its name when everything is written.
-        form (`str`):
-            `"plain"` or `"noma"`.
+        trainer ([`ProRLTrainer`]): This object is one of its parts until the update is written.
+        folder (`Path`): Made under its name when everything is written.
+        form (`str`): `"plain"` or `"noma"`.
 
     Attributes:
-        done (`bool`):
-            Whether the folder is there.
+        done (`bool`): Whether the folder is there.
     """
 
     def __init__(self, trainer, folder: Path, form: str):
@@ -303,19 +299,12 @@ def export_update(trainer, folder: str | os.PathLike, form: str = "plain") -> Ne
     trainer makes the update. The training itself does not change.
 
     Args:
-        trainer ([`ProRLTrainer`]):
-            LoRA or full, with torch's Adam or AdamW, in one process.
-        folder (`str` or `os.PathLike`):
-            Must not exist.
-        form (`str`, *optional*, defaults to `"plain"`):
-            `"plain"` or `"noma"`, see [`~trl_prorl.interchange.files`].
+        trainer ([`ProRLTrainer`]): LoRA or full, with torch's Adam or AdamW, in one process.
+        folder (`str` or `os.PathLike`): Must not exist.
+        form (`str`, *optional*): `"plain"` or `"noma"`, see [`~trl_prorl.interchange.files`].
 
-    Returns:
-        [`NextUpdate`]: its `done` says whether the folder is there.
-
-    Raises:
-        [`~trl_prorl.errors.InputError`]: the folder exists or cannot be made, another export waits, or the trainer's
-        state is not exchanged.
+    Returns [`NextUpdate`]: its `done` says whether the folder is there. Raises [`~trl_prorl.errors.InputError`]: the
+    folder exists or cannot be made, another export waits, or the trainer's state is not exchanged.
 
     Example:
 
@@ -361,17 +350,13 @@ def import_update(trainer, folder: str | os.PathLike) -> UpdateOutputs:
     `on_optimizer_step`, after torch's own update, which it overwrites. The learning-rate schedule goes on by itself.
 
     Args:
-        trainer ([`ProRLTrainer`]):
-            It has an optimizer, so `train` has begun.
-        folder (`str` or `os.PathLike`):
-            With the outputs, in either form. If there are inputs too, they must be those of the outputs.
+        trainer ([`ProRLTrainer`]): It has an optimizer, so `train` has begun.
+        folder (`str` or `os.PathLike`): With the outputs, in either form. If there are inputs too, they must be those
+            of the outputs.
 
-    Returns:
-        [`UpdateOutputs`]: as read.
-
-    Raises:
-        [`~trl_prorl.errors.InputError`]: the files are not whole, not of this trainer, or, while it trains, of another
-        update than its last or its next one; the tensor is named, and nothing has changed.
+    Returns [`UpdateOutputs`]: as read. Raises [`~trl_prorl.errors.InputError`]: the files are not whole, not of this
+    trainer, or, while it trains, of another update than its last or its next one; the tensor is named, and nothing has
+    changed.
     """
     folder = Path(folder)
     outputs = read(UpdateOutputs, folder)

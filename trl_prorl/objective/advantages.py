@@ -94,17 +94,14 @@ def estimate(
     Advantages of a batch.
 
     Args:
-        rewards (`torch.Tensor` of shape `(N,)`):
-            One reward a completion, with the groups contiguous; NaN where there is none.
-        group_size (`int`):
-            G, of which N is a multiple.
-        estimator (`str`):
-            One of the table above.
-        batch (`torch.Tensor`, *optional*):
-            Rewards that give `batch_normalized` its standard deviation, if not `rewards`.
+        rewards (`torch.Tensor` of shape `(N,)`): One reward a completion, with the groups contiguous; NaN where there
+            is none.
+        group_size (`int`): G, of which N is a multiple.
+        estimator (`str`): One of the table above.
+        batch (`torch.Tensor`, *optional*): Rewards that give `batch_normalized` its standard deviation, if not
+            `rewards`.
 
-    Returns:
-        `torch.Tensor` of shape `(N,)`.
+    Returns `torch.Tensor` of shape `(N,)`.
     """
     groups = rewards.view(-1, group_size)
     of_batch = {} if batch is None or estimator != "batch_normalized" else {"batch": batch.view(-1, group_size)}

@@ -19,10 +19,8 @@ class Aggregation:
     The aggregation of a run's loss.
 
     Args:
-        args ([`ProRLConfig`]):
-            The loss type, and the lengths by which losses divide.
-        processes (`int`):
-            Number of processes, over which TRL counts the tokens of a window.
+        args ([`ProRLConfig`]): The loss type, and the lengths by which losses divide.
+        processes (`int`): Number of processes, over which TRL counts the tokens of a window.
     """
 
     def __init__(self, args, processes: int):
@@ -33,10 +31,9 @@ class Aggregation:
         See [`token_weights`].
 
         Args:
-            batch (`Mapping[str, torch.Tensor]`):
-                A micro-batch: its masks of shape `(B, T)`, and the number of tokens in its window.
-            accumulation (`float`, *optional*):
-                Micro-batches of this optimizer step; `None` in an evaluation.
+            batch (`Mapping[str, torch.Tensor]`): A micro-batch: its masks of shape `(B, T)`, and the number of tokens
+                in its window.
+            accumulation (`float`, *optional*): Micro-batches of this optimizer step; `None` in an evaluation.
         """
         args, window = self.args, batch["num_items_in_batch"].clamp(min=1.0) / self.processes
         if accumulation is not None:
@@ -64,20 +61,17 @@ def token_weights(
     Weights w such that TRL's loss of a micro-batch is Σ w · per_token_loss.
 
     Args:
-        mask (`torch.Tensor` of shape `(B, T)`):
-            1 where a token counts.
-        loss_type (`str`):
-            TRL's `loss_type`.
-        accumulation_steps (`float`, *optional*, defaults to `1.0`):
-            Micro-batches of one optimizer step (1 in evaluation).
-        max_completion_length (`int`, *optional*):
-            Needed by `dr_grpo` (arXiv 2503.20783), which divides by a constant length.
-        items_per_window (`torch.Tensor` or `float`, *optional*):
-            Tokens of one accumulation window on this process. Needed by the losses that average over all tokens of an
-            optimizer step: `dapo` (arXiv 2503.14476), `cispo`, `vespo`.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts.
+        loss_type (`str`): TRL's `loss_type`.
+        accumulation_steps (`float`, *optional*): Micro-batches of one optimizer step (1 in
+            evaluation).
+        max_completion_length (`int`, *optional*): Needed by `dr_grpo` (arXiv 2503.20783), which divides by a constant
+            length.
+        items_per_window (`torch.Tensor` or `float`, *optional*): Tokens of one accumulation window on this process.
+            Needed by the losses that average over all tokens of an optimizer step: `dapo` (arXiv 2503.14476), `cispo`,
+            `vespo`.
 
-    Returns:
-        `torch.Tensor` of shape `(B, T)`.
+    Returns `torch.Tensor` of shape `(B, T)`.
     """
     mask = mask.float()
     if loss_type in ("grpo", "sapo"):
@@ -95,8 +89,8 @@ def token_weights(
 
 def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """
-    A batch for `loss_mode: no_ratio`: without π_old TRL takes the policy itself, a ratio of 1, whose gradient is
-    that of the log-probability. TRL's mask of samples that are too far off policy still compares with the policy that
+    A batch for `loss_mode: no_ratio`: without π_old TRL takes the policy itself, a ratio of 1, whose gradient is that
+    of the log-probability. TRL's mask of samples that are too far off policy still compares with the policy that
     sampled.
     """
     changed = dict(batch)

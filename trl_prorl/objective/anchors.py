@@ -23,14 +23,10 @@ class Anchor:
     An anchor of the policy.
 
     Attributes:
-        name (`str`):
-            `"ref"`, `"old"` or `"base"`; a batch holds its log-probabilities as `"{name}_per_token_logps"`.
-        key (`str`):
-            The key of [`ProRLConfig`] that holds its coefficient.
-        metric (`str`):
-            TRL's name for its KL in the trainer's log.
-        coefficient (`float`):
-            The coefficient in force; 0 means no KL term.
+        name (`str`): `"ref"`, `"old"` or `"base"`; a batch holds its log-probabilities as `"{name}_per_token_logps"`.
+        key (`str`): The key of [`ProRLConfig`] that holds its coefficient.
+        metric (`str`): TRL's name for its KL in the trainer's log.
+        coefficient (`float`): The coefficient in force; 0 means no KL term.
     """
 
     name: str
@@ -55,10 +51,8 @@ class Penalty:
     The KL terms of a micro-batch.
 
     Attributes:
-        of (`dict[str, torch.Tensor]`):
-            The penalty of each anchor that acts, without its coefficient, shape `(B, T)`.
-        loss (`torch.Tensor`):
-            Their weighted sum, a scalar.
+        of (`dict[str, torch.Tensor]`): The penalty of each anchor that acts, without its coefficient, shape `(B, T)`.
+        loss (`torch.Tensor`): Their weighted sum, a scalar.
     """
 
     of: dict[str, torch.Tensor]
@@ -81,8 +75,7 @@ class Anchors(Part):
     Every anchor of a run, in the order in which `kl_target` looks for the active one.
 
     Args:
-        args ([`ProRLConfig`]):
-            The coefficients, the estimator and the target.
+        args ([`ProRLConfig`]): The coefficients, the estimator and the target.
     """
 
     def __init__(self, args):
@@ -120,15 +113,12 @@ class Anchors(Part):
         The per-token penalty of every anchor that acts on a batch, without its coefficient.
 
         Args:
-            batch (`Mapping[str, torch.Tensor]`):
-                `advantages` of shape `(B,)`, masks and the anchors' log-probabilities of shape `(B, T)`.
-            logps (`torch.Tensor` of shape `(B, T)`):
-                The policy's, with gradient.
-            level (`str`):
-                TRL's `importance_sampling_level`.
+            batch (`Mapping[str, torch.Tensor]`): `advantages` of shape `(B,)`, masks and the anchors'
+                log-probabilities of shape `(B, T)`.
+            logps (`torch.Tensor` of shape `(B, T)`): The policy's, with gradient.
+            level (`str`): TRL's `importance_sampling_level`.
 
-        Returns:
-            `dict[str, torch.Tensor]`: shape `(B, T)` each.
+        Returns `dict[str, torch.Tensor]`: shape `(B, T)` each.
         """
         old = batch.get(logps_key("old"), logps.detach())
         anchored = {anchor.name: old if anchor.name == "old" else batch[anchor.logps] for anchor in self.acting(batch)}
@@ -183,12 +173,9 @@ class Anchors(Part):
         The mean of every penalty over the tokens of all processes, by TRL's name for it.
 
         Args:
-            penalties (`Mapping[str, torch.Tensor]`):
-                Per token, by anchor, shape `(B, T)` each.
-            mask (`torch.Tensor` of shape `(B, T)`):
-                1 where a token counts.
-            total (`Callable`):
-                Sums a tensor over processes.
+            penalties (`Mapping[str, torch.Tensor]`): Per token, by anchor, shape `(B, T)` each.
+            mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts.
+            total (`Callable`): Sums a tensor over processes.
         """
         found = {}
         for name, penalty in penalties.items():

@@ -16,10 +16,9 @@ class ReferenceResetCallback(TrainerCallback):
     subclasses of [`~trl_prorl.resets.triggers.Trigger`].
 
     Args:
-        triggers (`Iterable[Trigger]`):
-            See [`~trl_prorl.resets.triggers`].
-        cooldown (`int`, *optional*, defaults to `0`):
-            Optimizer steps after an applied reset during which no trigger fires.
+        triggers (`Iterable[Trigger]`): See [`~trl_prorl.resets.triggers`].
+        cooldown (`int`, *optional*): Optimizer steps after an applied reset during which no trigger
+            fires.
 
     Example:
 

@@ -18,16 +18,12 @@ class Resets(Part):
     Everything that a reset needs, and the requests that wait for one.
 
     Args:
-        args ([`ProRLConfig`]):
-            What a reset does.
-        accelerator ([`~accelerate.Accelerator`]):
-            For the AMP scaler and the number of processes.
-        timer ([`~trl_prorl.record.meter.StageTimer`]):
-            The counter of its seconds.
-        possible (`bool`):
-            Whether the trainer was made for resets.
-        handler ([`~transformers.trainer_callback.CallbackHandler`]):
-            Holds the trainer's callbacks, which a user may change.
+        args ([`ProRLConfig`]): What a reset does.
+        accelerator ([`~accelerate.Accelerator`]): For the AMP scaler and the number of processes.
+        timer ([`~trl_prorl.record.meter.StageTimer`]): The counter of its seconds.
+        possible (`bool`): Whether the trainer was made for resets.
+        handler ([`~transformers.trainer_callback.CallbackHandler`]): Holds the trainer's callbacks, which a user may
+            change.
     """
 
     def __init__(self, args, accelerator, timer, possible: bool, handler):
@@ -47,10 +43,8 @@ class Resets(Part):
 
     def accept(self, callback: ReferenceResetCallback, eval_dataset) -> None:
         """
-        Take on a callback of the trainer.
-
-        Raises:
-            `ValueError`: the callback could request no reset, or its metric has more than one value.
+        Take on a callback of the trainer. Raises `ValueError`: the callback could request no reset, or its metric has
+        more than one value.
         """
         if not self.possible:
             raise ValueError(

@@ -20,10 +20,9 @@ class ElasticAverage:
     The exponential moving average of a policy's trained parameters, and their initial values.
 
     Args:
-        parameters (`Mapping[str, torch.nn.Parameter]`):
-            The trained parameters by name, as the run begins. Two copies of them are kept on their device.
-        decay (`float`):
-            η in average ← η · average + (1 − η) · policy, at every optimizer step.
+        parameters (`Mapping[str, torch.nn.Parameter]`): The trained parameters by name, as the run begins. Two copies
+            of them are kept on their device.
+        decay (`float`): η in average ← η · average + (1 − η) · policy, at every optimizer step.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], decay: float):
@@ -54,12 +53,7 @@ class ElasticAverage:
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """
-        Read both copies of a checkpoint.
-
-        Raises:
-            `ValueError`: the checkpoint has none.
-        """
+        """Read both copies of a checkpoint. Raises `ValueError`: the checkpoint has none."""
         path = folder / ELASTIC_FILE
         if not path.exists():
             raise ValueError(f"{folder} has no {ELASTIC_FILE}: the average of this run cannot be restored.")
@@ -73,14 +67,10 @@ class ElasticResets(Part):
     Elastic Reset on a schedule: requested every `every` optimizer steps, applied at the next generation boundary.
 
     Args:
-        average ([`ElasticAverage`]):
-            The average of the trained parameters.
-        every (`int`):
-            Optimizer steps between two requests.
-        timer ([`~trl_prorl.record.meter.StageTimer`]):
-            The counter of its seconds.
-        processes (`int`):
-            Number of processes, for the event.
+        average ([`ElasticAverage`]): The average of the trained parameters.
+        every (`int`): Optimizer steps between two requests.
+        timer ([`~trl_prorl.record.meter.StageTimer`]): The counter of its seconds.
+        processes (`int`): Number of processes, for the event.
     """
 
     def __init__(self, average: ElasticAverage, every: int, timer, processes: int):

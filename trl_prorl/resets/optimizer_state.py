@@ -59,16 +59,12 @@ def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str
     The changes that a reset makes to one parameter's optimizer state, by entry: a factor, or a function in place.
 
     Args:
-        state (`Mapping[str, Any]`):
-            The entry of one parameter in `optimizer.state`, for an optimizer of the table above. Empty before the
-            first update.
-        mode (`str`):
-            A treatment's name.
-        alpha (`float`, *optional*, defaults to `1.0`):
-            `optimizer_reset_alpha`, in (0, 1].
+        state (`Mapping[str, Any]`): The entry of one parameter in `optimizer.state`, for an optimizer of the table
+            above. Empty before the first update.
+        mode (`str`): A treatment's name.
+        alpha (`float`, *optional*): `optimizer_reset_alpha`, in (0, 1].
 
-    Raises:
-        `ValueError`: an entry whose meaning is not known, or codes that the treatment cannot change.
+    Raises `ValueError`: an entry whose meaning is not known, or codes that the treatment cannot change.
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
@@ -118,17 +114,12 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
     Refuse, before any training, an optimizer without a state, or with a state that a reset would not understand.
 
     Args:
-        cls (`type`):
-            The optimizer's class.
-        momentum (`float`, *optional*, defaults to `0.0`):
-            SGD's momentum; without momentum there is nothing to reset.
-        beta1 (`float`, *optional*):
-            β1 of transformers' Adafactor; without it there is no first moment.
-        mode (`str`, *optional*, defaults to `"hard"`):
-            The treatment: what it changes, the optimizer must have.
+        cls (`type`): The optimizer's class.
+        momentum (`float`, *optional*): SGD's momentum; without momentum there is nothing to reset.
+        beta1 (`float`, *optional*): β1 of transformers' Adafactor; without it there is no first moment.
+        mode (`str`, *optional*): The treatment: what it changes, the optimizer must have.
 
-    Raises:
-        `ValueError`: naming the optimizer and the cure.
+    Raises `ValueError`: naming the optimizer and the cure.
     """
     name = f"{cls.__module__}.{cls.__name__}"
     adafactor = issubclass(cls, (torch.optim.Adafactor, Adafactor))
@@ -188,13 +179,10 @@ def plan_reset(
     Every parameter's state with the changes that a reset will make. Nothing is written.
 
     Args:
-        optimizer (`torch.optim.Optimizer`):
-            The optimizer, or Accelerate's wrapper of it.
-        mode (`str`), alpha (`float`, *optional*, defaults to `1.0`):
-            As in `changes`.
+        optimizer (`torch.optim.Optimizer`): The optimizer, or Accelerate's wrapper of it.
+        mode (`str`), alpha (`float`, *optional*): As in `changes`.
 
-    Raises:
-        `ValueError`: a state that is not understood.
+    Raises `ValueError`: a state that is not understood.
     """
     if mode == "keep":
         return []

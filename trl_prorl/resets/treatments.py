@@ -27,17 +27,14 @@ class Treatment:
     One treatment.
 
     Attributes:
-        name (`str`):
-            The value of `optimizer_reset`.
-        first, second (`float`, `"alpha"` or `Callable`, *optional*, defaults to `1.0`):
-            The factor on that moment, or a function `(tensor, alpha)` that changes it in place. The function may draw
-            no number that another process, or the same run resumed, would not draw.
-        clears_step (`bool`, *optional*, defaults to `False`):
-            Whether the step count becomes 0.
-        restarts_schedule (`bool`, *optional*, defaults to `False`):
-            Whether the learning-rate schedule starts again, if `optimizer_reset_schedule` does not say.
-        resets_scaler (`bool`, *optional*, defaults to `False`):
-            Whether an AMP scaler goes back to its initial scale.
+        name (`str`): The value of `optimizer_reset`.
+        first, second (`float`, `"alpha"` or `Callable`, *optional*, defaults to `1.0`): The factor on that moment, or
+            a function `(tensor, alpha)` that changes it in place. The function may draw no number that another
+            process, or the same run resumed, would not draw.
+        clears_step (`bool`, *optional*): Whether the step count becomes 0.
+        restarts_schedule (`bool`, *optional*): Whether the learning-rate schedule starts again,
+            if `optimizer_reset_schedule` does not say.
+        resets_scaler (`bool`, *optional*): Whether an AMP scaler goes back to its initial scale.
     """
 
     name: str
@@ -86,12 +83,7 @@ WITH_ALPHA = tuple(name for name, treatment in TREATMENTS.items() if treatment.u
 
 
 def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
-    """
-    A treatment by its name.
-
-    Raises:
-        `ValueError`: there is none, or its α is outside (0, 1].
-    """
+    """A treatment by its name. Raises `ValueError`: there is none, or its α is outside (0, 1]."""
     if name not in TREATMENTS:
         raise ValueError(f"optimizer_reset={name!r} is not one of {', '.join(TREATMENTS)}.")
     if TREATMENTS[name].uses_alpha and not 0.0 < alpha <= 1.0:
@@ -101,10 +93,8 @@ def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
 
 def factors(name: str, alpha: float) -> tuple[float, float, bool]:
     """
-    The factor of a treatment on m, that on v, and whether it clears the step count.
-
-    Raises:
-        `ValueError`: it is not one factor for each moment.
+    The factor of a treatment on m, that on v, and whether it clears the step count. Raises `ValueError`: it is not one
+    factor for each moment.
     """
     treatment = treatment_of(name, alpha)
     if not treatment.is_factors:

@@ -24,18 +24,14 @@ def deciding(
     The rewards that decide whether a group is decided.
 
     Args:
-        rewards (`torch.Tensor` of shape `(N, F)`):
-            The rewards of every reward function, with the groups contiguous; NaN where a function does not apply.
-        weights (`torch.Tensor` of shape `(F,)`):
-            The weights of the functions.
-        group_size (`int`):
-            G.
-        functions (`Sequence[int]`, *optional*):
-            The functions that decide, by the weighted sum of their rewards. `None`: in each group the first function
-            decides that has a weight and a reward for any of its completions.
+        rewards (`torch.Tensor` of shape `(N, F)`): The rewards of every reward function, with the groups contiguous;
+            NaN where a function does not apply.
+        weights (`torch.Tensor` of shape `(F,)`): The weights of the functions.
+        group_size (`int`): G.
+        functions (`Sequence[int]`, *optional*): The functions that decide, by the weighted sum of their rewards.
+            `None`: in each group the first function decides that has a weight and a reward for any of its completions.
 
-    Returns:
-        `torch.Tensor` of shape `(N,)`; NaN where there is none.
+    Returns `torch.Tensor` of shape `(N,)`; NaN where there is none.
     """
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
@@ -53,15 +49,11 @@ def named_functions(
     Indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none.
 
     Args:
-        asked (`Sequence[str]` or `None`):
-            The key.
-        names (`Sequence[str]`):
-            The names of all reward functions.
-        weights (`Sequence[float]` or `None`):
-            The weights of all reward functions; `None` means 1 each.
+        asked (`Sequence[str]` or `None`): The key.
+        names (`Sequence[str]`): The names of all reward functions.
+        weights (`Sequence[float]` or `None`): The weights of all reward functions; `None` means 1 each.
 
-    Raises:
-        `ValueError`: a named function does not exist, or none of them has a weight.
+    Raises `ValueError`: a named function does not exist, or none of them has a weight.
     """
     if asked is None:
         return None
@@ -85,13 +77,11 @@ def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     The groups in which no reward differs from the others by more than rounding.
 
     Args:
-        rewards (`torch.Tensor` of shape `(N,)`):
-            One reward a completion, with the groups contiguous; NaN where there is none.
-        group_size (`int`):
-            G.
+        rewards (`torch.Tensor` of shape `(N,)`): One reward a completion, with the groups contiguous; NaN where there
+            is none.
+        group_size (`int`): G.
 
-    Returns:
-        `torch.Tensor` of bools, shape `(N / G,)`.
+    Returns `torch.Tensor` of bools, shape `(N / G,)`.
     """
     return all_equal(rewards.view(-1, group_size))
 
@@ -108,14 +98,12 @@ def put_groups(
     A batch with some of its groups replaced by groups of another batch.
 
     Args:
-        batch (`Mapping[str, torch.Tensor]`), others (`Mapping[str, torch.Tensor]`):
-            Tensors of shape `(N, …)` by name. Prompts are padded on the left, completions on the right.
-        places (`Sequence[int]`), sources (`Sequence[int]`):
-            The groups of `batch` that give way, and the groups of `others` that take their places.
-        group_size (`int`):
-            G.
-        pad_token_id (`int`):
-            The padding of token ids; everything else is padded with 0.
+        batch (`Mapping[str, torch.Tensor]`), others (`Mapping[str, torch.Tensor]`): Tensors of shape `(N, …)` by name.
+            Prompts are padded on the left, completions on the right.
+        places (`Sequence[int]`), sources (`Sequence[int]`): The groups of `batch` that give way, and the groups of
+            `others` that take their places.
+        group_size (`int`): G.
+        pad_token_id (`int`): The padding of token ids; everything else is padded with 0.
     """
 
     def rows(groups: Sequence[int]) -> torch.Tensor:
@@ -147,10 +135,8 @@ class ExtraRows:
     An endless supply of a dataset's rows in random order; every pass has an order of its own.
 
     Args:
-        count (`int`):
-            Rows of the dataset.
-        seed (`int`):
-            The seed of the orders.
+        count (`int`): Rows of the dataset.
+        seed (`int`): The seed of the orders.
     """
 
     def __init__(self, count: int, seed: int):
@@ -181,21 +167,14 @@ class DynamicSampling(Part):
     Replaces undecided groups by groups of other prompts.
 
     Args:
-        args ([`ProRLConfig`]):
-            The number of rounds, and the seed of the extra prompts.
-        accelerator ([`~accelerate.Accelerator`]):
-            For the processes, which generate and gather together.
-        dataset ([`~datasets.Dataset`]):
-            The training set.
-        group_size (`int`):
-            G.
-        pad_token_id (`int`):
-            The tokenizer's.
-        names (`Sequence[str]`), weights (`torch.Tensor` of shape `(F,)`):
-            Of the reward functions.
+        args ([`ProRLConfig`]): The number of rounds, and the seed of the extra prompts.
+        accelerator ([`~accelerate.Accelerator`]): For the processes, which generate and gather together.
+        dataset ([`~datasets.Dataset`]): The training set.
+        group_size (`int`): G.
+        pad_token_id (`int`): The tokenizer's.
+        names (`Sequence[str]`), weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
 
-    Raises:
-        `ValueError`: the dataset is streamed, or a process holds parts of groups.
+    Raises `ValueError`: the dataset is streamed, or a process holds parts of groups.
     """
 
     def __init__(
@@ -241,15 +220,12 @@ class DynamicSampling(Part):
         Sample a generation batch, and sample again in the place of undecided groups.
 
         Args:
-            examples (`list[dict]`):
-                This process's rows, each G times.
-            draw (`Callable[[list[dict], bool], tuple[dict, Outcome]]`):
-                Samples completions of rows, `again` in the further rounds; returns a batch that no anchor has scored,
-                and its outcome.
+            examples (`list[dict]`): This process's rows, each G times.
+            draw (`Callable[[list[dict], bool], tuple[dict, Outcome]]`): Samples completions of rows, `again` in the
+                further rounds; returns a batch that no anchor has scored, and its outcome.
 
-        Returns:
-            The batch; its outcome, with the tasks, interruptions and measurements of the first round, because its
-            prompts are not selected.
+        Returns the batch; its outcome, with the tasks, interruptions and measurements of the first round, because its
+        prompts are not selected.
         """
         size, process = self.group_size, self.accelerator.process_index
         batch, first = draw(examples)

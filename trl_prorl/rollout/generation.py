@@ -41,20 +41,13 @@ def choose_generation(
     Whether a run samples compactly.
 
     Args:
-        asked (`str`):
-            `compact_generation`.
-        config ([`~transformers.GenerationConfig`], *optional*):
-            Of the rollouts; another engine has none.
-        objections (`dict[str, bool]`):
-            Reasons against it that lie outside the model, and whether each holds; the first that does is given.
-        probed (`Callable`):
-            Tries it on the model: why it is not possible, or `None`.
+        asked (`str`): `compact_generation`.
+        config ([`~transformers.GenerationConfig`], *optional*): Of the rollouts; another engine has none.
+        objections (`dict[str, bool]`): Reasons against it that lie outside the model, and whether each holds; the
+            first that does is given.
+        probed (`Callable`): Tries it on the model: why it is not possible, or `None`.
 
-    Returns:
-        `str`: `"on"`, or `"off"` with the reason why not.
-
-    Raises:
-        `ValueError`: it is asked for and not possible.
+    Returns `str`: `"on"`, or `"off"` with the reason why not. Raises `ValueError`: it is asked for and not possible.
     """
     if asked == "off":
         return "off"
@@ -92,19 +85,15 @@ class CompactGeneration(Part):
     Samples completions of prompts, from a merged copy of the policy where there can be one.
 
     Args:
-        policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The policy.
-        temperature (`float`):
-            Of sampling.
-        autocasts (`bool`, *optional*, defaults to `False`):
-            Whether the policy computes in a lower precision than its weights have when it is scored.
+        policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The policy.
+        temperature (`float`): Of sampling.
+        autocasts (`bool`, *optional*): Whether the policy computes in a lower precision than its
+            weights have when it is scored.
 
     Attributes:
-        merged (`str`):
-            `"on"`, or `"off"` with the reason why the policy itself is sampled.
-        measures (`bool`):
-            Whether the last completions came with log-probabilities of the copy. Those of a rollout function with a
-            sampler of its own say nothing about the copy.
+        merged (`str`): `"on"`, or `"off"` with the reason why the policy itself is sampled.
+        measures (`bool`): Whether the last completions came with log-probabilities of the copy. Those of a rollout
+            function with a sampler of its own say nothing about the copy.
     """
 
     may_join = True  # "auto" may find possible here what was not where the run began
@@ -132,20 +121,14 @@ class CompactGeneration(Part):
         One completion of each prompt; equal prompts are computed once.
 
         Args:
-            model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-                The policy, unwrapped, ready to generate.
-            prompts (`list[list[int]]`):
-                Token ids.
-            config ([`~transformers.GenerationConfig`]):
-                Of the rollouts.
-            ends (`list[int]`):
-                Tokens that end a completion.
-            multiple (`int`, *optional*):
-                Prompts are padded to a multiple of this.
+            model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The policy, unwrapped, ready to generate.
+            prompts (`list[list[int]]`): Token ids.
+            config ([`~transformers.GenerationConfig`]): Of the rollouts.
+            ends (`list[int]`): Tokens that end a completion.
+            multiple (`int`, *optional*): Prompts are padded to a multiple of this.
 
-        Returns:
-            `list[list[int]]`: token ids, the end included where it was reached; and their log-probabilities under the
-            merged copy, if it rounds otherwise than the policy.
+        Returns `list[list[int]]`: token ids, the end included where it was reached; and their log-probabilities under
+        the merged copy, if it rounds otherwise than the policy.
         """
         different, copies = distinct(prompts)
         device = next(model.parameters()).device

@@ -20,8 +20,7 @@ def kept_weights(model: torch.nn.Module) -> Iterator[None]:
     cast makes new tensors, so that the old ones need only be remembered.
 
     Args:
-        model (`torch.nn.Module`):
-            The policy, whole on this process.
+        model (`torch.nn.Module`): The policy, whole on this process.
     """
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [
@@ -46,8 +45,7 @@ def kept_base(model: torch.nn.Module) -> Iterator[None]:
     what they were, bit for bit. They are held twice meanwhile.
 
     Args:
-        model (`torch.nn.Module`):
-            The policy, whole on this process.
+        model (`torch.nn.Module`): The policy, whole on this process.
     """
     adapted = [module.get_base_layer() for module in model.modules() if isinstance(module, BaseTunerLayer)]
     found = {id(param): param for layer in adapted for param in layer.parameters(recurse=False)}
@@ -67,8 +65,7 @@ def keep_unpacked(model: torch.nn.Module) -> None:
     without gradient, and no later forward of those weights has one.
 
     Args:
-        model (`torch.nn.Module`):
-            The policy.
+        model (`torch.nn.Module`): The policy.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -83,10 +80,8 @@ def keep_base_in_syncs(generation, model: torch.nn.Module) -> None:
     which adds up: the policy, its reference and the base would stand on weights that no file holds.
 
     Args:
-        generation ([`~trl.generation.vllm_generation.VLLMGeneration`]):
-            TRL's; its `sync_weights` is replaced.
-        model (`torch.nn.Module`):
-            The policy, whole on this process.
+        generation ([`~trl.generation.vllm_generation.VLLMGeneration`]): TRL's; its `sync_weights` is replaced.
+        model (`torch.nn.Module`): The policy, whole on this process.
     """
     sync = generation.sync_weights
 

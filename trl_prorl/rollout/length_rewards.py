@@ -10,10 +10,8 @@ def cosine(length: float, longest: float, least: float, most: float) -> float:
     one (ProRL v2's cosine length penalty; the form is that of arXiv 2502.03373).
 
     Args:
-        length (`float`), longest (`float`):
-            t and T; beyond T it stays at `least`.
-        least (`float`), most (`float`):
-            η_min and η_max.
+        length (`float`), longest (`float`): t and T; beyond T it stays at `least`.
+        least (`float`), most (`float`): η_min and η_max.
     """
     return least + 0.5 * (most - least) * (1.0 + math.cos(math.pi * min(length / longest, 1.0)))
 
@@ -28,12 +26,11 @@ def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int 
     A reward function that charges for long completions during `on` optimizer steps, and then not during `off` steps.
 
     Args:
-        longest (`int`):
-            T of [`cosine`], usually `max_completion_length`.
-        least (`float`), most (`float`, *optional*, defaults to `0.0`):
-            The reward of the longest and of an empty completion.
-        on (`int`, *optional*, defaults to `1`), off (`int`, *optional*, defaults to `0`):
-            The schedule. ProRL v2 has 100 and 500.
+        longest (`int`): T of [`cosine`], usually `max_completion_length`.
+        least (`float`), most (`float`, *optional*): The reward of the longest and of an empty
+            completion.
+        on (`int`, *optional*, defaults to `1`), off (`int`, *optional*): The schedule. ProRL v2 has
+            100 and 500.
     """
 
     def cosine_length(completion_ids, trainer_state, **columns):
@@ -49,10 +46,8 @@ def target_length_reward(target: int, cost: float) -> Callable:
     A reward function of −`cost` · |length − target|: L1's exact-length reward, arXiv 2503.04697.
 
     Args:
-        target (`int`):
-            The target length.
-        cost (`float`):
-            Reward lost with each token more or less; the paper has 0.0003.
+        target (`int`): The target length.
+        cost (`float`): Reward lost with each token more or less; the paper has 0.0003.
     """
 
     def target_length(completion_ids, **columns):

@@ -15,23 +15,17 @@ class Outcome:
     functions.
 
     Attributes:
-        rewards (`torch.Tensor` of shape `(N, F)`):
-            NaN where a function does not apply.
-        tokens (`torch.Tensor`):
-            Tokens of this process's completions, truncated ones included; the trainer takes off those that no model
-            sampled.
-        tasks (`list[str | None]`):
-            Name of each completion's task, N of them.
-        interrupted (`list[bool]`):
-            Whether each completion was interrupted and asked for its answer; empty if none ever is.
-        rounds (`list[torch.Tensor]`):
-            The rewards of every round of sampling, in order.
-        correct (`list[bool]`):
-            The verifier's verdicts, N of them; empty without a verifier.
-        completions (`list`), ids (`list[list[int]]`), seconds (`float`):
-            This process's completions as reward functions get them, their tokens, and how long all functions took.
-        measured (`dict[str, float]`):
-            Its entries of the record.
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+        tokens (`torch.Tensor`): Tokens of this process's completions, truncated ones included; the trainer takes off
+            those that no model sampled.
+        tasks (`list[str | None]`): Name of each completion's task, N of them.
+        interrupted (`list[bool]`): Whether each completion was interrupted and asked for its answer; empty if none
+            ever is.
+        rounds (`list[torch.Tensor]`): The rewards of every round of sampling, in order.
+        correct (`list[bool]`): The verifier's verdicts, N of them; empty without a verifier.
+        completions (`list`), ids (`list[list[int]]`), seconds (`float`): This process's completions as reward
+            functions get them, their tokens, and how long all functions took.
+        measured (`dict[str, float]`): Its entries of the record.
     """
 
     rewards: torch.Tensor
@@ -59,17 +53,13 @@ class Outcome:
         The outcome from the arguments and the result of TRL's `_calculate_rewards`.
 
         Args:
-            rewards (`torch.Tensor` of shape `(N, F)`):
-                The rewards, gathered from all processes.
-            examples (`list[dict]`):
-                This process's rows, one a completion. Columns `task` and `interrupted` of another meaning are ignored.
-            completions (`list`), completion_ids (`list[list[int]]`):
-                This process's, and their tokens. A completion mask would lack the tokens that
-                `mask_truncated_completions` keeps out of the loss.
-            correct (`list[bool]`, *optional*):
-                The verifier's verdicts, gathered from all processes.
-            seconds (`float`, *optional*, defaults to `0.0`):
-                The reward functions took so long.
+            rewards (`torch.Tensor` of shape `(N, F)`): The rewards, gathered from all processes.
+            examples (`list[dict]`): This process's rows, one a completion. Columns `task` and `interrupted` of another
+                meaning are ignored.
+            completions (`list`), completion_ids (`list[list[int]]`): This process's, and their tokens. A completion
+                mask would lack the tokens that `mask_truncated_completions` keeps out of the loss.
+            correct (`list[bool]`, *optional*): The verifier's verdicts, gathered from all processes.
+            seconds (`float`, *optional*): The reward functions took so long.
         """
         tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
         outcome = cls(
@@ -163,13 +153,10 @@ def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     One reward a completion from the rewards of all functions.
 
     Args:
-        rewards (`torch.Tensor` of shape `(N, F)`):
-            NaN where a function does not apply.
-        weights (`torch.Tensor` of shape `(F,)`):
-            TRL's `reward_weights`.
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+        weights (`torch.Tensor` of shape `(F,)`): TRL's `reward_weights`.
 
-    Returns:
-        `torch.Tensor` of shape `(N,)`: NaN where no function gave a reward.
+    Returns `torch.Tensor` of shape `(N,)`: NaN where no function gave a reward.
     """
     weighted = rewards * weights.to(rewards.device)
     return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
@@ -196,14 +183,12 @@ def whole_groups(permutation: torch.Tensor, size: int) -> torch.Tensor:
     It uses TRL's own permutation, so a run draws the same random numbers.
 
     Args:
-        permutation (`torch.Tensor` of shape `(B,)`):
-            A permutation of the rows of a batch, in which the rows of a group are contiguous.
-        size (`int`):
-            Rows of a group. If a process's part of the batch is no multiple of it, parts of groups that fit move
-            together.
+        permutation (`torch.Tensor` of shape `(B,)`): A permutation of the rows of a batch, in which the rows of a
+            group are contiguous.
+        size (`int`): Rows of a group. If a process's part of the batch is no multiple of it, parts of groups that fit
+            move together.
 
-    Returns:
-        `torch.Tensor` of shape `(B,)`: a permutation.
+    Returns `torch.Tensor` of shape `(B,)`: a permutation.
     """
     size = math.gcd(size, len(permutation))
     groups = list(dict.fromkeys((permutation // size).tolist()))

@@ -32,19 +32,14 @@ def watched(
     A reward function that raises [`RewardError`] in place of any other error. A reward model is left as it is.
 
     Args:
-        function (`Callable`):
-            A reward function as TRL calls it: keyword arguments `prompts`, `completions` and the columns; one value a
-            completion.
-        name (`str`):
-            The name for errors.
-        seconds (`float` or `None`):
-            Its time limit for one batch.
-        nonfinite (`str`):
-            `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads NaN as `None`,
-            its sign that a function does not apply to a completion; `None` is always allowed. An evaluation has no
-            step to leave out, so such rewards are left out there, as NaN.
-        training (`Callable`, *optional*):
-            Whether a call is for training and not for an evaluation.
+        function (`Callable`): A reward function as TRL calls it: keyword arguments `prompts`, `completions` and the
+            columns; one value a completion.
+        name (`str`): The name for errors.
+        seconds (`float` or `None`): Its time limit for one batch.
+        nonfinite (`str`): `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads
+            NaN as `None`, its sign that a function does not apply to a completion; `None` is always allowed. An
+            evaluation has no step to leave out, so such rewards are left out there, as NaN.
+        training (`Callable`, *optional*): Whether a call is for training and not for an evaluation.
     """
 
     if isinstance(function, torch.nn.Module):

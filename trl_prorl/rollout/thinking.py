@@ -14,12 +14,9 @@ def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
     The policy did not choose the tokens of `text`, which are its context: they carry no loss.
 
     Args:
-        budget (`int`):
-            Tokens of a completion before the interruption.
-        answer_tokens (`int`):
-            Tokens after the interruption.
-        text (`str`):
-            The text that asks for the answer, such as `"\\n\\nFinal answer: "`.
+        budget (`int`): Tokens of a completion before the interruption.
+        answer_tokens (`int`): Tokens after the interruption.
+        text (`str`): The text that asks for the answer, such as `"\\n\\nFinal answer: "`.
     """
 
     def rollout(prompts, trainer):

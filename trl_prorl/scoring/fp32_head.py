@@ -39,13 +39,10 @@ def check_full_model(model, **config_kwargs) -> None:
     reference.
 
     Args:
-        model (`str` or [`~transformers.PreTrainedModel`]):
-            The model that the trainer is given.
-        config_kwargs:
-            Arguments for loading its configuration.
+        model (`str` or [`~transformers.PreTrainedModel`]): The model that the trainer is given.
+        config_kwargs: Arguments for loading its configuration.
 
-    Raises:
-        `ValueError`: naming the model and the cure.
+    Raises `ValueError`: naming the model and the cure.
     """
     if isinstance(model, str):
         config = AutoConfig.from_pretrained(model, **config_kwargs)

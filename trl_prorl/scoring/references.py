@@ -36,11 +36,10 @@ def check_adapter(model: Any, peft_config: Any | None) -> None:
     Refuse, before a model is loaded, an adapter that cannot coexist with a reference or a base.
 
     Args:
-        model (`str` or `torch.nn.Module`), peft_config ([`~peft.PeftConfig`] or `None`):
-            The arguments that the trainer is given.
+        model (`str` or `torch.nn.Module`), peft_config ([`~peft.PeftConfig`] or `None`): The arguments that the
+            trainer is given.
 
-    Raises:
-        `ValueError`: naming the value and the cure.
+    Raises `ValueError`: naming the value and the cure.
     """
     if isinstance(model, PeftModel):
         if model.active_adapters != ["default"]:
@@ -100,13 +99,10 @@ def reference_of(policy, full, fills: bool) -> "AdapterReference | SnapshotRefer
     The reference that TRL has made beside a policy.
 
     Args:
-        policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The policy.
-        full ([`~transformers.PreTrainedModel`], *optional*):
-            TRL's second model, for full fine-tuning.
-        fills (`bool`):
-            Whether to copy the policy onto it: TRL loads that model from the policy's path, which is not the policy if
-            the policy was changed in memory.
+        policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The policy.
+        full ([`~transformers.PreTrainedModel`], *optional*): TRL's second model, for full fine-tuning.
+        fills (`bool`): Whether to copy the policy onto it: TRL loads that model from the policy's path, which is not
+            the policy if the policy was changed in memory.
     """
     if full is not None:
         reference = SnapshotReference(policy, full)
@@ -145,9 +141,8 @@ class Reference:
         reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place.
 
         Args:
-            mix (`float`):
-                1 copies; between 0 and 1 is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA
-                of the factors A and B and not of their product; 0 does nothing.
+            mix (`float`): 1 copies; between 0 and 1 is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656),
+                for LoRA of the factors A and B and not of their product; 0 does nothing.
         """
         if mix == 0.0:
             return
@@ -166,10 +161,9 @@ class AdapterReference(Reference):
     It shares the base weights with the policy, so a copy moves a few MB, and PEFT saves and loads it with the policy.
 
     Args:
-        model ([`~peft.PeftModel`]):
-            The policy, with both adapters.
-        name (`str` or `None`, *optional*, defaults to `"ref"`):
-            The adapter; `None` is the model without any adapter, which cannot be moved.
+        model ([`~peft.PeftModel`]): The policy, with both adapters.
+        name (`str` or `None`, *optional*, defaults to `"ref"`): The adapter; `None` is the model without any adapter,
+            which cannot be moved.
     """
 
     def __init__(self, model, name: str | None = "ref"):
@@ -221,10 +215,8 @@ class SnapshotReference(Reference):
     A second, frozen model of the policy's shape, for full fine-tuning.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The policy.
-        ref_model ([`~transformers.PreTrainedModel`]):
-            The reference.
+        model ([`~transformers.PreTrainedModel`]): The policy.
+        ref_model ([`~transformers.PreTrainedModel`]): The reference.
     """
 
     def __init__(self, model, ref_model):
@@ -254,12 +246,7 @@ class SnapshotReference(Reference):
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """
-        Read the snapshot of a checkpoint.
-
-        Raises:
-            `ValueError`: the checkpoint has none.
-        """
+        """Read the snapshot of a checkpoint. Raises `ValueError`: the checkpoint has none."""
         path = folder / SNAPSHOT_FILE
         if not path.exists():
             raise ValueError(f"{folder} has no {SNAPSHOT_FILE}: the moved reference of this run cannot be restored.")

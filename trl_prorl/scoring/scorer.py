@@ -25,14 +25,11 @@ class PolicyPass:
     One scoring of a micro-batch by the policy, inside TRL's loss.
 
     Attributes:
-        rows (`torch.Tensor` of shape `(R,)`, *optional*):
-            Indices of the rows to compute; `None` means all.
-        fill (`torch.Tensor` of shape `(B, T)`, *optional*):
-            Log-probabilities for the rows that are left out.
-        mask (`torch.Tensor` of shape `(B, T)`, *optional*):
-            1 where a token counts in the loss; needed if rows are left out.
-        logps, entropies (`torch.Tensor` of shape `(B, T)`):
-            The result, once the micro-batch is scored.
+        rows (`torch.Tensor` of shape `(R,)`, *optional*): Indices of the rows to compute; `None` means all.
+        fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for the rows that are left out.
+        mask (`torch.Tensor` of shape `(B, T)`, *optional*): 1 where a token counts in the loss; needed if rows are
+            left out.
+        logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
     """
 
     rows: torch.Tensor | None = None
@@ -47,18 +44,13 @@ class Scorer:
     Log-probabilities of completions, with a count for each model that gives them.
 
     Args:
-        args ([`ProRLConfig`]):
-            The choice of log-probabilities to cache, reuse or defer, and the limits of packing.
-        meter ([`~trl_prorl.record.meter.Meter`]):
-            The counter of calls and seconds.
-        packs (`bool`):
-            Whether prompts are computed once for all their completions.
-        text_only (`bool`):
-            Whether a batch consists of token ids alone, so that it can be scored again from the buffer.
-        autocast (`Callable`):
-            The context of a forward.
-        models (`Mapping[str, Reference | None]`):
-            Which model scores as the anchor of a name.
+        args ([`ProRLConfig`]): The choice of log-probabilities to cache, reuse or defer, and the limits of packing.
+        meter ([`~trl_prorl.record.meter.Meter`]): The counter of calls and seconds.
+        packs (`bool`): Whether prompts are computed once for all their completions.
+        text_only (`bool`): Whether a batch consists of token ids alone, so that it can be scored again from the
+            buffer.
+        autocast (`Callable`): The context of a forward.
+        models (`Mapping[str, Reference | None]`): Which model scores as the anchor of a name.
     """
 
     def __init__(
@@ -79,12 +71,9 @@ class Scorer:
         The answer to TRL's `_get_per_token_logps_and_entropies`.
 
         Args:
-            plain (`Callable`):
-                TRL's own method.
-            model (`Callable`):
-                The model that scores.
-            training (`bool`):
-                Whether the call belongs to training. Calls of an evaluation are not counted.
+            plain (`Callable`): TRL's own method.
+            model (`Callable`): The model that scores.
+            training (`bool`): Whether the call belongs to training. Calls of an evaluation are not counted.
         """
         if self._loss is not None or not training:
             return self._of_policy(plain, model, training, *args, **kwargs)
@@ -163,19 +152,13 @@ class Scorer:
         Log-probabilities of a batch under an anchor.
 
         Args:
-            name (`str`):
-                `"old"`, `"ref"` or `"base"`.
-            plain (`Callable`):
-                TRL's method.
-            policy (`Callable`):
-                The policy, as it is wrapped.
-            batch (`Mapping[str, Any]`):
-                Prompts and completions, token ids of shapes `(B, P)` and `(B, T)`.
-            size (`int`, *optional*):
-                Rows of a forward; `None` means all.
+            name (`str`): `"old"`, `"ref"` or `"base"`.
+            plain (`Callable`): TRL's method.
+            policy (`Callable`): The policy, as it is wrapped.
+            batch (`Mapping[str, Any]`): Prompts and completions, token ids of shapes `(B, P)` and `(B, T)`.
+            size (`int`, *optional*): Rows of a forward; `None` means all.
 
-        Returns:
-            `torch.Tensor` of shape `(B, T)`.
+        Returns `torch.Tensor` of shape `(B, T)`.
         """
         unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:
@@ -235,9 +218,7 @@ def scored_rows(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
     The rows that carry a gradient where no penalty acts: those with an advantage other than 0 or, if there are none,
     the shortest row, because the backward pass (and the other processes in it) needs a gradient, even one of zero.
-
-    Returns:
-        `torch.Tensor` of bools, shape `(B,)`.
+    Returns `torch.Tensor` of bools, shape `(B,)`.
     """
     scored = batch["advantages"] != 0.0
     if not scored.any():
