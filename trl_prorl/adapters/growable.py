@@ -13,12 +13,7 @@ OTHER_PRODUCTS = "use_qalora alora_invocation_tokens velora_config use_bdlora mo
 
 def check_growing_config(every: int, largest: int, config: Any | None) -> None:
     """
-    Refuse, before a model is loaded, an adapter that cannot grow.
-
-    Args:
-        every (`int`), largest (`int`): `lora_growth_every` and `lora_growth_max_rank`.
-        config ([`~peft.PeftConfig`] or `None`): Of the policy's adapter.
-
+    Refuse, before a model is loaded, an adapter that cannot grow `every` so many steps up to the rank `largest`.
     Raises `ValueError`: naming the key, the value and the cure.
     """
     leave = "or leave lora_growth_every out."

@@ -20,14 +20,8 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 class Growth(Part):
     """
     More ranks for the policy's adapter and its frozen copies: requested every so many optimizer steps, applied at the
-    next generation boundary.
-
-    Args:
-        args ([`ProRLConfig`]): How often, by how much, how far; and the run's seed.
-        policy ([`~peft.PeftModel`]): With an adapter `default` that [`~trl_prorl.adapters.growable`] accepts.
-        copies (iterable of `dict[str, torch.Tensor]`): Copies of trained parameters by name, which have to keep their
-            shapes. Their entries are replaced.
-        timer ([`~trl_prorl.record.meter.StageTimer`]): The counter of its seconds.
+    next generation boundary. `copies` of trained parameters by name keep the parameters' shapes: their entries are
+    replaced.
     """
 
     def __init__(

@@ -12,12 +12,8 @@ logger = logging.getLogger(__name__)
 
 class EntropyWatch(Part):
     """
-    Tells when the mean entropy has stayed below a floor.
-
-    Args:
-        floor (`float`): Nats per token.
-        patience (`int`): Consecutive optimizer steps below the floor that count as a collapse.
-        stop (`bool`, *optional*): Whether a collapse ends the run.
+    Tells when the mean entropy has stayed below a floor, in nats per token, for `patience` consecutive optimizer
+    steps; `stop` ends the run.
     """
 
     def __init__(self, floor: float, patience: int, stop: bool = False):

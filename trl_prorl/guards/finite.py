@@ -47,16 +47,9 @@ def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
 
 class FiniteGuard(Part):
     """
-    Looks at loss, gradients and weights.
-
-    Args:
-        args ([`ProRLConfig`]): `nonfinite` says what to do; `kl_clamp` bounds the KL in the loss.
-        accelerator ([`~accelerate.Accelerator`]): Processes settle together; an AMP scaler looks at the gradients
-            itself.
-        meter ([`~trl_prorl.record.meter.Meter`]): Has the sums over tokens of the KLs.
-        recorder ([`~trl_prorl.record.recorder.Recorder`]): Writes its events.
-        decoder ([`~transformers.PreTrainedTokenizerBase`] or [`~transformers.ProcessorMixin`]): Makes texts of token
-            ids.
+    Looks at loss, gradients and weights. `nonfinite` says what to do; processes settle together, and an AMP scaler
+    looks at the gradients itself. The meter has the sums over tokens of the KLs, the recorder writes its events, and
+    the decoder (tokenizer or processor) makes texts of token ids.
     """
 
     def __init__(self, args, accelerator, meter, recorder, decoder):

@@ -16,11 +16,8 @@ WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a 
 
 class Aggregation:
     """
-    The aggregation of a run's loss.
-
-    Args:
-        args ([`ProRLConfig`]): The loss type, and the lengths by which losses divide.
-        processes (`int`): Number of processes, over which TRL counts the tokens of a window.
+    The aggregation of a run's loss, by its configuration and the number of processes, over which TRL counts the tokens
+    of a window.
     """
 
     def __init__(self, args, processes: int):
@@ -28,12 +25,8 @@ class Aggregation:
 
     def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
         """
-        See [`token_weights`].
-
-        Args:
-            batch (`Mapping[str, torch.Tensor]`): A micro-batch: its masks of shape `(B, T)`, and the number of tokens
-                in its window.
-            accumulation (`float`, *optional*): Micro-batches of this optimizer step; `None` in an evaluation.
+        [`token_weights`] of a micro-batch, which holds the number of tokens in its window, with so many micro-batches
+        in this optimizer step; `None` in an evaluation.
         """
         args, window = self.args, batch["num_items_in_batch"].clamp(min=1.0) / self.processes
         if accumulation is not None:
@@ -58,20 +51,16 @@ def token_weights(
     items_per_window: torch.Tensor | float | None = None,
 ) -> torch.Tensor:
     """
-    Weights w such that TRL's loss of a micro-batch is Σ w · per_token_loss.
+    Weights w, shape `(B, T)`, such that TRL's loss of a micro-batch is Σ w · per_token_loss.
 
     Args:
         mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts.
-        loss_type (`str`): TRL's `loss_type`.
-        accumulation_steps (`float`, *optional*): Micro-batches of one optimizer step (1 in
-            evaluation).
-        max_completion_length (`int`, *optional*): Needed by `dr_grpo` (arXiv 2503.20783), which divides by a constant
-            length.
-        items_per_window (`torch.Tensor` or `float`, *optional*): Tokens of one accumulation window on this process.
-            Needed by the losses that average over all tokens of an optimizer step: `dapo` (arXiv 2503.14476), `cispo`,
+        loss_type (`str`): TRL's.
+        accumulation_steps (`float`, *optional*): Micro-batches of one optimizer step (1 in evaluation).
+        max_completion_length (`int`, *optional*): Needed by `dr_grpo` (arXiv 2503.20783), which divides by a constant.
+        items_per_window (`torch.Tensor` or `float`, *optional*): Tokens of one accumulation window on this process,
+            for the losses that average over all tokens of an optimizer step: `dapo` (arXiv 2503.14476), `cispo`,
             `vespo`.
-
-    Returns `torch.Tensor` of shape `(B, T)`.
     """
     mask = mask.float()
     if loss_type in ("grpo", "sapo"):

@@ -23,10 +23,9 @@ class Anchor:
     An anchor of the policy.
 
     Attributes:
-        name (`str`): `"ref"`, `"old"` or `"base"`; a batch holds its log-probabilities as `"{name}_per_token_logps"`.
-        key (`str`): The key of [`ProRLConfig`] that holds its coefficient.
-        metric (`str`): TRL's name for its KL in the trainer's log.
-        coefficient (`float`): The coefficient in force; 0 means no KL term.
+        name (`str`): `"ref"`, `"old"` or `"base"`.
+        key (`str`), metric (`str`): The key of [`ProRLConfig`] with its coefficient, and TRL's name for its KL.
+        coefficient (`float`): In force; 0 means no KL term.
     """
 
     name: str
@@ -48,11 +47,8 @@ class Anchor:
 @dataclass(frozen=True)
 class Penalty:
     """
-    The KL terms of a micro-batch.
-
-    Attributes:
-        of (`dict[str, torch.Tensor]`): The penalty of each anchor that acts, without its coefficient, shape `(B, T)`.
-        loss (`torch.Tensor`): Their weighted sum, a scalar.
+    The KL terms of a micro-batch: the penalty of each anchor that acts, without its coefficient, shape `(B, T)`; and
+    the scalar that enters the loss.
     """
 
     of: dict[str, torch.Tensor]
@@ -71,12 +67,7 @@ def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 class Anchors(Part):
-    """
-    Every anchor of a run, in the order in which `kl_target` looks for the active one.
-
-    Args:
-        args ([`ProRLConfig`]): The coefficients, the estimator and the target.
-    """
+    """Every anchor of a run, in the order in which `kl_target` looks for the active one."""
 
     def __init__(self, args):
         self.args = args
@@ -110,15 +101,9 @@ class Anchors(Part):
 
     def penalties(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
         """
-        The per-token penalty of every anchor that acts on a batch, without its coefficient.
-
-        Args:
-            batch (`Mapping[str, torch.Tensor]`): `advantages` of shape `(B,)`, masks and the anchors'
-                log-probabilities of shape `(B, T)`.
-            logps (`torch.Tensor` of shape `(B, T)`): The policy's, with gradient.
-            level (`str`): TRL's `importance_sampling_level`.
-
-        Returns `dict[str, torch.Tensor]`: shape `(B, T)` each.
+        The per-token penalty of every anchor that acts on a batch, without its coefficient, shape `(B, T)` each: from
+        the batch's `advantages`, `(B,)`, masks and anchors' log-probabilities, `(B, T)`, the policy's with gradient,
+        and TRL's `importance_sampling_level`.
         """
         old = batch.get(logps_key("old"), logps.detach())
         anchored = {anchor.name: old if anchor.name == "old" else batch[anchor.logps] for anchor in self.acting(batch)}
@@ -170,12 +155,7 @@ class Anchors(Part):
         self, penalties: Mapping[str, torch.Tensor], mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]
     ) -> dict[str, float]:
         """
-        The mean of every penalty over the tokens of all processes, by TRL's name for it.
-
-        Args:
-            penalties (`Mapping[str, torch.Tensor]`): Per token, by anchor, shape `(B, T)` each.
-            mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts.
-            total (`Callable`): Sums a tensor over processes.
+        The mean of every penalty over the tokens of all processes, over which `total` sums, by TRL's name for it.
         """
         found = {}
         for name, penalty in penalties.items():

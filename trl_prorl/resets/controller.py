@@ -15,15 +15,8 @@ from .triggers import Reason
 
 class Resets(Part):
     """
-    Everything that a reset needs, and the requests that wait for one.
-
-    Args:
-        args ([`ProRLConfig`]): What a reset does.
-        accelerator ([`~accelerate.Accelerator`]): For the AMP scaler and the number of processes.
-        timer ([`~trl_prorl.record.meter.StageTimer`]): The counter of its seconds.
-        possible (`bool`): Whether the trainer was made for resets.
-        handler ([`~transformers.trainer_callback.CallbackHandler`]): Holds the trainer's callbacks, which a user may
-            change.
+    Everything that a reset needs, and the requests that wait for one: `possible` says whether the trainer was made for
+    resets, `handler` holds its callbacks, which a user may change, and `timer` counts the seconds.
     """
 
     def __init__(self, args, accelerator, timer, possible: bool, handler):

@@ -17,12 +17,8 @@ ELASTIC_FILE = "elastic.safetensors"
 
 class ElasticAverage:
     """
-    The exponential moving average of a policy's trained parameters, and their initial values.
-
-    Args:
-        parameters (`Mapping[str, torch.nn.Parameter]`): The trained parameters by name, as the run begins. Two copies
-            of them are kept on their device.
-        decay (`float`): η in average ← η · average + (1 − η) · policy, at every optimizer step.
+    The exponential moving average of a policy's trained parameters, with decay η in average ← η · average + (1 − η) ·
+    policy at every optimizer step, and their initial values: two copies, on their device.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], decay: float):
@@ -64,13 +60,8 @@ class ElasticAverage:
 
 class ElasticResets(Part):
     """
-    Elastic Reset on a schedule: requested every `every` optimizer steps, applied at the next generation boundary.
-
-    Args:
-        average ([`ElasticAverage`]): The average of the trained parameters.
-        every (`int`): Optimizer steps between two requests.
-        timer ([`~trl_prorl.record.meter.StageTimer`]): The counter of its seconds.
-        processes (`int`): Number of processes, for the event.
+    Elastic Reset of an average: requested every `every` optimizer steps, applied at the next generation boundary.
+    `timer` counts its seconds, `processes` is for the event.
     """
 
     def __init__(self, average: ElasticAverage, every: int, timer, processes: int):

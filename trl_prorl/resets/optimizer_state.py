@@ -56,15 +56,9 @@ Change = float | Callable[[torch.Tensor], None]
 
 def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, Change]:
     """
-    The changes that a reset makes to one parameter's optimizer state, by entry: a factor, or a function in place.
-
-    Args:
-        state (`Mapping[str, Any]`): The entry of one parameter in `optimizer.state`, for an optimizer of the table
-            above. Empty before the first update.
-        mode (`str`): A treatment's name.
-        alpha (`float`, *optional*): `optimizer_reset_alpha`, in (0, 1].
-
-    Raises `ValueError`: an entry whose meaning is not known, or codes that the treatment cannot change.
+    The changes that a treatment makes to one parameter's entry in `optimizer.state`, empty before the first update, by
+    key: a factor, or a function in place. Raises `ValueError`: an entry whose meaning is not known, or codes that the
+    treatment cannot change.
     """
     treatment = treatment_of(mode, alpha)
     check_state(state)
@@ -111,15 +105,9 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
     """
-    Refuse, before any training, an optimizer without a state, or with a state that a reset would not understand.
-
-    Args:
-        cls (`type`): The optimizer's class.
-        momentum (`float`, *optional*): SGD's momentum; without momentum there is nothing to reset.
-        beta1 (`float`, *optional*): β1 of transformers' Adafactor; without it there is no first moment.
-        mode (`str`, *optional*): The treatment: what it changes, the optimizer must have.
-
-    Raises `ValueError`: naming the optimizer and the cure.
+    Refuse, before any training, an optimizer that lacks what a treatment changes, or whose state is not understood:
+    SGD without momentum has nothing to reset, transformers' Adafactor without β1 no first moment. Raises `ValueError`:
+    naming the optimizer and the cure.
     """
     name = f"{cls.__module__}.{cls.__name__}"
     adafactor = issubclass(cls, (torch.optim.Adafactor, Adafactor))
@@ -176,13 +164,8 @@ def plan_reset(
     optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
 ) -> list[tuple[dict[str, Any], dict[str, Change]]]:
     """
-    Every parameter's state with the changes that a reset will make. Nothing is written.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`): The optimizer, or Accelerate's wrapper of it.
-        mode (`str`), alpha (`float`, *optional*): As in `changes`.
-
-    Raises `ValueError`: a state that is not understood.
+    Every parameter's state with the changes that a treatment will make; nothing is written. The optimizer may be in
+    Accelerate's wrapper. Raises `ValueError`: a state that is not understood.
     """
     if mode == "keep":
         return []

@@ -21,17 +21,10 @@ def deciding(
     rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """
-    The rewards that decide whether a group is decided.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N, F)`): The rewards of every reward function, with the groups contiguous;
-            NaN where a function does not apply.
-        weights (`torch.Tensor` of shape `(F,)`): The weights of the functions.
-        group_size (`int`): G.
-        functions (`Sequence[int]`, *optional*): The functions that decide, by the weighted sum of their rewards.
-            `None`: in each group the first function decides that has a weight and a reward for any of its completions.
-
-    Returns `torch.Tensor` of shape `(N,)`; NaN where there is none.
+    The rewards that decide whether a group is decided, shape `(N,)`, NaN where there is none: of rewards `(N, F)`,
+    with groups of G contiguous and NaN where a function does not apply, and weights `(F,)`. The weighted sum of the
+    `functions` decides; without these, in each group the first function that has a weight and a reward for any of its
+    completions.
     """
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
@@ -46,14 +39,8 @@ def named_functions(
     asked: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
 ) -> list[int] | None:
     """
-    Indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none.
-
-    Args:
-        asked (`Sequence[str]` or `None`): The key.
-        names (`Sequence[str]`): The names of all reward functions.
-        weights (`Sequence[float]` or `None`): The weights of all reward functions; `None` means 1 each.
-
-    Raises `ValueError`: a named function does not exist, or none of them has a weight.
+    Indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none. Raises
+    `ValueError`: a named function does not exist, or none of them has a weight (`None`: 1 each).
     """
     if asked is None:
         return None
@@ -74,14 +61,7 @@ def named_functions(
 
 def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     """
-    The groups in which no reward differs from the others by more than rounding.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N,)`): One reward a completion, with the groups contiguous; NaN where there
-            is none.
-        group_size (`int`): G.
-
-    Returns `torch.Tensor` of bools, shape `(N / G,)`.
+    The groups in which no reward of `(N,)` differs from the others by more than rounding: bools of shape `(N / G,)`.
     """
     return all_equal(rewards.view(-1, group_size))
 
@@ -95,15 +75,9 @@ def put_groups(
     pad_token_id: int,
 ) -> dict[str, torch.Tensor]:
     """
-    A batch with some of its groups replaced by groups of another batch.
-
-    Args:
-        batch (`Mapping[str, torch.Tensor]`), others (`Mapping[str, torch.Tensor]`): Tensors of shape `(N, …)` by name.
-            Prompts are padded on the left, completions on the right.
-        places (`Sequence[int]`), sources (`Sequence[int]`): The groups of `batch` that give way, and the groups of
-            `others` that take their places.
-        group_size (`int`): G.
-        pad_token_id (`int`): The padding of token ids; everything else is padded with 0.
+    A batch in which groups of G rows give way (`places`) to groups of another batch (`sources`). Tensors have shape
+    `(N, …)`; prompts are padded on the left, completions on the right, token ids with `pad_token_id` and everything
+    else with 0.
     """
 
     def rows(groups: Sequence[int]) -> torch.Tensor:
@@ -131,13 +105,7 @@ def widened(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.
 
 
 class ExtraRows:
-    """
-    An endless supply of a dataset's rows in random order; every pass has an order of its own.
-
-    Args:
-        count (`int`): Rows of the dataset.
-        seed (`int`): The seed of the orders.
-    """
+    """An endless supply of a dataset's rows in random order; every pass has an order of its own, from the seed."""
 
     def __init__(self, count: int, seed: int):
         self.count, self.seed, self.drawn = count, seed, 0
@@ -164,17 +132,8 @@ class ExtraRows:
 
 class DynamicSampling(Part):
     """
-    Replaces undecided groups by groups of other prompts.
-
-    Args:
-        args ([`ProRLConfig`]): The number of rounds, and the seed of the extra prompts.
-        accelerator ([`~accelerate.Accelerator`]): For the processes, which generate and gather together.
-        dataset ([`~datasets.Dataset`]): The training set.
-        group_size (`int`): G.
-        pad_token_id (`int`): The tokenizer's.
-        names (`Sequence[str]`), weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
-
-    Raises `ValueError`: the dataset is streamed, or a process holds parts of groups.
+    Replaces undecided groups by groups of other prompts of the training set. Raises `ValueError`: the dataset is
+    streamed, or a process holds parts of groups.
     """
 
     def __init__(
@@ -217,15 +176,10 @@ class DynamicSampling(Part):
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
-        Sample a generation batch, and sample again in the place of undecided groups.
-
-        Args:
-            examples (`list[dict]`): This process's rows, each G times.
-            draw (`Callable[[list[dict], bool], tuple[dict, Outcome]]`): Samples completions of rows, `again` in the
-                further rounds; returns a batch that no anchor has scored, and its outcome.
-
-        Returns the batch; its outcome, with the tasks, interruptions and measurements of the first round, because its
-        prompts are not selected.
+        Sample a generation batch for this process's rows, each G times, and sample again in the place of undecided
+        groups. `draw` samples completions of rows, `again` in the further rounds, and returns a batch that no anchor
+        has scored, and its outcome. So does this; tasks, interruptions and measurements are those of the first round,
+        because its prompts are not selected.
         """
         size, process = self.group_size, self.accelerator.process_index
         batch, first = draw(examples)

@@ -38,16 +38,16 @@ def choose_generation(
     asked: str, config: GenerationConfig | None, objections: dict[str, bool], probed: Callable[[], str | None]
 ) -> str:
     """
-    Whether a run samples compactly.
+    Whether a run samples compactly: `"on"`, or `"off"` with the reason why not.
 
     Args:
         asked (`str`): `compact_generation`.
         config ([`~transformers.GenerationConfig`], *optional*): Of the rollouts; another engine has none.
-        objections (`dict[str, bool]`): Reasons against it that lie outside the model, and whether each holds; the
-            first that does is given.
+        objections (`dict[str, bool]`): Reasons outside the model, and whether each holds; the first that does is
+            given.
         probed (`Callable`): Tries it on the model: why it is not possible, or `None`.
 
-    Returns `str`: `"on"`, or `"off"` with the reason why not. Raises `ValueError`: it is asked for and not possible.
+    Raises `ValueError`: it is asked for and not possible.
     """
     if asked == "off":
         return "off"
@@ -82,13 +82,8 @@ def why_not_compact(config: GenerationConfig) -> str | None:
 
 class CompactGeneration(Part):
     """
-    Samples completions of prompts, from a merged copy of the policy where there can be one.
-
-    Args:
-        policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The policy.
-        temperature (`float`): Of sampling.
-        autocasts (`bool`, *optional*): Whether the policy computes in a lower precision than its
-            weights have when it is scored.
+    Samples completions of prompts, from a merged copy of the policy where there can be one. `autocasts`: whether the
+    policy computes in a lower precision than its weights have when it is scored.
 
     Attributes:
         merged (`str`): `"on"`, or `"off"` with the reason why the policy itself is sampled.
@@ -118,17 +113,9 @@ class CompactGeneration(Part):
         self, model, prompts: list[list[int]], config: GenerationConfig, ends: list[int], multiple: int | None = None
     ) -> tuple[list[list[int]], list[list[float]] | None]:
         """
-        One completion of each prompt; equal prompts are computed once.
-
-        Args:
-            model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The policy, unwrapped, ready to generate.
-            prompts (`list[list[int]]`): Token ids.
-            config ([`~transformers.GenerationConfig`]): Of the rollouts.
-            ends (`list[int]`): Tokens that end a completion.
-            multiple (`int`, *optional*): Prompts are padded to a multiple of this.
-
-        Returns `list[list[int]]`: token ids, the end included where it was reached; and their log-probabilities under
-        the merged copy, if it rounds otherwise than the policy.
+        One completion of each prompt, both as token ids, by the policy, unwrapped and ready to generate; equal prompts
+        are computed once, padded to a `multiple`. The tokens in `ends` end a completion and are part of it. With the
+        completions come their log-probabilities under the merged copy, if it rounds otherwise than the policy.
         """
         different, copies = distinct(prompts)
         device = next(model.parameters()).device

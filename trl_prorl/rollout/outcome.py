@@ -11,16 +11,14 @@ from accelerate.utils import gather_object
 @dataclass
 class Outcome:
     """
-    The results of sampling beside the batch itself. N is the number of completions of all processes, F that of reward
-    functions.
+    The results of sampling beside the batch itself. N completions of all processes, F reward functions.
 
     Attributes:
         rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
         tokens (`torch.Tensor`): Tokens of this process's completions, truncated ones included; the trainer takes off
             those that no model sampled.
-        tasks (`list[str | None]`): Name of each completion's task, N of them.
-        interrupted (`list[bool]`): Whether each completion was interrupted and asked for its answer; empty if none
-            ever is.
+        tasks (`list[str | None]`), interrupted (`list[bool]`): The task of each completion, and whether it was
+            interrupted and asked for its answer; the latter empty if none ever is.
         rounds (`list[torch.Tensor]`): The rewards of every round of sampling, in order.
         correct (`list[bool]`): The verifier's verdicts, N of them; empty without a verifier.
         completions (`list`), ids (`list[list[int]]`), seconds (`float`): This process's completions as reward
@@ -50,16 +48,10 @@ class Outcome:
         seconds: float = 0.0,
     ) -> "Outcome":
         """
-        The outcome from the arguments and the result of TRL's `_calculate_rewards`.
-
-        Args:
-            rewards (`torch.Tensor` of shape `(N, F)`): The rewards, gathered from all processes.
-            examples (`list[dict]`): This process's rows, one a completion. Columns `task` and `interrupted` of another
-                meaning are ignored.
-            completions (`list`), completion_ids (`list[list[int]]`): This process's, and their tokens. A completion
-                mask would lack the tokens that `mask_truncated_completions` keeps out of the loss.
-            correct (`list[bool]`, *optional*): The verifier's verdicts, gathered from all processes.
-            seconds (`float`, *optional*): The reward functions took so long.
+        The outcome from the arguments and the result of TRL's `_calculate_rewards`: rewards and verdicts of all
+        processes; rows, one a completion (columns `task` and `interrupted` of another meaning are ignored),
+        completions and their tokens of this one. A completion mask would lack the tokens that
+        `mask_truncated_completions` keeps out of the loss.
         """
         tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
         outcome = cls(
@@ -150,13 +142,8 @@ class Sampled:
 
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
-    One reward a completion from the rewards of all functions.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
-        weights (`torch.Tensor` of shape `(F,)`): TRL's `reward_weights`.
-
-    Returns `torch.Tensor` of shape `(N,)`: NaN where no function gave a reward.
+    One reward a completion, `(N,)`, from the rewards of all functions, `(N, F)`, and TRL's `reward_weights`, `(F,)`:
+    NaN where no function gave one.
     """
     weighted = rewards * weights.to(rewards.device)
     return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
@@ -178,17 +165,9 @@ def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def whole_groups(permutation: torch.Tensor, size: int) -> torch.Tensor:
     """
-    Reorder a permutation so that it moves whole groups, in the order in which it first meets each.
-
-    It uses TRL's own permutation, so a run draws the same random numbers.
-
-    Args:
-        permutation (`torch.Tensor` of shape `(B,)`): A permutation of the rows of a batch, in which the rows of a
-            group are contiguous.
-        size (`int`): Rows of a group. If a process's part of the batch is no multiple of it, parts of groups that fit
-            move together.
-
-    Returns `torch.Tensor` of shape `(B,)`: a permutation.
+    Reorder a permutation of B rows, in which those of a group are contiguous, so that it moves whole groups of `size`,
+    in the order in which it first meets each. It uses TRL's own permutation, so a run draws the same random numbers.
+    If a process's part of the batch is no multiple of `size`, parts of groups that fit move together.
     """
     size = math.gcd(size, len(permutation))
     groups = list(dict.fromkeys((permutation // size).tolist()))

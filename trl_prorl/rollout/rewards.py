@@ -29,12 +29,11 @@ def watched(
     training: Callable[[], bool] = lambda: True,
 ) -> Callable:
     """
-    A reward function that raises [`RewardError`] in place of any other error. A reward model is left as it is.
+    A reward function, as TRL calls it, that raises [`RewardError`] in place of any other error. A reward model is left
+    as it is.
 
     Args:
-        function (`Callable`): A reward function as TRL calls it: keyword arguments `prompts`, `completions` and the
-            columns; one value a completion.
-        name (`str`): The name for errors.
+        function (`Callable`), name (`str`): The function, and its name for errors.
         seconds (`float` or `None`): Its time limit for one batch.
         nonfinite (`str`): `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads
             NaN as `None`, its sign that a function does not apply to a completion; `None` is always allowed. An

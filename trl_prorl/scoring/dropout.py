@@ -57,17 +57,9 @@ def check_randomness(
     """
     Refuse a model whose forward in training is random, whatever the cause. Two seeds must give the same logits, up to
     the difference of two forwards with one seed on hardware that sums in no fixed order. Names of modules and of keys
-    serve only to name the culprit.
-
-    All random states and the modes of all modules are restored.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The model, with its weights in place.
-        autocast (`AbstractContextManager`, *optional*): The context of its forwards in training.
-        sharded (`bool`, *optional*): Whether its weights are sharded. Such a model is not tried,
-            and a warning says so.
-
-    Raises `ValueError`: naming the first rate that could be the reason, and the cure.
+    serve only to name the culprit. All random states and the modes of all modules are restored. A model whose weights
+    are sharded is not tried, and a warning says so. Raises `ValueError`: naming the first rate that could be the
+    reason, and the cure.
     """
     if sharded:
         logger.warning("Weights are sharded, so that no forward has looked for dropout that has no module of its own.")

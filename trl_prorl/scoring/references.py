@@ -33,13 +33,8 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def check_adapter(model: Any, peft_config: Any | None) -> None:
     """
-    Refuse, before a model is loaded, an adapter that cannot coexist with a reference or a base.
-
-    Args:
-        model (`str` or `torch.nn.Module`), peft_config ([`~peft.PeftConfig`] or `None`): The arguments that the
-            trainer is given.
-
-    Raises `ValueError`: naming the value and the cure.
+    Refuse, before a model is loaded, an adapter that cannot coexist with a reference or a base. Raises `ValueError`:
+    naming the value and the cure.
     """
     if isinstance(model, PeftModel):
         if model.active_adapters != ["default"]:
@@ -96,13 +91,9 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
 
 def reference_of(policy, full, fills: bool) -> "AdapterReference | SnapshotReference":
     """
-    The reference that TRL has made beside a policy.
-
-    Args:
-        policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The policy.
-        full ([`~transformers.PreTrainedModel`], *optional*): TRL's second model, for full fine-tuning.
-        fills (`bool`): Whether to copy the policy onto it: TRL loads that model from the policy's path, which is not
-            the policy if the policy was changed in memory.
+    The reference that TRL has made beside a policy: `full` is its second model, for full fine-tuning. `fills` copies
+    the policy onto it, because TRL loads that model from the policy's path, which is not the policy if the policy was
+    changed in memory.
     """
     if full is not None:
         reference = SnapshotReference(policy, full)
@@ -138,11 +129,9 @@ class Reference:
     @torch.no_grad()
     def move(self, mix: float) -> None:
         """
-        reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place.
-
-        Args:
-            mix (`float`): 1 copies; between 0 and 1 is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656),
-                for LoRA of the factors A and B and not of their product; 0 does nothing.
+        reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place: 1 copies; between 0 and 1
+        is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA of the factors A and B and not of
+        their product; 0 does nothing.
         """
         if mix == 0.0:
             return
@@ -156,14 +145,9 @@ class Reference:
 
 class AdapterReference(Reference):
     """
-    An adapter of a [`~peft.PeftModel`], beside the trained adapter `default`.
-
-    It shares the base weights with the policy, so a copy moves a few MB, and PEFT saves and loads it with the policy.
-
-    Args:
-        model ([`~peft.PeftModel`]): The policy, with both adapters.
-        name (`str` or `None`, *optional*, defaults to `"ref"`): The adapter; `None` is the model without any adapter,
-            which cannot be moved.
+    An adapter of a [`~peft.PeftModel`], beside the trained adapter `default`; the name `None` is the model without any
+    adapter, which cannot be moved. It shares the base weights with the policy, so a copy moves a few MB, and PEFT
+    saves and loads it with the policy.
     """
 
     def __init__(self, model, name: str | None = "ref"):
@@ -211,13 +195,7 @@ class PolicyItself:
 
 
 class SnapshotReference(Reference):
-    """
-    A second, frozen model of the policy's shape, for full fine-tuning.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The policy.
-        ref_model ([`~transformers.PreTrainedModel`]): The reference.
-    """
+    """A second, frozen model of the policy's shape, for full fine-tuning."""
 
     def __init__(self, model, ref_model):
         self.model, self.ref_model = model, ref_model

@@ -25,10 +25,9 @@ class PolicyPass:
     One scoring of a micro-batch by the policy, inside TRL's loss.
 
     Attributes:
-        rows (`torch.Tensor` of shape `(R,)`, *optional*): Indices of the rows to compute; `None` means all.
-        fill (`torch.Tensor` of shape `(B, T)`, *optional*): Log-probabilities for the rows that are left out.
-        mask (`torch.Tensor` of shape `(B, T)`, *optional*): 1 where a token counts in the loss; needed if rows are
-            left out.
+        rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows to compute; `None` means all.
+        fill, mask (`torch.Tensor` of shape `(B, T)`, *optional*): For rows that are left out: log-probabilities for
+            them, and 1 where a token counts in the loss.
         logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
     """
 
@@ -44,11 +43,10 @@ class Scorer:
     Log-probabilities of completions, with a count for each model that gives them.
 
     Args:
-        args ([`ProRLConfig`]): The choice of log-probabilities to cache, reuse or defer, and the limits of packing.
-        meter ([`~trl_prorl.record.meter.Meter`]): The counter of calls and seconds.
+        args ([`ProRLConfig`]), meter ([`~trl_prorl.record.meter.Meter`]): What to cache, reuse or defer; calls and
+            seconds.
         packs (`bool`): Whether prompts are computed once for all their completions.
-        text_only (`bool`): Whether a batch consists of token ids alone, so that it can be scored again from the
-            buffer.
+        text_only (`bool`): Whether a batch is token ids alone, so that it can be scored again from the buffer.
         autocast (`Callable`): The context of a forward.
         models (`Mapping[str, Reference | None]`): Which model scores as the anchor of a name.
     """
@@ -68,12 +66,8 @@ class Scorer:
 
     def asked_by_trl(self, plain: Callable, model: Callable, training: bool, *args, **kwargs) -> tuple:
         """
-        The answer to TRL's `_get_per_token_logps_and_entropies`.
-
-        Args:
-            plain (`Callable`): TRL's own method.
-            model (`Callable`): The model that scores.
-            training (`bool`): Whether the call belongs to training. Calls of an evaluation are not counted.
+        The answer to TRL's `_get_per_token_logps_and_entropies` (`plain`) for a model that scores. Calls of an
+        evaluation are not counted.
         """
         if self._loss is not None or not training:
             return self._of_policy(plain, model, training, *args, **kwargs)
@@ -149,16 +143,9 @@ class Scorer:
         self, name: str, plain: Callable, policy: Callable, batch: Mapping[str, Any], size: int | None
     ) -> torch.Tensor:
         """
-        Log-probabilities of a batch under an anchor.
-
-        Args:
-            name (`str`): `"old"`, `"ref"` or `"base"`.
-            plain (`Callable`): TRL's method.
-            policy (`Callable`): The policy, as it is wrapped.
-            batch (`Mapping[str, Any]`): Prompts and completions, token ids of shapes `(B, P)` and `(B, T)`.
-            size (`int`, *optional*): Rows of a forward; `None` means all.
-
-        Returns `torch.Tensor` of shape `(B, T)`.
+        Log-probabilities of a batch under the anchor `"old"`, `"ref"` or `"base"`, shape `(B, T)`, by TRL's method
+        `plain`, `size` rows in a forward. `policy` is the policy as it is wrapped; prompts and completions have shapes
+        `(B, P)` and `(B, T)`.
         """
         unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:
@@ -216,9 +203,9 @@ class Scorer:
 
 def scored_rows(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
-    The rows that carry a gradient where no penalty acts: those with an advantage other than 0 or, if there are none,
-    the shortest row, because the backward pass (and the other processes in it) needs a gradient, even one of zero.
-    Returns `torch.Tensor` of bools, shape `(B,)`.
+    The rows that carry a gradient where no penalty acts, bools of shape `(B,)`: those with an advantage other than 0
+    or, if there are none, the shortest row, because the backward pass (and the other processes in it) needs a
+    gradient, even one of zero.
     """
     scored = batch["advantages"] != 0.0
     if not scored.any():
