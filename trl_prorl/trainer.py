@@ -128,6 +128,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
     def add_callback(self, callback):
         if isinstance(callback, ReferenceResetCallback) and self.resets is not None:
             self.resets.accept(callback, self.eval_dataset)
+            callback.in_training = self.is_in_train
         super().add_callback(callback)
 
     @property

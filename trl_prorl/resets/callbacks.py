@@ -17,8 +17,7 @@ class ReferenceResetCallback(TrainerCallback):
 
     Args:
         triggers (`Iterable[Trigger]`): See [`~trl_prorl.resets.triggers`].
-        cooldown (`int`, *optional*): Optimizer steps after an applied reset during which no trigger
-            fires.
+        cooldown (`int`, *optional*): Optimizer steps after an applied reset during which no trigger fires.
 
     Example:
 
