@@ -20,8 +20,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from eval import command_lines
 from eval.command import command
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
-from trl_prorl.resets.optimizer_state import MODES, reset_optimizer
-from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter, move_reference
+from trl_prorl.resets.optimizer_state import reset_optimizer
+from trl_prorl.resets.treatments import TREATMENTS
+from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter
 
 
 def build(kind: str, args: argparse.Namespace):
@@ -64,13 +65,12 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
     """A row per optimizer mode: bytes, seconds of the reset, seconds of the plain copies, their ratio."""
     reference, optimizer = build(kind, args)
     references = [ref.data for ref, _ in reference.pairs()]
-    moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    states = optimizer.state.values()
+    moments = {"first": [state["exp_avg"] for state in states], "second": [state["exp_avg_sq"] for state in states]}
     rows = []
-    for mode in MODES:
-        # The same bytes: the reference, and the optimizer's tensors that the mode writes (asym clears one moment of
-        # two, step no tensor but the counts).
-        touched = {"keep": [], "asym": moments[::2], "step": []}.get(mode, moments)
-        tensors = references + touched
+    for mode, treatment in TREATMENTS.items():
+        # The same bytes: the reference, and the optimizer's tensors that the treatment writes; no counts.
+        tensors = references + [tensor for name in moments if name in treatment.changes for tensor in moments[name]]
         sources = [torch.zeros_like(tensor) for tensor in tensors]
 
         def plain(tensors=tensors, sources=sources):
@@ -78,7 +78,7 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[str]]:
                 tensor.copy_(source)
 
         def reset(mode=mode):
-            move_reference(reference, 1.0)
+            reference.move(1.0)
             reset_optimizer(optimizer, mode, 0.1)
 
         pairs = [(seconds(reset, args.device), seconds(plain, args.device)) for _ in range(args.repeats + 1)][1:]

@@ -63,7 +63,7 @@ def main(model, out, kind, seen_by):
         callbacks=[ReferenceResetCallback([SeenBy(seen_by)])],
     )
     seen = []
-    original = trainer.resets.apply
+    original = trainer.resets.boundary
 
     def watched(*args):
         before = digest(ref for ref, _ in trainer.reference.pairs())
@@ -79,7 +79,7 @@ def main(model, out, kind, seen_by):
         )
         return event
 
-    trainer.resets.apply = watched
+    trainer.resets.boundary = watched
     trainer.train()
     Path(out, f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
     trainer.accelerator.end_training()

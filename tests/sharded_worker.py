@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from trl_prorl.resets.optimizer_state import reset_optimizer
-from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter, move_reference
+from trl_prorl.scoring.references import AdapterReference, SnapshotReference, frozen_adapter
 
 
 def whole(tensors):
@@ -45,10 +45,10 @@ def main(path, kind):
     assert all(isinstance(tensor, torch.distributed.tensor.DTensor) for tensor in (*references, *policies))
     old, new = whole(references), whole(policies)
     assert any(not torch.equal(a, b) for a, b in zip(old, new, strict=True))
-    move_reference(reference, 0.25)
+    reference.move(0.25)
     for ref, a, b in zip(whole(references), old, new, strict=True):
         assert torch.allclose(ref, 0.75 * a + 0.25 * b, atol=1e-6)
-    move_reference(reference, 1.0)
+    reference.move(1.0)
     assert all(torch.equal(a, b) for a, b in zip(whole(references), new, strict=True))
 
     moments = [state["exp_avg"] for state in optimizer.state.values()]

@@ -1,12 +1,14 @@
 """The record's counts against a hook on the base model, from outside."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from trl import GRPOTrainer
+from trl.trainer.utils import use_adapter
 
 
 class Witness:
@@ -90,7 +92,7 @@ def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
     before = {name: p.detach().clone() for name, p in refs.items()}
     seen = []
 
-    original = trainer.resets.apply
+    original = trainer.resets.boundary
 
     def watched(*args):
         unchanged = all(torch.equal(refs[name], before[name]) for name in refs)
@@ -100,7 +102,7 @@ def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
         seen.append((trainer.state.global_step, unchanged, equal))
         return event
 
-    trainer.resets.apply = watched
+    trainer.resets.boundary = watched
     trainer.train()
     assert seen == [(0, True, True), (2, True, False), (4, True, True)]
     trained = {p for group in trainer.optimizer.param_groups for p in group["params"]}
@@ -160,3 +162,17 @@ def test_tokens_that_the_loss_leaves_out_were_generated_all_the_same(run, rounds
     trainer = run(reward=reward, max_steps=1, mask_truncated_completions=True, dynamic_sampling_rounds=rounds)
     (row,) = map(json.loads, Path(trainer.args.output_dir, "metrics.jsonl").open())
     assert len(seen) == 1 + rounds and row["tokens_generated"] == sum(seen)
+
+
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("order", [("old", "ref"), ("ref", "old"), ("ref", "ref", "old")])
+def test_trl_s_requests_are_told_apart_by_the_model_and_not_by_their_order(make_trainer, lora, order):
+    trainer = make_trainer(beta=0.1, lora=lora)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    tokens = torch.randint(5, 50, (4, 9))
+    trainer.model.train()
+    for name in order:
+        with torch.no_grad(), use_adapter(model, None) if lora and name == "ref" else nullcontext():
+            asked = trainer.ref_model if name == "ref" and not lora else trainer.model
+            trainer._get_per_token_logps_and_entropies(asked, tokens, torch.ones_like(tokens), 4)
+    assert dict(trainer.meter.calls) == {name: order.count(name) for name in order}

@@ -56,13 +56,15 @@ def adapted(tiny_model):
 
 def growth(model, every=1, step=3, largest=9, seed=7, optimizer=None, copies=()):
     args = SimpleNamespace(lora_growth_every=every, lora_growth_step=step, lora_growth_max_rank=largest, seed=seed)
-    return Growth(args, model, lambda: optimizer, copies, StageTimer(torch.device("cpu")))
+    part = Growth(args, model, copies, StageTimer(torch.device("cpu")))
+    part.optimizer_made(optimizer)
+    return part
 
 
 def grown(model, step=1, **keys):
     part = growth(model, **keys)
-    part.after_update(step)
-    return part.at_boundary(step)
+    part.update(step, model)
+    return part.boundary(step)
 
 
 KINDS = {
@@ -145,17 +147,17 @@ def test_growth_ends_at_the_largest_rank(adapted):
     part = growth(model, every=2, step=3, largest=9)
     seen = []
     for step in range(1, 13):
-        part.after_update(step)
-        event = part.at_boundary(step) if step % 3 == 0 else None  # three steps a generation
+        part.update(step, model)
+        event = part.boundary(step) if step % 3 == 0 else None  # three steps a generation
         seen += [(event["step_requested"], event["step_applied"], event["rank"])] if event else []
     assert seen == [(2, 3, 7), (6, 6, 9)]
 
 
 def test_a_training_that_begins_anew_forgets_what_waited(adapted):
     part = growth(adapted())
-    part.after_update(1)
+    part.update(1, None)
     part.begin()
-    assert part.at_boundary(1) is None and part.rank == 4
+    assert part.boundary(1) is None and part.rank == 4
 
 
 def test_what_is_not_understood_changes_nothing(adapted):
@@ -192,7 +194,7 @@ class Watch(Part):
     """Calls a function at every generation boundary, after the parts before it."""
 
     def __init__(self, watch):
-        self.at_boundary = watch
+        self.boundary = watch
 
 
 ARMS = {
@@ -248,7 +250,7 @@ def test_the_run_that_had_the_rank_from_the_start(make_trainer, largest_differen
                     if factor.side == "A":
                         factor.linear.weight[4:] = drawn[factor.name]
 
-    # Before the resets of the boundary, which come after the parts.
+    # After growth, and before the generation.
     growing.parts["note"], control.parts["fill"] = Watch(note), Watch(fill)
     for trainer in (growing, control):
         torch.manual_seed(3)

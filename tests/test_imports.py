@@ -1,4 +1,4 @@
-"""Who imports whom: the library nothing that a user's folder may hide, a folder of `eval` only what lies below it."""
+"""Who imports whom: the library nothing that a user's folder may hide, a folder only what lies below it."""
 
 import ast
 import subprocess
@@ -90,6 +90,77 @@ def test_the_analysis_is_arrays_and_records_in_numbers_out():
 def source_of(module: str) -> str:
     path = ROOT.joinpath(*module.split("."))
     return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+
+
+# The floors of `trl_prorl`: a folder imports itself and what lies on lower floors; files at the top of the package may
+# import files on their own floor.
+FLOORS = (
+    "errors files shown quiet pass_at_k own_packages parts descriptor variants environment",
+    "objective resets embedded",
+    "scoring guards record keys",
+    "adapters rollout checkpoint interchange",
+    "config refusals",
+    "hub launch",
+    "assembly trainer train commands demo __main__",
+)
+FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
+# The command line is read before anything that trains is imported.
+DOOR = ("trl_prorl.launch.command_line", "trl_prorl.train")
+
+
+def core_imports(file: Path) -> set[str]:
+    """Modules of `trl_prorl` that a file of it imports when it runs, with full names."""
+    package = module_of(file).split(".") if file.name == "__init__.py" else module_of(file).split(".")[:-1]
+    tree = ast.parse(file.read_text())
+    hints = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    passed = {id(inner) for hint in hints for inner in ast.walk(hint)}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in passed:
+            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return found
+
+
+CORE = {module_of(file): core_imports(file) for file in (ROOT / "trl_prorl").rglob("*.py")}
+CORE = {
+    module: {name for name in imported if name in CORE} - {"trl_prorl", module} for module, imported in CORE.items()
+}
+
+
+@pytest.mark.parametrize("floor", range(len(FLOORS)))
+def test_a_folder_of_the_core_imports_lower_floors_only(floor):
+    top = {
+        path.stem for path in (ROOT / "trl_prorl").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert top - {"__init__"} == set(FLOOR_OF) and len(FLOORS) <= 7
+    files = {path.stem for path in (ROOT / "trl_prorl").glob("*.py")}
+    for module, imported in CORE.items():
+        mine = module.partition(".")[2].split(".")[0]
+        if FLOOR_OF.get(mine) != floor:
+            continue
+        for name in imported:
+            theirs = name.split(".")[1]
+            beside = {mine, theirs} <= files and FLOOR_OF[theirs] == floor
+            below = FLOOR_OF[theirs] < floor or theirs == mine or beside
+            assert below or (module, name) == DOOR, f"{module} imports {name}, which lies no lower"
+
+
+def test_no_module_of_the_core_imports_in_a_circle():
+    graph = {module: imported - {DOOR[1]} if module == DOOR[0] else imported for module, imported in CORE.items()}
+    tuple(TopologicalSorter(graph).static_order())
+
+
+def test_the_trainer_is_one_class_in_two_files_that_can_be_read():
+    from trl_prorl import ProRLTrainer
+
+    file = ROOT / "trl_prorl" / "trainer.py"
+    ours = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom) and node.level]
+    assert len(file.read_text().splitlines()) <= 450 and len(ours) <= 22
+    assert [base.__module__ for base in ProRLTrainer.__bases__] == [
+        "trl_prorl.checkpoint.mixin",
+        "trl.trainer.grpo_trainer",
+    ]
 
 
 STUDY = {module_of(file): imports_of(file) for file in (ROOT / "study").rglob("*.py")}

@@ -192,7 +192,8 @@ def test_the_record_counts_each_token_once_however_many_anchors_bound_it(make_tr
     trainer = make_trainer(beta=0.2, beta_old=0.2, beta_base=0.2, kl_clamp=0.005, ref_reset_every=2, max_steps=6)
     seen, record = [], trainer.recorder.micro_batch
 
-    def micro_batch(batch, logps, *others):
+    def micro_batch(found):
+        batch, logps = found.batch, found.logps
         k3 = [
             torch.expm1(batch[name] - logps) - (batch[name] - logps)
             for name in batch
@@ -201,7 +202,7 @@ def test_the_record_counts_each_token_once_however_many_anchors_bound_it(make_tr
         k3 = [values for values in k3 if values.shape == logps.shape]
         assert len(k3) == 3
         seen.append(int(((torch.stack(k3) > 0.005).any(0) * batch["completion_mask"]).sum()))
-        record(batch, logps, *others)
+        record(found)
 
     trainer.recorder.micro_batch = micro_batch
     trainer.train()

@@ -9,7 +9,12 @@ import torch
 from accelerate import Accelerator
 from transformers.optimization import Adafactor
 
+from trl_prorl.errors import InputError
+from trl_prorl.interchange import export_update
+from trl_prorl.interchange.schemas import reset_factors
+from trl_prorl.resets import treatments
 from trl_prorl.resets.optimizer_state import changes, check_optimizer, reset_optimizer, reset_scaler
+from trl_prorl.resets.treatments import TREATMENTS, Treatment
 
 
 LR, B1, B2, EPS = 0.1, 0.9, 0.99, 1e-8
@@ -437,7 +442,7 @@ def test_optimizers_that_are_not_understood_are_refused():
 def test_asym_needs_a_first_moment():
     param = torch.nn.Parameter(torch.zeros(2))
     for without in (torch.optim.Adafactor([param]), Adafactor([param], lr=LR, relative_step=False)):
-        with pytest.raises(ValueError, match="optimizer_reset='asym'.*has none.*soft, hard or keep"):
+        with pytest.raises(ValueError, match="optimizer_reset='asym'.*has none.*hard, soft or keep"):
             check_optimizer(without, "asym")
         check_optimizer(without, "soft"), check_optimizer(without, "hard")
     check_optimizer(Adafactor([param], lr=LR, relative_step=False, beta1=0.9), "asym")
@@ -487,3 +492,56 @@ def test_scaler_goes_back_to_its_initial_scale():
     reset_scaler(scaler, 1024.0)
     assert scaler.get_scale() == 1024.0
     assert scaler.state_dict()["_growth_tracker"] == 0
+
+
+def test_the_changes_of_a_treatment_are_those_that_the_table_of_its_file_says():
+    rows = re.findall(
+        r"^\| `(\w+)` \| (\S+) \| (\S+) \| (\S+) \|", Path(treatments.__file__).read_text(), re.MULTILINE
+    )
+    told = {
+        name: {
+            part for part, cell in zip(("first", "second", "step"), cells, strict=True) if len(cell) > 1 or cell == "0"
+        }
+        for name, *cells in rows
+    }
+    assert told == {name: set(treatment.changes) for name, treatment in TREATMENTS.items()}
+
+
+@pytest.fixture
+def noise(monkeypatch):
+    """A treatment that is no factor: it adds α to every second value of m."""
+
+    def add(tensor, alpha):
+        tensor.view(-1)[::2] += alpha
+
+    monkeypatch.setitem(TREATMENTS, "noise", Treatment("noise", first=add))
+
+
+def test_a_treatment_that_is_no_factor(noise):
+    param, optimizer = adam()
+    pointer = optimizer.state[param]["exp_avg"].data_ptr()
+    check_optimizer(optimizer, "noise")
+    reset_optimizer(optimizer, "noise", 0.5)
+    state = optimizer.state[param]
+    assert state["exp_avg"].tolist() == pytest.approx([M + 0.5, M, M + 0.5]) and state["exp_avg"].data_ptr() == pointer
+    assert state["exp_avg_sq"].tolist() == pytest.approx([V] * 3) and float(state["step"]) == 2
+    with pytest.raises(ValueError, match="optimizer_reset_alpha=2.0"):
+        reset_optimizer(optimizer, "noise", 2.0)
+
+
+def test_no_codes_take_it_and_no_export_calls_it_a_factor(noise, make_trainer, tmp_path):
+    param = torch.nn.Parameter(torch.zeros(8192))
+    optimizer = bitsandbytes.optim.AdamW8bit([param])
+    with pytest.raises(ValueError, match="optimizer_reset='noise'.*codes.*adamw_torch"):
+        check_optimizer(optimizer, "noise")
+    update_after(param, optimizer, 1.0)
+    before = {key: value.clone() for key, value in optimizer.state[param].items() if isinstance(value, torch.Tensor)}
+    with pytest.raises(ValueError, match="codes"):
+        reset_optimizer(optimizer, "noise", 0.5)
+    assert all(torch.equal(optimizer.state[param][key], value) for key, value in before.items())
+    with pytest.raises(InputError, match="'noise' is no factor"):
+        reset_factors({"mode": "noise", "alpha": 0.5, "restarts_schedule": False, "rewarmup_steps": 0})
+    trainer = make_trainer(beta=0.1, ref_reset_every=2)
+    trainer.args.optimizer_reset = "noise"
+    with pytest.raises(InputError, match="'noise' is no factor"):
+        export_update(trainer, tmp_path / "update")

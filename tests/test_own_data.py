@@ -72,7 +72,7 @@ def test_base_is_the_model_as_it_began(trained, tiny_model, tmp_path):
         json.loads((f / "_settings.json").read_text())["temperature"]: pd.read_parquet(f / "samples.parquet")
         for f in (Path(trained.run_dir) / "samples").glob("base-*")
     }
-    model = AutoModelForCausalLM.from_pretrained(trained._base_name())
+    model = AutoModelForCausalLM.from_pretrained(trained.base_name())
     greedy = stores[0.0]
     assert sorted(greedy["prompt"]) == sorted(ROWS["prompt"])
     for text, ids in zip(greedy["prompt"], greedy["ids"], strict=True):

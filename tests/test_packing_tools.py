@@ -92,8 +92,8 @@ def trained(make_trainer, tools_model):
         trainer._generate_and_score_completions = lambda inputs: trainer.made.append(score(inputs)) or trainer.made[-1]
         if isinstance(trainer, ProRLTrainer):
             record = trainer.recorder.micro_batch
-            trainer.recorder.micro_batch = lambda inputs, logps, scored, *others: (
-                trainer.seen.append((dict(inputs), scored.entropies)) or record(inputs, logps, scored, *others)
+            trainer.recorder.micro_batch = lambda found: (
+                trainer.seen.append((dict(found.batch), found.entropies)) or record(found)
             )
         trainer.train()
         return trainer

@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 from trl_prorl import ProRLTrainer
 from trl_prorl import trainer as trainer_module
 from trl_prorl.record.meter import Meter
-from trl_prorl.scoring.grouping import whole_groups
+from trl_prorl.rollout.outcome import whole_groups
 from trl_prorl.scoring.packing import check_pack_processes, choose_packing
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from trl_prorl.parts import Part, Parts
 
@@ -18,19 +19,33 @@ class Watcher(Part):
         path = Path(self.trainer.args.output_dir, "metrics.jsonl")
         return len(path.read_text().splitlines()) if path.exists() else 0
 
-    def event(self, name, step, **more):
+    def told(self, name, step, **more):
         return {"event": name, "step_requested": step, "step_applied": step, **more}
 
-    def at_boundary(self, step):
+    def boundary(self, step):
         self.calls.append(("boundary", step))
-        return self.event("boundary", step)
+        return self.told("boundary", step)
 
-    def after_update(self, step):
+    def batch(self, batch, measured, tokens):
+        self.calls.append(("batch", len(batch["advantages"]), measured["reward"] > 0, tokens))
+
+    def micro_batch(self, found):
+        self.calls.append(("micro-batch", found.logps.shape == found.batch["completion_mask"].shape))
+
+    def gradients(self, model):
+        norm = torch.nn.utils.get_total_norm([param.grad for param in model.parameters() if param.grad is not None])
+        self.calls.append(("gradients", norm.item()))
+
+    def before_update(self, step, norm, rate):
+        unclipped = self.calls.pop()[1]
+        self.calls.append(("next", step, float(norm) == pytest.approx(unclipped, rel=1e-5), rate))
+
+    def update(self, step, model):
         self.calls.append(("update", step, self.rows(), self.trainer.meter.open))
 
-    def observe_step(self, step, row):
-        self.calls.append(("step", step, self.rows(), row["step"]))
-        return self.event("seen", step, action="stop") if step == self.stops_at else None
+    def row(self, step, row):
+        self.calls.append(("row", step, self.rows(), row["step"]))
+        return self.told("seen", step, action="stop") if step == self.stops_at else None
 
 
 @pytest.mark.parametrize("stops_at, steps", [(None, 4), (3, 3)])
@@ -38,30 +53,50 @@ def test_the_moments_of_a_step_and_the_event_that_ends_a_run(make_trainer, stops
     trainer = make_trainer(beta=0.1, ref_reset_every=2, max_steps=4, num_iterations=2, save_strategy="no")
     part = trainer.parts["watcher"] = Watcher(trainer, stops_at)
     trainer.train()
-    # The seconds of `after_update` belong to the step, which is still open; `observe_step` has its row.
-    of_step = {n: [("update", n, n - 1, True), ("step", n, n, n)] for n in range(1, steps + 1)}
-    boundaries = {1: [("boundary", 0)], 3: [("boundary", 2)]}
-    assert part.calls == [call for n in of_step for call in boundaries.get(n, []) + of_step[n]]
+    # The seconds of `update` belong to the step, which is still open; `row` has its row.
+    of_step = {
+        n: [("micro-batch", True), ("next", n, True, 5e-3), ("update", n, n - 1, True), ("row", n, n, n)]
+        for n in range(1, steps + 1)
+    }
+    sampled = {n: [("boundary", n - 1), ("batch", 8, True, 48)] for n in (1, 3)}
+    assert part.calls == [call for n in of_step for call in sampled.get(n, []) + of_step[n]]
     found = [
         (e["event"], e["step_applied"]) for e in map(json.loads, Path(trainer.args.output_dir, "events.jsonl").open())
     ]
-    assert found == [("boundary", 0), ("boundary", 2), ("reset", 2)] + [("seen", 3)] * (stops_at == 3)
+    assert found == [("boundary", 0), ("reset", 2), ("boundary", 2)] + [("seen", 3)] * (stops_at == 3)
     assert Path(trainer.args.output_dir, "checkpoint-3").exists() == (stops_at == 3)
 
 
-def test_events_come_in_the_order_of_the_parts_each_before_the_next_part_is_called():
+def test_events_come_in_the_order_of_the_parts_each_before_the_next_part_is_called(make_trainer):
     calls = []
 
     class Named(Part):
         def __init__(self, name, tells=True):
             self.name, self.tells = name, tells
 
-        def at_boundary(self, step):
+        def boundary(self, step):
             calls.append(self.name)
-            return {"event": self.name, "step": step} if self.tells else None
+            return {"event": self.name, "step_requested": step, "step_applied": step} if self.tells else None
 
-    parts = Parts(first=Named("first"), quiet=Named("quiet", tells=False), plain=Part(), last=Named("last"))
-    for event in parts.at_boundary(7):
-        calls.append((event["event"], event["step"]))
-    assert calls == ["first", ("first", 7), "quiet", "last", ("last", 7)]
-    assert list(parts.observe_step(7, {})) == []
+        def event(self, event):
+            if self.name == "last":
+                calls.append(event["event"] + " is told")
+
+    trainer = make_trainer(max_steps=1)
+    trainer.parts |= {"second": Named("second"), "quiet": Named("quiet", tells=False), "last": Named("last")}
+    trainer.parts.add_first("first", Named("first"))
+    trainer.train()
+    assert calls == ["first", "first is told", "second", "second is told", "quiet", "last", "last is told"]
+
+
+def test_a_part_without_memory_is_in_no_checkpoint_and_one_with_it_has_to_be_there():
+    class Remembers(Part):
+        def state_dict(self):
+            return {"value": 1}
+
+    parts = Parts(plain=Part(), remembers=Remembers())
+    assert parts.state_dict() == {"remembers": {"value": 1}}
+    parts.load_state_dict({"remembers": {}})
+    parts.load_state_dict({}, {"a key": [0, 1]})
+    with pytest.raises(KeyError, match="remembers"):
+        parts.load_state_dict({})

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.scoring.references import AdapterReference, SnapshotReference, move_reference
+from trl_prorl.scoring.references import AdapterReference, SnapshotReference
 
 
 def perturbed(model, seed):
@@ -39,7 +39,7 @@ def reference(request, tiny_model, trained_adapter):
 def test_mix_by_hand(reference, mix):
     before = [(ref.detach().clone(), policy.detach().clone()) for ref, policy in reference.pairs()]
     assert any(not torch.equal(ref, policy.to(ref.dtype)) for ref, policy in before)
-    move_reference(reference, mix)
+    reference.move(mix)
     for (ref, policy), (old, same) in zip(reference.pairs(), before, strict=True):
         assert torch.equal(policy, same) and ref.dtype == old.dtype
         same = same.to(ref.dtype)

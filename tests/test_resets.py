@@ -68,7 +68,7 @@ def test_every_step_and_a_small_mix_make_the_reference_a_moving_average(make_tra
     policies = []
 
     class Boundary(Part):
-        def at_boundary(self, step):
+        def boundary(self, step):
             policies.append([policy.detach().clone() for _, policy in trainer.reference.pairs()])
 
     trainer = make_trainer(lora=lora, beta=0.1, ref_reset_every=1, ref_reset_mix=0.25, max_steps=6, learning_rate=1e-2)
@@ -261,7 +261,7 @@ def test_an_evaluation_outside_the_training_is_no_validation(make_trainer, valid
         beta=0.1, ref_reset_stall=2, max_steps=2, reward=reward, trainer_kwargs=validation, **EVALUATED
     )
     assert trainer.evaluate()["eval_reward"] == pytest.approx(0.9)
-    (callback,) = trainer._reset_callbacks()
+    (callback,) = trainer.resets.callbacks
     (stall,) = callback.triggers.triggers
     assert stall.best is None
     trainer.train()
@@ -285,7 +285,7 @@ def test_every_key_of_a_trigger_reaches_it(make_trainer, validation):
         trainer_kwargs=validation,
         **EVALUATED,
     )
-    (callback,) = trainer._reset_callbacks()
+    (callback,) = trainer.resets.callbacks
     periodic, spike, stall = callback.triggers.triggers
     assert callback.triggers.cooldown == 9 and periodic.every == 50
     assert (spike.threshold, spike.values.maxlen) == (0.5, 7)

@@ -12,7 +12,8 @@ import torch
 
 from trl_prorl.errors import RewardError
 from trl_prorl.rollout.deadline import DeadlineExceeded, call_within
-from trl_prorl.rollout.rewards import as_float, shown, watched
+from trl_prorl.rollout.rewards import as_float, watched
+from trl_prorl.shown import quoted
 
 
 PROMPTS = [[{"role": "user", "content": "first"}], [{"role": "user", "content": "second"}]]
@@ -163,8 +164,8 @@ def test_a_bare_except_is_interrupted_again():
 
 def test_numbers_and_prompts():
     assert as_float(np.float64(2)) == 2.0 and as_float(torch.tensor(3)) == 3.0 and as_float("3") is None
-    assert shown("a\n b" + "c" * 100) == repr("a b" + "c" * 76 + "…")
-    assert shown(PROMPTS[0]) == "'first'"
+    assert quoted("a\n b" + "c" * 100) == repr("a b" + "c" * 76 + "…")
+    assert quoted(PROMPTS[0]) == "'first'"
 
 
 def test_the_trainer_watches_its_reward_functions(make_trainer):

@@ -39,7 +39,6 @@ TRAINER_METHODS = {
     "_load_optimizer_and_scheduler": "the step of a resume where everything of ours is loaded",
     "_clip_grad_norm": "before which gradients are looked at",
     "_get_grad_norm": "after which an update is stopped or left out",
-    "compute_loss": "after which an export takes the rows of a micro-batch",
 }
 
 
@@ -77,7 +76,6 @@ def test_an_update_has_the_moments_at_which_an_export_looks():
     ]
     positions = [loop.index(moment) for moment in [*moments, "on_optimizer_step("]]
     assert positions == sorted(positions)
-    assert "self.compute_loss(model, inputs" in source(Trainer.training_step)
     assert "self._clip_grad_norm(" not in source(Trainer._get_grad_norm)
     norm = source(Trainer._clip_grad_norm)
     assert norm.count("clip_grad_norm_(") == 1, "gradients are clipped there and nowhere else"
@@ -146,10 +144,14 @@ def test_scoring_takes_the_model_first_and_calls_it_with_keywords_only():
     assert calls == ["**model_inputs, labels=labels, fused_lm_head=True"], "forwards are counted by wrapping this call"
 
 
-def test_old_policy_is_scored_before_the_reference_and_under_the_same_conditions():
+def test_the_rows_that_are_sampled_are_those_that_are_rewarded():
     text = source(GRPOTrainer._generate_and_score_completions)
-    old, ref = text.index("old_per_token_logps, _, _ = "), text.index("ref_per_token_logps, _, _ = ")
-    assert old < ref, "forwards are told apart by their order"
+    assert "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)" in text
+    assert not re.search(r"\binputs = ", text), "their outcome is left on that very list"
+
+
+def test_old_policy_and_reference_are_scored_under_the_same_conditions():
+    text = source(GRPOTrainer._generate_and_score_completions)
     assert "self.args.gradient_accumulation_steps % generate_every != 0" in text
     assert text.count("ref_per_token_logps, _, _ = ") == 2 and "if self.beta != 0.0:" in text
     assert "if old_per_token_logps is not None" in text, "None says that the first pass provides them"

@@ -10,6 +10,7 @@ from .descriptor import Effect, check_keys
 from .keys import FAST, KEYS, ProlongedKeys, effects
 from .objective.kl import gradient_bias
 from .refusals import CHECKED, UNCLEAN_SCHEDULE, check_batch, check_combinations, check_launcher, check_machine
+from .resets.treatments import TREATMENTS
 from .variants import variant_of
 
 
@@ -120,7 +121,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
     def restarts_schedule(self) -> bool:
         """Whether a reset starts the learning-rate schedule again."""
         if self.optimizer_reset_schedule is None:
-            return self.optimizer_reset == "hard"
+            return TREATMENTS[self.optimizer_reset].restarts_schedule
         return self.optimizer_reset_schedule == "restart"
 
     @property

@@ -84,11 +84,22 @@ def is_on(value: Any) -> bool:
     return value not in (None, 0, "off")
 
 
+def switched_on(changed: Mapping[str, list[Any]], key: str) -> bool:
+    """Whether a key was off, `[then, now]`, and is not any more."""
+    return key in changed and not is_on(changed[key][0]) and is_on(changed[key][1])
+
+
+def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
+    """Whether a key was on, and is not any more."""
+    return key in changed and is_on(changed[key][0]) and not is_on(changed[key][1])
+
+
 def needs(*keys: str, value: Any = None, written: str | None = None, line: str | None = None) -> Need:
-    """The need of one of some keys, which is on or has a certain value: as `written` in a recipe, or with a line."""
-    written = written or " or ".join(keys) + (f": {value}" if value is not None else "")
+    """The need of one of some keys, which is on or has a certain value (of a tuple, one): as `written`, or a line."""
+    values = value if isinstance(value, tuple) else (value,)
+    written = written or " or ".join(keys) + (f": {' or '.join(map(str, values))}" if value is not None else "")
     return Need(
-        lambda value_of: any(is_on(value_of(key)) if value is None else value_of(key) == value for key in keys),
+        lambda value_of: any(is_on(value_of(key)) if value is None else value_of(key) in values for key in keys),
         line or f"{{key}}={{value!r}} has no effect without {written}. Set that, or leave {{key}} out.",
         adjusted=line is None,
     )

@@ -1,10 +1,15 @@
-"""`trl-prorl env`: what a report of a bug should say of the machine."""
+"""Versions, commit and machine, for the record; `trl-prorl env`: what a report of a bug should say of them."""
 
 import argparse
 import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 
+PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
 CPUINFO = Path("/proc/cpuinfo")
 VARIABLES = ("ACCELERATE_", "CUDA_VISIBLE", "HF_HUB_OFFLINE", "OMP_", "PYTORCH_", "TRL_", "WORLD_SIZE")
 
@@ -14,10 +19,41 @@ def main() -> None:
     argparse.ArgumentParser("trl-prorl env", description="Versions and flags, for a report of a bug.").parse_args()
     from trl.scripts.env import print_env
 
-    from .record.folder import git_commit, versions
-
     print_env()
     flags = {*CPUINFO.read_text().split()} & {"avx2", "avx512_bf16", "amx_bf16"} if CPUINFO.exists() else ()
     variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)]
     print(f"- trl-prorl version: {versions().get('trl-prorl')}, commit {git_commit()}")
     print(f"- CPU: {os.cpu_count()} cores, flags {' '.join(sorted(flags))}\n- Variables: {' '.join(variables)}")
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that a number may depend on; torch's names its build as well (`+cpu`, `+cu130`)."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            pass
+    import torch
+
+    return {**found, "torch": str(torch.__version__)}
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout that this file lies in, with `-dirty` if it was changed; `None` outside one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def hardware(device: Any) -> dict[str, Any]:
+    """Of this machine; its GPU is named if the run is on it."""
+    import torch
+
+    found = {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["gpus"] = torch.cuda.device_count()
+    return found

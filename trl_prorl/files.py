@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+STAGED = "_push-"  # begins the name of a folder that a push in the background reads; never pushed itself
+
+
 @contextmanager
 def replaced(path: str | os.PathLike) -> Iterator[Path]:
     """

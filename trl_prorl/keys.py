@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from .descriptor import Effect, Key, Need, ValueOf, Values, acts, declared, free, is_on, needs, number, one_of, whole
+from .resets.treatments import TREATMENTS, WITH_ALPHA
 
 
 NOTHING, STEP, TERM, KL, BOUNDARY, RESET = (Effect(0), *Effect)
@@ -30,7 +31,6 @@ NAMES = Values(
 )
 
 ADVANTAGES = ("raw", "centered", "group_normalized", "batch_normalized", "rloo", "max", "best_of_group")
-TREATMENTS = ("keep", "hard", "soft", "asym", "step")
 
 A_REFERENCE = needs("beta", line="{key}={value!r} needs a reference: set beta > 0, or {key}: cached.")
 A_PUSHED_REFERENCE = needs(
@@ -313,7 +313,7 @@ class ProlongedKeys:
     ref_reset_mix: Annotated[float, Key(SHARE, NOTHING, acts, short="mix {}")] = 1.0
     optimizer_reset: Annotated[str, adjusts(one_of(*TREATMENTS), A_RESET, "hard", short="{}")] = "keep"
     optimizer_reset_alpha: Annotated[
-        float, adjusts(FACTOR, needs("optimizer_reset", value="soft"), 0.25, short="{}")
+        float, adjusts(FACTOR, needs("optimizer_reset", value=WITH_ALPHA), 0.25, short="{}")
     ] = 0.1
     optimizer_reset_schedule: Annotated[str | None, adjusts(one_of("keep", "restart"), A_RESET, "restart")] = None
     optimizer_reset_rewarmup_steps: Annotated[int, adjusts(whole(0), A_RESET, 5)] = 0

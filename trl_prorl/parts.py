@@ -2,10 +2,42 @@
 A part of a run: one idea that remembers something from step to step, and owns how it begins, is saved and is restored.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """
+    A micro-batch of training whose loss is computed: B rows, T tokens.
+
+    Attributes:
+        batch (`Mapping[str, torch.Tensor]`): Tokens, masks, advantages and the anchors' log-probabilities.
+        loss (`torch.Tensor`): A scalar, penalties included.
+        logps (`torch.Tensor` of shape `(B, T)`): The policy's, without gradient.
+        entropies (`torch.Tensor` of shape `(B, T)`): The policy's.
+        rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows that were computed; `None` means all.
+        penalty (`torch.Tensor`, *optional*): A scalar: what of the anchors entered the loss.
+        clipped (`float`, *optional*): Share of tokens in the region that the ratio's clip flattens.
+        sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*): Of the model that was sampled, where it is not
+            the policy to the last bit and this is the first pass.
+    """
+
+    batch: Mapping[str, "torch.Tensor"]
+    loss: "torch.Tensor"
+    logps: "torch.Tensor"
+    entropies: "torch.Tensor"
+    rows: "torch.Tensor | None" = None
+    penalty: "torch.Tensor | None" = None
+    clipped: float | None = None
+    sampler_logps: "torch.Tensor | None" = None
 
 
 class Part:
@@ -19,36 +51,62 @@ class Part:
     # Whether a run may have it although the run that it goes on from had it not, with the same configuration.
     may_join = False
 
-    # A step, in this order. A part that acts at none of these moments is called by name.
+    # Before the first step.
 
-    def at_boundary(self, step: int) -> dict[str, Any] | None:
+    def optimizer_made(self, optimizer: "torch.optim.Optimizer") -> None:
+        """The optimizer is there, without Accelerate's wrapper. Called again when a training begins anew."""
+
+    def schedule_made(self, schedule: Any) -> None:
+        """The learning-rate schedule is there, as new, without Accelerate's wrapper."""
+
+    # A step, in this order.
+
+    def boundary(self, step: int) -> dict[str, Any] | None:
         """
         A generation is about to begin; no buffered log-probability outlives this moment, so weights may change.
 
         Args:
-            step (`int`):
-                Optimizer steps done.
+            step (`int`): Optimizer steps done.
 
-        Returns:
-            `dict` or `None`: an event for the record.
+        Returns `dict` or `None`: an event for the record.
         """
 
-    def after_update(self, step: int) -> None:
+    def batch(self, batch: Mapping[str, "torch.Tensor"], measured: Mapping[str, float], tokens: int) -> None:
+        """
+        A generation batch is sampled, rewarded and scored.
+
+        Args:
+            batch (`Mapping[str, torch.Tensor]`): This process's rows.
+            measured (`Mapping[str, float]`): For the record, of all processes.
+            tokens (`int`): Sampled by all processes.
+        """
+
+    def micro_batch(self, micro_batch: MicroBatch) -> None:
+        """The loss of a micro-batch is computed."""
+
+    def gradients(self, model: "torch.nn.Module") -> None:
+        """The gradients of an update are complete, and not clipped yet."""
+
+    def before_update(self, step: int, norm: float, rate: float) -> None:
+        """Optimizer step `step` comes next: the norm of its gradients before clipping, and its learning rate."""
+
+    def update(self, step: int, model: "torch.nn.Module") -> None:
         """The weights of optimizer step `step` are in place. Seconds spent here belong to that step."""
 
-    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         """
         A step is over, and its row is written.
 
         Args:
-            step (`int`):
-                Optimizer steps done.
-            row (`Mapping[str, float]`):
-                Its row of `metrics.jsonl`.
+            step (`int`): Optimizer steps done.
+            row (`Mapping[str, float]`): Its row of `metrics.jsonl`.
 
-        Returns:
-            `dict` or `None`: an event for the record. One with `"action": "stop"` saves a checkpoint and ends the run.
+        Returns `dict` or `None`: an event for the record. One with `"action": "stop"` saves a checkpoint and ends the
+        run.
         """
+
+    def event(self, event: dict[str, Any]) -> None:
+        """A part has returned an event. The record's own part writes it, and may complete it."""
 
     # The run's beginning, and its checkpoints.
 
@@ -64,59 +122,36 @@ class Part:
         Go on from the `state_dict` of another process.
 
         Args:
-            state (`Mapping[str, Any]`):
-                What `state_dict` returned.
-            changed (`Mapping[str, Any]`):
-                Keys of the configuration whose values differ from that process's.
+            state (`Mapping[str, Any]`): What `state_dict` returned.
+            changed (`Mapping[str, Any]`): Keys of the configuration whose values differ from that process's, `[then,
+                now]`.
         """
 
     def save(self, folder: Path) -> None:
         """Write tensors into a checkpoint that has not got its name yet. Called on the main process."""
 
+    def before_load(self, folder: Path) -> None:
+        """The weights of a checkpoint, or of the best one at the end, are about to be loaded."""
+
     def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
-        """Read them from a checkpoint; `changed` as in `load_state_dict`."""
+        """Read tensors from a checkpoint; `changed` as in `load_state_dict`."""
 
 
 class Parts(dict[str, Part]):
-    """
-    The parts of a run by name; each name is a key of the checkpoint's state. They are called in the order in which
-    they were added.
-    """
+    """The parts of a run in the order in which they are called; their names are keys of the checkpoint's state."""
 
-    def at_boundary(self, step: int) -> Iterator[dict[str, Any]]:
-        """The events of [`Part.at_boundary`], each before the next part is called."""
-        return (event for part in self.values() if (event := part.at_boundary(step)) is not None)
-
-    def after_update(self, step: int) -> None:
-        """See [`Part.after_update`]."""
-        for part in self.values():
-            part.after_update(step)
-
-    def observe_step(self, step: int, row: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-        """The events of [`Part.observe_step`], each before the next part is called."""
-        return (event for part in self.values() if (event := part.observe_step(step, row)) is not None)
-
-    def begin(self) -> None:
-        """See [`Part.begin`]."""
-        for part in self.values():
-            part.begin()
+    def add_first(self, name: str, part: Part) -> None:
+        """Add a part that is called before the others."""
+        others = {name: part, **self}
+        self.clear()
+        self.update(others)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of every part, by its name."""
-        return {name: part.state_dict() for name, part in self.items()}
+        """The state of every part that has one, by its name."""
+        return {name: state for name, part in self.items() if (state := part.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Go on from the states of the same parts; one that a changed key has switched on, or may join, begins."""
         for name, part in self.items():
-            if name in state or not (changed or part.may_join):
+            if name in state or (part.state_dict() and not (changed or part.may_join)):
                 part.load_state_dict(state[name], changed)
-
-    def save(self, folder: Path) -> None:
-        """See [`Part.save`]."""
-        for part in self.values():
-            part.save(folder)
-
-    def load(self, folder: Path, changed: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """See [`Part.load`]."""
-        for part in self.values():
-            part.load(folder, changed)

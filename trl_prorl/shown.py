@@ -40,3 +40,10 @@ def short(value: Any) -> str:
         return cut(one.repr(value), 80)
     except ValueError:  # an integer of more digits than Python spells
         return "a number of thousands of digits"
+
+
+def quoted(prompt: Any, length: int = 80) -> str:
+    """The last message of a prompt, on one line, quoted and cut."""
+    text = prompt[-1].get("content", prompt[-1]) if isinstance(prompt, list) and prompt else prompt
+    text = " ".join(str(text).split())
+    return repr(text if len(text) <= length else text[: length - 1] + "…")

@@ -11,7 +11,8 @@ from eval.gpucheck.size import Size
 from eval.gpucheck.training import train
 from eval.stepcost.batches import Batches
 from trl_prorl import ProRLTrainer
-from trl_prorl.resets.optimizer_state import MODES, reset_optimizer
+from trl_prorl.resets.optimizer_state import reset_optimizer
+from trl_prorl.resets.treatments import TREATMENTS, factors
 
 
 RATE, B1, B2, EPS = 0.1, 0.9, 0.99, 1e-8
@@ -52,14 +53,9 @@ def update(param: torch.nn.Parameter, optimizer: torch.optim.Optimizer, gradient
 
 
 def by_hand(mode: str, gradient: float) -> float:
-    """Adam's next update after a reset, from the table in `trl_prorl/resets/optimizer_state.py`."""
-    m, v, t = {
-        "keep": (M, V, T),
-        "hard": (0.0, 0.0, 0),
-        "soft": (ALPHA * M, ALPHA * V, T),
-        "asym": (0.0, V, T),
-        "step": (M, V, 0),
-    }[mode]
+    """Adam's next update after a reset, from the table in `trl_prorl/resets/treatments.py`."""
+    on_m, on_v, clears = factors(mode, ALPHA)
+    m, v, t = on_m * M, on_v * V, 0 if clears else T
     m, v, t = B1 * m + (1 - B1) * gradient, B2 * v + (1 - B2) * gradient**2, t + 1
     return -RATE * (m / (1 - B1**t)) / ((v / (1 - B2**t)) ** 0.5 + EPS)
 
@@ -71,7 +67,7 @@ def resets(size: Size, folder: Path) -> Result:
         if (reason := why_skipped(needs, size)) is not None:
             result.skipped[f"resets of {name}"] = reason
             continue
-        for mode in MODES:
+        for mode in (mode for mode, treatment in TREATMENTS.items() if treatment.is_factors):
             param = torch.nn.Parameter(torch.zeros(VALUES, device=size.device))
             optimizer = new_optimizer(kind, param)
             for gradient in (1.0, 3.0):

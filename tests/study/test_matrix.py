@@ -10,7 +10,7 @@ from study.matrix import TUNED, RunKey, read_matrix
 from trl_prorl import ProRLConfig
 from trl_prorl.errors import InputError
 from trl_prorl.launch.recipe import RecipeParser
-from trl_prorl.resets.optimizer_state import MODES
+from trl_prorl.resets.treatments import MODES
 from trl_prorl.train import TaskArguments
 
 

@@ -13,16 +13,8 @@ OTHER_PRODUCTS = "use_qalora alora_invocation_tokens velora_config use_bdlora mo
 
 def check_growing_config(every: int, largest: int, config: Any | None) -> None:
     """
-    Refuse, before a model is loaded, an adapter that cannot grow.
-
-    Args:
-        every (`int`), largest (`int`):
-            `lora_growth_every` and `lora_growth_max_rank`.
-        config ([`~peft.PeftConfig`] or `None`):
-            Of the policy's adapter.
-
-    Raises:
-        `ValueError`: naming the key, the value and the cure.
+    Refuse, before a model is loaded, an adapter that cannot grow `every` so many steps up to the rank `largest`.
+    Raises `ValueError`: naming the key, the value and the cure.
     """
     leave = "or leave lora_growth_every out."
     if config is None:
@@ -52,9 +44,7 @@ def check_growing_config(every: int, largest: int, config: Any | None) -> None:
 def check_growing_model(policy: PeftModel) -> None:
     """
     Refuse a model with an adapted layer that cannot grow, or with an adapter that would not grow beside the policy's.
-
-    Raises:
-        `ValueError`: naming the layer or the adapter.
+    Raises `ValueError`: naming the layer or the adapter.
     """
     rank = policy.peft_config["default"].r
     for name, config in policy.peft_config.items():

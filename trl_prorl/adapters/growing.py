@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,42 +10,29 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part
-from ..resets.optimizer_state import inner_of
 from .growth import drawn_rows, factors_of, random_state, set_factors, with_rank
 from .growth_state import migrated
 
 
-CONFIG_FILE = "adapter_config.json"
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 
 class Growth(Part):
     """
     More ranks for the policy's adapter and its frozen copies: requested every so many optimizer steps, applied at the
-    next generation boundary.
-
-    Args:
-        args ([`ProRLConfig`]):
-            How often, by how much, how far; and the run's seed.
-        policy ([`~peft.PeftModel`]):
-            With an adapter `default` that [`~trl_prorl.adapters.growable`] accepts.
-        optimizer (`Callable`):
-            The trainer's optimizer; `None` before it is made.
-        copies (iterable of `dict[str, torch.Tensor]`):
-            Copies of trained parameters by name, which have to keep their shapes. Their entries are replaced.
-        timer ([`~trl_prorl.record.meter.StageTimer`]):
-            The counter of its seconds.
+    next generation boundary. `copies` of trained parameters by name keep the parameters' shapes: their entries are
+    replaced.
     """
 
     def __init__(
         self,
         args,
         policy: PeftModel,
-        optimizer: Callable[[], Any],
         copies: Iterable[dict[str, torch.Tensor]],
         timer,
     ):
         self.every, self.step, self.largest = args.lora_growth_every, args.lora_growth_step, args.lora_growth_max_rank
-        self.seed, self.policy, self.optimizer = args.seed, policy, optimizer
+        self.seed, self.policy, self.optimizer = args.seed, policy, None
         self.copies, self.timer = [*copies], timer
         self.migrate = migrated  # what becomes of a factor's state; an experiment may set another
         self._first = self.rank
@@ -56,15 +43,18 @@ class Growth(Part):
         """Of every layer's adapter, now."""
         return self.policy.peft_config["default"].r
 
+    def optimizer_made(self, optimizer) -> None:
+        self.optimizer = optimizer
+
     def begin(self) -> None:
         self._requested: int | None = None
 
-    def after_update(self, step: int) -> None:
+    def update(self, step: int, model) -> None:
         """See whether growth is due."""
         if step % self.every == 0 and self.rank < self.largest:
             self._requested = step
 
-    def at_boundary(self, step: int) -> dict[str, Any] | None:
+    def boundary(self, step: int) -> dict[str, Any] | None:
         """Grow, if that is due."""
         requested, self._requested = self._requested, None
         if requested is None or self.rank >= self.largest:  # a resume may have lowered the largest
@@ -103,8 +93,7 @@ class Growth(Part):
                 if factor.adapter == "default"
             ]
         with self.timer.part("reset") as migration:
-            optimizer = self.optimizer()
-            states = inner_of(optimizer).state if optimizer is not None else {}
+            states = self.optimizer.state if self.optimizer is not None else {}
             moved = []
             for factor in factors:
                 weight = factor.linear.weight
@@ -118,13 +107,13 @@ class Growth(Part):
             state.update(changed)
         return {"seconds_copy": copy.seconds, "seconds_optimizer": migration.seconds}
 
-    def take_rank_of(self, checkpoint: Path) -> None:
+    def before_load(self, checkpoint: Path) -> None:
         """
-        Give the adapters the rank that they have in a checkpoint whose weights are about to be loaded.
-
-        Raises:
-            `ValueError`: this run's adapter could not have grown into that one.
+        Give the adapters the rank, and the frozen ones the values, that they have in a checkpoint. Raises
+        `ValueError`: this run's adapter could not have grown into that one.
         """
+        if not (checkpoint / CONFIG_FILE).is_file():
+            return
         saved = json.loads((checkpoint / CONFIG_FILE).read_text())
         mine = self.policy.peft_config["default"]
         root = math.sqrt if saved.get("use_rslora") else float
@@ -137,6 +126,10 @@ class Growth(Part):
             )
         if saved["r"] != mine.r:
             self._set_rank(saved["r"])
+        # Transformers loads the policy's alone as the best model. The newest reference would lose its newer ranks.
+        for name in self.policy.peft_config:
+            if name != "default" and (checkpoint / name / WEIGHTS_FILE).is_file():
+                self.policy.load_adapter(checkpoint / name, name)
 
     # As a part, see parts.py. The weights are in the adapter's own files.
 

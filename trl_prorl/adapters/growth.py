@@ -24,17 +24,7 @@ RANK_AXIS = {"A": 0, "B": 1}  # A has shape (r, in), B has shape (out, r)
 
 @dataclass(frozen=True)
 class Factor:
-    """
-    A factor of one layer's adapter.
-
-    Attributes:
-        place (`str`):
-            Name of the layer in the policy.
-        layer ([`~peft.tuners.lora.layer.LoraLayer`]):
-            The layer.
-        adapter (`str`), side (`str`):
-            Name of the adapter, and `"A"` or `"B"`.
-    """
+    """A factor, `"A"` or `"B"`, of the adapter of one layer, which has the name `place` in the policy."""
 
     place: str
     layer: LoraLayer
@@ -70,15 +60,8 @@ def factors_of(policy: PeftModel) -> list[Factor]:
 
 def resized(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None = None) -> torch.Tensor:
     """
-    A copy of a tensor with another size along one dimension.
-
-    Args:
-        tensor (`torch.Tensor`):
-            The tensor.
-        axis (`int`), size (`int`):
-            The dimension, and its size. A smaller one cuts at the end.
-        new (`torch.Tensor`, *optional*):
-            What follows the old values where the size is larger; 0 by default.
+    A copy of a tensor with another size along one dimension: a smaller one cuts at the end, a larger one appends
+    `new`, 0 by default.
     """
     more = size - tensor.shape[axis]
     if more <= 0:
@@ -99,21 +82,9 @@ def random_state(seed: int, step: int) -> torch.Generator:
 
 def drawn_rows(factor: Factor, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
     """
-    New rows of a factor A, as PEFT draws them for a new adapter.
-
-    Args:
-        factor ([`Factor`]):
-            A factor A.
-        rank (`int`):
-            The new rank.
-        initialisation (`object`):
-            `init_lora_weights`: `"gaussian"` has a standard deviation of 1/rank, all others are uniform within
-            ±1/√in.
-        generator (`torch.Generator`):
-            On the CPU, so that the rows do not depend on the machine.
-
-    Returns:
-        `torch.Tensor` of shape `(rank − r, in)`, fp32.
+    New rows of a factor A, as PEFT draws them for a new adapter, shape `(rank − r, in)`, fp32: with
+    `init_lora_weights="gaussian"` of standard deviation 1/rank, else uniform within ±1/√in. The random state is on the
+    CPU, so that the rows do not depend on the machine.
     """
     old, columns = factor.linear.weight.shape
     rows = torch.empty(rank - old, columns)
@@ -130,27 +101,17 @@ def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:
 
 def with_rank(factor: Factor, tensor: torch.Tensor, rank: int, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
-    A copy of a tensor that has a factor's shape, with another rank.
-
-    Args:
-        factor ([`Factor`]):
-            The factor.
-        tensor (`torch.Tensor`):
-            Its values, or those of a copy of it.
-        rank (`int`):
-            The new rank.
-        rows (`Mapping[str, torch.Tensor]`):
-            New rows of A by layer; 0 without them. The policy and its frozen copies get the same ones, so that the
-            average of two of them is that of their old ranks.
+    A copy of a tensor that has a factor's shape, with another rank: its values, or those of a copy of it. `rows` are
+    new rows of A by layer, 0 without them. The policy and its frozen copies get the same ones, so that the average of
+    two of them is that of their old ranks.
     """
     return resized(tensor, factor.axis, rank, rows.get(factor.place) if factor.side == "A" else None)
 
 
 def set_factors(policy: PeftModel, values: list[tuple[Factor, torch.Tensor]], rank: int) -> None:
     """
-    Give every factor its new values, and layers and configurations their new rank.
-
-    Parameters stay the same objects: optimizer, average and merged copy hold them, and go on holding them.
+    Give every factor its new values, and layers and configurations their new rank. Parameters stay the same objects:
+    optimizer, average and merged copy hold them, and go on holding them.
     """
     for factor, value in values:
         layer, adapter, weight = factor.layer, factor.adapter, factor.linear.weight

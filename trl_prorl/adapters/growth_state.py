@@ -37,18 +37,9 @@ BLOCK = 256
 @torch.no_grad()
 def migrated(state: Mapping[str, Any], shape: torch.Size, axis: int, rank: int) -> dict[str, Any]:
     """
-    The entries of a state that change with the rank. Nothing is written.
-
-    Args:
-        state (`Mapping[str, Any]`):
-            The entry of one factor in `optimizer.state`. Empty before the first update.
-        shape (`torch.Size`):
-            The factor's shape before the change.
-        axis (`int`), rank (`int`):
-            The dimension that counts ranks, and the new rank.
-
-    Raises:
-        `ValueError`: an entry whose meaning is not known.
+    The entries of a factor's state in `optimizer.state`, empty before the first update, that change with the rank, for
+    the factor's old shape and the dimension that counts ranks. Nothing is written. Raises `ValueError`: an entry whose
+    meaning is not known.
     """
     scales = tuple(scale for scale, _ in CODES.values())
     unknown = sorted(set(state) - {*OF_VALUES, *scales, *NOT_MEMORY, STEP})
@@ -72,17 +63,8 @@ def moved_codes(
     codes: torch.Tensor, scales: torch.Tensor, values: torch.Tensor, axis: int, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Codes and scales of an 8-bit state for another rank.
-
-    Args:
-        codes (`torch.Tensor`):
-            uint8, of the factor's shape.
-        scales (`torch.Tensor` of shape `(blocks,)`):
-            The factor on every block.
-        values (`torch.Tensor` of shape `(256,)`):
-            What a code stands for, in increasing order; one of them is 0.
-        axis (`int`), rank (`int`):
-            As in [`migrated`].
+    Codes and scales of an 8-bit state for another rank: uint8 of the factor's shape; a scale for every block; what a
+    code stands for, `(256,)`, in increasing order, one of them 0.
     """
     own = scales.repeat_interleave(BLOCK)[: codes.numel()].view(codes.shape)
     codes, own = resized(codes, axis, rank), resized(own, axis, rank)
@@ -96,16 +78,8 @@ def moved_codes(
 
 def check_growing_optimizer(cls: type, paged: bool = False) -> None:
     """
-    Refuse, before any training, an optimizer whose state growth would not understand.
-
-    Args:
-        cls (`type`):
-            The optimizer's class.
-        paged (`bool`, *optional*, defaults to `False`):
-            Whether bitsandbytes keeps its state in pages.
-
-    Raises:
-        `ValueError`: naming the optimizer and those that are understood.
+    Refuse, before any training, an optimizer whose state growth would not understand, or that bitsandbytes keeps in
+    pages. Raises `ValueError`: naming the optimizer and those that are understood.
     """
     name = f"{cls.__module__}.{cls.__name__}"
     in_bits = cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__

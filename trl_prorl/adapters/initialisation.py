@@ -18,11 +18,9 @@ def check_initialisation(config: Any) -> None:
     reference and the saved adapter would belong to different models.
 
     Args:
-        config ([`~peft.PeftConfig`], *optional*):
-            Of the adapter.
+        config ([`~peft.PeftConfig`], *optional*): Of the adapter.
 
-    Raises:
-        `ValueError`: naming the key and the cure.
+    Raises `ValueError`: naming the key and the cure.
     """
     if config is not None and changes_model(config):
         key, value = "init_lora_weights", getattr(config, "init_lora_weights", None)

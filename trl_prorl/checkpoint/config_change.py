@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..descriptor import is_on
+from ..descriptor import switched_on
 from ..keys import KEYS
 from .generation_buffer import buffer_file
 
@@ -79,16 +79,6 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
                 refuse(key, "it lies inside a generation batch, which was cut by the old value; one at its end can be")
         if switched_on(changed, "beta"):
             refuse("beta", "it lies inside a generation batch without the reference's log-probabilities")
-
-
-def switched_on(changed: Mapping[str, list[Any]], key: str) -> bool:
-    """Whether a key was off, and is not any more."""
-    return key in changed and not is_on(changed[key][0]) and is_on(changed[key][1])
-
-
-def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
-    """Whether a key was on, and is not any more."""
-    return key in changed and is_on(changed[key][0]) and not is_on(changed[key][1])
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:

@@ -1,12 +1,14 @@
-"""How [`ProRLTrainer`] begins a record, writes whole checkpoints, and resumes from them exactly."""
+"""How [`ProRLTrainer`] begins a record, writes and pushes whole checkpoints, and resumes from them exactly."""
 
 import json
+import logging
 import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 from accelerate.utils import broadcast_object_list
+from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, RewardError, RunError
 from ..quiet import without_warning
@@ -14,18 +16,22 @@ from ..record.earlier import set_earlier_run_aside
 from ..record.folder import write_config, write_env
 from ..record.lock import FolderLock
 from ..record.meter import check_record
-from ..record.run_id import id_of_run
+from ..record.run_id import id_of_run, write_run_id
 from ..record.together import by_main_process
 from ..record.trl_log import restored, saved
 from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
 from .files import WholeCheckpoint, is_failed_write, rotate, save_failed
 from .generation_buffer import buffer_file, load_buffer, save_buffer
 from .identity import IDENTITY_FILE, changing_keys
+from .kept_parameters import kept_parameters
 from .resume import Resume, best_beside, clear_leftovers, read_state, write_state
 
 
+logger = logging.getLogger(__name__)
+
+
 class CheckpointMixin:
-    """Part of [`ProRLTrainer`]: what `train` does before the first step, and what a checkpoint holds."""
+    """Part of [`ProRLTrainer`]: what `train` does before the first step, and what is saved and pushed."""
 
     _aside: WholeCheckpoint | None = None  # the checkpoint that is being written
     _epochs_done = 0
@@ -33,6 +39,11 @@ class CheckpointMixin:
     _has_trained = False
     _resume: Resume | None = None
     _run_id: str | None = None  # of the run that `train` begins or continues
+
+    def base_name(self) -> str | None:
+        """Hub name or folder of the model that the run began from."""
+        given = next((part.model_name_or_path for part in self.recipe if hasattr(part, "model_name_or_path")), None)
+        return given or get_config_model_id(self.accelerator.unwrap_model(self.model).config) or None
 
     @contextmanager
     def folders_held(self):
@@ -81,12 +92,13 @@ class CheckpointMixin:
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
-            self.parts.begin()
+            for part in self.parts.values():
+                part.begin()
             self._generations = 0
         self._has_trained, resume = True, self._resume
         if resume is None and not self.recipe:  # a recipe has looked before it loaded a model
             folders = (Path(self.args.output_dir), self.run_dir)
-            by_main_process(self.is_world_process_zero(), lambda: set_earlier_run_aside(*folders, self._base_name()))
+            by_main_process(self.is_world_process_zero(), lambda: set_earlier_run_aside(*folders, self.base_name()))
         self._epochs_done = resume.epochs if resume is not None else 0
         found = [None]
         if self.is_world_process_zero():
@@ -101,15 +113,10 @@ class CheckpointMixin:
             if resume is not None:
                 self.recorder.event(resume.event)
             write_config(self.run_dir, self.args, self.recipe)
-            write_env(
-                self.run_dir,
-                self.args,
-                self.model,
-                self.ways.packing,
-                self._generation_facts(),
-                self._base_name(),
-                self._run_id,
-            )
+            generation = {"compact_generation": self.ways.generation}
+            generation |= self.compact.facts() if self.compact is not None else {}
+            packing, base = self.ways.packing, self.base_name()
+            write_env(self.run_dir, self.args, self.model, packing, generation, base, self._run_id)
         return super()._inner_training_loop(*args, **kwargs)
 
     def _init_training_state(self, max_steps, steps_of_epoch, epochs, resume_from_checkpoint, trial):
@@ -139,7 +146,8 @@ class CheckpointMixin:
         folder, changed = Path(checkpoint), self._resume.changed
         if changed:
             restore_hyperparameters(self.optimizer, self.lr_scheduler, asked)
-        self.parts.load(folder, changed)
+        for part in self.parts.values():
+            part.load(folder, changed)
         buffer = folder / buffer_file(self.accelerator.process_index)
         if buffer.exists():
             self._buffered_inputs = load_buffer(buffer, self.accelerator.device)
@@ -149,6 +157,22 @@ class CheckpointMixin:
         self._step = 0 if set(changed) & set(BATCH_KEYS) else state["micro_batches"]  # at the end of a batch, if so
         restored(state["log"], self._metrics["train"], self._logs)
         self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        with self._weights_loaded(Path(resume_from_checkpoint)):
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self):
+        with self._weights_loaded(Path(self.state.best_model_checkpoint)):
+            return super()._load_best_model()
+
+    @contextmanager
+    def _weights_loaded(self, folder: Path):
+        """The time in which a checkpoint's weights are loaded, into the parameters that there are."""
+        with kept_parameters(self.accelerator.unwrap_model(self.model)):
+            for part in self.parts.values():
+                part.before_load(folder)
+            yield
 
     def _get_train_sampler(self, dataset=None):
         sampler = super()._get_train_sampler(dataset)
@@ -197,7 +221,8 @@ class CheckpointMixin:
             return
         if is_best:
             self.state.save_to_json(str(folder / "trainer_state.json"))
-        self.parts.save(folder)
+        for part in self.parts.values():
+            part.save(folder)
         log = saved(self._metrics["train"], self._logs if self.log_completions else None)
         state = {"generations": self._generations, "micro_batches": self._step}
         write_state(folder, state | {"parts": self.parts.state_dict(), "log": log})
@@ -205,10 +230,56 @@ class CheckpointMixin:
 
     def save_model(self, output_dir=None, _internal_call=False):
         try:
-            super().save_model(output_dir, _internal_call=_internal_call)
+            super().save_model(output_dir, _internal_call=True)
+            if output_dir is None or Path(output_dir) == Path(self.args.output_dir):
+                self.create_model_card()  # PEFT has written its own
+            if self.args.push_to_hub and not _internal_call:
+                self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
         except Exception as error:
             if self._aside is not None or isinstance(error, RunError) or not is_failed_write(error):
                 raise
             folder = Path(output_dir or self.args.output_dir)
             message = save_failed(folder, Path(self.args.output_dir), error)
             raise CheckpointError(f"The model in {message}") from error
+
+    def _save(self, *args, **kwargs):
+        token, self.args.hub_token = self.args.hub_token, None  # the arguments are pickled beside the weights
+        try:
+            super()._save(*args, **kwargs)
+        finally:
+            self.args.hub_token = token
+        if not self.args.should_save:  # Trainer calls this in every process, where the folder may not be there yet
+            return
+        output_dir = args[0] if args else kwargs.get("output_dir")
+        write_run_id(self.args.output_dir if output_dir is None else output_dir, self._run_id)
+
+    # ------------------------------------------------------------------------------- push, see hub/uploads.py
+
+    def init_hf_repo(self, token=None, private=None):
+        if self.is_world_process_zero():
+            self.uploads.open(token, private)
+
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None):
+        """Write the card of the run so far. A failure to write it does not stop a run."""
+        try:
+            self.uploads.write_card(dataset_name, tags)
+        except ValueError as error:
+            logger.warning("The model card is not up to date: %s", error)
+
+    def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
+        """
+        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.hub.publish`] in one commit.
+
+        Raises:
+            [`~trl_prorl.errors.PushError`]: the upload failed; everything is on disk.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        more = {key: kwargs[key] for key in ("private", "dataset_name", "tags") if key in kwargs}
+        return self.uploads.push(commit_message, blocking, token, revision, **more)
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        if self._aside is None:  # else it gets its name first
+            self.uploads.push_checkpoint(Path(checkpoint_folder))

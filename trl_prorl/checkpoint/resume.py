@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..hub.publish import staged_leftovers
+from ..files import STAGED
 from ..record.keys import AT_BOUNDARY
 from ..record.run_files import read_json
 from .config_change import check_change
@@ -132,7 +132,8 @@ def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:
 
 def clear_leftovers(output_dir: str | os.PathLike) -> None:
     """Remove the folders left behind by saves and uploads that were cut short."""
-    for leftover in (*leftovers(Path(output_dir)), *staged_leftovers(Path(output_dir))):
+    pushes = [path for path in Path(output_dir).glob(f"{STAGED}*") if path.is_dir()]
+    for leftover in (*leftovers(Path(output_dir)), *pushes):
         shutil.rmtree(leftover)
 
 

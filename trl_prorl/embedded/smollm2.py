@@ -73,7 +73,7 @@ def convert(gguf: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from ..record.folder import versions
+    from ..environment import versions
 
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # A model out of a GGUF file refuses to be saved; one of the same configuration with its weights does not.

@@ -12,15 +12,8 @@ logger = logging.getLogger(__name__)
 
 class EntropyWatch(Part):
     """
-    Tells when the mean entropy has stayed below a floor.
-
-    Args:
-        floor (`float`):
-            Nats per token.
-        patience (`int`):
-            Consecutive optimizer steps below the floor that count as a collapse.
-        stop (`bool`, *optional*, defaults to `False`):
-            Whether a collapse ends the run.
+    Tells when the mean entropy has stayed below a floor, in nats per token, for `patience` consecutive optimizer
+    steps; `stop` ends the run.
     """
 
     def __init__(self, floor: float, patience: int, stop: bool = False):
@@ -37,7 +30,7 @@ class EntropyWatch(Part):
         self.below = self.below + 1 if entropy < self.floor else 0
         return self.below == self.patience
 
-    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         """The event of a collapse that this step completes."""
         entropy = row.get("entropy")
         if not self.observe(entropy):

@@ -1,9 +1,29 @@
-"""NaN and infinity: whether there is one, and in which tensor it came up first."""
+"""
+What a run does about NaN and infinity: find the first, say where it is, and stop before the update or leave it out.
+"""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+from accelerate.utils import gather_object
+
+from ..errors import NonFiniteError
+from ..objective.anchors import completion_mask
+from ..parts import MicroBatch, Part
+from ..shown import quoted
+
+
+# In torch's messages for NaN while it samples. A GPU reports the assertion alone, and computes no more afterwards.
+NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
+# Names of the tensors, in the order in which one is computed from another.
+WHOSE = {
+    "old_per_token_logps": "the old policy",
+    "ref_per_token_logps": "the reference",
+    "base_per_token_logps": "the base",
+}
 
 
 @torch.no_grad()
@@ -22,3 +42,123 @@ def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
         if tensor is not None and not all_finite([tensor]):
             return name
     return None
+
+
+class FiniteGuard(Part):
+    """
+    Looks at loss, gradients and weights. `nonfinite` says what to do; processes settle together, and an AMP scaler
+    looks at the gradients itself. The meter has the sums over tokens of the KLs, the recorder writes its events, and
+    the decoder (tokenizer or processor) makes texts of token ids.
+    """
+
+    def __init__(self, args, accelerator, meter, recorder, decoder):
+        self.action, self.bounded, self.accelerator = args.nonfinite, args.kl_clamp is not None, accelerator
+        self.meter, self.recorder, self.decoder, self.optimizer = meter, recorder, decoder, None
+        self.begin()
+
+    def optimizer_made(self, optimizer) -> None:
+        self.optimizer = optimizer
+
+    def begin(self) -> None:
+        self._found: dict[str, Any] | None = None  # in this step
+        self.skips = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"skips": self.skips}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self.skips = state["skips"]
+
+    @contextmanager
+    def sampling(self, examples: list[dict], step: int) -> Iterator[None]:
+        """The generation for optimizer step `step`, in which torch refuses to sample from NaN."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not any(words in str(error) for words in NO_DISTRIBUTION):
+                raise
+            prompts = list(dict.fromkeys(quoted(example.get("prompt")) for example in examples))
+            unsure = "" if NO_DISTRIBUTION[0] in str(error) else " (or an index: the GPU reports an assertion alone)"
+            found = {"tensor": f"probabilities of the next token{unsure}, while sampling,", "prompts": prompts}
+            self._log(step, "stop", found)
+            raise NonFiniteError(self._message(step, found)) from error
+
+    def micro_batch(self, micro_batch: MicroBatch) -> None:
+        """Note the first tensor that is not finite; all processes settle the matter together before the update."""
+        # A KL that overflows is bounded in the loss, which a log-probability that is not finite would show.
+        sums = [] if self.bounded else self.meter.named_sums("kl_")
+        if self._found is not None or all_finite([micro_batch.loss, *(total for _, total in sums)]):
+            return
+        batch = micro_batch.batch
+        mask = completion_mask(batch).bool()
+        scored = {whose: batch.get(key) for key, whose in WHOSE.items()} | {"the policy": micro_batch.logps}
+        named = {"advantages (a reward is not finite)": batch["advantages"]}
+        named |= {
+            f"log-probabilities of {whose}": values.masked_fill(~mask, 0.0)
+            for whose, values in scored.items()
+            if values is not None
+        }
+        self._note(first_nonfinite(named | dict(sums)) or "loss", batch)
+
+    def gradients(self, model) -> None:
+        """Look at the gradients before they are clipped, which spreads NaN from one to all."""
+        if self._found is not None or self.accelerator.scaler is not None:
+            return
+        gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+        if not all_finite(gradients.values()):
+            self._note(f"gradient of {first_nonfinite(gradients)}")
+
+    def before_update(self, step: int, norm: float, rate: float) -> None:
+        """
+        Stop before update `step`, or leave it out, on every process if any of them has found something. Raises
+        [`~trl_prorl.errors.NonFiniteError`]: naming the tensor, the step and the prompts.
+        """
+        if self._found is None and self.accelerator.scaler is None and not math.isfinite(norm):
+            self._note("gradient norm")
+        found, self._found = self._found, None
+        if self.accelerator.num_processes > 1:
+            found = next((theirs for theirs in gather_object([found]) if theirs is not None), None)
+        if found is None:
+            return
+        self._log(step, self.action, found)
+        if self.action == "stop":
+            raise NonFiniteError(self._message(step, found))
+        self.skips += 1
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                param.grad = None  # an optimizer passes over a parameter without gradient, weight decay included
+
+    def update(self, step: int, model) -> None:
+        """Look at the weights. Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
+        with self.meter.timer.stage("meter"):
+            trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+            if all_finite(trained.values()):
+                return
+        found = {"tensor": f"weights {first_nonfinite(trained)}", "prompts": []}
+        self._log(step, "stop", found)
+        raise NonFiniteError(
+            f"NaN or infinity at step {step}: {found['tensor']} after the update. The run stops; its last checkpoint "
+            "is kept. Lower learning_rate."
+        )
+
+    def _note(self, tensor: str, batch=None) -> None:
+        texts = []
+        if batch is not None:
+            texts = self.decoder.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
+        self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
+
+    def _log(self, step: int, action: str, found: dict) -> None:
+        self.recorder.event(
+            {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": action, **found}
+        )
+
+    @staticmethod
+    def _message(step: int, found: dict) -> str:
+        prompts = ", ".join(quoted(prompt) for prompt in found["prompts"][:3])
+        more = f" and {len(found['prompts']) - 3} more" if len(found["prompts"]) > 3 else ""
+        batch = f" in a batch with the prompts {prompts}{more}" if prompts else ""
+        return (
+            f"NaN or infinity at step {step}: {found['tensor']}{batch}. The run stops before the update; its last "
+            "checkpoint is kept. Lower learning_rate or the coefficient of the KL, or set nonfinite: skip to leave "
+            "such steps out."
+        )

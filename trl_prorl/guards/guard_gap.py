@@ -16,16 +16,10 @@ WINDOW = 20  # optimizer steps of a moving average
 
 class GuardGap(Part):
     """
-    Fires when the moving average of `gold` has fallen by more than a bound from its highest value so far, while that
-    of `reward` is no lower than it was then. After it fires, the highest value is sought anew.
-
-    Args:
-        gap (`float`):
-            The bound, a share of completions.
-        action (`str`):
-            `"event"`, `"reset"` or `"stop"`: what the run does, beside writing an event.
-        request (`Callable[[Reason], None]`):
-            Requests a reset of the reference.
+    Fires when the moving average of `gold` has fallen by more than `gap`, a share of completions, from its highest
+    value so far, while that of `reward` is no lower than it was then. After it fires, the highest value is sought
+    anew. Beside writing an event, `action` `"reset"` makes it `request` a reset of the reference, and `"stop"` ends
+    the run.
     """
 
     def __init__(self, gap: float, action: str, request: Callable[[Reason], None]):
@@ -53,7 +47,7 @@ class GuardGap(Part):
         self._best = now
         return fall
 
-    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         fall = self.observe(row.get("gold"), row.get("reward"))
         if fall is None:
             return None

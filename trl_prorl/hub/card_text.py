@@ -95,8 +95,8 @@ def resets(record: Record) -> str:
     for event in record.resets[:RESETS_SHOWN]:
         kl = event.get("kl_before")
         optimizer = event.get("optimizer_reset")
-        if optimizer == "soft":
-            optimizer = f"soft, α = {event.get('alpha')}"
+        if "alpha" in event:
+            optimizer = f"{optimizer}, α = {event['alpha']}"
         rows.append(
             [
                 str(event.get("step_requested") or "–"),

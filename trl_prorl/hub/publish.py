@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import yaml
@@ -63,7 +63,6 @@ TOKENIZER_FILES = (
 EVALUATIONS = (PASSK_FILE, "drift.json")
 RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, *EVALUATIONS)
 REFERENCE_FOLDER = "ref"
-STAGED = "_push-"  # what a push in the background reads; never pushed itself
 
 # Seconds before each further attempt. The client itself waits and tries again in all requests but `SENT_ONCE`.
 WAITS = (1.0, 2.0, 4.0)
@@ -377,8 +376,3 @@ def copy_or_link(source: str | os.PathLike, target: str | os.PathLike) -> None:
         except OSError:  # another file system, or one without links
             pass
     shutil.copy2(source, target)
-
-
-def staged_leftovers(folder: Path) -> list[Any]:
-    """The folders left behind by pushes that were cut short."""
-    return sorted(path for path in folder.glob(f"{STAGED}*") if path.is_dir())

@@ -94,18 +94,12 @@ def write(data: Schema, folder: str | os.PathLike, form: str = "plain") -> str:
     Write a schema into a folder, in place of one that is there.
 
     Args:
-        data ([`~trl_prorl.interchange.schemas.Schema`]):
-            [`Rollout`], [`UpdateInputs`] or [`UpdateOutputs`].
-        folder (`str` or `os.PathLike`):
-            Made if it is missing.
-        form (`str`, *optional*, defaults to `"plain"`):
-            `"plain"` or `"noma"`.
+        data ([`~trl_prorl.interchange.schemas.Schema`]): [`Rollout`], [`UpdateInputs`] or [`UpdateOutputs`].
+        folder (`str` or `os.PathLike`): Made if it is missing.
+        form (`str`, *optional*): `"plain"` or `"noma"`.
 
-    Returns:
-        `str`: the hash of the sidecar.
-
-    Raises:
-        [`~trl_prorl.errors.InputError`]: the parts do not fit each other, or a value is not finite.
+    Returns `str`: the hash of the sidecar. Raises [`~trl_prorl.errors.InputError`]: the parts do not fit each other,
+    or a value is not finite.
     """
     if form not in FORMS:
         raise InputError(f"form={form!r} is not one of {', '.join(FORMS)}.")
@@ -135,12 +129,9 @@ class Placed:
     A tensor and its place.
 
     Attributes:
-        name (`str`), key (`str`), file (`str`):
-            In the schema, in its file, and that file from the folder on.
-        tensor (`torch.Tensor`):
-            On the CPU, as it is stored.
-        was (`str`, *optional*):
-            Its dtype before it was widened.
+        name (`str`), key (`str`), file (`str`): In the schema, in its file, and that file from the folder on.
+        tensor (`torch.Tensor`): On the CPU, as it is stored.
+        was (`str`, *optional*): Its dtype before it was widened.
     """
 
     name: str
@@ -264,14 +255,11 @@ def read(cls: type[S], folder: str | os.PathLike) -> S:
     Read a schema, in either form, and check it whole.
 
     Args:
-        cls (`type`):
-            [`Rollout`], [`UpdateInputs`] or [`UpdateOutputs`].
-        folder (`str` or `os.PathLike`):
-            Where `write` wrote it.
+        cls (`type`): [`Rollout`], [`UpdateInputs`] or [`UpdateOutputs`].
+        folder (`str` or `os.PathLike`): Where `write` wrote it.
 
-    Raises:
-        [`~trl_prorl.errors.InputError`]: a file is missing, cut, altered, of a later version, or not what its sidecar
-        says. The message names the tensor.
+    Raises [`~trl_prorl.errors.InputError`]: a file is missing, cut, altered, of a later version, or not what its
+    sidecar says. The message names the tensor.
     """
     folder = Path(folder)
     sidecar = read_sidecar(cls, folder)
@@ -437,16 +425,11 @@ def seal_outputs(folder: str | os.PathLike, metrics: Mapping[str, float] | None 
     `m0001.safetensors`, `v0001.safetensors`, `t0001.safetensors` and so on, numbered as the inputs in the same folder.
 
     Args:
-        folder (`str` or `os.PathLike`):
-            With `inputs.json` and `outputs/`.
-        metrics (`dict`, *optional*):
-            What the engine measured.
+        folder (`str` or `os.PathLike`): With `inputs.json` and `outputs/`.
+        metrics (`dict`, *optional*): What the engine measured.
 
-    Returns:
-        `str`: the hash of the sidecar.
-
-    Raises:
-        [`~trl_prorl.errors.InputError`]: a file is missing or cut; the tensor is named.
+    Returns `str`: the hash of the sidecar. Raises [`~trl_prorl.errors.InputError`]: a file is missing or cut; the
+    tensor is named.
     """
     folder = Path(folder)
     inputs = read_sidecar(UpdateInputs, folder)

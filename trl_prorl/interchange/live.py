@@ -28,27 +28,28 @@ from transformers import TrainerCallback
 
 from ..errors import InputError
 from ..objective.anchors import completion_mask, logps_key
+from ..parts import MicroBatch, Part
 from ..resets.optimizer_state import inner_of
+from ..resets.treatments import factors
 from .files import FORMS, read, read_sidecar, write
 from .optimizer import groups_of, layout_of, named_parameters, set_state, state_of
 from .schemas import STATE, Rollout, UpdateInputs, UpdateOutputs, grows
 
 
-class NextUpdate(TrainerCallback):
+EXPORT = "export"  # its name among the parts
+
+
+class NextUpdate(Part, TrainerCallback):
     """
     Takes the rollout and the inputs of the next update, and writes them when they are complete.
 
     Args:
-        trainer ([`ProRLTrainer`]):
-            It calls the methods below while `trainer.exporting` is this object.
-        folder (`Path`):
-            Made under its name when everything is written.
-        form (`str`):
-            `"plain"` or `"noma"`.
+        trainer ([`ProRLTrainer`]): This object is one of its parts until the update is written.
+        folder (`Path`): Made under its name when everything is written.
+        form (`str`): `"plain"` or `"noma"`.
 
     Attributes:
-        done (`bool`):
-            Whether the folder is there.
+        done (`bool`): Whether the folder is there.
     """
 
     def __init__(self, trainer, folder: Path, form: str):
@@ -76,29 +77,27 @@ class NextUpdate(TrainerCallback):
         named_parameters(self.trainer.optimizer, self._model())  # refuses an optimizer that is not understood
         self.begun = True
 
-    def boundary(self) -> None:
-        """A generation is about to begin: weights and state may change, and are still those of the last update."""
+    def boundary(self, step: int) -> None:
+        """Weights and state may change, and are still those of the last update: this part is called first."""
         self._boundaries += self.begun
         if self.begun and self._before is None:
             optimizer = self.trainer.optimizer
             self._before = state_of(optimizer, named_parameters(optimizer, self._model()), copy=True)
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        """An event of the record was written."""
+    def event(self, event: dict[str, Any]) -> None:
         name = event["event"]
         if self.begun and name in ("growth", "reset"):
             if name in self._events:
                 raise InputError(f"A second {name} in one update cannot be exported: let a step have one generation.")
             self._events[name] = dict(event)
 
-    def micro_batch(self, batch: Mapping[str, Any]) -> None:
-        """The loss of a micro-batch was computed."""
+    def micro_batch(self, micro_batch: MicroBatch) -> None:
         if self.begun:
-            self._rows.append({key: value for key, value in batch.items() if isinstance(value, torch.Tensor)})
+            rows = {key: value for key, value in micro_batch.batch.items() if isinstance(value, torch.Tensor)}
+            self._rows.append(rows)
             self._generations.append(self._boundaries)
 
-    def gradients(self) -> None:
-        """The gradients of the update are complete, and have not been clipped."""
+    def gradients(self, model) -> None:
         if not self.begun:
             return
         scaler = self.trainer.accelerator.scaler
@@ -109,8 +108,7 @@ class NextUpdate(TrainerCallback):
             for gradient in self._gradients.values():
                 gradient.mul_(factor)
 
-    def norm(self, norm: Any) -> None:
-        """The norm of the gradients before clipping is known."""
+    def before_update(self, step: int, norm: float, rate: float) -> None:
         self._norm = float(norm)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
@@ -130,7 +128,7 @@ class NextUpdate(TrainerCallback):
     def _leave(self) -> None:
         """Nothing waits any more, so that another export can be announced."""
         self._forget()
-        self.trainer.exporting = None
+        del self.trainer.parts[EXPORT]
         handler = self.trainer.callback_handler  # a new list, because the old one is being walked
         handler.callbacks = [callback for callback in handler.callbacks if callback is not self]
 
@@ -301,19 +299,12 @@ def export_update(trainer, folder: str | os.PathLike, form: str = "plain") -> Ne
     trainer makes the update. The training itself does not change.
 
     Args:
-        trainer ([`ProRLTrainer`]):
-            LoRA or full, with torch's Adam or AdamW, in one process.
-        folder (`str` or `os.PathLike`):
-            Must not exist.
-        form (`str`, *optional*, defaults to `"plain"`):
-            `"plain"` or `"noma"`, see [`~trl_prorl.interchange.files`].
+        trainer ([`ProRLTrainer`]): LoRA or full, with torch's Adam or AdamW, in one process.
+        folder (`str` or `os.PathLike`): Must not exist.
+        form (`str`, *optional*): `"plain"` or `"noma"`, see [`~trl_prorl.interchange.files`].
 
-    Returns:
-        [`NextUpdate`]: its `done` says whether the folder is there.
-
-    Raises:
-        [`~trl_prorl.errors.InputError`]: the folder exists or cannot be made, another export waits, or the trainer's
-        state is not exchanged.
+    Returns [`NextUpdate`]: its `done` says whether the folder is there. Raises [`~trl_prorl.errors.InputError`]: the
+    folder exists or cannot be made, another export waits, or the trainer's state is not exchanged.
 
     Example:
 
@@ -330,10 +321,14 @@ def export_update(trainer, folder: str | os.PathLike, form: str = "plain") -> Ne
         raise InputError(f"form={form!r} is not one of {', '.join(FORMS)}.")
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} exists, and an export replaces nothing: give a folder that does not exist.")
-    if trainer.exporting is not None:
-        raise InputError(f"{trainer.exporting.folder} still waits for its update: export one update at a time.")
+    if (waiting := trainer.parts.get(EXPORT)) is not None:
+        raise InputError(f"{waiting.folder} still waits for its update: export one update at a time.")
     if trainer.accelerator.num_processes > 1 or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise InputError("export_update needs the whole state in one process: train with one process, unsharded.")
+    try:
+        factors(trainer.args.optimizer_reset, trainer.args.optimizer_reset_alpha)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     if trainer.args.elastic_reset_every:
         raise InputError("elastic_reset_every changes weights between updates, which no schema holds: leave it out.")
     try:  # now, and not after the minutes of a rollout
@@ -342,7 +337,7 @@ def export_update(trainer, folder: str | os.PathLike, form: str = "plain") -> Ne
     except OSError as error:
         raise _no_folder(folder, error) from error
     export = NextUpdate(trainer, folder, form)
-    trainer.exporting = export
+    trainer.parts.add_first(EXPORT, export)
     trainer.add_callback(export)
     return export
 
@@ -355,17 +350,13 @@ def import_update(trainer, folder: str | os.PathLike) -> UpdateOutputs:
     `on_optimizer_step`, after torch's own update, which it overwrites. The learning-rate schedule goes on by itself.
 
     Args:
-        trainer ([`ProRLTrainer`]):
-            It has an optimizer, so `train` has begun.
-        folder (`str` or `os.PathLike`):
-            With the outputs, in either form. If there are inputs too, they must be those of the outputs.
+        trainer ([`ProRLTrainer`]): It has an optimizer, so `train` has begun.
+        folder (`str` or `os.PathLike`): With the outputs, in either form. If there are inputs too, they must be those
+            of the outputs.
 
-    Returns:
-        [`UpdateOutputs`]: as read.
-
-    Raises:
-        [`~trl_prorl.errors.InputError`]: the files are not whole, not of this trainer, or, while it trains, of another
-        update than its last or its next one; the tensor is named, and nothing has changed.
+    Returns [`UpdateOutputs`]: as read. Raises [`~trl_prorl.errors.InputError`]: the files are not whole, not of this
+    trainer, or, while it trains, of another update than its last or its next one; the tensor is named, and nothing has
+    changed.
     """
     folder = Path(folder)
     outputs = read(UpdateOutputs, folder)

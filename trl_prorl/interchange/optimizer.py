@@ -14,11 +14,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """
-    The optimizer's parameters by their names in the model, in the order of its groups.
-
-    Raises:
-        [`~trl_prorl.errors.InputError`]: the optimizer is not torch's Adam or AdamW, or has a parameter that is not
-        the model's.
+    The optimizer's parameters by their names in the model, in the order of its groups. Raises
+    [`~trl_prorl.errors.InputError`]: the optimizer is not torch's Adam or AdamW, or has a parameter that is not the
+    model's.
     """
     inner = inner_of(optimizer)
     if type(inner) not in (torch.optim.Adam, torch.optim.AdamW):
@@ -64,15 +62,11 @@ def state_of(
     Parameters, m, v and t by name, on the CPU. The state of a parameter without an update is zeros.
 
     Args:
-        optimizer (`torch.optim.Optimizer`):
-            torch's Adam or AdamW, or Accelerate's wrapper of one.
-        parameters (`Mapping[str, torch.nn.Parameter]`):
-            From `named_parameters`.
-        copy (`bool`, *optional*, defaults to `False`):
-            Whether the tensors must outlive the next update.
+        optimizer (`torch.optim.Optimizer`): torch's Adam or AdamW, or Accelerate's wrapper of one.
+        parameters (`Mapping[str, torch.nn.Parameter]`): From `named_parameters`.
+        copy (`bool`, *optional*): Whether the tensors must outlive the next update.
 
-    Returns:
-        `dict`: `parameters`, `exp_avg`, `exp_avg_sq`, `steps`.
+    Returns `dict`: `parameters`, `exp_avg`, `exp_avg_sq`, `steps`.
     """
     inner = inner_of(optimizer)
     found: dict[str, dict[str, torch.Tensor]] = {"parameters": {}, "exp_avg": {}, "exp_avg_sq": {}, "steps": {}}
@@ -112,10 +106,8 @@ def set_state(
     Set parameters, m, v and t, in place: tensors keep their storage. What can fail is done before the first is set.
 
     Args:
-        optimizer, parameters:
-            As in `state_of`.
-        state (`Mapping`):
-            As `state_of` returns it, in the shapes of the parameters.
+        optimizer, parameters: As in `state_of`.
+        state (`Mapping`): As `state_of` returns it, in the shapes of the parameters.
     """
     inner = inner_of(optimizer)
     writes: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypedDict
 import torch
 
 from ..errors import InputError
-from ..resets.optimizer_state import factors
+from ..resets.treatments import factors
 
 
 # The state that an update takes over and hands on.
@@ -138,22 +138,16 @@ class Rollout(Schema):
     functions.
 
     Attributes:
-        prompt_ids, prompt_mask (`torch.Tensor` of shape `(N, P)`):
-            Tokens, padded on the left; 1 where a token counts.
-        completion_ids, completion_mask (`torch.Tensor` of shape `(N, T)`):
-            Tokens, padded on the right; 1 where a token is in the loss.
-        advantages (`torch.Tensor` of shape `(N,)`):
-            As the loss takes them.
-        rewards (`torch.Tensor` of shape `(N, F)`):
-            NaN where a function does not apply.
-        group (`torch.Tensor` of shape `(N,)`):
-            The number of the row's group in its generation batch.
-        logp_old, logp_ref (`torch.Tensor` of shape `(N, T)`):
-            Log-probabilities in nats, of π_old and of the reference. Absent where the loss reads none.
-        update (`int`):
-            Number of the update, from 1.
-        reward_functions (`list[str]`):
-            Their names, F of them.
+        prompt_ids, prompt_mask (`torch.Tensor` of shape `(N, P)`): Tokens, padded on the left; 1 where a token counts.
+        completion_ids, completion_mask (`torch.Tensor` of shape `(N, T)`): Tokens, padded on the right; 1 where a
+            token is in the loss.
+        advantages (`torch.Tensor` of shape `(N,)`): As the loss takes them.
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+        group (`torch.Tensor` of shape `(N,)`): The number of the row's group in its generation batch.
+        logp_old, logp_ref (`torch.Tensor` of shape `(N, T)`): Log-probabilities in nats, of π_old and of the
+            reference. Absent where the loss reads none.
+        update (`int`): Number of the update, from 1.
+        reward_functions (`list[str]`): Their names, F of them.
     """
 
     schema = "rollout"
@@ -189,35 +183,26 @@ class UpdateInputs(Schema):
     reset have not been carried out on them.
 
     Attributes:
-        parameters (`dict[str, torch.Tensor]`):
-            Every trained parameter.
-        gradients (`dict[str, torch.Tensor]`):
-            Before clipping, in the shapes after growth. A parameter without one is left as it is.
-        exp_avg, exp_avg_sq (`dict[str, torch.Tensor]`):
-            Adam's m and v; zeros before the first update.
-        steps (`dict[str, torch.Tensor]`):
-            Adam's t, each of shape `(1,)`.
-        new_rows (`dict[str, torch.Tensor]`):
-            The rows that a growth appends to each A. The columns that it appends to each B are zero.
-        names (`list[str]`):
-            The parameters, in the order of the optimizer's groups.
-        groups (`list[dict]`):
-            `lr` in force (schedule and re-warm-up included), `beta1`, `beta2`, `eps`, `weight_decay`, `decoupled`
-            (AdamW's decay; otherwise it is added to the gradient) and `parameters`, a list of names.
-        clip_norm (`float`):
-            The norm to which gradients are clipped; 0 for no clipping.
-        grad_norm (`float`):
-            Their norm before clipping.
-        update (`int`):
-            Number of the update, from 1.
-        growth (`dict`, *optional*):
-            `old_rank`, `new_rank`.
-        reset (`dict`, *optional*):
-            `mode`, `alpha`, `restarts_schedule`, `rewarmup_steps`. The last two are already in `lr`.
-        schedule (`dict`, *optional*):
-            State of the learning-rate schedule before this update, and `rate_factor`, that of the re-warm-up.
-        scaler (`dict`, *optional*):
-            State of the AMP gradient scaler. The gradients are unscaled.
+        parameters (`dict[str, torch.Tensor]`): Every trained parameter.
+        gradients (`dict[str, torch.Tensor]`): Before clipping, in the shapes after growth. A parameter without one is
+            left as it is.
+        exp_avg, exp_avg_sq (`dict[str, torch.Tensor]`): Adam's m and v; zeros before the first update.
+        steps (`dict[str, torch.Tensor]`): Adam's t, each of shape `(1,)`.
+        new_rows (`dict[str, torch.Tensor]`): The rows that a growth appends to each A. The columns that it appends to
+            each B are zero.
+        names (`list[str]`): The parameters, in the order of the optimizer's groups.
+        groups (`list[dict]`): `lr` in force (schedule and re-warm-up included), `beta1`, `beta2`, `eps`,
+            `weight_decay`, `decoupled` (AdamW's decay; otherwise it is added to the gradient) and `parameters`, a list
+            of names.
+        clip_norm (`float`): The norm to which gradients are clipped; 0 for no clipping.
+        grad_norm (`float`): Their norm before clipping.
+        update (`int`): Number of the update, from 1.
+        growth (`dict`, *optional*): `old_rank`, `new_rank`.
+        reset (`dict`, *optional*): `mode`, `alpha`, `restarts_schedule`, `rewarmup_steps`. The last two are already in
+            `lr`.
+        schedule (`dict`, *optional*): State of the learning-rate schedule before this update, and `rate_factor`, that
+            of the re-warm-up.
+        scaler (`dict`, *optional*): State of the AMP gradient scaler. The gradients are unscaled.
     """
 
     schema = "inputs"
@@ -268,16 +253,11 @@ class UpdateOutputs(Schema):
     The state after an update.
 
     Attributes:
-        parameters, exp_avg, exp_avg_sq, steps (`dict[str, torch.Tensor]`):
-            As in [`UpdateInputs`], of every parameter.
-        names (`list[str]`):
-            The parameters, in the order of the inputs.
-        update (`int`):
-            Number of the update, from 1.
-        inputs (`str`):
-            The `sha256` of the sidecar of the inputs.
-        metrics (`dict[str, float]`):
-            Whatever the engine measures.
+        parameters, exp_avg, exp_avg_sq, steps (`dict[str, torch.Tensor]`): As in [`UpdateInputs`], of every parameter.
+        names (`list[str]`): The parameters, in the order of the inputs.
+        update (`int`): Number of the update, from 1.
+        inputs (`str`): The `sha256` of the sidecar of the inputs.
+        metrics (`dict[str, float]`): Whatever the engine measures.
     """
 
     schema = "outputs"

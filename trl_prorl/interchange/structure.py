@@ -9,11 +9,9 @@ def fits(held: Any, hint: Any) -> bool:
     Whether a value read from JSON is of a type, down to the entries of lists and dicts.
 
     Args:
-        held (`Any`):
-            From `json.loads`.
-        hint (`Any`):
-            `Any`, a plain type, a union, `list[...]`, `dict[str, ...]`, or a `TypedDict`, whose keys are those of the
-            value and no other. A whole number fits `float`; a bool fits no number.
+        held (`Any`): From `json.loads`.
+        hint (`Any`): `Any`, a plain type, a union, `list[...]`, `dict[str, ...]`, or a `TypedDict`, whose keys are
+            those of the value and no other. A whole number fits `float`; a bool fits no number.
     """
     if hint is Any:
         return True

@@ -91,20 +91,8 @@ def estimate(
     rewards: torch.Tensor, group_size: int, estimator: str, batch: torch.Tensor | None = None
 ) -> torch.Tensor:
     """
-    Advantages of a batch.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N,)`):
-            One reward a completion, with the groups contiguous; NaN where there is none.
-        group_size (`int`):
-            G, of which N is a multiple.
-        estimator (`str`):
-            One of the table above.
-        batch (`torch.Tensor`, *optional*):
-            Rewards that give `batch_normalized` its standard deviation, if not `rewards`.
-
-    Returns:
-        `torch.Tensor` of shape `(N,)`.
+    Advantages of a batch of rewards, `(N,)`, NaN where there is none, with groups of G contiguous, by one of the table
+    above: shape `(N,)`. `batch`: rewards that give `batch_normalized` its standard deviation, if not `rewards`.
     """
     groups = rewards.view(-1, group_size)
     of_batch = {} if batch is None or estimator != "batch_normalized" else {"batch": batch.view(-1, group_size)}

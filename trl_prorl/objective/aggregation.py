@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .anchors import completion_mask
+from .anchors import completion_mask, logps_key
 
 
 WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a whole accumulation window
@@ -16,13 +16,8 @@ WINDOW_LOSSES = ("dapo", "cispo", "vespo")  # they average over the tokens of a 
 
 class Aggregation:
     """
-    The aggregation of a run's loss.
-
-    Args:
-        args ([`ProRLConfig`]):
-            The loss type, and the lengths by which losses divide.
-        processes (`int`):
-            Number of processes, over which TRL counts the tokens of a window.
+    The aggregation of a run's loss, by its configuration and the number of processes, over which TRL counts the tokens
+    of a window.
     """
 
     def __init__(self, args, processes: int):
@@ -30,13 +25,8 @@ class Aggregation:
 
     def weights(self, batch: Mapping[str, torch.Tensor], accumulation: float | None) -> torch.Tensor:
         """
-        See [`token_weights`].
-
-        Args:
-            batch (`Mapping[str, torch.Tensor]`):
-                A micro-batch: its masks of shape `(B, T)`, and the number of tokens in its window.
-            accumulation (`float`, *optional*):
-                Micro-batches of this optimizer step; `None` in an evaluation.
+        [`token_weights`] of a micro-batch, which holds the number of tokens in its window, with so many micro-batches
+        in this optimizer step; `None` in an evaluation.
         """
         args, window = self.args, batch["num_items_in_batch"].clamp(min=1.0) / self.processes
         if accumulation is not None:
@@ -61,23 +51,16 @@ def token_weights(
     items_per_window: torch.Tensor | float | None = None,
 ) -> torch.Tensor:
     """
-    Weights w such that TRL's loss of a micro-batch is Σ w · per_token_loss.
+    Weights w, shape `(B, T)`, such that TRL's loss of a micro-batch is Σ w · per_token_loss.
 
     Args:
-        mask (`torch.Tensor` of shape `(B, T)`):
-            1 where a token counts.
-        loss_type (`str`):
-            TRL's `loss_type`.
-        accumulation_steps (`float`, *optional*, defaults to `1.0`):
-            Micro-batches of one optimizer step (1 in evaluation).
-        max_completion_length (`int`, *optional*):
-            Needed by `dr_grpo` (arXiv 2503.20783), which divides by a constant length.
-        items_per_window (`torch.Tensor` or `float`, *optional*):
-            Tokens of one accumulation window on this process. Needed by the losses that average over all tokens of an
-            optimizer step: `dapo` (arXiv 2503.14476), `cispo`, `vespo`.
-
-    Returns:
-        `torch.Tensor` of shape `(B, T)`.
+        mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts.
+        loss_type (`str`): TRL's.
+        accumulation_steps (`float`, *optional*): Micro-batches of one optimizer step (1 in evaluation).
+        max_completion_length (`int`, *optional*): Needed by `dr_grpo` (arXiv 2503.20783), which divides by a constant.
+        items_per_window (`torch.Tensor` or `float`, *optional*): Tokens of one accumulation window on this process,
+            for the losses that average over all tokens of an optimizer step: `dapo` (arXiv 2503.14476), `cispo`,
+            `vespo`.
     """
     mask = mask.float()
     if loss_type in ("grpo", "sapo"):
@@ -91,3 +74,16 @@ def token_weights(
     if loss_type == "luspo":
         return mask / mask.size(0) / accumulation_steps
     raise ValueError(f"loss_type={loss_type!r} is not one whose aggregation is known here.")
+
+
+def without_ratio(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """
+    A batch for `loss_mode: no_ratio`: without π_old TRL takes the policy itself, a ratio of 1, whose gradient is that
+    of the log-probability. TRL's mask of samples that are too far off policy still compares with the policy that
+    sampled.
+    """
+    changed = dict(batch)
+    old = changed.pop(logps_key("old"), None)
+    if old is not None:
+        changed.setdefault("sampling_per_token_logps", old)
+    return changed

@@ -6,12 +6,13 @@ Pure arithmetic on batches of log-probabilities. The scorer decides who scores t
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..checkpoint.config_change import switched_off
+from ..descriptor import switched_off
 from ..parts import Part
 from . import kl
 from .adaptive import next_coefficient
@@ -23,14 +24,9 @@ class Anchor:
     An anchor of the policy.
 
     Attributes:
-        name (`str`):
-            `"ref"`, `"old"` or `"base"`; a batch holds its log-probabilities as `"{name}_per_token_logps"`.
-        key (`str`):
-            The key of [`ProRLConfig`] that holds its coefficient.
-        metric (`str`):
-            TRL's name for its KL in the trainer's log.
-        coefficient (`float`):
-            The coefficient in force; 0 means no KL term.
+        name (`str`): `"ref"`, `"old"` or `"base"`.
+        key (`str`), metric (`str`): The key of [`ProRLConfig`] with its coefficient, and TRL's name for its KL.
+        coefficient (`float`): In force; 0 means no KL term.
     """
 
     name: str
@@ -49,6 +45,17 @@ class Anchor:
         return f"kl_{self.name}"
 
 
+@dataclass(frozen=True)
+class Penalty:
+    """
+    The KL terms of a micro-batch: the penalty of each anchor that acts, without its coefficient, shape `(B, T)`; and
+    the scalar that enters the loss.
+    """
+
+    of: dict[str, torch.Tensor]
+    loss: torch.Tensor
+
+
 def logps_key(name: str) -> str:
     """The key of a batch that holds an anchor's log-probabilities, shape `(B, T)`."""
     return f"{name}_per_token_logps"
@@ -61,13 +68,7 @@ def completion_mask(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 class Anchors(Part):
-    """
-    Every anchor of a run, in the order in which `kl_target` looks for the active one.
-
-    Args:
-        args ([`ProRLConfig`]):
-            The coefficients, the estimator and the target.
-    """
+    """Every anchor of a run, in the order in which `kl_target` looks for the active one."""
 
     def __init__(self, args):
         self.args = args
@@ -93,28 +94,20 @@ class Anchors(Part):
         """The first anchor with a coefficient: its coefficient is logged and adapted."""
         return next((anchor for anchor in self if anchor.coefficient != 0.0), None)
 
+    def acting(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
+        """The anchors with a KL term on a batch: the base scores only some of the generation batches."""
+        return [
+            anchor for anchor in self if anchor.coefficient != 0.0 and (anchor.name != "base" or anchor.logps in batch)
+        ]
+
     def penalties(self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str) -> dict[str, torch.Tensor]:
         """
-        The per-token penalty of every anchor that acts on a batch, without its coefficient.
-
-        Args:
-            batch (`Mapping[str, torch.Tensor]`):
-                `advantages` of shape `(B,)`, masks and the anchors' log-probabilities of shape `(B, T)`.
-            logps (`torch.Tensor` of shape `(B, T)`):
-                The policy's, with gradient.
-            level (`str`):
-                TRL's `importance_sampling_level`.
-
-        Returns:
-            `dict[str, torch.Tensor]`: shape `(B, T)` each.
+        The per-token penalty of every anchor that acts on a batch, without its coefficient, shape `(B, T)` each: from
+        the batch's `advantages`, `(B,)`, masks and anchors' log-probabilities, `(B, T)`, the policy's with gradient,
+        and TRL's `importance_sampling_level`.
         """
         old = batch.get(logps_key("old"), logps.detach())
-        anchored = {
-            anchor.name: old if anchor.name == "old" else batch[anchor.logps]
-            for anchor in self
-            # The base scores only some of the generation batches.
-            if anchor.coefficient != 0.0 and (anchor.name != "base" or anchor.logps in batch)
-        }
+        anchored = {anchor.name: old if anchor.name == "old" else batch[anchor.logps] for anchor in self.acting(batch)}
         ratio = None
         if self.args.use_bias_correction_kl:
             ratio = kl.importance_ratio(logps, old, completion_mask(batch), level)
@@ -135,23 +128,35 @@ class Anchors(Part):
                 beyond |= kl.beyond_clamp(logps, batch[anchor.logps], self.args.kl_estimator, self.args.kl_clamp)
         return beyond
 
-    def weighted(self, penalties: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Σ coefficient · penalty over the anchors, shape `(B, T)`."""
-        return sum(self[name].coefficient * penalty for name, penalty in penalties.items())
+    def penalty(
+        self, batch: Mapping[str, torch.Tensor], logps: torch.Tensor, level: str, weights: torch.Tensor
+    ) -> Penalty | None:
+        """
+        Σ coefficient · penalty over anchors and tokens, or `None` if none acts; arguments as in [`Anchors.penalties`],
+        and the weight of each token in the loss, shape `(B, T)`.
+        """
+        penalties = self.penalties(batch, logps, level)
+        if not penalties:
+            return None
+        weighted = sum(self[name].coefficient * penalty for name, penalty in penalties.items())
+        return Penalty(penalties, (weighted * weights).sum())
+
+    @contextmanager
+    def apart(self, name: str, apart: bool) -> Iterator[None]:
+        """TRL's loss leaves out the KL to an anchor whose coefficient is 0: a context for a term that is ours."""
+        anchor = self[name]
+        coefficient = anchor.coefficient
+        anchor.coefficient = 0.0 if apart else coefficient
+        try:
+            yield
+        finally:
+            anchor.coefficient = coefficient
 
     def means(
         self, penalties: Mapping[str, torch.Tensor], mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]
     ) -> dict[str, float]:
         """
-        The mean of every penalty over the tokens of all processes, by TRL's name for it.
-
-        Args:
-            penalties (`Mapping[str, torch.Tensor]`):
-                Per token, by anchor, shape `(B, T)` each.
-            mask (`torch.Tensor` of shape `(B, T)`):
-                1 where a token counts.
-            total (`Callable`):
-                Sums a tensor over processes.
+        The mean of every penalty over the tokens of all processes, over which `total` sums, by TRL's name for it.
         """
         found = {}
         for name, penalty in penalties.items():
@@ -159,13 +164,13 @@ class Anchors(Part):
             found[self[name].metric] = (weighed / tokens.clamp(min=1.0)).item()
         return found
 
-    def observe_step(self, step: int, row: Mapping[str, float]) -> None:
+    def row(self, step: int, row: Mapping[str, float]) -> None:
         """Keep the active anchor's KL for the next adaptation."""
         active = self.active
         if active is not None and active.record in row:
             self._kl_since_generation.append(row[active.record])
 
-    def at_boundary(self, step: int) -> None:
+    def boundary(self, step: int) -> None:
         """Move the active coefficient towards `kl_target`, if there is one."""
         values, self._kl_since_generation = self._kl_since_generation, []
         if self.args.kl_target is None or not values:

@@ -29,20 +29,9 @@ ESTIMATORS = ("k1", "k2", "k3")
 
 def kl_values(logps: torch.Tensor, anchor_logps: torch.Tensor, estimator: str = "k3") -> torch.Tensor:
     r"""
-    Per-token KL estimates, in nats.
-
-    With \\( d = \log\pi_\theta - \log\pi_{anchor} \\): k1 = d, k2 = d²/2, k3 = exp(−d) − 1 + d.
-
-    Args:
-        logps (`torch.Tensor` of shape `(B, T)`):
-            Log-probabilities of the sampled tokens under the policy.
-        anchor_logps (`torch.Tensor` of shape `(B, T)`):
-            Log-probabilities of the same tokens under the anchor.
-        estimator (`str`, *optional*, defaults to `"k3"`):
-            `"k1"`, `"k2"` or `"k3"`.
-
-    Returns:
-        `torch.Tensor` of shape `(B, T)`.
+    Per-token KL estimates in nats, shape `(B, T)`, of log-probabilities of the sampled tokens under the policy and
+    under the anchor, `(B, T)` each. With \\( d = \log\pi_\theta - \log\pi_{anchor} \\): k1 = d, k2 = d²/2, k3 =
+    exp(−d) − 1 + d.
     """
     if logps.shape != anchor_logps.shape:
         raise ValueError(f"logps {tuple(logps.shape)} and anchor_logps {tuple(anchor_logps.shape)} differ in shape.")
@@ -73,27 +62,13 @@ def kl_penalty(
     clamp: float | None = None,
 ) -> torch.Tensor:
     """
-    The per-token penalty that enters the loss: the estimate, bounded if `clamp` is given, times the importance ratio
-    if one is given.
+    The per-token penalty that enters the loss, shape `(B, T)`: the estimate, bounded to ± `clamp` nats if given, times
+    the importance ratio if one is given: π_θ/π_old *with* gradient, `(B, T)` or `(B, 1)` (TRL's
+    `use_bias_correction_kl`). `logps` carries the gradient, `anchor_logps` none.
 
     A bounded token carries no gradient, through its ratio neither. The ratio's own gradient would have the wrong sign
     where the policy has lost a token that the anchor likes: the whole gradient of k3 · r there is r · log(π/π_anchor),
     which raises the token, and the ratio's share alone, clamp · r, lowers it further.
-
-    Args:
-        logps (`torch.Tensor` of shape `(B, T)`):
-            Log-probabilities under the policy, with gradient.
-        anchor_logps (`torch.Tensor` of shape `(B, T)`):
-            Log-probabilities under the anchor.
-        estimator (`str`, *optional*, defaults to `"k3"`):
-            `"k1"`, `"k2"` or `"k3"`.
-        importance_ratio (`torch.Tensor` of shape `(B, T)` or `(B, 1)`, *optional*):
-            π_θ/π_old, *with* gradient, per token or per sequence: TRL's `use_bias_correction_kl`.
-        clamp (`float`, *optional*):
-            Bound of the estimate's absolute value, in nats; `None`: no bound.
-
-    Returns:
-        `torch.Tensor` of shape `(B, T)`.
     """
     anchor_logps = anchor_logps.detach()
     if clamp is None:
@@ -110,20 +85,8 @@ def kl_penalty(
 
 def importance_ratio(logps: torch.Tensor, old_logps: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
     """
-    π_θ/π_old per token, or its geometric mean over a sequence (GSPO, arXiv 2507.18071), with gradient in θ.
-
-    Args:
-        logps (`torch.Tensor` of shape `(B, T)`):
-            Log-probabilities under the policy.
-        old_logps (`torch.Tensor` of shape `(B, T)`):
-            Log-probabilities under the policy that sampled the batch.
-        mask (`torch.Tensor` of shape `(B, T)`):
-            1 where a token counts.
-        level (`str`):
-            `"token"` or `"sequence"`.
-
-    Returns:
-        `torch.Tensor` of shape `(B, T)` for `"token"`, `(B, 1)` for `"sequence"`.
+    π_θ/π_old per token, `(B, T)`, or for `level="sequence"` its geometric mean over a sequence, `(B, 1)` (GSPO, arXiv
+    2507.18071), with gradient in θ. All arguments have shape `(B, T)`; the mask is 1 where a token counts.
     """
     log_ratio = logps - old_logps.detach()
     if level == "token":
@@ -139,21 +102,8 @@ def gradient_bias(
 ) -> str | None:
     """
     Why the penalty's expected gradient differs from that of the per-token reverse KL, or `None` if it does not.
-
-    Args:
-        estimator (`str`):
-            `"k1"`, `"k2"` or `"k3"`.
-        corrected (`bool`):
-            Whether the penalty is multiplied by the importance ratio.
-        level (`str`):
-            `importance_sampling_level`: `"token"` or `"sequence"`.
-        on_policy (`bool`):
-            Whether π_θ = π_old wherever the penalty is evaluated.
-        clamp (`float`, *optional*):
-            The bound of the estimate.
-
-    Raises:
-        `ValueError`: nothing is known of the estimator.
+    `corrected`: times the importance ratio, of this level; `on_policy`: π_θ = π_old wherever the penalty is evaluated;
+    `clamp`: the bound of the estimate. Raises `ValueError`: nothing is known of the estimator.
     """
     if estimator not in ("k1", "k2", "k3"):
         raise ValueError(f"the gradient of kl_estimator={estimator!r} is not known: say here when it is exact.")

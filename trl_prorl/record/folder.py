@@ -4,10 +4,8 @@ import dataclasses
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 import yaml
 from trl import GRPOConfig
 
+from ..environment import git_commit, hardware, versions
 from .base_model import fingerprint, hub_commit, identify
 from .run_files import CONFIG_FILE, ENV_FILE
 from .run_id import RUN_ID
@@ -22,7 +21,6 @@ from .started import command_of
 
 
 SECRETS = frozenset(["hub_token", "push_to_hub_token"])
-PACKAGES = ("trl-prorl", "trl", "transformers", "peft", "accelerate", "datasets", "torch", "bitsandbytes", "evaluate")
 
 
 def set_keys(config: Any, always: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -144,32 +142,3 @@ def write_env(
         "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
     Path(run_dir, ENV_FILE).write_text(json.dumps(env, indent=2) + "\n")
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that a number may depend on; torch's names its build as well (`+cpu`, `+cu130`)."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            pass
-    return {**found, "torch": str(torch.__version__)}
-
-
-def git_commit() -> str | None:
-    """The commit of the checkout that this file lies in, with `-dirty` if it was changed; `None` outside one."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def hardware(device: torch.device) -> dict[str, Any]:
-    """Of this machine; its GPU is named if the run is on it."""
-    found = {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
-    if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-        found["gpus"] = torch.cuda.device_count()
-    return found

@@ -5,6 +5,7 @@ runs.
 
 from dataclasses import dataclass
 
+from ..resets.treatments import WITH_ALPHA
 from ..resets.triggers import CONFIGURED
 
 
@@ -160,7 +161,9 @@ EVENTS = {
     ),
     "ref_reset_mix": RecordKey("", "the key of that name", events=(RESET,)),
     "optimizer_reset": RecordKey("", "the key of that name", events=(RESET,)),
-    "alpha": RecordKey("", "`optimizer_reset_alpha`", "`optimizer_reset: soft`", events=(RESET,)),
+    "alpha": RecordKey(
+        "", "`optimizer_reset_alpha`", f"`optimizer_reset: {' or '.join(WITH_ALPHA)}`", events=(RESET,)
+    ),
     "kl_before": RecordKey(TOKEN, "`kl_ref` of the last step before it", "`kl_ref` measured", events=(RESET,)),
     "rank_before": RecordKey("ranks", "of every layer's adapter before it", events=(GROWTH,)),
     "rank": RecordKey("ranks", "of every layer's adapter from then on", events=(GROWTH,)),

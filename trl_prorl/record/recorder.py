@@ -5,6 +5,7 @@ changes nothing.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import torch
 
 from ..objective import kl
 from ..objective.anchors import Anchors, completion_mask, logps_key
-from ..parts import Part
-from ..scoring.scorer import PolicyPass
+from ..parts import MicroBatch, Part
+from .keys import RESET
 from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
 from .run_files import EVENTS, METRICS
 
@@ -41,22 +42,26 @@ class Recorder(Part):
             Counts, times and means of the step under way.
         anchors ([`~trl_prorl.objective.anchors.Anchors`]):
             The active one's coefficient is recorded.
-        total (`Callable`):
-            Sums a tensor over processes.
-        processes (`int`):
-            Number of processes.
+        accelerator ([`~accelerate.Accelerator`]):
+            For sums and means over processes.
     """
 
-    def __init__(self, args, meter: Meter, anchors: Anchors, total: Callable, processes: int):
-        self.args, self.meter, self.anchors, self.total, self.processes = args, meter, anchors, total, processes
+    def __init__(self, args, meter: Meter, anchors: Anchors, accelerator):
+        self.args, self.meter, self.anchors, self.accelerator = args, meter, anchors, accelerator
+        self.total = partial(accelerator.reduce, reduction="sum")
         self.metrics = self.events = self.evaluations = None
         self.update_norm: UpdateNorm | None = None
         self.begin()
+
+    def optimizer_made(self, optimizer) -> None:
+        if self.update_norm is None and self.args.log_update_norm:
+            self.update_norm = UpdateNorm(optimizer)
 
     def begin(self) -> None:
         self.kl_ref: float | None = None  # of the last finished step
         self._generation_row: dict[str, list[float]] = {}
         self._tokens_generated: int | None = None
+        self._of_update: dict[str, float] = {}  # of the newest update: its learning rate, the norm of its gradients
         self._seconds_evaluated = 0.0  # before the first step
         self.seconds_loaded: float | None = None  # of a resume, until its first step
         self.meter.abandon_step()
@@ -89,8 +94,10 @@ class Recorder(Part):
         """The files that are open."""
         return [log.path for log in (self.metrics, self.events, self.evaluations) if log is not None]
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        """Write an event: a reset, a resume, …"""
+    def event(self, event: dict[str, Any]) -> None:
+        """Write an event: a reset, with the KL before it; a resume, …"""
+        if event["event"] == RESET and self.kl_ref is not None:
+            event["kl_before"] = self.kl_ref
         if self.events is not None:
             self.events.write(event)
 
@@ -128,65 +135,27 @@ class Recorder(Part):
 
     # A step, from its generation to its row.
 
-    def generation(
-        self, logged: Mapping[str, list[float]], advantages: torch.Tensor, measured: Mapping[str, float], tokens: int
-    ) -> None:
-        """
-        A generation batch was sampled and scored.
-
-        Args:
-            logged (`Mapping[str, list[float]]`):
-                TRL's metrics of training.
-            advantages (`torch.Tensor` of shape `(N,)`):
-                Of all processes.
-            measured (`Mapping[str, float]`):
-                Further measurements of the record.
-            tokens (`int`):
-                Sampled by all processes.
-        """
-        values = {name: logged[theirs][-1] for name, theirs in OF_TRL.items()}
-        values |= {"advantage_mean": advantages.mean().item(), "advantage_std": advantages.std().item()}
+    def batch(self, batch: Mapping[str, torch.Tensor], measured: Mapping[str, float], tokens: int) -> None:
+        advantages = self.accelerator.gather(batch["advantages"].float())
+        values = {"advantage_mean": advantages.mean().item(), "advantage_std": advantages.std().item()}
         if self._tokens_generated is None:  # the first generation of this step
             self._generation_row, self._tokens_generated = {}, 0
-        for name, value in (values | measured).items():
+        for name, value in (values | dict(measured)).items():
             self._generation_row.setdefault(name, []).append(value)
         self._tokens_generated += tokens
 
-    def micro_batch(
-        self,
-        batch: Mapping[str, torch.Tensor],
-        logps: torch.Tensor,
-        scored: PolicyPass,
-        clipped: float | None,
-        penalty: torch.Tensor | None,
-        sampler_logps: torch.Tensor | None = None,
-    ) -> None:
-        """
-        Add one micro-batch to the means over tokens.
-
-        Args:
-            batch (`Mapping[str, torch.Tensor]`):
-                Masks, advantages and the anchors' log-probabilities.
-            logps (`torch.Tensor` of shape `(B, T)`):
-                The policy's, without gradient.
-            scored ([`~trl_prorl.scoring.scorer.PolicyPass`]):
-                Its entropies, and which rows were computed.
-            clipped (`float`, *optional*):
-                Share of tokens in the region that the ratio's clip flattens.
-            penalty (`torch.Tensor`, *optional*):
-                A scalar: what entered the loss.
-            sampler_logps (`torch.Tensor` of shape `(B, T)`, *optional*):
-                Of the model that was sampled, where it is not the policy to the last bit and this is the first pass.
-        """
+    def micro_batch(self, micro_batch: MicroBatch) -> None:
+        """Add one micro-batch to the means over tokens."""
+        batch, logps, penalty = micro_batch.batch, micro_batch.logps, micro_batch.penalty
         meter, mask = self.meter, completion_mask(batch)
         meter.add_tokens_in_loss(mask)
-        if scored.rows is not None:
-            mask = torch.zeros_like(mask).index_copy(0, scored.rows, mask[scored.rows])
+        if (rows := micro_batch.rows) is not None:
+            mask = torch.zeros_like(mask).index_copy(0, rows, mask[rows])
         # A dropped row has no penalty, so its KL steers nothing, whether it was computed or not.
         kl_mask = mask * (batch["advantages"].unsqueeze(1) != 0.0) if self.args.drop_zero_rows else mask
-        meter.add_mean("entropy", scored.entropies, mask)
-        if clipped is not None:
-            meter.add_average("clip_region_mean", clipped)
+        meter.add_mean("entropy", micro_batch.entropies, mask)
+        if micro_batch.clipped is not None:
+            meter.add_average("clip_region_mean", micro_batch.clipped)
         for anchor in self.anchors:
             if (anchor_logps := batch.get(anchor.logps)) is not None:
                 meter.add_mean(anchor.record, kl.kl_values(logps, anchor_logps, "k3"), kl_mask)
@@ -198,40 +167,30 @@ class Recorder(Part):
             meter.add_mean("mean_abs_dlogp", (logps - old).abs(), mask)
             if ref is not None:
                 meter.add_mean("k2_ref_over_old", kl.kl_values(ref, old, "k2"), mask)
-        if sampler_logps is not None:  # before any update, so that the policy is π_old
-            meter.add_mean("mean_abs_dlogp_sampler", (sampler_logps - (logps if old is None else old)).abs(), mask)
+        if (sampler := micro_batch.sampler_logps) is not None:  # before any update, so that the policy is π_old
+            meter.add_mean("mean_abs_dlogp_sampler", (sampler - (logps if old is None else old)).abs(), mask)
         if penalty is not None:
             meter.add_total("kl_penalty", penalty)
 
-    def mean_so_far(self, name: str) -> float | None:
-        """A mean over tokens of the step that is ending, over all processes, for triggers."""
-        value = self.meter.peek_mean(name, self.total)
-        return value if is_measured(value) else None
+    def before_update(self, step: int, norm: float, rate: float) -> None:
+        self._of_update = {"lr": rate} | ({"grad_norm": float(norm)} if norm is not None else {})
 
-    def finish_step(self, step: int, lr: float | None, grad_norm: Any, skips: int) -> dict[str, float]:
+    def finish_step(self, step: int, skips: int) -> dict[str, float]:
         """
         Close the step, write its row and return it.
 
         Args:
-            step (`int`):
-                Optimizer steps done.
-            lr (`float`, *optional*):
-                Of its update.
-            grad_norm (`float` or `torch.Tensor`, *optional*):
-                Before clipping.
-            skips (`int`):
-                Steps left out so far.
+            step (`int`), skips (`int`):
+                Optimizer steps done, and those of them that were left out so far.
         """
         row = {"step": step}
         row |= {name: sum(values) / len(values) for name, values in self._generation_row.items()}
-        row |= self.meter.end_step(self.total, self.processes)
+        row |= self.meter.end_step(self.total, self.accelerator.num_processes)
         active = self.anchors.active
-        row |= {"beta": active.coefficient if active else 0.0, "lr": lr}
+        row |= {"beta": active.coefficient if active else 0.0} | self._of_update
         row["tokens_generated"], self._tokens_generated = self._tokens_generated or 0, None
         row["time_eval"], self._seconds_evaluated = self._seconds_evaluated, 0.0
         row["time_load"], self.seconds_loaded = self.seconds_loaded, None
-        if grad_norm is not None:
-            row["grad_norm"] = float(grad_norm)
         if self.update_norm is not None:
             row["update_norm"] = self.update_norm.value
         if self.args.nonfinite == "skip":

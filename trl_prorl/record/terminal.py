@@ -54,7 +54,7 @@ def banner(trainer, steps: int) -> list[str]:
     when = ["never" if first is None else f"first after step {first}"] * (args.ref_reset_every > 0)
     when += [f"{key}={value}" for key in KEYS if key != "ref_reset_every" and (value := getattr(args, key))]
     facts = {
-        "trains": f"{trainer._base_name() or type(policy).__name__} ({kind}{trained:,} parameters), {steps} steps",
+        "trains": f"{trainer.base_name() or type(policy).__name__} ({kind}{trained:,} parameters), {steps} steps",
         "reward": ", ".join(trainer.reward_func_names),
         "variant": f"{args.variant}: {VARIANTS[args.variant].description}",
         "resets": "; ".join(when) or "none",
@@ -101,7 +101,7 @@ class Terminal(PrinterCallback):
         self.shows = self.logs and state.is_world_process_zero
         done, steps = state.global_step, state.max_steps
         alone = [key for key in KEYS if getattr(args, key)] == ["ref_reset_every"]
-        alone = alone and len(self.trainer._reset_callbacks()) == 1
+        alone = alone and len(self.trainer.resets.callbacks) == 1
         if state.is_world_process_zero and alone and args.first_reset(steps) is None:
             first, control = args.first_reset(sys.maxsize), "; it is the control" * (args.variant in RESET_APART)
             logger.warning(

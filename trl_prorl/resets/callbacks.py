@@ -1,11 +1,11 @@
 """Callbacks observe, and may request a reset. They never change weights; the trainer applies what they request."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from transformers import TrainerCallback
 
-from .triggers import Reason, Trigger, TriggerSet
+from .triggers import Reason, Trigger, TriggerSet, configured_triggers
 
 
 class ReferenceResetCallback(TrainerCallback):
@@ -16,10 +16,8 @@ class ReferenceResetCallback(TrainerCallback):
     subclasses of [`~trl_prorl.resets.triggers.Trigger`].
 
     Args:
-        triggers (`Iterable[Trigger]`):
-            See [`~trl_prorl.resets.triggers`].
-        cooldown (`int`, *optional*, defaults to `0`):
-            Optimizer steps after an applied reset during which no trigger fires.
+        triggers (`Iterable[Trigger]`): See [`~trl_prorl.resets.triggers`].
+        cooldown (`int`, *optional*): Optimizer steps after an applied reset during which no trigger fires.
 
     Example:
 
@@ -31,17 +29,21 @@ class ReferenceResetCallback(TrainerCallback):
     def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):
         self.triggers = TriggerSet(triggers, cooldown)
         self.requests: list[Reason] = []
-        # The trainer binds this: a mean over tokens of the step that has just ended, by its name, or None.
-        self.mean: Callable[[str], float | None] = lambda name: None
-        # The trainer binds this too: an evaluation before or after the training is no validation.
-        self.in_training: Callable[[], bool] = lambda: True
+        self.in_training = False  # an evaluation before or after the training is no validation
 
-    def on_step_end(self, args, state, control, **kwargs):
-        self.requests += self.triggers.observe_step(state.global_step, self.mean)
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.in_training = True
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.in_training = False
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        if self.in_training():
+        if self.in_training:
             self.requests += self.triggers.observe_evaluation(state.global_step, metrics or {})
+
+    def observe_row(self, step: int, row: Mapping[str, float]) -> None:
+        """A step is over: its row of the record has the means over tokens that triggers watch."""
+        self.requests += self.triggers.observe_step(step, row.get)
 
     def take_requests(self) -> list[Reason]:
         """The requests made since the last call; the callback forgets them."""
@@ -69,3 +71,8 @@ def load_callbacks(callbacks: Iterable[ReferenceResetCallback], states: list[dic
     """
     for callback, state in zip(callbacks, states, strict=False):
         callback.load_state_dict(state)
+
+
+def configured_callback(args) -> ReferenceResetCallback:
+    """The one that the keys of a [`ProRLConfig`] ask for."""
+    return ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown)

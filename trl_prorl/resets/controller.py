@@ -1,56 +1,44 @@
 """Resets: gather the requests, agree between processes, and at a generation boundary do everything or nothing."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from ..checkpoint.config_change import switched_on
+from ..descriptor import switched_on
 from ..parts import Part
-from ..scoring.references import AdapterReference, SnapshotReference, move_reference
 from .callbacks import ReferenceResetCallback, load_callbacks
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
+from .treatments import treatment_of
 from .triggers import Reason
 
 
 class Resets(Part):
     """
-    Everything that a reset needs, and the requests that wait for one.
-
-    Args:
-        args ([`ProRLConfig`]):
-            What a reset does.
-        accelerator ([`~accelerate.Accelerator`]):
-            For the AMP scaler and the number of processes.
-        timer ([`~trl_prorl.record.meter.StageTimer`]):
-            The counter of its seconds.
-        possible (`bool`):
-            Whether the trainer was made for resets.
+    Everything that a reset needs, and the requests that wait for one: `possible` says whether the trainer was made for
+    resets, `handler` holds its callbacks, which a user may change, and `timer` counts the seconds.
     """
 
-    def __init__(self, args, accelerator, timer, possible: bool):
+    def __init__(self, args, accelerator, timer, possible: bool, handler):
         self.args, self.accelerator, self.timer, self.possible = args, accelerator, timer, possible
-        self.reference: AdapterReference | SnapshotReference | None = None
+        self.handler, self.optimizer, self.schedule = handler, None, None
+        self.reference: Any = None  # of scoring/references.py, if a reference moves
         self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
         self._requests: list[Reason] = []
-        self._callbacks: Callable[[], Iterable[ReferenceResetCallback]] = tuple
         self._untouched: list[tuple[ReferenceResetCallback, dict]] = []
 
-    # The trainer announces each of these when it is made.
+    @property
+    def callbacks(self) -> list[ReferenceResetCallback]:
+        """Those of the trainer that request resets."""
+        return [callback for callback in self.handler.callbacks if isinstance(callback, ReferenceResetCallback)]
 
-    def watch(self, callbacks: Callable[[], Iterable[ReferenceResetCallback]]) -> None:
-        """Set the source of the trainer's callbacks, which a user may change."""
-        self._callbacks = callbacks
-
-    def bind(self, callback: ReferenceResetCallback, mean: Callable, in_training: Callable, eval_dataset) -> None:
+    def accept(self, callback: ReferenceResetCallback, eval_dataset) -> None:
         """
-        Give a callback the values that its triggers watch.
-
-        Raises:
-            `ValueError`: the callback could request no reset, or its metric has more than one value.
+        Take on a callback of the trainer. Raises `ValueError`: the callback could request no reset, or its metric has
+        more than one value.
         """
         if not self.possible:
             raise ValueError(
@@ -66,17 +54,15 @@ class Resets(Part):
                         f"({', '.join(eval_dataset)}), whose values TRL gives one name. Pass the one that decides, or "
                         f"watch a metric of one set, such as {of_a_set[0]}loss or {of_a_set[0]}pass@1."
                     )
-        callback.mean, callback.in_training = mean, in_training
         self._untouched.append((callback, callback.state_dict()))
 
     def optimizer_made(self, optimizer) -> None:
-        """An optimizer was created."""
+        self.optimizer = optimizer
         if self.rewarmup is None:
             self.rewarmup = Rewarmup(optimizer, self.args.optimizer_reset_rewarmup_steps)
 
-    def schedule_made(self, scheduler) -> None:
-        """A learning-rate schedule was created."""
-        self._schedule_start = snapshot_schedule(scheduler)
+    def schedule_made(self, schedule) -> None:
+        self.schedule, self._schedule_start = schedule, snapshot_schedule(schedule)
 
     @property
     def rate_factor(self) -> float:
@@ -96,28 +82,19 @@ class Resets(Part):
 
     def _waiting(self) -> list[Reason]:
         """The main process's requests, those of its callbacks and those of the user, on every process."""
-        for callback in self._callbacks():
+        for callback in self.callbacks:
             self._requests.extend(callback.take_requests())
         requests, self._requests = self._requests, []
         if self.accelerator.num_processes > 1:
             requests = broadcast_object_list([requests])[0]
         return requests
 
-    def apply(self, step: int, optimizer, scheduler, kl_before: float | None) -> dict[str, Any] | None:
-        """
-        At a generation boundary: agree, move the reference, treat the optimizer. All waiting requests make one reset.
+    def row(self, step: int, row: Mapping[str, float]) -> None:
+        for callback in self.callbacks:
+            callback.observe_row(step, row)
 
-        Args:
-            step (`int`):
-                Optimizer steps done.
-            optimizer, scheduler:
-                The trainer's, as Accelerate wraps them.
-            kl_before (`float`, *optional*):
-                The last measured KL to the reference, in nats per token.
-
-        Returns:
-            `dict` or `None`: the event for the record; `None` if nothing was requested.
-        """
+    def boundary(self, step: int) -> dict[str, Any] | None:
+        """Agree, move the reference, treat the optimizer. All waiting requests make one reset."""
         args = self.args
         if not self.possible:
             return None
@@ -125,19 +102,20 @@ class Resets(Part):
             requests = self._waiting()
         if not requests:
             return None
-        plan = plan_reset(optimizer, args.optimizer_reset, args.optimizer_reset_alpha)
+        treatment = treatment_of(args.optimizer_reset, args.optimizer_reset_alpha)
+        plan = plan_reset(self.optimizer, args.optimizer_reset, args.optimizer_reset_alpha)
         with self.timer.part("reset") as copy:
             if self.reference is not None:
-                move_reference(self.reference, args.ref_reset_mix)
-        with self.timer.part("reset") as treatment:
+                self.reference.move(args.ref_reset_mix)
+        with self.timer.part("reset") as treating:
             apply_reset(plan)
-            if args.optimizer_reset == "hard" and self.accelerator.scaler is not None:
+            if treatment.resets_scaler and self.accelerator.scaler is not None:
                 reset_scaler(self.accelerator.scaler, self._scale)
             if args.restarts_schedule:
-                restart_schedule(scheduler, self._schedule_start)
+                restart_schedule(self.schedule, self._schedule_start)
             if self.rewarmup is not None:
                 self.rewarmup.begin()
-        for callback in self._callbacks():
+        for callback in self.callbacks:
             callback.triggers.applied(step)
         first = requests[0]
         event = {
@@ -151,14 +129,12 @@ class Resets(Part):
             "ref_reset_mix": args.ref_reset_mix,
             "optimizer_reset": args.optimizer_reset,
             "seconds_copy": copy.seconds,
-            "seconds_optimizer": treatment.seconds,
+            "seconds_optimizer": treating.seconds,
             "seconds_sync": sync.seconds,
             "world_size": self.accelerator.num_processes,
         }
-        if args.optimizer_reset == "soft":
+        if treatment.uses_alpha:
             event["alpha"] = args.optimizer_reset_alpha
-        if kl_before is not None:
-            event["kl_before"] = kl_before
         return event
 
     # A part of the run.
@@ -170,13 +146,13 @@ class Resets(Part):
     def state_dict(self) -> dict[str, Any]:
         return {
             "requests": [request.to_dict() for request in self._requests],
-            "callbacks": [callback.state_dict() for callback in self._callbacks()],
+            "callbacks": [callback.state_dict() for callback in self.callbacks],
             "updates_since_reset": self.rewarmup.updates if self.rewarmup is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._requests = [Reason(**request) for request in state["requests"]] if self.possible else []
-        load_callbacks(self._callbacks(), state["callbacks"])
+        load_callbacks(self.callbacks, state["callbacks"])
         if self.rewarmup is not None:
             self.rewarmup.updates = state["updates_since_reset"]
 

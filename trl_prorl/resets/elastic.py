@@ -17,13 +17,8 @@ ELASTIC_FILE = "elastic.safetensors"
 
 class ElasticAverage:
     """
-    The exponential moving average of a policy's trained parameters, and their initial values.
-
-    Args:
-        parameters (`Mapping[str, torch.nn.Parameter]`):
-            The trained parameters by name, as the run begins. Two copies of them are kept on their device.
-        decay (`float`):
-            η in average ← η · average + (1 − η) · policy, at every optimizer step.
+    The exponential moving average of a policy's trained parameters, with decay η in average ← η · average + (1 − η) ·
+    policy at every optimizer step, and their initial values: two copies, on their device.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], decay: float):
@@ -54,12 +49,7 @@ class ElasticAverage:
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """
-        Read both copies of a checkpoint.
-
-        Raises:
-            `ValueError`: the checkpoint has none.
-        """
+        """Read both copies of a checkpoint. Raises `ValueError`: the checkpoint has none."""
         path = folder / ELASTIC_FILE
         if not path.exists():
             raise ValueError(f"{folder} has no {ELASTIC_FILE}: the average of this run cannot be restored.")
@@ -70,17 +60,8 @@ class ElasticAverage:
 
 class ElasticResets(Part):
     """
-    Elastic Reset on a schedule: requested every `every` optimizer steps, applied at the next generation boundary.
-
-    Args:
-        average ([`ElasticAverage`]):
-            The average of the trained parameters.
-        every (`int`):
-            Optimizer steps between two requests.
-        timer ([`~trl_prorl.record.meter.StageTimer`]):
-            The counter of its seconds.
-        processes (`int`):
-            Number of processes, for the event.
+    Elastic Reset of an average: requested every `every` optimizer steps, applied at the next generation boundary.
+    `timer` counts its seconds, `processes` is for the event.
     """
 
     def __init__(self, average: ElasticAverage, every: int, timer, processes: int):
@@ -90,13 +71,13 @@ class ElasticResets(Part):
     def begin(self) -> None:
         self._requested = None
 
-    def after_update(self, step: int) -> None:
+    def update(self, step: int, model) -> None:
         """Take the update into the average, and see whether a reset is due."""
         self.average.update()
         if step % self.every == 0:
             self._requested = step
 
-    def at_boundary(self, step: int) -> dict[str, Any] | None:
+    def boundary(self, step: int) -> dict[str, Any] | None:
         """Policy ← average, average ← initial policy, if that is due."""
         requested, self._requested = self._requested, None
         if requested is None:

@@ -1,14 +1,5 @@
 """
-The effect of a reset on an optimizer's memory (keep, hard, soft(α), asym, step): pure functions on one parameter's
-state.
-
-| mode | first moment m | second moment v | step count |
-|---|---|---|---|
-| `keep` | m | v | t |
-| `hard` | 0 | 0 | 0 |
-| `soft` | αm | αv | t |
-| `asym` | 0 | v | t |
-| `step` | m | v | 0 |
+A treatment (treatments.py) applied to an optimizer's memory: pure functions on one parameter's state.
 
 | optimizer | first moment | second moment |
 |---|---|---|
@@ -18,18 +9,15 @@ state.
 | transformers Adafactor | `exp_avg` (with β1) | `exp_avg_sq_row`, `exp_avg_sq_col`, `exp_avg_sq` |
 | bitsandbytes Adam family | `state1` or its `absmax1` | `state2` or its `absmax2` |
 
-`hard` gives the state of a new optimizer (ProRL, arXiv 2505.24864; arXiv 2306.17833). `soft(1)` is `keep`. `step` is
-Adam-Rel (arXiv 2412.17113).
-
-Let a mode multiply m by f1 and v by f2 after t updates. Under a constant gradient, and without ε, Adam's k-th update
-after that is its learning rate times
+Let a treatment multiply m by f1 and v by f2 after t updates. Under a constant gradient, and without ε, Adam's k-th
+update after that is its learning rate times
 
     m̂ / √v̂, m̂ = (f1 β1^k (1 − β1^t) + 1 − β1^k) / (1 − β1^n), v̂ = (f2 β2^k (1 − β2^t) + 1 − β2^k) / (1 − β2^n)
 
 where n is k after `hard` and `step`, and t + k otherwise; without a reset the factor is 1. For large t, β1 = 0.9,
 β2 = 0.999 and k = 1, 2, 10, 30, 100:
 
-| mode | 1 | 2 | 10 | 30 | 100 |
+| treatment | 1 | 2 | 10 | 30 | 100 |
 |---|---|---|---|---|---|
 | `hard` | 1 | 1 | 1 | 1 | 1 |
 | `soft`, α = 0.1 | 0.60 | 0.85 | 2.08 | 2.70 | 2.32 |
@@ -43,14 +31,14 @@ reset, see docs/concepts.md. An 8-bit state is scaled through its block maxima `
 uint8 codes are never touched, because code 0 does not stand for zero.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from transformers.optimization import Adafactor
 
+from .treatments import TREATMENTS, treatment_of
 
-MODES = ("keep", "hard", "soft", "asym", "step")
 
 MOMENTUM = "momentum_buffer"
 FIRST_MOMENTS = ("exp_avg", MOMENTUM, "state1", "absmax1")
@@ -61,70 +49,42 @@ SECOND_MOMENTS = (
 # bitsandbytes' code tables and scratch space, and Adafactor's RMS of the weights, which every update computes anew.
 NOT_MEMORY = ("qmap1", "qmap2", "new_max1", "new_max2", "max1", "max2", "RMS")
 STEP = "step"
+MEMORY = {"first": "the first moment", "second": "the second moment", "step": "the step count"}
+
+Change = float | Callable[[torch.Tensor], None]
 
 
-def factors(mode: str, alpha: float) -> tuple[float, float, bool]:
+def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, Change]:
     """
-    The factor on m, the factor on v, and whether the step count is cleared.
-
-    Args:
-        mode (`str`):
-            `"keep"`, `"hard"`, `"soft"`, `"asym"` or `"step"`.
-        alpha (`float`):
-            Factor of `"soft"`, in (0, 1].
+    The changes that a treatment makes to one parameter's entry in `optimizer.state`, empty before the first update, by
+    key: a factor, or a function in place. Raises `ValueError`: an entry whose meaning is not known, or codes that the
+    treatment cannot change.
     """
-    if mode == "keep":
-        return 1.0, 1.0, False
-    if mode == "hard":
-        return 0.0, 0.0, True
-    if mode == "soft":
-        if not 0.0 < alpha <= 1.0:
-            raise ValueError(f"optimizer_reset_alpha={alpha} is outside (0, 1].")
-        return alpha, alpha, False
-    if mode == "asym":
-        return 0.0, 1.0, False
-    if mode == "step":
-        return 1.0, 1.0, True
-    raise ValueError(f"optimizer_reset={mode!r} is not one of {', '.join(MODES)}.")
-
-
-def changes(state: Mapping[str, Any], mode: str, alpha: float = 1.0) -> dict[str, float]:
-    """
-    The changes that a reset makes to one parameter's optimizer state: the factor on every entry that changes.
-
-    Args:
-        state (`Mapping[str, Any]`):
-            The entry of one parameter in `optimizer.state`, for an optimizer of the table above. Empty before the
-            first update.
-        mode (`str`):
-            `"keep"`, `"hard"`, `"soft"`, `"asym"` or `"step"`.
-        alpha (`float`, *optional*, defaults to `1.0`):
-            Factor of `"soft"`, in (0, 1].
-
-    Raises:
-        `ValueError`: an entry whose meaning is not known.
-    """
-    on_first, on_second, clear_step = factors(mode, alpha)
+    treatment = treatment_of(mode, alpha)
     check_state(state)
-    found = {}
+    found: dict[str, Change] = {}
     for key, value in state.items():
-        if value is None or (isinstance(value, torch.Tensor) and value.dtype == torch.uint8):
-            continue  # no memory, or the codes of an 8-bit state, whose scale is in `absmax`
-        if key in FIRST_MOMENTS:
-            found[key] = on_first
-        elif key in SECOND_MOMENTS:
-            found[key] = on_second
-        elif key == STEP and clear_step:
+        if value is None:
+            continue
+        if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:  # its scale is in `absmax`
+            if not treatment.is_factors:
+                raise ValueError(f"optimizer_reset={mode!r} changes moments one by one, and {key} holds 8-bit codes.")
+            continue
+        if key in FIRST_MOMENTS or key in SECOND_MOMENTS:
+            found[key] = treatment.of("first" if key in FIRST_MOMENTS else "second", alpha)
+        elif key == STEP and treatment.clears_step:
             found[key] = 0.0
-    return {key: factor for key, factor in found.items() if factor != 1.0}
+    return {key: change for key, change in found.items() if change != 1.0}
 
 
 @torch.no_grad()
-def apply_changes(state: dict[str, Any], factors_by_key: Mapping[str, float]) -> None:
-    """Scale entries of a state in place: tensors keep their storage."""
-    for key, factor in factors_by_key.items():
+def apply_changes(state: dict[str, Any], by_key: Mapping[str, Change]) -> None:
+    """Change entries of a state in place: tensors keep their storage."""
+    for key, factor in by_key.items():
         value = state[key]
-        if key == MOMENTUM and factor == 0.0:
+        if callable(factor):
+            factor(value)
+        elif key == MOMENTUM and factor == 0.0:
             del state[key]  # as in a new SGD, whose first update takes the gradient without dampening
         elif not isinstance(value, torch.Tensor):
             state[key] = type(value)(value * factor)
@@ -145,52 +105,45 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None = None, mode: str = "hard") -> None:
     """
-    Refuse, before any training, an optimizer without a state, or with a state that a reset would not understand.
-
-    Args:
-        cls (`type`):
-            The optimizer's class.
-        momentum (`float`, *optional*, defaults to `0.0`):
-            SGD's momentum; without momentum there is nothing to reset.
-        beta1 (`float`, *optional*):
-            β1 of transformers' Adafactor; without it there is no first moment.
-        mode (`str`, *optional*, defaults to `"hard"`):
-            `"asym"` needs a first moment, `"step"` a step count that corrects moments and does not replace them.
-
-    Raises:
-        `ValueError`: naming the optimizer and the optimizers that are understood.
+    Refuse, before any training, an optimizer that lacks what a treatment changes, or whose state is not understood:
+    SGD without momentum has nothing to reset, transformers' Adafactor without β1 no first moment. Raises `ValueError`:
+    naming the optimizer and the cure.
     """
     name = f"{cls.__module__}.{cls.__name__}"
+    adafactor = issubclass(cls, (torch.optim.Adafactor, Adafactor))
+    in_bits = cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
     if issubclass(cls, torch.optim.SGD):
         if not momentum:
             raise ValueError(
                 f"optimizer_reset has nothing to reset in {name} without momentum: pass optimizers=(SGD(..., "
                 "momentum=0.9), None) to the trainer, or set optimizer_reset: keep."
             )
-        if mode == "step":
-            raise ValueError(
-                f"optimizer_reset='step' clears the step count, and {name} has none: it would do nothing. Set "
-                "optimizer_reset: soft, hard, asym or keep, or use Adam (optim: adamw_torch)."
-            )
-        return
-    torch_like = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adafactor, Adafactor)
-    if mode == "asym" and (issubclass(cls, torch.optim.Adafactor) or (issubclass(cls, Adafactor) and beta1 is None)):
-        raise ValueError(
-            f"optimizer_reset='asym' clears the first moment, and {name} has none: it would do nothing. Set "
-            "optimizer_reset: soft, hard or keep, or use an optimizer with a first moment (optim: adamw_torch, or "
-            "adafactor through optimizers=(Adafactor(..., beta1=0.9), None))."
-        )
-    if mode == "step" and issubclass(cls, (torch.optim.Adafactor, Adafactor)):
-        raise ValueError(
-            f"optimizer_reset='step' keeps the moments, and {name} forgets its second moment where the step count is "
-            "0: it would be another hard. Set optimizer_reset: hard, soft or keep, or use Adam (optim: adamw_torch)."
-        )
-    bnb_adam = cls.__module__.startswith("bitsandbytes.") and "Adam" in cls.__name__
-    if not (issubclass(cls, torch_like) or bnb_adam):
+        memory = {"first"}
+    elif adafactor:
+        memory = {"second", "first"} if issubclass(cls, Adafactor) and beta1 is not None else {"second"}
+    elif in_bits or issubclass(cls, (torch.optim.Adam, torch.optim.AdamW)):
+        memory = {"first", "second", "step"}
+    else:
         raise ValueError(
             f"optimizer_reset does not understand the state of {name}: use torch's Adam, AdamW, Adafactor or SGD with "
             "momentum (optim: adamw_torch, adamw_torch_fused, adafactor), or bitsandbytes' Adam family (optim: "
             "adamw_8bit, paged_adamw_8bit), or set optimizer_reset: keep."
+        )
+    useful = [other for other, treatment in TREATMENTS.items() if treatment.changes & memory]
+    treatment = treatment_of(mode)
+    why = f"and {name} has none: it would do nothing"
+    if treatment.changes == {"step"} and adafactor:
+        why = f"and {name} forgets its second moment where that is 0: it would be another hard"
+    if treatment.changes and mode not in useful:
+        what = " and ".join(MEMORY[part] for part in sorted(treatment.changes))
+        raise ValueError(
+            f"optimizer_reset={mode!r} changes {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "
+            "use Adam (optim: adamw_torch)."
+        )
+    if in_bits and not treatment.is_factors:
+        raise ValueError(
+            f"optimizer_reset={mode!r} changes moments one by one, and {name} holds codes of them. Set optim: "
+            "adamw_torch."
         )
 
 
@@ -209,20 +162,10 @@ def check_optimizer(optimizer: torch.optim.Optimizer, mode: str = "hard") -> Non
 
 def plan_reset(
     optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0
-) -> list[tuple[dict[str, Any], dict[str, float]]]:
+) -> list[tuple[dict[str, Any], dict[str, Change]]]:
     """
-    Every parameter's state with the changes that a reset will make. Nothing is written.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`):
-            The optimizer, or Accelerate's wrapper of it.
-        mode (`str`):
-            `"keep"`, `"hard"`, `"soft"`, `"asym"` or `"step"`.
-        alpha (`float`, *optional*, defaults to `1.0`):
-            Factor of `"soft"`, in (0, 1].
-
-    Raises:
-        `ValueError`: a state that is not understood.
+    Every parameter's state with the changes that a treatment will make; nothing is written. The optimizer may be in
+    Accelerate's wrapper. Raises `ValueError`: a state that is not understood.
     """
     if mode == "keep":
         return []
@@ -230,10 +173,10 @@ def plan_reset(
     return [(state, changes(state, mode, alpha)) for state in inner.state.values()]
 
 
-def apply_reset(plan: list[tuple[dict[str, Any], dict[str, float]]]) -> None:
+def apply_reset(plan: list[tuple[dict[str, Any], dict[str, Change]]]) -> None:
     """Carry out a plan of `plan_reset`, in place: tensors keep their storage."""
-    for state, factors_by_key in plan:
-        apply_changes(state, factors_by_key)
+    for state, by_key in plan:
+        apply_changes(state, by_key)
 
 
 def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 1.0) -> None:
@@ -242,5 +185,5 @@ def reset_optimizer(optimizer: torch.optim.Optimizer, mode: str, alpha: float = 
 
 
 def reset_scaler(scaler: "torch.amp.GradScaler", initial_scale: float) -> None:
-    """Give an AMP gradient scaler its initial scale and an empty growth count (part of `hard`)."""
+    """Give an AMP gradient scaler its initial scale and an empty growth count (`Treatment.resets_scaler`)."""
     scaler.load_state_dict({**scaler.state_dict(), "scale": initial_scale, "_growth_tracker": 0})

@@ -9,13 +9,7 @@ from .optimizer_state import inner_of
 
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
-    """
-    The state that `restart_schedule` needs, taken when the schedule is new.
-
-    Args:
-        scheduler ([`~torch.optim.lr_scheduler.LRScheduler`]):
-            A schedule that has not been stepped.
-    """
+    """The state that `restart_schedule` needs, of a schedule that has not been stepped."""
     return {
         "state": copy.deepcopy(scheduler.state_dict()),
         "lrs": [group["lr"] for group in scheduler.optimizer.param_groups],
@@ -24,13 +18,8 @@ def snapshot_schedule(scheduler) -> dict[str, Any]:
 
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     """
-    Put a schedule, and the learning rates it has set, back to its start; warm-up and decay run again.
-
-    Args:
-        scheduler ([`~torch.optim.lr_scheduler.LRScheduler`]):
-            The schedule, or Accelerate's wrapper of it.
-        start (`dict[str, Any]`):
-            From `snapshot_schedule`.
+    Put a schedule (or Accelerate's wrapper of it), and the learning rates it has set, back to a start from
+    `snapshot_schedule`; warm-up and decay run again.
     """
     inner = getattr(scheduler, "scheduler", scheduler)
     inner.load_state_dict(copy.deepcopy(start["state"]))
@@ -40,13 +29,8 @@ def restart_schedule(scheduler, start: dict[str, Any]) -> None:
 
 def rewarmup_factor(updates: int | None, steps: int) -> float:
     """
-    Factor on the learning rate of the next update after a reset: 1/steps, 2/steps, …, 1.
-
-    Args:
-        updates (`int` or `None`):
-            Updates made since the last reset; `None` if there was none.
-        steps (`int`):
-            Updates until the full rate; 0 and 1 have no effect.
+    Factor on the learning rate of the next update after a reset, 1/steps, 2/steps, …, 1, by the updates since (`None`
+    without a reset). `steps` 0 and 1 have no effect.
     """
     if updates is None or steps <= 1:
         return 1.0
@@ -55,13 +39,8 @@ def rewarmup_factor(updates: int | None, steps: int) -> float:
 
 class Rewarmup:
     """
-    Scales an optimizer's learning rates during each update, and leaves them as the schedule set them.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`):
-            The optimizer, or Accelerate's wrapper of it.
-        steps (`int`):
-            See `rewarmup_factor`.
+    Scales an optimizer's learning rates during each update, see `rewarmup_factor`, and leaves them as the schedule set
+    them.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, steps: int):

@@ -18,14 +18,10 @@ class Reason:
     Why a reset is requested.
 
     Args:
-        reason (`str`):
-            Name of the trigger that fired.
-        value (`float`):
-            The value that the trigger saw.
-        threshold (`float`):
-            The value with which the trigger compared it.
-        step (`int`):
-            Optimizer steps done when it fired.
+        reason (`str`): Name of the trigger that fired.
+        value (`float`): The value that the trigger saw.
+        threshold (`float`): The value with which the trigger compared it.
+        step (`int`): Optimizer steps done when it fired.
     """
 
     reason: str
@@ -45,12 +41,9 @@ class Trigger:
     stands in [`CONFIGURED`].
 
     Attributes:
-        watches (`str`):
-            The mean over a step's tokens that `observe_step` gets, by its name in the record.
-        keys (`tuple[str, ...]`):
-            The keys that switch it on, where they are neither 0 nor `None`.
-        reasons (`tuple[str, ...]`):
-            What it can answer with.
+        watches (`str`): The mean over a step's tokens that `observe_step` gets, by its name in the record.
+        keys (`tuple[str, ...]`): The keys that switch it on, where they are neither 0 nor `None`.
+        reasons (`tuple[str, ...]`): What it can answer with.
     """
 
     watches = "kl_ref"
@@ -107,8 +100,7 @@ class Periodic(Trigger):
     Fires when the number of optimizer steps done is a multiple of `every`. ProRL v2 resets every 200 to 500 steps.
 
     Args:
-        every (`int`):
-            Optimizer steps.
+        every (`int`): Optimizer steps.
     """
 
     keys, reasons = ("ref_reset_every",), ("periodic",)
@@ -133,10 +125,8 @@ class KLSpike(Trigger):
     A reset empties the window, because the KL to the old reference says nothing about the new one.
 
     Args:
-        threshold (`float`):
-            Nats per token.
-        window (`int`, *optional*, defaults to `1`):
-            Steps; the trigger does not fire before there are as many values.
+        threshold (`float`): Nats per token.
+        window (`int`, *optional*): Steps; the trigger does not fire before there are as many values.
     """
 
     keys, reasons = ("ref_reset_kl",), ("kl_spike",)
@@ -177,16 +167,11 @@ class Stall(Trigger):
     The best is kept across resets; the count of evaluations starts again.
 
     Args:
-        metric (`str`):
-            Name of the metric: of validation, never of the reported test.
-        patience (`int`, *optional*, defaults to `0`):
-            Evaluations. With 0 the trigger never fires for a stall.
-        drop (`float`, *optional*):
-            In the metric's own unit. With `None` the trigger never fires for a drop.
-        mode (`str`, *optional*, defaults to `"max"`):
-            `"max"` if larger is better, `"min"` if smaller is.
-        min_delta (`float`, *optional*, defaults to `0.0`):
-            The least difference that counts as an improvement.
+        metric (`str`): Name of the metric: of validation, never of the reported test.
+        patience (`int`, *optional*): Evaluations. With 0 the trigger never fires for a stall.
+        drop (`float`, *optional*): In the metric's own unit. With `None` the trigger never fires for a drop.
+        mode (`str`, *optional*): `"max"` if larger is better, `"min"` if smaller is.
+        min_delta (`float`, *optional*): The least difference that counts as an improvement.
     """
 
     keys, reasons = ("ref_reset_stall", "ref_reset_drop"), ("stall", "drop")
@@ -254,10 +239,8 @@ class TriggerSet:
     They observe all the time.
 
     Args:
-        triggers (`Iterable[Trigger]`):
-            The triggers.
-        cooldown (`int`, *optional*, defaults to `0`):
-            Optimizer steps. Before the first reset there is no cooldown.
+        triggers (`Iterable[Trigger]`): The triggers.
+        cooldown (`int`, *optional*): Optimizer steps. Before the first reset there is no cooldown.
     """
 
     def __init__(self, triggers: Iterable[Trigger], cooldown: int = 0):

@@ -24,13 +24,10 @@ def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
     thread of its own and is abandoned.
 
     Args:
-        seconds (`float` or `None`):
-            The limit; `None` means no limit.
-        function (`Callable`):
-            The function, which takes no arguments.
+        seconds (`float` or `None`): The limit; `None` means no limit.
+        function (`Callable`): The function, which takes no arguments.
 
-    Raises:
-        [`DeadlineExceeded`]: the function took longer.
+    Raises [`DeadlineExceeded`]: the function took longer.
     """
     if seconds is None:
         return function()

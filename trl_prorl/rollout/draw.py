@@ -20,15 +20,11 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
     token's probability is met to the rounding of `probabilities` themselves; a token of probability 0 is never drawn.
 
     Args:
-        probabilities (`torch.Tensor` of shape `(R, V)`):
-            Not negative, with a positive sum in every row, which need not be 1.
+        probabilities (`torch.Tensor` of shape `(R, V)`): Not negative, with a positive sum in every row, which need
+            not be 1.
 
-    Returns:
-        `torch.LongTensor` of shape `(R,)`: token ids.
-
-    Raises:
-        `RuntimeError`: as `torch.multinomial`, if a row has no distribution; a place in the table would be read that
-            is not there.
+    Returns `torch.LongTensor` of shape `(R,)`: token ids. Raises `RuntimeError`: as `torch.multinomial`, if a row has
+    no distribution; a place in the table would be read that is not there.
     """
     rows, size = probabilities.shape
     blocks = pad(probabilities, (0, -size % BLOCK)).view(rows, -1, BLOCK)

@@ -21,21 +21,10 @@ def deciding(
     rewards: torch.Tensor, weights: torch.Tensor, group_size: int, functions: Sequence[int] | None = None
 ) -> torch.Tensor:
     """
-    The rewards that decide whether a group is decided.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N, F)`):
-            The rewards of every reward function, with the groups contiguous; NaN where a function does not apply.
-        weights (`torch.Tensor` of shape `(F,)`):
-            The weights of the functions.
-        group_size (`int`):
-            G.
-        functions (`Sequence[int]`, *optional*):
-            The functions that decide, by the weighted sum of their rewards. `None`: in each group the first function
-            decides that has a weight and a reward for any of its completions.
-
-    Returns:
-        `torch.Tensor` of shape `(N,)`; NaN where there is none.
+    The rewards that decide whether a group is decided, shape `(N,)`, NaN where there is none: of rewards `(N, F)`,
+    with groups of G contiguous and NaN where a function does not apply, and weights `(F,)`. The weighted sum of the
+    `functions` decides; without these, in each group the first function that has a weight and a reward for any of its
+    completions.
     """
     if functions is not None:
         return weighted_sum(rewards[:, list(functions)], weights[list(functions)])
@@ -50,18 +39,8 @@ def named_functions(
     asked: Sequence[str] | None, names: Sequence[str], weights: Sequence[float] | None
 ) -> list[int] | None:
     """
-    Indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none.
-
-    Args:
-        asked (`Sequence[str]` or `None`):
-            The key.
-        names (`Sequence[str]`):
-            The names of all reward functions.
-        weights (`Sequence[float]` or `None`):
-            The weights of all reward functions; `None` means 1 each.
-
-    Raises:
-        `ValueError`: a named function does not exist, or none of them has a weight.
+    Indices of the reward functions that `dynamic_sampling_rewards` names; `None` if it names none. Raises
+    `ValueError`: a named function does not exist, or none of them has a weight (`None`: 1 each).
     """
     if asked is None:
         return None
@@ -82,16 +61,7 @@ def named_functions(
 
 def undecided(rewards: torch.Tensor, group_size: int) -> torch.Tensor:
     """
-    The groups in which no reward differs from the others by more than rounding.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N,)`):
-            One reward a completion, with the groups contiguous; NaN where there is none.
-        group_size (`int`):
-            G.
-
-    Returns:
-        `torch.Tensor` of bools, shape `(N / G,)`.
+    The groups in which no reward of `(N,)` differs from the others by more than rounding: bools of shape `(N / G,)`.
     """
     return all_equal(rewards.view(-1, group_size))
 
@@ -105,17 +75,9 @@ def put_groups(
     pad_token_id: int,
 ) -> dict[str, torch.Tensor]:
     """
-    A batch with some of its groups replaced by groups of another batch.
-
-    Args:
-        batch (`Mapping[str, torch.Tensor]`), others (`Mapping[str, torch.Tensor]`):
-            Tensors of shape `(N, …)` by name. Prompts are padded on the left, completions on the right.
-        places (`Sequence[int]`), sources (`Sequence[int]`):
-            The groups of `batch` that give way, and the groups of `others` that take their places.
-        group_size (`int`):
-            G.
-        pad_token_id (`int`):
-            The padding of token ids; everything else is padded with 0.
+    A batch in which groups of G rows give way (`places`) to groups of another batch (`sources`). Tensors have shape
+    `(N, …)`; prompts are padded on the left, completions on the right, token ids with `pad_token_id` and everything
+    else with 0.
     """
 
     def rows(groups: Sequence[int]) -> torch.Tensor:
@@ -143,15 +105,7 @@ def widened(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.
 
 
 class ExtraRows:
-    """
-    An endless supply of a dataset's rows in random order; every pass has an order of its own.
-
-    Args:
-        count (`int`):
-            Rows of the dataset.
-        seed (`int`):
-            The seed of the orders.
-    """
+    """An endless supply of a dataset's rows in random order; every pass has an order of its own, from the seed."""
 
     def __init__(self, count: int, seed: int):
         self.count, self.seed, self.drawn = count, seed, 0
@@ -178,28 +132,19 @@ class ExtraRows:
 
 class DynamicSampling(Part):
     """
-    Replaces undecided groups by groups of other prompts.
-
-    Args:
-        args ([`ProRLConfig`]):
-            The number of rounds, and the seed of the extra prompts.
-        accelerator ([`~accelerate.Accelerator`]):
-            For the processes, which generate and gather together.
-        dataset ([`~datasets.Dataset`]):
-            The training set.
-        group_size (`int`):
-            G.
-        pad_token_id (`int`):
-            The tokenizer's.
-        functions (`Sequence[int]`, *optional*):
-            See [`deciding`].
-
-    Raises:
-        `ValueError`: the dataset is streamed, or a process holds parts of groups.
+    Replaces undecided groups by groups of other prompts of the training set. Raises `ValueError`: the dataset is
+    streamed, or a process holds parts of groups.
     """
 
     def __init__(
-        self, args, accelerator, dataset, group_size: int, pad_token_id: int, functions: Sequence[int] | None = None
+        self,
+        args,
+        accelerator,
+        dataset,
+        group_size: int,
+        pad_token_id: int,
+        names: Sequence[str],
+        weights: torch.Tensor,
     ):
         if not isinstance(dataset, Dataset):
             raise ValueError("dynamic_sampling_rounds draws further prompts, which a streamed dataset does not allow.")
@@ -216,7 +161,8 @@ class DynamicSampling(Part):
             accelerator,
             dataset,
         )
-        self.group_size, self.pad_token_id, self.functions = group_size, pad_token_id, functions
+        self.group_size, self.pad_token_id, self.weights = group_size, pad_token_id, weights
+        self.functions = named_functions(args.dynamic_sampling_rewards, names, weights.tolist())
         self.begin()
 
     def begin(self) -> None:
@@ -228,36 +174,20 @@ class DynamicSampling(Part):
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._extra.load_state_dict(state)
 
-    def sample(
-        self,
-        examples: list[dict],
-        draw: Callable[[list[dict]], tuple[dict, Outcome]],
-        draw_again: Callable[[list[dict]], tuple[dict, Outcome]],
-        weights: torch.Tensor,
-    ) -> tuple[dict[str, torch.Tensor], Outcome, dict[str, float]]:
+    def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
-        Sample a generation batch, and sample again in the place of undecided groups.
-
-        Args:
-            examples (`list[dict]`):
-                This process's rows, each G times.
-            draw (`Callable`), draw_again (`Callable`):
-                Sample completions of rows, in the first round and in the further rounds; return a batch that no anchor
-                has scored, and its outcome.
-            weights (`torch.Tensor` of shape `(F,)`):
-                The weights of the reward functions.
-
-        Returns:
-            The batch; its outcome, with the tasks and interruptions of the first round, because its prompts are not
-            selected; the entries of the record.
+        Sample a generation batch for this process's rows, each G times, and sample again in the place of undecided
+        groups. `draw` samples completions of rows, `again` in the further rounds, and returns a batch that no anchor
+        has scored, and its outcome. So does this; tasks, interruptions and measurements are those of the first round,
+        because its prompts are not selected.
         """
         size, process = self.group_size, self.accelerator.process_index
         batch, first = draw(examples)
-        measured, tokens, rounds = first.measurements(), first.tokens, list(first.rounds)
+        tokens, rounds = first.tokens, list(first.rounds)
         rewards = own_part(first.rewards, process, len(examples))
         replaced, generated = 0, 0
         for _ in range(self.rounds):
-            places = self._undecided(rewards, weights).nonzero().squeeze(1).tolist()
+            places = self._undecided(rewards).nonzero().squeeze(1).tolist()
             # Processes generate and gather together, so all take part, each with as many groups as the process that
             # needs most.
             number = int(self.accelerator.gather(torch.tensor([len(places)], device=rewards.device)).max())
@@ -265,26 +195,27 @@ class DynamicSampling(Part):
                 break
             indices = self._extra.draw(number * self.accelerator.num_processes)[process * number :][:number]
             # Copies, because a rollout function writes its own columns into them, a value for each completion.
-            others, outcome = draw_again([dict(self.dataset[index]) for index in indices for _ in range(size)])
+            others, outcome = draw([dict(self.dataset[index]) for index in indices for _ in range(size)], again=True)
             generated += number
             tokens = tokens + outcome.tokens
             rounds += outcome.rounds
             their_rewards = own_part(outcome.rewards, process, number * size)
-            decided = (~self._undecided(their_rewards, weights)).nonzero().squeeze(1).tolist()
+            decided = (~self._undecided(their_rewards)).nonzero().squeeze(1).tolist()
             decided = decided[: len(places)]
             pairs = {"places": places[: len(decided)], "sources": decided, "group_size": size}
             rewards = put_groups({"rewards": rewards}, {"rewards": their_rewards}, **pairs, pad_token_id=0)["rewards"]
             batch = put_groups(batch, others, **pairs, pad_token_id=self.pad_token_id)
             replaced += len(decided)
-        left = self._undecided(rewards, weights).sum()
+        left = self._undecided(rewards).sum()
         counts = torch.stack([left.new_tensor(replaced), left.new_tensor(generated), left])
         names = ("groups_replaced", "groups_generated_again", "groups_undecided")
-        measured |= dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
+        measured = dict(zip(names, self.accelerator.reduce(counts, reduction="sum").tolist(), strict=True))
         batch["num_items_in_batch"] = self.accelerator.gather(completion_mask(batch).sum()).sum()
         outcome = Outcome(self.accelerator.gather(rewards), tokens, first.tasks, first.interrupted, rounds)
-        return batch, outcome, measured
+        outcome.measured = first.measured | measured
+        return batch, outcome
 
-    def _undecided(self, rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def _undecided(self, rewards: torch.Tensor) -> torch.Tensor:
         return undecided(
-            deciding(rewards, weights.to(rewards.device), self.group_size, self.functions), self.group_size
+            deciding(rewards, self.weights.to(rewards.device), self.group_size, self.functions), self.group_size
         )

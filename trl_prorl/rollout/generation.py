@@ -12,7 +12,6 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
 from ..parts import Part
-from ..record.keys import UNMERGED
 from .compact import compact_sample, distinct, padded_left, until_end
 from .merged_copy import MergedCopy, why_not_merged
 
@@ -39,23 +38,16 @@ def choose_generation(
     asked: str, config: GenerationConfig | None, objections: dict[str, bool], probed: Callable[[], str | None]
 ) -> str:
     """
-    Whether a run samples compactly.
+    Whether a run samples compactly: `"on"`, or `"off"` with the reason why not.
 
     Args:
-        asked (`str`):
-            `compact_generation`.
-        config ([`~transformers.GenerationConfig`], *optional*):
-            Of the rollouts; another engine has none.
-        objections (`dict[str, bool]`):
-            Reasons against it that lie outside the model, and whether each holds; the first that does is given.
-        probed (`Callable`):
-            Tries it on the model: why it is not possible, or `None`.
+        asked (`str`): `compact_generation`.
+        config ([`~transformers.GenerationConfig`], *optional*): Of the rollouts; another engine has none.
+        objections (`dict[str, bool]`): Reasons outside the model, and whether each holds; the first that does is
+            given.
+        probed (`Callable`): Tries it on the model: why it is not possible, or `None`.
 
-    Returns:
-        `str`: `"on"`, or `"off"` with the reason why not.
-
-    Raises:
-        `ValueError`: it is asked for and not possible.
+    Raises `ValueError`: it is asked for and not possible.
     """
     if asked == "off":
         return "off"
@@ -90,22 +82,13 @@ def why_not_compact(config: GenerationConfig) -> str | None:
 
 class CompactGeneration(Part):
     """
-    Samples completions of prompts, from a merged copy of the policy where there can be one.
-
-    Args:
-        policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The policy.
-        temperature (`float`):
-            Of sampling.
-        autocasts (`bool`, *optional*, defaults to `False`):
-            Whether the policy computes in a lower precision than its weights have when it is scored.
+    Samples completions of prompts, from a merged copy of the policy where there can be one. `autocasts`: whether the
+    policy computes in a lower precision than its weights have when it is scored.
 
     Attributes:
-        merged (`str`):
-            `"on"`, or `"off"` with the reason why the policy itself is sampled.
-        measures (`bool`):
-            Whether the last completions came with log-probabilities of the copy. Those of a rollout function with a
-            sampler of its own say nothing about the copy.
+        merged (`str`): `"on"`, or `"off"` with the reason why the policy itself is sampled.
+        measures (`bool`): Whether the last completions came with log-probabilities of the copy. Those of a rollout
+            function with a sampler of its own say nothing about the copy.
     """
 
     may_join = True  # "auto" may find possible here what was not where the run began
@@ -130,23 +113,9 @@ class CompactGeneration(Part):
         self, model, prompts: list[list[int]], config: GenerationConfig, ends: list[int], multiple: int | None = None
     ) -> tuple[list[list[int]], list[list[float]] | None]:
         """
-        One completion of each prompt; equal prompts are computed once.
-
-        Args:
-            model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-                The policy, unwrapped, ready to generate.
-            prompts (`list[list[int]]`):
-                Token ids.
-            config ([`~transformers.GenerationConfig`]):
-                Of the rollouts.
-            ends (`list[int]`):
-                Tokens that end a completion.
-            multiple (`int`, *optional*):
-                Prompts are padded to a multiple of this.
-
-        Returns:
-            `list[list[int]]`: token ids, the end included where it was reached; and their log-probabilities under the
-            merged copy, if it rounds otherwise than the policy.
+        One completion of each prompt, both as token ids, by the policy, unwrapped and ready to generate; equal prompts
+        are computed once, padded to a `multiple`. The tokens in `ends` end a completion and are part of it. With the
+        completions come their log-probabilities under the merged copy, if it rounds otherwise than the policy.
         """
         different, copies = distinct(prompts)
         device = next(model.parameters()).device
@@ -171,14 +140,19 @@ class CompactGeneration(Part):
         logps = drawn.logps.tolist()
         return completions, [row[: len(ids)] for row, ids in zip(logps, completions, strict=True)]
 
-    def observe_step(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+    def take_logps(self, batch: dict[str, Any]) -> torch.Tensor | None:
+        """Take the sampler's log-probabilities out of a batch, `(B, T)`; `None` where they say nothing of the copy."""
+        given = batch.pop("sampling_per_token_logps", None)
+        return given if self.measures else None
+
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
         """Go on with the policy itself where the copy is too far from it, by `mean_abs_dlogp_sampler`."""
         difference = row.get("mean_abs_dlogp_sampler")
         if self.copy is None or difference is None or difference <= MERGED_BOUND:
             return None
         self._unmerge(f"the copy was {difference:.2g} nats a token off the policy")
         return {
-            "event": UNMERGED,
+            "event": "unmerged_generation",
             "step_requested": step,
             "step_applied": step,
             "reason": "copy_off_policy",

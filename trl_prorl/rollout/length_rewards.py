@@ -6,14 +6,8 @@ from collections.abc import Callable
 
 def cosine(length: float, longest: float, least: float, most: float) -> float:
     """
-    η_min + ½ (η_max − η_min) (1 + cos(π t / T)): from `most` for an empty completion down to `least` for the longest
-    one (ProRL v2's cosine length penalty; the form is that of arXiv 2502.03373).
-
-    Args:
-        length (`float`), longest (`float`):
-            t and T; beyond T it stays at `least`.
-        least (`float`), most (`float`):
-            η_min and η_max.
+    η_min + ½ (η_max − η_min) (1 + cos(π t / T)), for length t: from `most` for an empty completion down to `least` for
+    one of T tokens or more (ProRL v2's cosine length penalty; the form is that of arXiv 2502.03373).
     """
     return least + 0.5 * (most - least) * (1.0 + math.cos(math.pi * min(length / longest, 1.0)))
 
@@ -25,15 +19,8 @@ def is_on(step: int, on: int, off: int) -> bool:
 
 def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int = 1, off: int = 0) -> Callable:
     """
-    A reward function that charges for long completions during `on` optimizer steps, and then not during `off` steps.
-
-    Args:
-        longest (`int`):
-            T of [`cosine`], usually `max_completion_length`.
-        least (`float`), most (`float`, *optional*, defaults to `0.0`):
-            The reward of the longest and of an empty completion.
-        on (`int`, *optional*, defaults to `1`), off (`int`, *optional*, defaults to `0`):
-            The schedule. ProRL v2 has 100 and 500.
+    A reward function that charges for long completions by [`cosine`] during `on` optimizer steps, and then not during
+    `off` steps: ProRL v2 has 100 and 500. T is usually `max_completion_length`.
     """
 
     def cosine_length(completion_ids, trainer_state, **columns):
@@ -46,13 +33,8 @@ def cosine_length_reward(longest: int, least: float, most: float = 0.0, on: int 
 
 def target_length_reward(target: int, cost: float) -> Callable:
     """
-    A reward function of −`cost` · |length − target|: L1's exact-length reward, arXiv 2503.04697.
-
-    Args:
-        target (`int`):
-            The target length.
-        cost (`float`):
-            Reward lost with each token more or less; the paper has 0.0003.
+    A reward function of −`cost` · |length − target|: L1's exact-length reward, arXiv 2503.04697, where the cost is
+    0.0003.
     """
 
     def target_length(completion_ids, **columns):

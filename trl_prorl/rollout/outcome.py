@@ -11,23 +11,19 @@ from accelerate.utils import gather_object
 @dataclass
 class Outcome:
     """
-    The results of sampling beside the batch itself. N is the number of completions of all processes, F that of reward
-    functions.
+    The results of sampling beside the batch itself. N completions of all processes, F reward functions.
 
     Attributes:
-        rewards (`torch.Tensor` of shape `(N, F)`):
-            NaN where a function does not apply.
-        tokens (`torch.Tensor`):
-            Tokens of this process's completions, truncated ones included; the trainer takes off those that no model
-            sampled.
-        tasks (`list[str | None]`):
-            Name of each completion's task, N of them.
-        interrupted (`list[bool]`):
-            Whether each completion was interrupted and asked for its answer; empty if none ever is.
-        rounds (`list[torch.Tensor]`):
-            The rewards of every round of sampling, in order.
-        correct (`list[bool]`):
-            The verifier's verdicts, N of them; empty without a verifier.
+        rewards (`torch.Tensor` of shape `(N, F)`): NaN where a function does not apply.
+        tokens (`torch.Tensor`): Tokens of this process's completions, truncated ones included; the trainer takes off
+            those that no model sampled.
+        tasks (`list[str | None]`), interrupted (`list[bool]`): The task of each completion, and whether it was
+            interrupted and asked for its answer; the latter empty if none ever is.
+        rounds (`list[torch.Tensor]`): The rewards of every round of sampling, in order.
+        correct (`list[bool]`): The verifier's verdicts, N of them; empty without a verifier.
+        completions (`list`), ids (`list[list[int]]`), seconds (`float`): This process's completions as reward
+            functions get them, their tokens, and how long all functions took.
+        measured (`dict[str, float]`): Its entries of the record.
     """
 
     rewards: torch.Tensor
@@ -36,34 +32,41 @@ class Outcome:
     interrupted: list[bool]
     rounds: list[torch.Tensor] = field(default_factory=list)
     correct: list[bool] = field(default_factory=list)
+    completions: list = field(default_factory=list)
+    ids: list[list[int]] = field(default_factory=list)
+    seconds: float = 0.0
+    measured: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, rewards: torch.Tensor, examples: list[dict], completion_ids: list[list[int]], correct: list[bool] = ()
+        cls,
+        rewards: torch.Tensor,
+        examples: list[dict],
+        completions: list,
+        completion_ids: list[list[int]],
+        correct: list[bool] = (),
+        seconds: float = 0.0,
     ) -> "Outcome":
         """
-        The outcome from the arguments and the result of TRL's `_calculate_rewards`.
-
-        Args:
-            rewards (`torch.Tensor` of shape `(N, F)`):
-                The rewards, gathered from all processes.
-            examples (`list[dict]`):
-                This process's rows, one a completion. Columns `task` and `interrupted` of another meaning are ignored.
-            completion_ids (`list[list[int]]`):
-                This process's completions. A completion mask would lack the tokens that `mask_truncated_completions`
-                keeps out of the loss.
-            correct (`list[bool]`, *optional*):
-                The verifier's verdicts, gathered from all processes.
+        The outcome from the arguments and the result of TRL's `_calculate_rewards`: rewards and verdicts of all
+        processes; rows, one a completion (columns `task` and `interrupted` of another meaning are ignored),
+        completions and their tokens of this one. A completion mask would lack the tokens that
+        `mask_truncated_completions` keeps out of the loss.
         """
         tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
-        return cls(
+        outcome = cls(
             rewards=rewards,
             tokens=torch.tensor(sum(map(len, completion_ids)), device=rewards.device),
             tasks=gather_object([name if isinstance(name, str) else None for name in tasks]),
             interrupted=gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)]),
             rounds=[rewards],
             correct=list(correct),
+            completions=completions,
+            ids=completion_ids,
+            seconds=seconds,
         )
+        outcome.measured = outcome.measurements()
+        return outcome
 
     def measurements(self) -> dict[str, float]:
         """
@@ -97,18 +100,50 @@ class Outcome:
         return groups.repeat_interleave(group_size)
 
 
+class Rows(list):
+    """Rows that TRL samples for; the method in which it rewards them leaves their [`Outcome`] here."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """
+    Completions of rows that are looked at, and not trained on: G for each, row by row; N in all.
+
+    Attributes:
+        completions (`list`): As reward functions get them: texts, or lists of messages.
+        ids (`list[list[int]]`): Their tokens, the end token included.
+        cut (`list[bool]`): Whether each was cut at the greatest length instead of ending.
+        rewards (`torch.Tensor` of shape `(N, F)`): Of each reward function; NaN where it does not apply.
+        total (`torch.Tensor` of shape `(N,)`): Their weighted sum; NaN where none applies.
+        reward_seconds (`float`): All reward functions took so long.
+        batch (`dict[str, torch.Tensor]`): As a step would train on it, without anchors.
+    """
+
+    completions: list
+    ids: list[list[int]]
+    cut: list[bool]
+    rewards: torch.Tensor
+    total: torch.Tensor
+    reward_seconds: float
+    batch: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, outcome: Outcome, batch: dict[str, torch.Tensor], weights: torch.Tensor, ends: set[int]) -> "Sampled":
+        """
+        Of the outcome of a sampling and its batch, with the weights of the reward functions, shape `(F,)`, and the
+        tokens that end a completion.
+        """
+        cut = [not tokens or tokens[-1] not in ends for tokens in outcome.ids]
+        rewards, total = outcome.rewards.cpu(), weighted_sum(outcome.rewards, weights).cpu()
+        return cls(outcome.completions, outcome.ids, cut, rewards, total, outcome.seconds, batch)
+
+
 def weighted_sum(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """
-    One reward a completion from the rewards of all functions.
-
-    Args:
-        rewards (`torch.Tensor` of shape `(N, F)`):
-            NaN where a function does not apply.
-        weights (`torch.Tensor` of shape `(F,)`):
-            TRL's `reward_weights`.
-
-    Returns:
-        `torch.Tensor` of shape `(N,)`: NaN where no function gave a reward.
+    One reward a completion, `(N,)`, from the rewards of all functions, `(N, F)`, and TRL's `reward_weights`, `(F,)`:
+    NaN where no function gave one.
     """
     weighted = rewards * weights.to(rewards.device)
     return weighted.nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), math.nan)
@@ -126,3 +161,14 @@ def written_by_others(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
     mask = batch["completion_mask"]
     return (mask * (1 - batch["tool_mask"])).sum() if "tool_mask" in batch else mask.new_zeros(())
+
+
+def whole_groups(permutation: torch.Tensor, size: int) -> torch.Tensor:
+    """
+    Reorder a permutation of B rows, in which those of a group are contiguous, so that it moves whole groups of `size`,
+    in the order in which it first meets each. It uses TRL's own permutation, so a run draws the same random numbers.
+    If a process's part of the batch is no multiple of `size`, parts of groups that fit move together.
+    """
+    size = math.gcd(size, len(permutation))
+    groups = list(dict.fromkeys((permutation // size).tolist()))
+    return (torch.tensor(groups).unsqueeze(1) * size + torch.arange(size)).flatten()

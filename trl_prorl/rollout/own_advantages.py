@@ -31,20 +31,12 @@ def set_advantages(
     Replace TRL's advantages where the configuration asks for it, and mark those of groups with an infinite reward.
 
     Args:
-        advantages (`torch.Tensor` of shape `(B,)`):
-            Of this process, changed in place.
-        outcome ([`~trl_prorl.rollout.outcome.Outcome`]):
-            Rewards of all processes.
-        weights (`torch.Tensor` of shape `(F,)`):
-            Of the reward functions.
-        group_size (`int`):
-            Completions of a prompt, G.
-        process (`int`):
-            Index of this process.
-        args ([`~trl_prorl.ProRLConfig`]):
-            `advantage_estimator`, `drop_zero_rows`, `multi_objective_aggregation`.
-        logged (`collections.deque`):
-            The advantages in TRL's table of completions, the newest last, replaced too.
+        advantages (`torch.Tensor` of shape `(B,)`): Of this process, changed in place.
+        outcome ([`~trl_prorl.rollout.outcome.Outcome`]): Rewards of all processes.
+        weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
+        group_size (`int`), process (`int`): Completions of a prompt, G, and the index of this process.
+        args ([`~trl_prorl.ProRLConfig`]): `advantage_estimator`, `drop_zero_rows`, `multi_objective_aggregation`.
+        logged (`collections.deque`): The advantages in TRL's table of completions, the newest last, replaced too.
     """
     count, estimator = len(advantages), args.advantage_estimator
     if estimator is not None:

@@ -12,6 +12,7 @@ import torch
 from trl.trainer.utils import is_async_callable
 
 from ..errors import RewardError
+from ..shown import quoted
 from . import deadline
 from .deadline import DeadlineExceeded, call_within
 
@@ -28,22 +29,16 @@ def watched(
     training: Callable[[], bool] = lambda: True,
 ) -> Callable:
     """
-    A reward function that raises [`RewardError`] in place of any other error. A reward model is left as it is.
+    A reward function, as TRL calls it, that raises [`RewardError`] in place of any other error. A reward model is left
+    as it is.
 
     Args:
-        function (`Callable`):
-            A reward function as TRL calls it: keyword arguments `prompts`, `completions` and the columns; one value a
-            completion.
-        name (`str`):
-            The name for errors.
-        seconds (`float` or `None`):
-            Its time limit for one batch.
-        nonfinite (`str`):
-            `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads NaN as `None`,
-            its sign that a function does not apply to a completion; `None` is always allowed. An evaluation has no
-            step to leave out, so such rewards are left out there, as NaN.
-        training (`Callable`, *optional*):
-            Whether a call is for training and not for an evaluation.
+        function (`Callable`), name (`str`): The function, and its name for errors.
+        seconds (`float` or `None`): Its time limit for one batch.
+        nonfinite (`str`): `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads
+            NaN as `None`, its sign that a function does not apply to a completion; `None` is always allowed. An
+            evaluation has no step to leave out, so such rewards are left out there, as NaN.
+        training (`Callable`, *optional*): Whether a call is for training and not for an evaluation.
     """
 
     if isinstance(function, torch.nn.Module):
@@ -53,8 +48,8 @@ def watched(
         if not prompts:
             return f"reward function {name!r} {what}"
         if row is not None:
-            return f"reward function {name!r} {what} for the prompt {shown(prompts[row])}"
-        return f"reward function {name!r} {what} for a batch of {len(prompts)} that begins with {shown(prompts[0])}"
+            return f"reward function {name!r} {what} for the prompt {quoted(prompts[row])}"
+        return f"reward function {name!r} {what} for a batch of {len(prompts)} that begins with {quoted(prompts[0])}"
 
     def failed(error: Exception, prompts: list) -> RewardError:
         row = getattr(function, "row", None)  # a function may say which row it is at
@@ -157,10 +152,3 @@ def as_float(reward: Any) -> float | None:
 
 def materialised(rewards: Any) -> Any:
     return list(rewards) if hasattr(rewards, "__next__") else rewards
-
-
-def shown(prompt: Any, length: int = 80) -> str:
-    """The last message of a prompt, on one line and cut."""
-    text = prompt[-1].get("content", prompt[-1]) if isinstance(prompt, list) and prompt else prompt
-    text = " ".join(str(text).split())
-    return repr(text if len(text) <= length else text[: length - 1] + "…")

@@ -7,19 +7,11 @@ from collections.abc import Callable
 
 
 def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
-    """
-    A rollout function for [`ProRLTrainer`], by transformers' generation.
-
-    A completion that has not ended within the budget is continued with `text`, and then by at most `answer_tokens`.
-    The policy did not choose the tokens of `text`, which are its context: they carry no loss.
-
-    Args:
-        budget (`int`):
-            Tokens of a completion before the interruption.
-        answer_tokens (`int`):
-            Tokens after the interruption.
-        text (`str`):
-            The text that asks for the answer, such as `"\\n\\nFinal answer: "`.
+    r"""
+    A rollout function for [`ProRLTrainer`], by transformers' generation. A completion that has not ended within the
+    budget of tokens is continued with `text`, which asks for the answer (such as `"\n\nFinal answer: "`), and then
+    by at most `answer_tokens`. The policy did not choose the tokens of `text`, which are its context: they carry no
+    loss.
     """
 
     def rollout(prompts, trainer):

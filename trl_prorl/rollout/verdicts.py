@@ -29,16 +29,9 @@ def draw_sizes(n: int) -> list[int]:
 
 def measurements(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -> dict[str, float]:
     """
-    pass@k, a mean over prompts, for k = 1, 2, 4 … `n`; with several tasks, of each one too.
-
-    Args:
-        correct (`Sequence[bool]`), tasks (`Sequence[str | None]`):
-            Verdict and task of every completion, prompt by prompt.
-        n (`int`):
-            Completions of a prompt.
-
-    Returns:
-        `dict[str, float]`: `pass@K` and `pass@K/TASK`; empty without completions.
+    pass@k, a mean over prompts, for k = 1, 2, 4 … `n`, the completions of a prompt; with several tasks, of each one
+    too: `pass@K` and `pass@K/TASK`, from verdict and task of every completion, prompt by prompt. Empty without
+    completions.
     """
     counts = [sum(correct[first : first + n]) for first in range(0, len(correct), n)]
     parts = {"": counts}
@@ -54,15 +47,8 @@ def measurements(correct: Sequence[bool], tasks: Sequence[str | None], n: int) -
 
 class Verdicts:
     """
-    The verdicts of one evaluation; none where no reward function has a verifier.
-
-    Args:
-        functions (`Iterable`):
-            The reward functions.
-        n (`int`):
-            Completions of a prompt in an evaluation.
-        seconds (`float` or `None`):
-            The verifier's time limit for one batch.
+    The verdicts of one evaluation with `n` completions of a prompt; none where no reward function has a verifier,
+    which has so many seconds for one batch.
     """
 
     def __init__(self, functions: Iterable[Any], n: int, seconds: float | None):
@@ -78,17 +64,9 @@ class Verdicts:
 
     def judge(self, examples: list[Mapping], prompts: list, completions: list) -> list[bool]:
         """
-        Whether each completion of a batch is correct.
-
-        Args:
-            examples (`list[Mapping]`), prompts (`list`), completions (`list`):
-                This process's rows, one a completion.
-
-        Returns:
-            `list[bool]`: of all processes; empty without a verifier.
-
-        Raises:
-            [`RewardError`]: the verifier raised, took too long, or returned what is neither true nor false.
+        Whether each completion of a batch is correct, from this process's rows, one a completion: of all processes,
+        empty without a verifier. Raises [`RewardError`]: the verifier raised, took too long, or returned what is
+        neither true nor false.
         """
         if self._verify is None:
             return []
@@ -107,14 +85,9 @@ class Verdicts:
 
     def of_set(self, rows: Any, prefix: str) -> dict[str, float]:
         """
-        [`measurements`] of an evaluation set.
-
-        Args:
-            rows ([`~datasets.Dataset`] or another):
-                The set. With several processes the last batch is filled with prompts from its beginning, which must
-                not count twice; a set without a length is taken as it came.
-            prefix (`str`):
-                `"eval"`, or another word with which the names begin.
+        [`measurements`] of an evaluation set, by names that begin with `prefix`. With several processes the last batch
+        is filled with prompts from its beginning, which must not count twice; a set without a length is taken as it
+        came.
         """
         end = len(rows) * self.n if has_length(rows) else None
         measured = measurements(self._correct[:end], self._tasks[:end], self.n)

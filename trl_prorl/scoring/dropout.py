@@ -23,10 +23,8 @@ WHY = (
 
 def check_dropout_config(peft_config: Any | None) -> None:
     """
-    Refuse a PEFT configuration with dropout, before a model is loaded.
-
-    Raises:
-        `ValueError`: naming the value and the cure.
+    Refuse a PEFT configuration with dropout, before a model is loaded. Raises `ValueError`: naming the value and the
+    cure.
     """
     rate = getattr(peft_config, "lora_dropout", 0.0)
     if rate:
@@ -36,10 +34,8 @@ def check_dropout_config(peft_config: Any | None) -> None:
 def check_dropout(model: torch.nn.Module) -> None:
     """
     Refuse a model with visible active dropout: modules, and rates that attention layers apply themselves. A forward
-    need not show it, for example that of an adapter which is still zero.
-
-    Raises:
-        `ValueError`: naming the first place and the cure.
+    need not show it, for example that of an adapter which is still zero. Raises `ValueError`: naming the first place
+    and the cure.
     """
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Dropout):
@@ -61,20 +57,9 @@ def check_randomness(
     """
     Refuse a model whose forward in training is random, whatever the cause. Two seeds must give the same logits, up to
     the difference of two forwards with one seed on hardware that sums in no fixed order. Names of modules and of keys
-    serve only to name the culprit.
-
-    All random states and the modes of all modules are restored.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The model, with its weights in place.
-        autocast (`AbstractContextManager`, *optional*):
-            The context of its forwards in training.
-        sharded (`bool`, *optional*, defaults to `False`):
-            Whether its weights are sharded. Such a model is not tried, and a warning says so.
-
-    Raises:
-        `ValueError`: naming the first rate that could be the reason, and the cure.
+    serve only to name the culprit. All random states and the modes of all modules are restored. A model whose weights
+    are sharded is not tried, and a warning says so. Raises `ValueError`: naming the first rate that could be the
+    reason, and the cure.
     """
     if sharded:
         logger.warning("Weights are sharded, so that no forward has looked for dropout that has no module of its own.")

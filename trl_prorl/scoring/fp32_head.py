@@ -35,17 +35,8 @@ def cast_head_to_fp32(model: nn.Module) -> None:
 
 def check_full_model(model, **config_kwargs) -> None:
     """
-    Refuse, before it is loaded, a model whose head TRL does not find. Without adapters TRL itself casts policy and
-    reference.
-
-    Args:
-        model (`str` or [`~transformers.PreTrainedModel`]):
-            The model that the trainer is given.
-        config_kwargs:
-            Arguments for loading its configuration.
-
-    Raises:
-        `ValueError`: naming the model and the cure.
+    Refuse a model whose head TRL does not find, before it is loaded (with these arguments for its configuration).
+    Without adapters TRL itself casts policy and reference. Raises `ValueError`: naming the model and the cure.
     """
     if isinstance(model, str):
         config = AutoConfig.from_pretrained(model, **config_kwargs)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import extract_model_from_parallel, is_peft_model
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head, use_adapter
@@ -32,14 +33,8 @@ def unique_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def check_adapter(model: Any, peft_config: Any | None) -> None:
     """
-    Refuse, before a model is loaded, an adapter that cannot coexist with a reference or a base.
-
-    Args:
-        model (`str` or `torch.nn.Module`), peft_config ([`~peft.PeftConfig`] or `None`):
-            The arguments that the trainer is given.
-
-    Raises:
-        `ValueError`: naming the value and the cure.
+    Refuse, before a model is loaded, an adapter that cannot coexist with a reference or a base. Raises `ValueError`:
+    naming the value and the cure.
     """
     if isinstance(model, PeftModel):
         if model.active_adapters != ["default"]:
@@ -96,26 +91,19 @@ def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
 
 def reference_of(policy, full, fills: bool) -> "AdapterReference | SnapshotReference":
     """
-    The reference that TRL has made beside a policy.
-
-    Args:
-        policy ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The policy.
-        full ([`~transformers.PreTrainedModel`], *optional*):
-            TRL's second model, for full fine-tuning.
-        fills (`bool`):
-            Whether to copy the policy onto it: TRL loads that model from the policy's path, which is not the policy if
-            the policy was changed in memory.
+    The reference that TRL has made beside a policy: `full` is its second model, for full fine-tuning. `fills` copies
+    the policy onto it, because TRL loads that model from the policy's path, which is not the policy if the policy was
+    changed in memory.
     """
     if full is not None:
         reference = SnapshotReference(policy, full)
         if fills:
-            move_reference(reference, mix=1.0)
+            reference.move(1.0)
         return reference
     if "ref" not in policy.peft_config:  # given a `peft_config`, TRL uses the base model
         return AdapterReference(policy, None)
     reference = AdapterReference(policy)
-    move_reference(reference, mix=1.0)  # TRL's copy leaves out the factors of embeddings
+    reference.move(1.0)  # TRL's copy leaves out the factors of embeddings
     return reference
 
 
@@ -127,17 +115,39 @@ def base_of(policy, fresh_adapter: bool, temperature: float, accelerator, cast_l
     return AdapterReference(policy, None if fresh_adapter else frozen_adapter(policy, "base"))
 
 
-class AdapterReference:
+class Reference:
+    """A frozen model that can be set to the policy; [`AdapterReference`] and [`SnapshotReference`] are two ways."""
+
+    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(reference, policy) for every parameter, and for every buffer of its own."""
+        raise NotImplementedError
+
+    def scores_as(self, model) -> bool:
+        """Whether a forward of this model, as it now is, scores as the reference."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def move(self, mix: float) -> None:
+        """
+        reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place: 1 copies; between 0 and 1
+        is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA of the factors A and B and not of
+        their product; 0 does nothing.
+        """
+        if mix == 0.0:
+            return
+        # Tensor by tensor: torch's foreach copy does not know the DTensors of FSDP2.
+        for ref, policy in self.pairs():
+            if mix == 1.0 or not ref.is_floating_point():
+                ref.data.copy_(policy.data)
+            else:
+                ref.data.lerp_(policy.data.to(ref.dtype), mix)  # of a quantised model, TRL keeps the policy's in bf16
+
+
+class AdapterReference(Reference):
     """
-    An adapter of a [`~peft.PeftModel`], beside the trained adapter `default`.
-
-    It shares the base weights with the policy, so a copy moves a few MB, and PEFT saves and loads it with the policy.
-
-    Args:
-        model ([`~peft.PeftModel`]):
-            The policy, with both adapters.
-        name (`str` or `None`, *optional*, defaults to `"ref"`):
-            The adapter; `None` is the model without any adapter, which cannot be moved.
+    An adapter of a [`~peft.PeftModel`], beside the trained adapter `default`; the name `None` is the model without any
+    adapter, which cannot be moved. It shares the base weights with the policy, so a copy moves a few MB, and PEFT
+    saves and loads it with the policy.
     """
 
     def __init__(self, model, name: str | None = "ref"):
@@ -153,6 +163,10 @@ class AdapterReference:
             for parts, param in named
             if "default" in parts
         ]
+
+    def scores_as(self, model) -> bool:
+        layer = next(module for module in self.model.modules() if isinstance(module, BaseTunerLayer))
+        return layer.disable_adapters if self.name is None else self.name in layer.active_adapters
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
@@ -180,16 +194,8 @@ class PolicyItself:
         yield policy
 
 
-class SnapshotReference:
-    """
-    A second, frozen model of the policy's shape, for full fine-tuning.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]):
-            The policy.
-        ref_model ([`~transformers.PreTrainedModel`]):
-            The reference.
-    """
+class SnapshotReference(Reference):
+    """A second, frozen model of the policy's shape, for full fine-tuning."""
 
     def __init__(self, model, ref_model):
         self.model, self.ref_model = model, ref_model
@@ -198,6 +204,9 @@ class SnapshotReference:
         """(reference, policy) for every parameter and every saved buffer."""
         reference, policy = unique_tensors(self.ref_model), unique_tensors(self.model)
         return [(reference[name], policy[name]) for name in policy]
+
+    def scores_as(self, model) -> bool:
+        return extract_model_from_parallel(model) is self.ref_model
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
@@ -215,37 +224,10 @@ class SnapshotReference:
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """
-        Read the snapshot of a checkpoint.
-
-        Raises:
-            `ValueError`: the checkpoint has none.
-        """
+        """Read the snapshot of a checkpoint. Raises `ValueError`: the checkpoint has none."""
         path = folder / SNAPSHOT_FILE
         if not path.exists():
             raise ValueError(f"{folder} has no {SNAPSHOT_FILE}: the moved reference of this run cannot be restored.")
         mine = unique_tensors(self.ref_model)
         for name, tensor in load_file(path).items():
             mine[name].copy_(tensor)
-
-
-@torch.no_grad()
-def move_reference(reference: AdapterReference | SnapshotReference, mix: float) -> None:
-    """
-    reference ← mix · policy + (1 − mix) · reference, parameter by parameter, in place.
-
-    Args:
-        reference ([`AdapterReference`] or [`SnapshotReference`]):
-            The reference to move.
-        mix (`float`):
-            1 copies; between 0 and 1 is Polyak averaging of the parameters (TR-DPO, arXiv 2404.09656), for LoRA of the
-            factors A and B and not of their product; 0 does nothing.
-    """
-    if mix == 0.0:
-        return
-    # Tensor by tensor: torch's foreach copy does not know the DTensors of FSDP2.
-    for ref, policy in reference.pairs():
-        if mix == 1.0 or not ref.is_floating_point():
-            ref.data.copy_(policy.data)
-        else:
-            ref.data.lerp_(policy.data.to(ref.dtype), mix)  # of a quantised model, TRL keeps the policy's in bf16

@@ -1,20 +1,22 @@
 """
-Who scores a batch, how cheaply, and how often: the policy, and the anchors of its KL terms.
+Who scores a batch, how cheaply, and how often: the policy, and the anchors of its KL terms, each by its name.
 
 TRL asks for log-probabilities in three places: for π_old and for the reference while it makes a generation batch, and
-for the policy in its loss. Here the first two requests get an empty answer wherever that is sound, and one loop over
-the anchors scores the finished batch instead.
+for the policy in its loss. Wherever that is sound, its first two requests get an empty answer, and the finished batch
+is scored under each anchor that it still lacks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from ..objective.anchors import logps_key
+from ..objective.anchors import completion_mask, logps_key
 from .packing import packed_logps
+from .references import PolicyItself, Reference
 
 
 @dataclass
@@ -23,14 +25,10 @@ class PolicyPass:
     One scoring of a micro-batch by the policy, inside TRL's loss.
 
     Attributes:
-        rows (`torch.Tensor` of shape `(R,)`, *optional*):
-            Indices of the rows to compute; `None` means all.
-        fill (`torch.Tensor` of shape `(B, T)`, *optional*):
-            Log-probabilities for the rows that are left out.
-        mask (`torch.Tensor` of shape `(B, T)`, *optional*):
-            1 where a token counts in the loss; needed if rows are left out.
-        logps, entropies (`torch.Tensor` of shape `(B, T)`):
-            The result, once the micro-batch is scored.
+        rows (`torch.Tensor` of shape `(R,)`, *optional*): The rows to compute; `None` means all.
+        fill, mask (`torch.Tensor` of shape `(B, T)`, *optional*): For rows that are left out: log-probabilities for
+            them, and 1 where a token counts in the loss.
+        logps, entropies (`torch.Tensor` of shape `(B, T)`): The result, once the micro-batch is scored.
     """
 
     rows: torch.Tensor | None = None
@@ -45,76 +43,54 @@ class Scorer:
     Log-probabilities of completions, with a count for each model that gives them.
 
     Args:
-        args ([`ProRLConfig`]):
-            The choice of log-probabilities to cache, reuse or defer, and the limits of packing.
-        meter ([`~trl_prorl.record.meter.Meter`]):
-            The counter of calls and seconds.
-        packs (`bool`):
-            Whether prompts are computed once for all their completions.
-        text_only (`bool`):
-            Whether a batch consists of token ids alone, so that it can be scored again from the buffer.
-        autocast (`Callable`):
-            The context of a forward.
+        args ([`ProRLConfig`]), meter ([`~trl_prorl.record.meter.Meter`]): What to cache, reuse or defer; calls and
+            seconds.
+        packs (`bool`): Whether prompts are computed once for all their completions.
+        text_only (`bool`): Whether a batch is token ids alone, so that it can be scored again from the buffer.
+        autocast (`Callable`): The context of a forward.
+        models (`Mapping[str, Reference | None]`): Which model scores as the anchor of a name.
     """
 
     def __init__(
-        self, args, meter, packs: bool, text_only: bool, autocast: Callable[[], AbstractContextManager] = nullcontext
+        self,
+        args,
+        meter,
+        packs: bool,
+        text_only: bool,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        models: Mapping[str, Reference | None] = MappingProxyType({}),
     ):
         self.args, self.meter, self.packs, self.text_only, self.autocast = args, meter, packs, text_only, autocast
-        self._loss: PolicyPass | None = None
-        self._kinds: list[str] = []  # the scoring calls that TRL has yet to make for a generation batch
-
-    @property
-    def in_loss(self) -> bool:
-        """Whether TRL's loss is being computed."""
-        return self._loss is not None
+        self.models = {"old": PolicyItself(), **models}
+        self._loss: PolicyPass | None = None  # while TRL computes its loss
 
     def asked_by_trl(self, plain: Callable, model: Callable, training: bool, *args, **kwargs) -> tuple:
         """
-        The answer to TRL's `_get_per_token_logps_and_entropies`.
-
-        Args:
-            plain (`Callable`):
-                TRL's own method.
-            model (`Callable`):
-                The model that scores.
-            training (`bool`):
-                Whether the call belongs to training. Calls of an evaluation are not counted.
+        The answer to TRL's `_get_per_token_logps_and_entropies` (`plain`) for a model that scores. Calls of an
+        evaluation are not counted.
         """
-        if not (training and self._kinds):
+        if self._loss is not None or not training:
             return self._of_policy(plain, model, training, *args, **kwargs)
-        kind = self._kinds.pop(0)
-        if self.leaves_out(kind):
+        ref = self.models.get("ref")
+        name = "ref" if ref is not None and ref.scores_as(model) else "old"
+        if self.leaves_out(name):
             return None, None, None
-        return self._counted(kind, plain, model, *args, **kwargs)
+        return self._counted(name, plain, model, *args, **kwargs)
 
     # Requests of TRL while it makes a generation batch.
 
-    @contextmanager
-    def sampling(self, beta: float) -> Iterator[None]:
-        """
-        The context in which TRL makes a generation batch. It scores under π_old first, then under the reference, each
-        if needed.
-        """
-        args = self.args
-        self._kinds = ["old"] * (not args.on_policy or args.corrects_sampler) + ["ref"] * (beta != 0.0)
-        try:
-            yield
-        finally:
-            self._kinds = []
-
-    def leaves_out(self, kind: str) -> bool:
+    def leaves_out(self, name: str) -> bool:
         """Whether TRL's own scoring under `"old"` or `"ref"` gets an empty answer."""
         args = self.args
-        if kind == "old" and args.old_logps_source == "first_pass":
+        if name == "old" and args.old_logps_source == "first_pass":
             return True  # the loss provides π_old's
-        if kind == "ref" and args.ref_compute == "naive_epoch":
+        if name == "ref" and args.ref_compute == "naive_epoch":
             return True  # every inner pass scores the reference
         # TRL's correction of the sampler needs π_old immediately.
-        asked_at_once = kind == "old" and args.corrects_sampler
+        asked_at_once = name == "old" and args.corrects_sampler
         return self.text_only and not args.is_trl and not asked_at_once
 
-    def kinds_of(self, batch: Mapping[str, Any], base_acts: bool) -> list[str]:
+    def missing(self, batch: Mapping[str, Any], base_acts: bool) -> list[str]:
         """The anchors that still have to score a finished generation batch."""
         args = self.args
         needed = {
@@ -122,9 +98,22 @@ class Scorer:
             "ref": args.beta != 0.0 and args.ref_compute == "cached",
             "base": base_acts,
         }
-        return [kind for kind, is_needed in needed.items() if is_needed and logps_key(kind) not in batch]
+        return [name for name, is_needed in needed.items() if is_needed and logps_key(name) not in batch]
 
     # Requests of TRL in its loss.
+
+    def pass_over(self, batch: Mapping[str, torch.Tensor], needs_all: bool) -> PolicyPass:
+        """
+        A pass over the rows that carry a gradient, if `skip_zero_rows` asks for it and nothing needs all of them.
+        π_old's log-probabilities stand in for those of the others.
+        """
+        if not self.args.skip_zero_rows:
+            return PolicyPass()
+        scored = torch.ones_like(batch["advantages"], dtype=torch.bool) if needs_all else scored_rows(batch)
+        self.meter.add_count("rows_skipped", (~scored).sum())
+        if scored.all():
+            return PolicyPass()
+        return PolicyPass(scored.nonzero().squeeze(1), batch.get(logps_key("old")), completion_mask(batch))
 
     @contextmanager
     def policy_pass(self, policy_pass: PolicyPass) -> Iterator[PolicyPass]:
@@ -149,39 +138,28 @@ class Scorer:
 
     # Scoring without TRL.
 
-    def of_anchor(
-        self, kind: str, plain: Callable, model: Callable, batch: Mapping[str, Any], size: int | None
+    @torch.no_grad()
+    def score(
+        self, name: str, plain: Callable, policy: Callable, batch: Mapping[str, Any], size: int | None
     ) -> torch.Tensor:
         """
-        Log-probabilities of a batch under an anchor.
-
-        Args:
-            kind (`str`):
-                `"old"`, `"ref"` or `"base"`.
-            plain (`Callable`):
-                TRL's method.
-            model (`Callable`):
-                A model that scores as the anchor.
-            batch (`Mapping[str, Any]`):
-                Prompts and completions, token ids of shapes `(B, P)` and `(B, T)`.
-            size (`int`, *optional*):
-                Rows of a forward; `None` means all.
-
-        Returns:
-            `torch.Tensor` of shape `(B, T)`.
+        Log-probabilities of a batch under the anchor `"old"`, `"ref"` or `"base"`, shape `(B, T)`, by TRL's method
+        `plain`, `size` rows in a forward. `policy` is the policy as it is wrapped; prompts and completions have shapes
+        `(B, P)` and `(B, T)`.
         """
         unsupported = [key for key in batch if key in ("pixel_values", "num_images", "token_type_ids")]
         if unsupported:
             raise ValueError(f"ref_compute='naive_epoch' and beta_base score text only; the batch has {unsupported}.")
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-        return self._counted(kind, plain, model, tokens, mask, batch["completion_ids"].size(1), batch_size=size)[0]
+        with self.models[name].active(policy) as model:
+            return self._counted(name, plain, model, tokens, mask, batch["completion_ids"].size(1), batch_size=size)[0]
 
-    def _counted(self, kind: str, plain: Callable, model: Callable, *args, **kwargs) -> tuple:
+    def _counted(self, name: str, plain: Callable, model: Callable, *args, **kwargs) -> tuple:
         """One scoring under an anchor, as a stage of its own."""
         score = self._packed if self.packs else plain
-        with self.meter.timer.stage(kind):
-            return score(self.meter.counted(model, kind), *args, **kwargs)
+        with self.meter.timer.stage(name):
+            return score(self.meter.counted(model, name), *args, **kwargs)
 
     def _packed(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **others
@@ -225,11 +203,9 @@ class Scorer:
 
 def scored_rows(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """
-    The rows that carry a gradient where no penalty acts: those with an advantage other than 0 or, if there are none,
-    the shortest row, because the backward pass (and the other processes in it) needs a gradient, even one of zero.
-
-    Returns:
-        `torch.Tensor` of bools, shape `(B,)`.
+    The rows that carry a gradient where no penalty acts, bools of shape `(B,)`: those with an advantage other than 0
+    or, if there are none, the shortest row, because the backward pass (and the other processes in it) needs a
+    gradient, even one of zero.
     """
     scored = batch["advantages"] != 0.0
     if not scored.any():

@@ -8,9 +8,9 @@ import torch
 
 from tasks.sorting import REWARDS
 from trl_prorl.objective.advantages import estimate
+from trl_prorl.objective.aggregation import without_ratio
 from trl_prorl.objective.anchors import logps_key
 from trl_prorl.objective.kl import importance_ratio, kl_penalty
-from trl_prorl.objective.loss_mode import without_ratio
 from trl_prorl.resets.optimizer_state import reset_optimizer
 
 from .problem import (

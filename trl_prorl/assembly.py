@@ -1,0 +1,87 @@
+"""What a trainer has beside TRL: a model made ready, the models of its anchors, the parts that keys ask for."""
+
+from collections.abc import Callable
+
+import torch
+from trl.trainer.utils import add_fused_lm_head
+
+from .adapters.growable import check_growing_model
+from .adapters.growing import Growth
+from .checkpoint.identity import base_parameters, dataset_hash, weights_hash
+from .guards.entropy_watch import EntropyWatch
+from .guards.guard_gap import GuardGap
+from .launch.checks import check_in_one_place
+from .launch.plan import Plan
+from .launch.ways import Ways, shards_weights
+from .parts import Part
+from .resets.elastic import ElasticAverage, ElasticResets
+from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
+from .scoring.dropout import check_dropout, check_randomness
+from .scoring.fp32_head import cast_head_to_fp32
+from .scoring.references import Reference, base_of, reference_of
+
+
+def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Ways:
+    """
+    Make the policy of a trainer that TRL has built ready, and see which ways are open to it.
+
+    Raises:
+        `ValueError`: the model has active dropout, or cannot do what the configuration asks for.
+    """
+    args, accelerator = trainer.args, trainer.accelerator
+    for model in (policy, trainer.ref_model):
+        check_in_one_place(model)
+    keep_unpacked(policy)
+    if plan.casts_head:
+        cast_head_to_fp32(policy.get_base_model())
+        outputs = ("log_probs", "entropy")
+        add_fused_lm_head(policy.get_base_model(), trainer.temperature, cast_lm_head_to_fp32=True, outputs=outputs)
+    if trainer.use_vllm and not shards_weights(trainer):
+        keep_base_in_syncs(trainer.vllm_generation, policy)
+    args.check_or_give_up(check_dropout, trainer.model)
+    args.check_or_give_up(check_randomness, policy, accelerator.autocast(), shards_weights(trainer))
+    return Ways.of(trainer, policy, padded)
+
+
+def identity_of(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:
+    """What makes a resumed run the same run, beside its recipe."""
+    return {
+        **plan.keys,
+        "processes": trainer.accelerator.num_processes,
+        "weights of the model": weights_hash(base_parameters(policy)),
+        "rows of the training set": dataset_hash(trainer.train_dataset),
+        "reward functions": list(trainer.reward_func_names),
+    }
+
+
+def models_of_anchors(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, Reference | None]:
+    """The models that score as the reference and as the base; `None` without that anchor."""
+    args, accelerator = trainer.args, trainer.accelerator
+    full = accelerator.unwrap_model(trainer.ref_model) if trainer.ref_model is not None else None
+    fills = plan.moves and not trainer.is_fsdp_enabled
+    reference, base = reference_of(policy, full, fills) if args.beta != 0.0 else None, None
+    if args.beta_base:
+        base = base_of(policy, plan.fresh_adapter, trainer.temperature, accelerator, args.cast_lm_head_to_fp32)
+    return {"ref": reference, "base": base}
+
+
+def asked_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
+    """The parts that keys ask for and that nothing calls by name, by the names that a checkpoint knows them by."""
+    args, timer, found = trainer.args, trainer.meter.timer, {}
+    average = None
+    if args.elastic_reset_every:
+        trained = {name: param for name, param in policy.named_parameters() if param.requires_grad}
+        average = ElasticAverage(trained, args.elastic_ema)
+    if args.lora_growth_every:  # before Elastic Reset, which then copies the grown average
+        check_growing_model(policy)
+        found["growth"] = Growth(
+            args, policy, [average.average, average.initial] if average is not None else [], timer
+        )
+    if average is not None:
+        processes = trainer.accelerator.num_processes
+        found["elastic"] = ElasticResets(average, args.elastic_reset_every, timer, processes)
+    if args.entropy_floor is not None:
+        found["entropy_watch"] = EntropyWatch(args.entropy_floor, args.entropy_patience, args.entropy_stop)
+    if args.guard_gap is not None:
+        found["guard_gap"] = GuardGap(args.guard_gap, args.guard_gap_action, trainer.resets.request)
+    return found
