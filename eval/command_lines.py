@@ -181,7 +181,9 @@ def gpu_check(argv=None) -> argparse.Namespace:
         description="Checks on a GPU that the numbers are right, and measures what things cost there.",
         formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
     )
-    parser.add_argument("--cpu", action="store_true", help="the same parts at toy size, in about a minute of one core")
+    parser.add_argument(
+        "--cpu", action="store_true", help="at toy size, without the tests, in about a minute of one core"
+    )
     parser.add_argument(
         "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=", ".join(PARTS)
     )

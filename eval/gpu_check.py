@@ -4,8 +4,8 @@ One command that proves it on a GPU: `python -m eval.gpu_check`, or `make gpu-ch
 It checks that the numbers are right there (parity with TRL, and the tests that run on a GPU, from a checkout), and
 measures what a step costs, generation included: on one card in at most 25 minutes, with the shapes of Qwen2.5 and
 random weights, without the Hub. Every part runs in a process of its own with a limit, and its result is kept, so the
-same command goes on where it was stopped. What is not installed is left out by name. `--cpu` runs the same parts at
-toy size, but for the tests.
+same command goes on where it was stopped. What is not installed is left out by name. `--cpu` runs the parts at toy
+size, without the tests.
 """
 
 import functools
@@ -24,7 +24,7 @@ from eval.gpucheck.runner import run_all
 from trl_prorl.own_packages import ROOT
 
 
-NO_GPU = "there is no GPU that torch can use here: nothing was measured. `--cpu` runs the same parts at toy size."
+NO_GPU = "there is no GPU that torch can use here: nothing was measured. `--cpu` runs the parts at toy size."
 KEPT = "the parts that have passed are kept. The same command goes on from there."
 
 

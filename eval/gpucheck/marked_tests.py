@@ -20,7 +20,7 @@ def marked_tests(size: Size, folder: Path) -> Result:
     if (reason := why_not(size)) is not None:
         result.skipped[NAME] = reason
         return result
-    report = folder / "tests.xml"
+    report = (folder / "tests.xml").resolve()
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
     status = subprocess.run([*command, *marked_files()], cwd=ROOT, check=False).returncode
     if report.is_file():

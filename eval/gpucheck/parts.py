@@ -19,8 +19,8 @@ class Part:
     Attributes:
         name (`str`): Of its files, and on the command line.
         title (`str`): Of its section.
-        run (`str` or `Callable`): From a size and a folder of its own to a `Result`; `"MODULE:FUNCTION"` of this
-            package, which takes seconds to import.
+        run (`str` or `Callable`): `"MODULE:FUNCTION"` of this package, which takes seconds to import, or the function:
+            from a size and a folder of its own to a `Result`.
         limit (`int`): Seconds after which it is stopped.
     """
 
@@ -33,9 +33,8 @@ class Part:
         if not 0 < self.limit <= MOST:
             raise ValueError(f"limit={self.limit} of the part {self.name}: at most {MOST} seconds.")
 
-    def __call__(self, size: "Size", folder):
-        run = resolve_name(f"{__package__}.{self.run}") if isinstance(self.run, str) else self.run
-        return run(size, folder)
+    def function(self) -> Callable:
+        return resolve_name(f"{__package__}.{self.run}") if isinstance(self.run, str) else self.run
 
 
 MACHINE = Part("machine", "The device", "machine:machine", 90)  # of every call: the results belong to it

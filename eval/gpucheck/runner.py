@@ -76,13 +76,9 @@ def run_all(
         started = time.monotonic()
         problem = run_part(PARTS[name], size, folder, made_with, min(PARTS[name].limit, seconds))
         result = Result.read(folder, name)
-        problems = [problem] if problem is not None else [check.name for check in result.failed]
-        failed += [f"{name}: {each}" for each in problems]
-        said = "" if problem is not None else summary(result)
-        say(
-            f"{name:<11} {time.monotonic() - started:4.0f} s  "
-            + "; ".join([said] * bool(said) + [f"FAILED: {each}" for each in problems])
-        )
+        failed += [f"{name}: {each}" for each in ([problem] if problem else [check.name for check in result.failed])]
+        said = f"FAILED: {problem}" if problem else summary(result)
+        say(f"{name:<11} {time.monotonic() - started:4.0f} s  {said}")
     return Outcome(failed, left)
 
 
@@ -90,7 +86,8 @@ def summary(result: Result) -> str:
     """A part in a line."""
     said = [f"{len(result.checks) - len(result.failed)} of {len(result.checks)} checks hold"] if result.checks else []
     said += [f"{len(result.tables)} tables"] if result.tables else []
-    return "; ".join(said + ([f"left out: {', '.join(result.skipped)}"] if result.skipped else []))
+    said += [f"left out: {', '.join(result.skipped)}"] if result.skipped else []
+    return "; ".join(said + [f"FAILED: {check.name}" for check in result.failed])
 
 
 def run_part(part: Part, size: Size, folder: Path, made_with: dict[str, str], limit: float) -> str | None:
@@ -103,7 +100,7 @@ def run_part(part: Part, size: Size, folder: Path, made_with: dict[str, str], li
         old.unlink(missing_ok=True)
     # A copy of this process costs no imports, but cannot use CUDA.
     context = multiprocessing.get_context("spawn" if size.on_card else "fork")
-    call = pickle.dumps((_work_on, (part, size, folder, made_with, limit, os.getpid())))
+    call = pickle.dumps((_work_on, (part.name, part.function(), size, folder, made_with, limit, os.getpid())))
     process = context.Process(target=run_claimed, args=(call,))
     process.start()
     try:
@@ -120,13 +117,15 @@ def run_part(part: Part, size: Size, folder: Path, made_with: dict[str, str], li
     return None if status == 0 else f"ended with exit code {status}: {last_words(log)}, see {log}"
 
 
-def _work_on(part: Part, size: Size, folder: Path, made_with: dict[str, str], limit: float, parent: int) -> None:
+def _work_on(
+    name: str, work: Callable, size: Size, folder: Path, made_with: dict[str, str], limit: float, parent: int
+) -> None:
     os.setpgid(0, 0)
     if sys.platform == "linux":  # end when the parent ends: a SIGKILL does not let it end what it has begun
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has ended already
             os._exit(1)
-    sys.stdout = sys.stderr = file = open(folder / f"{part.name}.log", "a", buffering=1)  # until the process ends
+    sys.stdout = sys.stderr = file = open(folder / f"{name}.log", "a", buffering=1)  # until the process ends
     for stream in (1, 2):  # of what is not Python
         os.dup2(file.fileno(), stream)
     status = 1
@@ -134,12 +133,12 @@ def _work_on(part: Part, size: Size, folder: Path, made_with: dict[str, str], li
         torch.manual_seed(0)
         if not size.on_card:
             torch.set_num_threads(1)
-        own = folder / part.name
+        own = folder / name
         shutil.rmtree(own, ignore_errors=True)  # files of an earlier call could pass for those of this one
         own.mkdir()
-        result = part(dataclasses.replace(size, ends=time.monotonic() + ENOUGH * limit), own)
+        result = work(dataclasses.replace(size, ends=time.monotonic() + ENOUGH * limit), own)
         result.made_with = made_with
-        result.write(folder, part.name)
+        result.write(folder, name)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -158,6 +157,6 @@ def last_words(log: Path) -> str:
 def code() -> str:
     """A hash of our Python files: a result says nothing about other code."""
     found = hashlib.sha256()
-    for path in (path for name in ("trl_prorl", "eval") for path in sorted((ROOT / name).rglob("*.py"))):
+    for path in (path for name in ("trl_prorl", "eval", "tests") for path in sorted((ROOT / name).rglob("*.py"))):
         found.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return found.hexdigest()[:16]
