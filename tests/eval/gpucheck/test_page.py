@@ -61,9 +61,9 @@ def checkout(tmp_path):
 
 
 def card(checkout: Path, steps: dict[str, float]) -> None:
-    """Whole steps take so many seconds, of which generation is one half."""
+    """The update phase takes so many seconds, and generation one."""
     check = {"name": "x", "passed": True, "found": ""}
-    rows = {name: {"whole": [2 * step, step], "phase": [step / 4, step / 2]} for name, step in steps.items()}
+    rows = {name: {"whole": [step + 1], "phase": [step]} for name, step in steps.items()}
     parts = {
         "machine": {"checks": [check], "facts": {"device": "NVIDIA X"}},
         "parity": {"checks": [check, check | {"passed": False}], "facts": {}},
@@ -92,8 +92,8 @@ def test_a_card_is_quoted_by_its_numbers(checkout, name, link):
     assert began and ended and BEGIN not in after and (before, after) == parts_of(ROOT / name)
     said = " ".join(said.split())
     assert f"On one [NVIDIA X]({link}) 2 of 3 checks hold" in said and "ot yet measured" not in said
-    assert "1.50 times as fast as TRL's with a reference in A (1.50 without generation)" in said
-    assert "and 3.00 times (3.00) in B, which is a different objective (shape, μ=2)" in said
+    assert "1.33 times as fast as TRL's with a reference in A (1.50 without generation)" in said
+    assert "and 2.00 times (3.00) in B, which is a different objective (shape, μ=2)" in said
 
 
 def test_a_card_without_a_cost_is_quoted_without_it(checkout):

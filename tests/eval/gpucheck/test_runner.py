@@ -115,7 +115,7 @@ def test_a_part_begins_with_an_empty_folder(call, tmp_path):
 def test_a_part_is_told_to_end_before_its_limit(call, tmp_path):
     """So that it keeps what it has measured."""
     call("fine")
-    assert 60 < Result.read(tmp_path, "fine").facts["left"] < 100
+    assert 60 < Result.read(tmp_path, "fine").facts["left"] < 80
 
 
 def test_without_time_a_part_is_left(call):
@@ -142,10 +142,11 @@ def test_what_is_begun_ends_with_a_process_that_is_killed(tmp_path):
     assert ends(int((tmp_path / "outer" / "inner" / "pid").read_text()))
 
 
-def test_in_a_process_that_was_not_copied(tmp_path):
-    """As on a card: a copy cannot use CUDA."""
+def test_on_a_card_the_process_is_no_copy(tmp_path, monkeypatch):
+    """Because a copy cannot use CUDA."""
+    monkeypatch.setattr(runner.torch, "manual_seed", None)  # a copy of this process would fail
     size = dataclasses.replace(CPU, device="cuda")
-    assert run_part(Part("x", "X", "cost:vllm", 100), size, tmp_path, {"code": "x"}, 100) is None
+    assert run_part(Part("x", "X", "cost:vllm", 400), size, tmp_path, {"code": "x"}, 400) is None
     assert Result.read(tmp_path, "x").made_with == {"code": "x"}
 
 
