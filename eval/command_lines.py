@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from eval.command import command, program
-from eval.gpucheck.part import NAMES
+from eval.gpucheck.parts import PARTS
 from eval.run_folder.finding import add_run_option, find_run_folders
 from eval.run_folder.reading import load_config
 from eval.samples.task_name import TaskName
@@ -181,9 +181,11 @@ def gpu_check(argv=None) -> argparse.Namespace:
         description="Checks on a GPU that the numbers are right, and measures what things cost there.",
         formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
     )
-    parser.add_argument("--cpu", action="store_true", help="the same parts at toy size, in about a minute of one core")
     parser.add_argument(
-        "--parts", nargs="+", choices=NAMES, default=list(NAMES), metavar="PART", help=", ".join(NAMES)
+        "--cpu", action="store_true", help="at toy size, without the tests, in about a minute of one core"
+    )
+    parser.add_argument(
+        "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=", ".join(PARTS)
     )
     parser.add_argument("--minutes", type=float, metavar="N", default=25.0, help="of all parts; the rest is left")
     parser.add_argument("--again", action="store_true", help="also what has passed already")

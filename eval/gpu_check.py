@@ -1,11 +1,11 @@
 """
 One command that proves it on a GPU: `python -m eval.gpu_check`, or `make gpu-check`.
 
-It checks that the numbers are right there (parity with TRL, resets, resume, NaN), and measures what a step costs,
-which attention is fastest, and how to generate: on one card in at most 25 minutes, with the shapes of Qwen2.5 and
+It checks that the numbers are right there (parity with TRL, and the tests that run on a GPU, from a checkout), and
+measures what a step costs, generation included: on one card in at most 25 minutes, with the shapes of Qwen2.5 and
 random weights, without the Hub. Every part runs in a process of its own with a limit, and its result is kept, so the
-same command goes on where it was stopped. What is not installed is left out by name. `--cpu` runs the same parts at
-toy size.
+same command goes on where it was stopped. What is not installed is left out by name. `--cpu` runs the parts at toy
+size, without the tests.
 """
 
 import functools
@@ -17,15 +17,14 @@ import torch
 
 from eval import command_lines
 from eval.command import command
-from eval.gpucheck.folder import ROOT
 from eval.gpucheck.machine import see_one_gpu
 from eval.gpucheck.page import page, publish
-from eval.gpucheck.quotes import quote
+from eval.gpucheck.parts import CARD, CPU
 from eval.gpucheck.runner import run_all
-from eval.gpucheck.size import CARD, CPU
+from trl_prorl.own_packages import ROOT
 
 
-NO_GPU = "there is no GPU that torch can use here: nothing was measured. `--cpu` runs the same parts at toy size."
+NO_GPU = "there is no GPU that torch can use here: nothing was measured. `--cpu` runs the parts at toy size."
 KEPT = "the parts that have passed are kept. The same command goes on from there."
 
 
@@ -46,8 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         (folder / "page.md").write_text(page(folder))
         where = folder / "page.md"
         if size.on_card and (ROOT / "docs").is_dir() and (ROOT / "Makefile").is_file():
-            where = publish(folder, ROOT / "docs" / "gpu")
-            quote(ROOT)
+            where = publish(folder, ROOT)
         print(f"{where}, and the numbers in {folder}")
     for name in outcome.failed:
         print(f"FAILED {name}")

@@ -177,8 +177,23 @@ def hub_forks(hub_server, tmp_path_factory):
     forks.close()
 
 
+@pytest.fixture(scope="session")
+def device(request):
+    """The device of the trainings: a GPU under `pytest -m gpu`, as `make gpu-check` calls it, else the CPU."""
+    if request.config.option.markexpr != "gpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    # Sums in the same order every time. The backward of a fused attention may add in any order all the same.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    for enable in ("enable_flash_sdp", "enable_mem_efficient_sdp", "enable_cudnn_sdp"):
+        getattr(torch.backends.cuda, enable)(False)
+    return "cuda"
+
+
 @pytest.fixture
-def make_trainer(tiny_model, tmp_path):
+def make_trainer(tiny_model, tmp_path, device):
     """A function that builds a trainer: `make_trainer(ProRLTrainer, lora=True, beta=0.1, ...)`."""
     counter = iter(range(1000))
 
@@ -195,7 +210,7 @@ def make_trainer(tiny_model, tmp_path):
             "learning_rate": 5e-3,
             "lr_scheduler_type": "constant",
             "bf16": False,
-            "use_cpu": True,
+            "use_cpu": device == "cpu",
             "gradient_checkpointing": False,
             "report_to": "none",
             "save_strategy": "no",

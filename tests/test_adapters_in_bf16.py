@@ -32,6 +32,7 @@ def adapters(trainer):
     return {name: param for name, param in trainer.model.named_parameters() if "lora_" in name}
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "keys",
     [
@@ -60,6 +61,7 @@ def test_a_base_in_4_bits_is_trained_to_the_same_numbers_on_every_cpu(run, in_4_
     assert all(torch.equal(param, without[name]) for name, param in with_it.items())
 
 
+@pytest.mark.gpu
 def test_a_resumed_run_samples_from_the_adapter_that_it_trains(run, make_trainer, tiny_model):
     """The merged copy holds the adapter's parameters, and is made before they are loaded."""
 
@@ -79,6 +81,7 @@ def test_a_resumed_run_samples_from_the_adapter_that_it_trains(run, make_trainer
         assert torch.equal(param, adapters(whole)[name]), name
 
 
+@pytest.mark.gpu
 def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, in_4_bits):
     trainer = run(**in_4_bits(), beta=0.3, ref_reset_every=2, ref_reset_mix=0.25, max_steps=3, learning_rate=2e-2)
     (event,) = map(json.loads, Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines())

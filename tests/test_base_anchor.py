@@ -11,6 +11,7 @@ def rows(trainer):
     return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_alone_it_is_a_reference_that_never_moves(run, largest_difference, lora):
     rate = {"learning_rate": 5e-3 if lora else 5e-4}

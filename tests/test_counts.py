@@ -35,6 +35,7 @@ class Witness:
         self.tokens[kind] += kwargs["input_ids"].numel()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 @pytest.mark.parametrize(
     "keys, ref, old",
@@ -84,6 +85,7 @@ def test_b_has_no_reference_of_any_kind(make_trainer):
     assert all("kl_ref" not in row and row["time_ref"] == 0.0 for row in rows)
 
 
+@pytest.mark.gpu
 def test_the_ref_adapter_is_frozen_and_moves_only_at_resets(make_trainer):
     trainer = make_trainer(beta=0.1, ref_reset_every=4, max_steps=5)
     model = trainer.accelerator.unwrap_model(trainer.model)

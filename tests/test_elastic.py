@@ -30,6 +30,7 @@ def test_a_checkpoint_without_it_is_named(tmp_path):
         ElasticAverage({}, decay=0.5).load(tmp_path)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora):
     trainer = make_trainer(lora=lora, elastic_reset_every=2, elastic_ema=0.5, max_steps=3, num_iterations=2)

@@ -15,6 +15,7 @@ def rows(trainer, file="metrics.jsonl"):
     return [json.loads(line) for line in Path(trainer.args.output_dir, file).read_text().splitlines()]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 @pytest.mark.parametrize("beta", [0.0, 0.2])
 def test_all_options_off_is_trl_bit_for_bit(run, weights, lora, beta):
@@ -53,6 +54,7 @@ def test_b_is_trl_with_the_reference_moved_before_every_generation(
     assert largest_difference(b, without) > 1e-4  # the penalty does something here
 
 
+@pytest.mark.gpu
 def test_a_reset_at_every_boundary_is_b_plus_a_reference_forward(run, largest_difference):
     a = run(beta=0.5, ref_reset_every=1, max_steps=8)
     b = run(beta_old=0.5, max_steps=8)
@@ -79,6 +81,7 @@ def test_a_at_every_boundary_is_b_for_every_estimator(run, largest_difference, e
     assert largest_difference(b, k3) > 1e-5
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 @pytest.mark.parametrize("resets", [0, 2])
 def test_ref_compute_changes_the_cost_and_not_the_numbers(run, largest_difference, lora, resets):
@@ -90,6 +93,7 @@ def test_ref_compute_changes_the_cost_and_not_the_numbers(run, largest_differenc
     assert [r["ref_forward_calls"] for r in rows(naive)] == [1] * 6
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_c_with_keep_and_with_soft_one_are_a(run, largest_difference, lora):
     shared = {"lora": lora, "beta": 0.5, "ref_reset_every": 2, "max_steps": 6}
@@ -102,6 +106,7 @@ def test_c_with_keep_and_with_soft_one_are_a(run, largest_difference, lora):
     assert largest_difference(a, hard) > 1e-5
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_kl_ref_is_zero_after_a_reset_until_the_next_update(run, lora):
     trainer = run(lora=lora, beta=0.1, ref_reset_every=4, max_steps=10)
@@ -117,6 +122,7 @@ def test_kl_ref_is_zero_after_a_reset_until_the_next_update(run, lora):
     assert min(k2[step] for step in (3, 4, 7, 8)) > 1e-5
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_first_pass_log_probabilities_are_those_of_a_forward_of_their_own(run, largest_difference, lora):
     shared = {"lora": lora, "beta_old": 0.5, "max_steps": 6, "gradient_accumulation_steps": 2}

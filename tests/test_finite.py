@@ -59,18 +59,21 @@ def events(trainer, kind="nonfinite"):
 
 
 KEYS = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "beta": 0.1, "ref_reset_every": 100}
+REFERENCE, BASE = "layers.0.self_attn.q_proj.lora_B.ref", "layers.0.mlp.down_proj.base"
+GRADIENT = "gradient of base_model.model.model.layers.1.self_attn.v_proj.lora_B.default"
 
 
 @pytest.mark.parametrize(
-    "what, tensor",
+    "what, compact, tensor",
     [
-        (spoil("layers.0.self_attn.q_proj.lora_B.ref"), "log-probabilities of the reference"),
-        (spoil("layers.0.mlp.down_proj.base"), "probabilities of the next token"),
-        (spoil_gradient_once, "gradient of base_model.model.model.layers.1.self_attn.v_proj.lora_B.default"),
+        pytest.param(spoil(REFERENCE), "off", "log-probabilities of the reference", marks=pytest.mark.gpu),
+        pytest.param(spoil(BASE), "on", "probabilities of the next token", marks=pytest.mark.gpu),
+        (spoil(BASE), "off", "probabilities of the next token"),  # an assertion on a GPU: see test_on_gpu.py
+        pytest.param(spoil_gradient_once, "off", GRADIENT, marks=pytest.mark.gpu),
     ],
 )
-def test_the_run_stops_before_the_update_and_names_step_tensor_and_prompts(make_trainer, what, tensor):
-    trainer = make_trainer(**KEYS, trainer_kwargs={"callbacks": [At(3, what)]})
+def test_the_run_stops_before_the_update_and_names_step_tensor_and_prompts(make_trainer, what, compact, tensor):
+    trainer = make_trainer(**KEYS, compact_generation=compact, trainer_kwargs={"callbacks": [At(3, what)]})
     with pytest.raises(NonFiniteError, match=f"at step 3: {tensor}") as caught:
         trainer.train()
     out = Path(trainer.args.output_dir)
@@ -94,6 +97,7 @@ def test_weights_are_looked_at_after_the_update(make_trainer):
     assert not Path(trainer.args.output_dir, "checkpoint-6").exists()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora):
     seen = {}

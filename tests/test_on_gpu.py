@@ -1,29 +1,40 @@
-"""What only a GPU shows, and what `eval/gpucheck` has no part for: nothing here runs without one."""
+"""What only a GPU shows; `pytest -m gpu` runs these, and on the GPU all other tests that are marked so."""
 
+import contextlib
+import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from trl_prorl.guards.finite import all_finite
+from trl_prorl.record.meter import StageTimer, gpu_row
 from trl_prorl.resets.optimizer_state import reset_optimizer
 from trl_prorl.rollout.draw import draw
 
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-GPU = {"use_cpu": False, "bf16": True}
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).parent.parent
 
 
-def rows(trainer):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture(autouse=True)
+def on_a_gpu(device):
+    if device == "cpu":
+        pytest.skip("needs a GPU: pytest -m gpu")
+
+
+def rows(folder, name="metrics"):
+    return [json.loads(line) for line in Path(folder, f"{name}.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("keys", [{"beta": 0.1, "ref_reset_every": 2}, {"beta_old": 0.1, "reuse_old_logps": True}])
 @pytest.mark.parametrize("lora", [True, False])
 def test_a_run_in_bf16_with_everything_on(run, keys, lora):
-    trainer = run(lora=lora, pack_groups="on", compact_generation="on", **GPU, **keys)
-    written = rows(trainer)
+    trainer = run(lora=lora, bf16=True, pack_groups="on", compact_generation="on", **keys)
+    written = rows(trainer.args.output_dir)
     assert len(written) == 4 and all(row["peak_memory_gib"] > 0 for row in written)
     assert all(row["policy_forward_calls"] == 1 for row in written)
 
@@ -33,7 +44,7 @@ def test_probes_leave_the_random_numbers_of_the_gpu_alone(make_trainer):
     states = []
     for keys in ({}, {"pack_groups": "on", "compact_generation": "on"}):
         torch.cuda.manual_seed(5)
-        make_trainer(seed=5, **GPU, **keys)
+        make_trainer(seed=5, bf16=True, **keys)
         states.append(torch.cuda.get_rng_state())
     assert torch.equal(*states)
 
@@ -63,3 +74,61 @@ def test_finite_on_the_gpu(dtype):
     assert all_finite([largest, -largest])
     largest[7] = torch.nan
     assert not all_finite([largest])
+
+
+def test_a_stage_waits_for_the_work_that_it_began():
+    matrix, done = torch.randn(4096, 4096, device="cuda"), torch.cuda.Event()
+    torch.cuda.synchronize()
+    with StageTimer(torch.device("cuda")).stage("update"):
+        for _ in range(50):
+            matrix @ matrix
+        done.record()
+        assert not done.query()  # the device works on
+    assert done.query()
+
+
+def test_peak_memory_begins_anew_with_every_step():
+    card = torch.device("cuda", torch.cuda.current_device())
+    gpu_row(card)
+    large = torch.empty(2**30, dtype=torch.uint8, device=card)
+    with_it = gpu_row(card)["peak_memory_gib"]
+    del large
+    gpu_row(card)  # the peak of a step in which it was still there at the beginning
+    assert with_it - gpu_row(card)["peak_memory_gib"] == pytest.approx(1.0, abs=0.01)
+
+
+def in_a_process(log, *command):
+    """The exit status of a command; at a limit SIGTERM lets a launcher end its workers."""
+    with open(log, "w") as written:
+        process = subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, stdout=written, stderr=written)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(100)
+        process.terminate()
+        return process.wait()
+
+
+def test_nan_while_sampling_is_named(tmp_path, tiny_model):
+    """An assertion on the device, after which a process computes nothing more."""
+    in_a_process(tmp_path / "log", ROOT / "tests" / "gpu_worker.py", tiny_model, tmp_path / "run", "nan")
+    assert "at step 1: probabilities of the next token" in (tmp_path / "log").read_text()
+    assert not (tmp_path / "run" / "spread.json").exists()
+
+
+@pytest.mark.parametrize(
+    "file, facts",
+    [
+        ("fsdp2.yaml", {"distributed": "FSDP", "sharded": True, "zero_stage": None}),
+        ("zero2.yaml", {"distributed": "DEEPSPEED", "sharded": False, "zero_stage": 2}),
+    ],
+)
+def test_a_shipped_configuration_spreads_a_run_and_resets_it(tmp_path, tiny_model, file, facts):
+    if file.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed")
+    launch = ["-m", "accelerate.commands.launch", "--config_file", ROOT / "accelerate_configs" / file]
+    launch += ["--num_processes", 1, "--main_process_port", 0]  # a port that is free
+    worker = [ROOT / "tests" / "gpu_worker.py", tiny_model, out := tmp_path / "run", "spread"]
+    assert in_a_process(tmp_path / "log", *launch, *worker) == 0, (tmp_path / "log").read_text()[-2000:]
+    assert json.loads((out / "spread.json").read_text()) == facts
+    kl = [row["kl_ref"] for row in rows(out)]
+    assert [event["step_applied"] for event in rows(out, "events") if event["event"] == "reset"] == [2]
+    assert len(kl) == 4 and abs(kl[2]) < 3e-4 < kl[1]

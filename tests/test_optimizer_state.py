@@ -20,9 +20,9 @@ from trl_prorl.resets.treatments import TREATMENTS, Treatment
 LR, B1, B2, EPS = 0.1, 0.9, 0.99, 1e-8
 
 
-def adam(kind="loop", **kwargs):
+def adam(kind="loop", device="cpu", **kwargs):
     """An AdamW after two updates with gradients 1 and 3: m = 0.39, v = 0.0999, t = 2."""
-    param = torch.nn.Parameter(torch.zeros(3))
+    param = torch.nn.Parameter(torch.zeros(3, device=device))
     flags = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[kind]
     optimizer = torch.optim.AdamW([param], lr=LR, betas=(B1, B2), eps=EPS, weight_decay=0.0, **flags, **kwargs)
     for value in (1.0, 3.0):
@@ -47,6 +47,7 @@ def by_hand(m, v, t, gradient):
 M, V = 0.9 * 0.1 * 1 + 0.1 * 3, 0.99 * 0.01 * 1 + 0.01 * 9
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["loop", "foreach", "fused"])
 @pytest.mark.parametrize(
     "mode, alpha, m, v, t",
@@ -58,8 +59,8 @@ M, V = 0.9 * 0.1 * 1 + 0.1 * 3, 0.99 * 0.01 * 1 + 0.01 * 9
         ("step", 1.0, M, V, 0),
     ],
 )
-def test_state_and_first_update_by_hand(kind, mode, alpha, m, v, t):
-    param, optimizer = adam(kind)
+def test_state_and_first_update_by_hand(device, kind, mode, alpha, m, v, t):
+    param, optimizer = adam(kind, device)
     reset_optimizer(optimizer, mode, alpha)
     state = optimizer.state[param]
     assert state["exp_avg"].tolist() == pytest.approx([m] * 3, rel=1e-5)
@@ -114,14 +115,19 @@ def test_first_update_of_amsgrad_by_hand(mode, alpha):
     assert update_after(param, optimizer, gradient) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("values", [100, 8192])
+@pytest.mark.gpu
+@pytest.mark.parametrize("make, values", [("AdamW8bit", 100), ("AdamW8bit", 8192), ("PagedAdamW8bit", 2**17)])
 @pytest.mark.parametrize("mode, alpha", ALL_MODES)
-def test_first_update_of_bitsandbytes_by_hand(mode, alpha, values):
-    # One gradient for all values: every block holds its own maximum, which the 8-bit codes represent exactly.
-    param = torch.nn.Parameter(torch.zeros(values))
-    optimizer = bitsandbytes.optim.AdamW8bit([param], lr=LR, betas=(B1, B2), eps=EPS, weight_decay=0.0)
+def test_first_update_of_bitsandbytes_by_hand(device, mode, alpha, make, values):
+    # One gradient for all values: every block holds its own maximum, which the 8-bit codes represent exactly. States
+    # of fewer than 4,096 values are in 32 bits, and on a GPU those of 100,000 and more are paged.
+    param = torch.nn.Parameter(torch.zeros(values, device=device))
+    make = getattr(bitsandbytes.optim, make)
+    optimizer = make([param], lr=LR, betas=(B1, B2), eps=EPS, weight_decay=0.0)
     for gradient in (1.0, 3.0):
         update_after(param, optimizer, gradient)
+    paged = getattr(optimizer.state[param]["state1"], "is_paged", False)
+    assert paged == (device == "cuda" and values >= 100_000)
     reset_optimizer(optimizer, mode, alpha)
     expected = by_hand(*after(mode, alpha, M, V, 2), 2.0)
     assert update_after(param, optimizer, 2.0) == pytest.approx(expected, rel=1e-3)

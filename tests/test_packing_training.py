@@ -100,12 +100,14 @@ def test_twenty_steps_packed_and_padded_end_with_the_same_weights(run, largest_d
     assert {name: [row[name] for row in rows(packed)] for name in calls} == calls
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
 def test_every_loss_type(run, largest_difference, loss_type):
     keys = {"loss_type": loss_type, "max_steps": 6, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3}
     assert largest_difference(run(**keys), run(pack_groups="on", **keys)) < 1e-5
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "keys", [{"gradient_checkpointing": True}, {"mask_truncated_completions": True}, {"entropy_coef": 0.1}]
 )
@@ -129,6 +131,7 @@ def solved(completions, prompts, **kwargs):
     ]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("pack", ["off", "on"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "bnpo", "cispo"])
 def test_rows_without_gradient_are_left_out_and_change_nothing(run, largest_difference, pack, loss_type):

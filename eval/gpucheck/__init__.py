@@ -1,3 +1,1 @@
-"""
-What `python -m eval.gpu_check` measures and checks on a GPU: a file for each part, and the parts' list in `parts.py`.
-"""
+"""What `python -m eval.gpu_check` checks and measures on a GPU: `parts.py` has the list."""

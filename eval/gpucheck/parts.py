@@ -1,35 +1,112 @@
-"""The parts, in their order: first what says whether the numbers are right, then what things cost."""
+"""The parts, in their order, first those that say whether the numbers are right; and how much each of them does."""
 
-from eval.gpucheck.attention import attention
-from eval.gpucheck.cost import cost_of
-from eval.gpucheck.equivalences import equivalences
-from eval.gpucheck.generation import generation
-from eval.gpucheck.marked_tests import marked_tests
-from eval.gpucheck.models import models
-from eval.gpucheck.parity import parity
-from eval.gpucheck.part import Part
-from eval.gpucheck.resets import resets
-from eval.gpucheck.resume import resume
-from eval.gpucheck.sharding import sharding
-from eval.gpucheck.stops import stops
-from eval.gpucheck.timers import timers
+import argparse
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pkgutil import resolve_name
+
+from eval.stepcost.options import parse
 
 
+MOST = 480  # seconds of a part
+
+
+@dataclass(frozen=True)
+class Part:
+    """
+    Attributes:
+        name (`str`): Of its files, and on the command line.
+        title (`str`): Of its section.
+        run (`str` or `Callable`): `"MODULE:FUNCTION"` of this package, which takes seconds to import, or the function:
+            from a size and a folder of its own to a `Result`.
+        limit (`int`): Seconds after which it is stopped.
+    """
+
+    name: str
+    title: str
+    run: str | Callable
+    limit: int
+
+    def __post_init__(self):
+        if not 0 < self.limit <= MOST:
+            raise ValueError(f"limit={self.limit} of the part {self.name}: at most {MOST} seconds.")
+
+    def function(self) -> Callable:
+        return resolve_name(f"{__package__}.{self.run}") if isinstance(self.run, str) else self.run
+
+
+MACHINE = Part("machine", "The device", "machine:machine", 90)  # of every call: the results belong to it
 PARTS = {
     part.name: part
     for part in (
-        Part("parity", "Right: parity with TRL", parity, limit=240),
-        Part("equivalences", "Right: equivalences and counts", equivalences, limit=90),
-        Part("resets", "Right: resets of every optimizer", resets, limit=90),
-        Part("timers", "Right: seconds and memory of a step", timers, limit=60),
-        Part("models", "Right: gradient checkpointing, a base in 4 bits", models, limit=90),
-        Part("stops", "Right: NaN stops a run", stops, limit=120),
-        Part("resume", "Right: killed, and resumed to the bit", resume, limit=240),
-        Part("sharding", "Right: FSDP2 and ZeRO-2 with one process", sharding, limit=180),
-        Part("tests", "Right: the tests marked gpu", marked_tests, limit=120),
-        Part("cost", "The cost of a step", cost_of(0), limit=360),
-        Part("cost-large", "The cost of a step, the larger model", cost_of(1), limit=300),
-        Part("attention", "Which attention", attention, limit=300),
-        Part("generation", "Generation", generation, limit=480),
+        Part("parity", "Right: parity with TRL", "parity:parity", 400),
+        Part("tests", "Right: the tests that run on a GPU", "marked_tests:marked_tests", 480),
+        Part("cost", "The cost of a step", "cost:cost", 400),
+        Part("cost-large", "The cost of a step, the larger model", "cost:cost_large", 300),
+        Part("vllm", "Generation by vLLM", "cost:vllm", 240),
     )
 }
+
+
+@dataclass(frozen=True)
+class Size:
+    """
+    Attributes:
+        name (`str`): `"card"` or `"cpu"`.
+        device (`str`): `"cuda"` or `"cpu"`.
+        small (`str`): Shape of the model whose numbers are compared, a key of `SHAPES`.
+        models (`tuple`): Of the cost: shapes, each with its settings, completions as multiples of gold answers and μ.
+        prompts, completions (`int`): Of a batch whose cost is measured, and of a prompt.
+        longest (`int`): Tokens of a completion at most.
+        rounds (`int`): After the one that warms up.
+        ends (`float`): On `time.monotonic`: after it a part begins no further measurement.
+    """
+
+    name: str
+    device: str
+    small: str
+    models: tuple[tuple[str, tuple[tuple[float, int], ...]], ...]
+    prompts: int
+    completions: int
+    longest: int
+    rounds: int
+    ends: float = math.inf
+
+    @property
+    def on_card(self) -> bool:
+        return self.device == "cuda"
+
+    @property
+    def no_time(self) -> bool:
+        return time.monotonic() > self.ends
+
+    def arguments(self, **changes) -> argparse.Namespace:
+        """The arguments of `eval.stepcost`, some of them changed."""
+        args = parse(["--device", self.device])
+        own = {"prompts": self.prompts, "num_generations": self.completions, "micro_batch": self.completions}
+        vars(args).update(own | {"longest": self.longest, "rounds": self.rounds} | changes)
+        return args
+
+
+CARD = Size(
+    name="card",
+    device="cuda",
+    small="small",
+    models=(("qwen2.5-0.5b", ((1.0, 2), (4.0, 2), (1.0, 4))), ("qwen2.5-1.5b", ((1.0, 2), (4.0, 2)))),
+    prompts=4,
+    completions=8,
+    longest=2048,
+    rounds=3,
+)
+CPU = Size(
+    name="cpu",
+    device="cpu",
+    small="tiny",
+    models=(("tiny", ((1.0, 2),)),),
+    prompts=2,
+    completions=4,
+    longest=12,
+    rounds=1,
+)

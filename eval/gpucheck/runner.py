@@ -1,26 +1,33 @@
-"""Runs parts one after another, each in a process of its own with a limit, and goes on where an earlier call ended."""
+"""Runs the parts one after another, each in a process of its own, and goes on where an earlier call ended."""
 
+import contextlib
+import ctypes
 import dataclasses
+import hashlib
+import multiprocessing
+import os
+import pickle
+import re
 import shutil
+import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from eval.gpucheck import folder as results
-from eval.gpucheck.machine import machine
-from eval.gpucheck.part import Part
-from eval.gpucheck.parts import PARTS
-from eval.gpucheck.process import last_words, run_apart
+from eval.gpucheck.parts import MACHINE, PARTS, Part, Size
 from eval.gpucheck.result import Result
-from eval.gpucheck.size import SIZES, Size
+from trl_prorl.own_packages import ROOT, run_claimed
 
 
-MACHINE = Part("machine", "The device", machine, limit=90)  # of every call: the results belong to it
 LEAST = 20.0  # seconds that must be left for another part to begin
 ENOUGH = 0.7  # of a part's limit, after which it begins no further measurement, and keeps those that it has
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+NAMED = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b(: .*)?$")  # a line that names an exception
 
 
 class Outcome(NamedTuple):
@@ -34,34 +41,6 @@ class Outcome(NamedTuple):
     left: list[str]
 
 
-def work_on(name: str, size_name: str, folder: str, made_with: dict[str, str], limit: float) -> None:
-    """A part, in its own process, which is killed at the limit: its result goes to its file."""
-    size = dataclasses.replace(SIZES[size_name], ends=time.monotonic() + ENOUGH * limit)
-    part = {**PARTS, MACHINE.name: MACHINE}[name]
-    torch.manual_seed(0)
-    if not size.on_card:
-        torch.set_num_threads(1)
-    own = Path(folder, name)
-    shutil.rmtree(own, ignore_errors=True)  # files of an earlier call could pass for those of this one
-    own.mkdir(parents=True)
-    results.write(Path(folder), name, part.run(size, own), made_with)
-
-
-def run_part(part: Part, size: Size, folder: Path, made_with: dict[str, str], limit: float) -> str | None:
-    """Run a part; why it brought no result, or `None`."""
-    log = folder / f"{part.name}.log"
-    for old in (log, folder / f"{part.name}.json"):
-        old.unlink(missing_ok=True)
-    ended = run_apart(
-        work_on, (part.name, size.name, str(folder), made_with, limit), log, limit, fork=not size.on_card, lead=True
-    )
-    if ended.status is None or (ended.status != 0 and ended.seconds >= limit):
-        return f"was stopped after {limit:.0f} s, see {log}"
-    if ended.status != 0:
-        return f"ended with exit code {ended.status}: {last_words(log)}, see {log}"
-    return None
-
-
 def run_all(
     size: Size, folder: Path, names: Iterable[str], minutes: float, again: bool, say: Callable[[str], None]
 ) -> Outcome:
@@ -72,44 +51,112 @@ def run_all(
         size ([`Size`]): Of the parts.
         folder (`Path`): Of the results.
         names (`Iterable[str]`): Of the parts.
-        minutes (`float`): Of all of them; what finds no time is left for another call.
+        minutes (`float`): Of all of them; a part that finds no time is left for another call.
         again (`bool`): Whether those that have passed run, too.
         say (`Callable`): Takes a line.
     """
     began, failed, left = time.monotonic(), [], []
     folder.mkdir(parents=True, exist_ok=True)
-    problem = run_part(MACHINE, size, folder, {}, MACHINE.limit)
-    if problem is not None:
+    if (problem := run_part(MACHINE, size, folder, {}, MACHINE.limit)) is not None:
         return Outcome([f"machine: {problem}. Nothing was measured"], [])
-    device = results.read(folder, MACHINE.name)
-    failed += [f"machine: {name}" for name in device.failed]
-    made_with = {"code": results.code(), "device": device.facts["device"], **device.facts["versions"]}
-    results.forget_others(folder, PARTS, made_with)
+    device = Result.read(folder, MACHINE.name)
+    failed += [f"machine: {check.name}" for check in device.failed]
+    made_with = {"code": code(), "device": device.facts["device"], **device.facts["versions"]}
+    for name in PARTS:  # results of other code, other libraries or another device belong to no page with these
+        if (earlier := Result.read(folder, name)) is not None and earlier.made_with != made_with:
+            (folder / f"{name}.json").unlink()
     for name in names:
-        part = PARTS[name]
-        if not again and results.is_finished(folder, name, made_with):
-            say(f"{name:<13} passed already")
+        earlier = Result.read(folder, name)
+        if not again and earlier is not None and not earlier.failed:
+            say(f"{name:<11} passed already")
             continue
-        seconds = 60 * minutes - (time.monotonic() - began)
-        if seconds < LEAST:
+        if (seconds := 60 * minutes - (time.monotonic() - began)) < LEAST:
             left.append(name)
             continue
         started = time.monotonic()
-        problem = run_part(part, size, folder, made_with, min(part.limit, seconds))
-        took = time.monotonic() - started
-        if problem is not None:
-            failed.append(f"{name}: {problem}")
-            say(f"{name:<13} {took:4.0f} s  FAILED: {problem}")
-            continue
-        result = results.read(folder, name)
-        failed += [f"{name}: {check}" for check in result.failed]
-        say(f"{name:<13} {took:4.0f} s  {summary(result)}")
+        problem = run_part(PARTS[name], size, folder, made_with, min(PARTS[name].limit, seconds))
+        result = Result.read(folder, name)
+        failed += [f"{name}: {each}" for each in ([problem] if problem else [check.name for check in result.failed])]
+        said = f"FAILED: {problem}" if problem else summary(result)
+        say(f"{name:<11} {time.monotonic() - started:4.0f} s  {said}")
     return Outcome(failed, left)
 
 
 def summary(result: Result) -> str:
     """A part in a line."""
     said = [f"{len(result.checks) - len(result.failed)} of {len(result.checks)} checks hold"] if result.checks else []
-    said += [f"{len(result.sheets)} tables"] if result.sheets else []
+    said += [f"{len(result.tables)} tables"] if result.tables else []
     said += [f"left out: {', '.join(result.skipped)}"] if result.skipped else []
-    return "; ".join(said + [f"FAILED: {name}" for name in result.failed])
+    return "; ".join(said + [f"FAILED: {check.name}" for check in result.failed])
+
+
+def run_part(part: Part, size: Size, folder: Path, made_with: dict[str, str], limit: float) -> str | None:
+    """
+    Run a part in a process of its own, which may crash, hang, or spoil its GPU's context, and is killed at the limit
+    with all that it has begun. Returns why it brought no result, or `None`.
+    """
+    log = folder / f"{part.name}.log"
+    for old in (log, folder / f"{part.name}.json"):
+        old.unlink(missing_ok=True)
+    # A copy of this process costs no imports, but cannot use CUDA.
+    context = multiprocessing.get_context("spawn" if size.on_card else "fork")
+    call = pickle.dumps((_work_on, (part.name, part.function(), size, folder, made_with, limit, os.getpid())))
+    process = context.Process(target=run_claimed, args=(call,))
+    process.start()
+    try:
+        process.join(limit)
+        status = process.exitcode
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also what it has left behind
+        if process.is_alive():  # was stopped before it led a group
+            process.kill()
+            process.join()
+    if status is None:
+        return f"was stopped after {limit:.0f} s, see {log}"
+    return None if status == 0 else f"ended with exit code {status}: {last_words(log)}, see {log}"
+
+
+def _work_on(
+    name: str, work: Callable, size: Size, folder: Path, made_with: dict[str, str], limit: float, parent: int
+) -> None:
+    os.setpgid(0, 0)
+    if sys.platform == "linux":  # end when the parent ends: a SIGKILL does not let it end what it has begun
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(1)
+    sys.stdout = sys.stderr = file = open(folder / f"{name}.log", "a", buffering=1)  # until the process ends
+    for stream in (1, 2):  # of what is not Python
+        os.dup2(file.fileno(), stream)
+    status = 1
+    try:
+        torch.manual_seed(0)
+        if not size.on_card:
+            torch.set_num_threads(1)
+        own = folder / name
+        shutil.rmtree(own, ignore_errors=True)  # files of an earlier call could pass for those of this one
+        own.mkdir()
+        result = work(dataclasses.replace(size, ends=time.monotonic() + ENOUGH * limit), own)
+        result.made_with = made_with
+        result.write(folder, name)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        file.flush()
+        os._exit(status)  # no threads of a GPU, of a data loader or of a copied process are waited for
+
+
+def last_words(log: Path) -> str:
+    """The line of a log that names its last exception, or else its last line: CUDA's errors end with advice."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()] if log.exists() else []
+    lines = [line for line in lines if line]
+    return ([line for line in lines if NAMED.match(line)] or lines or [""])[-1][:300]
+
+
+def code() -> str:
+    """A hash of our Python files: a result says nothing about other code."""
+    found = hashlib.sha256()
+    for path in (path for name in ("trl_prorl", "eval", "tests") for path in sorted((ROOT / name).rglob("*.py"))):
+        found.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:16]

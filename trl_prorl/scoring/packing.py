@@ -43,7 +43,6 @@ def packed_logps(
     max_tokens: int | None = None,
     compute_entropy: bool = False,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
-    attention: Callable = layout,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """
     Per-token log-probabilities and entropies of completions, with gradient: what TRL's
@@ -72,9 +71,6 @@ def packed_logps(
             Whether to return the entropies too.
         autocast (`Callable`, *optional*, defaults to `nullcontext`):
             Makes the context for a call of the model, such as `accelerator.autocast`.
-        attention (`Callable`, *optional*, defaults to [`~trl_prorl.scoring.prefix_attention.layout`]):
-            Makes the layout of a row, which computes its attention: takes sequences and a device, and returns an
-            object with `attend(query, key, value, dropout, scale)`.
 
     Returns:
         `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` if not asked for),
@@ -99,7 +95,7 @@ def packed_logps(
     register()
     logps, entropies, places = [], [], []
     for call in plan(list(groups.values()), prompts, completions, max_tokens):
-        inputs, destination = pack(call, input_ids, prompts, completions, logits_to_keep, attention)
+        inputs, destination = pack(call, input_ids, prompts, completions, logits_to_keep)
         with autocast():
             outputs = model(**inputs, fused_lm_head=True)
         device = outputs.log_probs.device  # the head's, which may differ from the batch's
@@ -122,7 +118,6 @@ def pack(
     prompts: list[int],
     completions: list[int],
     logits_to_keep: int,
-    attention: Callable = layout,
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """
     The model's inputs for one call, a row of shape `(1, T)`, and for each token its place in the flattened `(B, C)`
@@ -148,7 +143,7 @@ def pack(
         "input_ids": tokens,
         "position_ids": column - start + torch.tensor(prompts, device=source.device)[row],
         "labels": tokens.masked_fill(column < start, -100),
-        "prefix_layout": attention(sequences, source.device),
+        "prefix_layout": layout(sequences, source.device),
         # Not a mask: it keeps transformers from making one, and attention that does not know `prefix_layout` refuses
         # it.
         "attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.long, device=source.device),

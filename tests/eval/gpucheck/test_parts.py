@@ -1,46 +1,24 @@
 """What the parts compute, where it can be seen without a GPU."""
 
 import dataclasses
-import json
 import os
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from eval import gpu_check
-from eval.gpucheck import (
-    cost,
-    generation,
-    machine,
-    marked_tests,
-    needs,
-    parity,
-    resets,
-    resume,
-    sharded_run,
-    sharding,
-)
-from eval.gpucheck.controls import CONTROLS
-from eval.gpucheck.engines import ENGINES, NOW
-from eval.gpucheck.equivalences import positions
-from eval.gpucheck.runs import make_run
-from eval.gpucheck.size import CARD, CPU
-from eval.gpucheck.stages import of_a_step, watch_scoring
-from eval.gpucheck.training import Trained, train
+from eval.gpucheck import cost, machine, marked_tests, parity
+from eval.gpucheck.parts import CARD, CPU
+from eval.gpucheck.result import Result
 from eval.stepcost.arms import ARMS, BASELINE
 from eval.stepcost.batches import Batches
-from eval.stepcost.making import make_trainer
-from eval.stepcost.shapes import SHAPES
 from trl_prorl import ProRLTrainer
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def small():
-    return CPU.arguments(dtype=torch.float32, shape="tiny", micro_batch=8)
+FAKE_CARD = dataclasses.replace(CPU, device="cuda")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -58,76 +36,80 @@ def test_all_of_it_at_toy_size(capsys, tmp_path, monkeypatch):
     said = capsys.readouterr().out
     assert status == 0, said
     page = (tmp_path / "out" / "page.md").read_text()
-    assert "Not measured" not in page and "Failed" not in page
-    for left_out in (
-        "FSDP2",
-        "ZeRO-2",
-        "vLLM",
-        "resets of PagedAdamW8bit",
-        "variable lengths, torch",
-        "tests marked gpu",
-    ):
-        assert f"Left out: {left_out}" in page or f"Left out: the {left_out}" in page, left_out
-    for arm in (*ARMS, *ENGINES):
-        assert f"| {arm} |" in page or f"Left out: {arm} (" in page, arm
+    assert "Not measured" not in page and "Failed" not in page and "20 of 20 checks hold" in page
+    for left_out in ("vLLM", "the tests marked gpu", "the larger model"):
+        assert f"Left out: {left_out} (" in page, left_out
+    for arm in ARMS:
+        assert f"| {arm} |" in page, arm
     assert {path.name for path in tmp_path.iterdir()} == {"out"}  # nothing among the documents
 
 
 def test_a_loss_that_is_off_is_found():
     """TRL's KL term with another coefficient, by a hundredth."""
-    args = small()
-    batches = Batches(args, 1.0)
-    name = "TRL, fixed reference"
-    control = train(CONTROLS[name], args, batches, 2)
-    allowed = parity.FACTOR * max(
-        parity.rounding(CONTROLS[name], args, batches, control)["weights"], parity.LEAST[torch.float32]
-    )
+    args = CPU.arguments(dtype=torch.float32, shape="tiny", micro_batch=8)
+    batches, arm = Batches(args, 1.0), parity.CONTROLS["TRL, fixed reference"]
+    control = parity.train(arm, args, batches)
+    allowed = parity.FACTOR * max(parity.rounding(arm, args, batches, control)["weights"], parity.LEAST[torch.float32])
     right, off = (
-        train((ProRLTrainer, CONTROLS[name][1] | {"beta": beta, "pack_groups": "on"}), args, batches, 2)
-        for beta in (0.3, 0.303)
+        parity.train((ProRLTrainer, {"beta": beta, "pack_groups": "on"}), args, batches) for beta in (0.3, 0.303)
     )
     assert parity.distances(right, control)["weights"] <= allowed < parity.distances(off, control)["weights"]
 
 
 def test_distances_are_shares():
-    one = Trained([1.0, 2.0], torch.tensor([3.0, 4.0]), torch.zeros(2), torch.tensor([0.0, 2.0]))
-    other = Trained([1.0, 1.0], torch.tensor([0.0, 4.0]), torch.zeros(2), torch.tensor([0.0, 4.0]))
+    one = parity.Trained([1.0, 2.0], torch.tensor([3.0, 4.0]), torch.zeros(2), torch.tensor([0.0, 2.0]))
+    other = parity.Trained([1.0, 1.0], torch.tensor([0.0, 4.0]), torch.zeros(2), torch.tensor([0.0, 4.0]))
     assert parity.distances(one, other) == pytest.approx({"losses": 0.5**0.5, "gradient": 0.75, "weights": 0.5})
 
 
-def test_positions_by_hand(monkeypatch):
-    """Prompts of 3 and 5 tokens, two completions each: padded 4 rows of 5 + 6; packed 2 + 4 + (3 + 2) + (7 + 4)."""
-    drawn = [[1] * 3] * 2 + [[2] * 5] * 2, [[0] * length for length in (2, 1, 6, 3)]
-    batches = Batches(small(), 1.0)
-    monkeypatch.setattr(batches, "draw", lambda number: drawn)
-    assert positions(batches, 0, packed=False) == 4 * 11
-    assert positions(batches, 0, packed=True) == 2 + 4 + 3 + 2 + 7 + 4
+def test_a_row_of_the_cost_by_hand():
+    """Three rounds; 100, 200 and 300 tokens; TRL's update phase takes 3, the arm's 2, 1 and 1.5 seconds."""
+    trl = {"generation": 1.0, "scoring": 1.0, "update": 2.0, "phase": [3.0] * 3, "whole": [4.0] * 3}
+    mine = {"generation": 0.5, "scoring": 0.1, "update": 1.4, "phase": [2.0, 1.0, 1.5], "whole": [2.5, 1.6, 3.2]}
+    found = cost.row({BASELINE: trl, "A packed": mine | {"peak": 7.0}}, "A packed", [100, 200, 300])
+    # The ratios of the phases are 1.5, 3, 2, of the whole steps 1.6, 2.5, 1.25; tokens a second 40, 125, 93.75.
+    assert found == ["A packed", 0.5, 0.1, 1.4, 2.5, 2.0, 1.6, 93.75, 7.0]
+    assert cost.row({"A packed": mine}, "A packed", [100, 200, 300])[5:7] == [None, None]
+    assert len(found) == len(cost.COLUMNS)
 
 
-def test_an_adam_by_hand_finds_a_reset_that_does_nothing(monkeypatch):
-    monkeypatch.setattr(resets, "reset_optimizer", lambda *args: None)
-    monkeypatch.setattr(resets, "TRAINERS", {})
-    failed = resets.resets(CPU, None).failed
-    assert {"AdamW, hard", "fused AdamW, step", "AdamW, asym", "AdamW8bit, soft"} <= set(failed)
-    assert "AdamW, keep" not in failed
+def test_what_does_not_fit_or_finds_no_time_is_left_out_by_name(monkeypatch):
+    """What a slow or small card cannot do costs it nothing that it has measured."""
+
+    def no_room(arms, *args, **kwargs):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(cost, "measure", no_room)
+    for size, reason in ((CPU, "out of memory"), (dataclasses.replace(CPU, ends=0.0), "no time was left")):
+        found = cost.cost(size, None)
+        assert not found.tables[0].rows and len(found.skipped) == len(ARMS)
+        assert found.skipped["tiny, 1× gold answers, μ=2, A packed"].startswith(reason)
 
 
-@pytest.mark.parametrize("name", [BASELINE, "TRL β=0", "A packed"])
-def test_stages_of_a_step(tmp_path, name):
-    args = small()
-    trainer = make_trainer(name, ARMS[name], args, Batches(args, 1.0), 2, False, str(tmp_path))
-    watch_scoring(trainer)
-    trainer.train()
-    found = of_a_step(trainer, 2)
-    assert (found["reference"] > 0) == (name != "TRL β=0") and (found["old"] > 0) == (name != "A packed")
-    assert found["update"] > 0 and sum(v for k, v in found.items() if k != "step") == pytest.approx(found["step"])
+def test_vllm_makes_completions_as_long_as_the_trainers(monkeypatch, tmp_path):
+    asked = []
 
+    class LLM:
+        def __init__(self, model, max_model_len, **settings):
+            assert os.listdir(model) and settings["skip_tokenizer_init"]
+            self.most = max_model_len
 
-def test_what_is_missing_is_named(monkeypatch):
-    assert needs.why_skipped(("cuda",), CPU) == "needs a GPU" and needs.why_skipped(("cuda",), CARD) is None
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr(needs.importlib.util, "find_spec", lambda name: None)
-    assert needs.why_skipped(("vllm",), CARD) == "vllm is not installed (pip install vllm)"
+        def generate(self, prompts, settings, use_tqdm):
+            assert all(len(one["prompt_token_ids"]) + n <= self.most for one, n in zip(prompts, settings, strict=True))
+            asked.append(settings)
+
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = LLM, lambda max_tokens, ignore_eos, **plain: max_tokens
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(cost.importlib.util, "find_spec", lambda name: module)
+    found = cost.vllm(FAKE_CARD, tmp_path)
+    drawn = [Batches(CPU.arguments(), 1.0).draw(number)[1] for number in (0, 1)]
+    assert asked == [[max(2, len(ids)) for ids in completions] for completions in drawn]
+    assert found.tables[0].rows[0][0] == "vLLM" and not list(tmp_path.iterdir())
+    module.LLM = None
+    assert "fails here: TypeError" in cost.vllm(FAKE_CARD, tmp_path).skipped["vLLM"]
+    monkeypatch.undo()
+    assert cost.vllm(FAKE_CARD, tmp_path).skipped["vLLM"] == "vllm is not installed"
 
 
 def test_of_several_gpus_one_is_seen(monkeypatch):
@@ -147,104 +129,70 @@ def test_of_several_gpus_one_is_seen(monkeypatch):
 
 @pytest.mark.parametrize("major, right", [(7, False), (8, True)])
 def test_a_card_that_emulates_bf16_is_named(monkeypatch, major, right):
-    card = SimpleNamespace(name="a card", total_memory=2**34, major=major)
+    card, ones = SimpleNamespace(name="a card", total_memory=2**34, major=major), torch.ones
     for name, value in (
         ("is_available", lambda: True),
         ("current_device", lambda: 0),
         ("get_device_properties", lambda device=None: card),
-        ("get_device_capability", lambda: (major, 5)),
         ("_check_bf16_tensor_supported", lambda device: True),
     ):
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(machine, "matmul_rate", lambda size: 1e12)
-    assert (machine.machine(CARD, None).failed == []) == right
+    monkeypatch.setattr(torch, "ones", lambda count, device: ones(count))
+    found = machine.machine(CARD, None)
+    assert (found.failed == []) == right and (found.facts["device"], found.facts["memory_gib"]) == ("a card", 16.0)
 
 
-def test_paged_states_are_large_enough_for_bitsandbytes_to_page_them(monkeypatch):
-    """By its own rule, of which a GPU is told."""
-    from bitsandbytes.optim import optimizer
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.test_a" name="test_right[1]" time="0.1" />
+<testcase classname="tests.test_a" name="test_wrong"><failure message="assert 1&#10; == 2">trace</failure></testcase>
+<testcase classname="tests.test_b" name="test_broken"><error message="no fixture">trace</error></testcase>
+<testcase classname="tests.test_b" name="test_other"><skipped message="deepspeed is not installed" /></testcase>
+</testsuite></testsuites>"""
 
-    monkeypatch.setattr(optimizer.F, "get_paged", lambda *shape, dtype, device: "paged")
-    monkeypatch.setattr(optimizer.F, "fill", lambda buffer, value: None)
-    itself = SimpleNamespace(is_paged=True, page_mng=SimpleNamespace(paged_tensors=[]))
-    (_, rank), small = resets.TRAINERS["paged_adamw_8bit"], SHAPES[CARD.small]
-    for values in (resets.VALUES, rank * min(small[0], small[4])):
-        param = SimpleNamespace(device=torch.device("cuda"), numel=lambda n=values: n, shape=(values,))
-        assert optimizer.Optimizer8bit.get_state_buffer(itself, param) == "paged"
+
+@pytest.fixture
+def pytest_ends(monkeypatch, tmp_path):
+    """A function that runs the part with a report and an exit status of pytest's."""
+
+    def ends(report, status):
+        def run(command, cwd, check):
+            if report is not None:
+                (tmp_path / "tests.xml").write_text(report)
+            assert f"--junitxml={tmp_path / 'tests.xml'}" in command and command[3:6] == ["-q", "-m", "gpu"]
+            return SimpleNamespace(returncode=status)
+
+        monkeypatch.setattr(marked_tests.subprocess, "run", run)
+        return marked_tests.marked_tests(FAKE_CARD, tmp_path)
+
+    return ends
+
+
+def test_every_test_on_the_card_is_a_check(pytest_ends):
+    found = pytest_ends(REPORT, 1)
+    assert [(check.name, check.passed, check.found) for check in found.checks] == [
+        ("test_a: test_right[1]", True, "passed"),
+        ("test_a: test_wrong", False, "assert 1 == 2"),
+        ("test_b: test_broken", False, "no fixture"),
+    ]
+    assert found.skipped == {"test_b: test_other": "deepspeed is not installed"}
+
+
+@pytest.mark.parametrize("report", [None, "<testsuites />", REPORT.replace("failure", "x").replace("error", "x")])
+def test_tests_that_did_not_run_to_their_end_are_a_failure(pytest_ends, report):
+    (failed,) = pytest_ends(report, 3).failed
+    assert failed.name == "the tests marked gpu" and "exit code 3" in failed.found
+
+
+def test_why_the_tests_do_not_run(monkeypatch, tmp_path):
+    assert marked_tests.why_not(CPU).startswith("needs a GPU") and marked_tests.why_not(FAKE_CARD) is None
+    monkeypatch.setattr(marked_tests, "ROOT", tmp_path)
+    assert "a checkout of the project only" in marked_tests.why_not(FAKE_CARD)
+    assert marked_tests.marked_tests(FAKE_CARD, tmp_path) == Result(
+        skipped={"the tests marked gpu": marked_tests.why_not(FAKE_CARD)}
+    )
 
 
 def test_the_files_with_tests_for_a_gpu():
-    assert [path.rpartition("/tests/")[2] for path in marked_tests.marked_files()] == ["test_on_gpu.py"]
-
-
-def test_without_time_a_cost_is_left_out_by_name():
-    """What a slow card has no time for costs it nothing that it has measured."""
-    found = cost.cost(dataclasses.replace(CPU, ends=0.0), None, "tiny")
-    assert not found.sheets[0].rows and not found.sheets[1].rows
-    assert found.skipped["tiny, 1× gold answers, μ=2, A packed"] == "no time was left in this part"
-    assert "tiny, a reset of C packed" in found.skipped
-
-
-def test_every_batch_is_warmed_up_with_its_own_widths(monkeypatch):
-    """Or a kernel, or a graph, would be compiled while it is timed."""
-    calls = []
-
-    def sample(bench, prompts, lengths, longest):
-        calls.append((len(prompts[0]), lengths, longest))
-        return lengths
-
-    batches = [([[1] * 5], [20]), ([[1] * 200], [300])]
-    times, peak = generation.timed(sample, None, batches, CPU)
-    assert len(times) == 2 and peak is None
-    assert calls == [(5, [8], 20), (5, [20], 20), (200, [8], 300), (200, [300], 300)]
-
-
-def test_generation_decides_by_a_fifth():
-    seconds = {NOW: 1.0, "compact": 1.1, "static cache in buckets, merged": 0.9}
-    said = generation.decision(seconds)
-    assert "Nothing else takes a fifth less" in said and "1.10 times" in said
-    assert "continuous batching (1.25×)" in generation.decision(seconds | {"continuous batching": 0.8})
-    assert "Nothing is decided" in generation.decision({"generate": 1.0})
-
-
-@pytest.mark.parametrize(
-    "change, right",
-    [
-        ({}, True),
-        ({"distributed": "MULTI_GPU"}, False),  # a launcher that leaves sharding out trains as well
-        ({"sharded": 0}, False),
-        ({"status": 1}, False),
-        ({"applied": 3}, False),
-        ({"kl": 0.01}, False),
-    ],
-)
-def test_a_run_that_was_not_sharded_is_found(tmp_path, change, right):
-    facts = {"distributed": "FSDP", "sharded": 12, "zero_stage": None}
-    (tmp_path / "spread.json").write_text(json.dumps(facts | {k: v for k, v in change.items() if k in facts}))
-    kl = [0.0, 0.02, change.get("kl", 0.0), 0.02]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"kl_ref": value}) + "\n" for value in kl))
-    event = {"event": "reset", "step_applied": change.get("applied", 2)}
-    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
-    case = sharding.CASES["FSDP2 with one process"]
-    assert sharding.verdict(case, change.get("status", 0), tmp_path)[0] == right
-
-
-def test_a_run_says_how_it_was_spread(tmp_path):
-    sharded_run.main("cpu", str(tmp_path))
-    assert json.loads((tmp_path / "spread.json").read_text()) == {
-        "distributed": "NO",
-        "sharded": 0,
-        "zero_stage": None,
-    }
-    assert not sharding.verdict(sharding.CASES["FSDP2 with one process"], 0, tmp_path)[0]
-
-
-def test_two_runs_that_differ_are_told_apart(tmp_path):
-    """What a resume that forgot something would leave."""
-    runs = {name: tmp_path / name for name in ("control", "same", "other")}
-    keys = resume.SAVED | {"beta_old": 0.3, "pack_groups": "on", "compact_generation": "on"}
-    for name, out in runs.items():
-        make_run(CPU, out, keys | ({"learning_rate": 9e-4} if name == "other" else {})).train()
-    assert resume.differences(runs["same"], runs["control"]) == []
-    found = resume.differences(runs["other"], runs["control"])
-    assert {"adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "the record from step 1 on"} <= set(found)
+    found = {path.rpartition("/tests/")[2] for path in marked_tests.marked_files()}
+    assert {"test_on_gpu.py", "test_equivalence.py", "test_optimizer_state.py"} <= found
+    assert not any("/" in name for name in found), found

@@ -1,28 +1,28 @@
 """Parts in processes of their own: limits, failures, and the next call."""
 
 import dataclasses
-import json
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from eval.gpucheck import folder as results
-from eval.gpucheck import page, runner
-from eval.gpucheck.part import Part
-from eval.gpucheck.parts import PARTS
-from eval.gpucheck.process import last_words, run_apart
-from eval.gpucheck.result import Result, Sheet
-from eval.gpucheck.size import CARD, CPU
+from eval.gpucheck import runner
+from eval.gpucheck.parts import CPU, PARTS, Part
+from eval.gpucheck.result import Result, Table
+from eval.gpucheck.runner import last_words, run_all, run_part
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def fine(size, folder):
-    result = Result()
+    result = Result(tables=[Table("Seconds", ["arm", "s"], [["A", 0.1]])], skipped={"other": "not installed"})
     result.check("sum", 1 + 1 == 2, "2, by hand 2")
-    result.sheets.append(Sheet("Seconds", ["arm", "s"], [["A", 0.1234567], ["B", None]], "A note."))
-    result.skipped["other"] = "not installed"
-    with open(Path(folder).with_name("ran"), "a") as file:
+    result.facts["left"] = size.ends - time.monotonic()
+    with open(folder.with_name("ran"), "a") as file:
         file.write("x")
     return result
 
@@ -33,149 +33,146 @@ def wrong(size, folder):
     return result
 
 
-def when_to_end(size, folder):
-    return Result(facts={"ends": size.ends})
-
-
 def breaks(size, folder):
     raise RuntimeError("a kernel is missing")
 
 
 def hangs(size, folder):
     print("it begins", flush=True)
-    child = os.fork()
-    if child == 0:
+    if (child := os.fork()) == 0:
         time.sleep(600)
-    (Path(folder) / "child").write_text(str(child))
+    (folder / "child").write_text(str(child))
     time.sleep(600)
 
 
+def sleeps(size, folder):
+    (folder / "pid").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def begins_another(size, folder):
+    run_part(Part("inner", "Inner", sleeps, 400), size, folder, {}, 400)
+
+
+def ends(pid: int) -> bool:
+    for _ in range(1000):  # whoever adopts it has to take leave of it
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return False
+
+
 @pytest.fixture
-def parts(monkeypatch, one_thread):
-    """Parts by name, in place of the real ones."""
-    made = {name: Part(name, name.title(), work) for name, work in (("fine", fine), ("wrong", wrong))}
-    made |= {"breaks": Part("breaks", "Breaks", breaks), "hangs": Part("hangs", "Hangs", hangs, limit=3)}
-    for module in (runner, page):
-        monkeypatch.setattr(module, "PARTS", made)
-    return made
+def call(tmp_path, monkeypatch):
+    """A function that runs parts, in place of the real ones: the outcome, and the lines."""
+    for part in (
+        Part("fine", "Fine", fine, 100),
+        Part("wrong", "Wrong", wrong, 100),
+        Part("breaks", "B", breaks, 100),
+    ):
+        monkeypatch.setitem(PARTS, part.name, part)
+
+    def call(*names, minutes=5.0, again=False):
+        said = []
+        return run_all(CPU, tmp_path, names, minutes, again, said.append), said
+
+    return call
 
 
-def call(tmp_path, names, minutes=5.0, again=False):
-    said = []
-    outcome = runner.run_all(CPU, tmp_path, names, minutes, again, said.append)
-    return outcome, said
-
-
-def test_what_passed_is_kept_and_what_failed_is_named_and_runs_again(parts, tmp_path):
-    outcome, said = call(tmp_path, ["breaks", "wrong", "fine"])
-    assert [line.split(": ")[0] for line in outcome.failed] == ["breaks", "wrong"] and outcome.left == []
-    assert "RuntimeError: a kernel is missing" in outcome.failed[0] and outcome.failed[1] == "wrong: difference"
-    assert "1 of 1 checks hold" in said[2] and "left out: other" in said[2]
-    outcome, said = call(tmp_path, ["wrong", "fine"])
+def test_what_passed_is_kept_and_what_failed_is_named_and_runs_again(call, tmp_path):
+    outcome, said = call("breaks", "wrong", "fine")
+    assert outcome.failed[1:] == ["wrong: difference"] and outcome.left == []
+    assert outcome.failed[0].startswith("breaks: ended with exit code 1: RuntimeError: a kernel is missing, see ")
+    assert "FAILED: ended with exit code 1" in said[0] and "0 of 1 checks hold; FAILED: difference" in said[1]
+    assert "1 of 1 checks hold; 1 tables; left out: other" in said[2]
+    outcome, said = call("wrong", "fine")
     assert outcome.failed == ["wrong: difference"] and said[1].split(maxsplit=1) == ["fine", "passed already"]
     ran = tmp_path / "ran"
     assert ran.read_text() == "x"
-    call(tmp_path, ["fine"], again=True)
+    call("fine", again=True)
     assert ran.read_text() == "xx"
 
 
-def test_a_result_of_other_code_is_none(parts, tmp_path, monkeypatch):
-    call(tmp_path, ["fine"])
-    written = json.loads((tmp_path / "fine.json").read_text())
-    assert written["made_with"]["code"] == results.code() and "torch" in written["made_with"]
-    monkeypatch.setattr(results, "code", lambda: "other")
-    call(tmp_path, [])
+def test_a_result_of_other_code_is_none(call, tmp_path, monkeypatch):
+    call("fine")
+    made_with = Result.read(tmp_path, "fine").made_with
+    assert made_with["code"] == runner.code() and "torch" in made_with
+    monkeypatch.setattr(runner, "code", lambda: "other")
+    call()
     assert not (tmp_path / "fine.json").exists()
 
 
-def test_a_part_that_hangs_is_stopped_with_all_that_it_began(parts, tmp_path):
-    outcome, _ = call(tmp_path, ["hangs", "fine"])
-    (line,) = outcome.failed
-    assert line.startswith("hangs: was stopped after 3 s") and (tmp_path / "fine.json").exists()
-    assert "it begins" in (tmp_path / "hangs.log").read_text()
-    child = int((tmp_path / "hangs" / "child").read_text())
-    for _ in range(1000):  # whoever adopts it has to take leave of it
-        stat = Path(f"/proc/{child}/stat")
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.01)
-    else:
-        raise AssertionError("a process of the part lives on")
+def test_a_part_begins_with_an_empty_folder(call, tmp_path):
+    """What an earlier call has left could pass for a result of this one."""
+    (tmp_path / "fine").mkdir()
+    (tmp_path / "fine" / "said.json").write_text("{}")
+    call("fine")
+    assert not list((tmp_path / "fine").iterdir())
 
 
-def test_without_a_device_nothing_is_said_to_have_lacked_time(parts, tmp_path, monkeypatch):
-    broken = Part("machine", "The device", breaks)
-    monkeypatch.setattr(runner, "MACHINE", broken)
-    outcome, _ = call(tmp_path, ["fine"])
+def test_a_part_is_told_to_end_before_its_limit(call, tmp_path):
+    """So that it keeps what it has measured."""
+    call("fine")
+    assert 60 < Result.read(tmp_path, "fine").facts["left"] < 80
+
+
+def test_without_time_a_part_is_left(call):
+    assert call("fine", minutes=0.1)[0] == ([], ["fine"])
+
+
+def test_without_a_device_nothing_is_said_to_have_lacked_time(call, monkeypatch):
+    monkeypatch.setattr(runner, "MACHINE", Part("machine", "The device", breaks, 100))
+    outcome, _ = call("fine")
     assert outcome.left == [] and "RuntimeError: a kernel is missing" in outcome.failed[0]
     assert outcome.failed[0].endswith("Nothing was measured")
 
 
-def test_a_part_begins_with_an_empty_folder(parts, tmp_path):
-    """What an earlier call has left could pass for a result of this one."""
-    (tmp_path / "fine").mkdir()
-    (tmp_path / "fine" / "said.json").write_text("{}")
-    call(tmp_path, ["fine"])
-    assert not list((tmp_path / "fine").iterdir())
+def test_a_part_that_hangs_is_stopped_with_all_that_it_began(tmp_path):
+    problem = run_part(Part("hangs", "Hangs", hangs, 100), CPU, tmp_path, {}, 3)
+    assert problem.startswith("was stopped after 3 s") and "it begins" in (tmp_path / "hangs.log").read_text()
+    assert ends(int((tmp_path / "hangs" / "child").read_text()))
 
 
-def test_a_part_is_told_when_to_end(parts, tmp_path):
-    """Before its limit, so that it keeps what it has measured."""
-    began = time.monotonic()
-    parts["fine"] = Part("fine", "Fine", when_to_end, limit=100)
-    call(tmp_path, ["fine"])
-    assert 60 < results.read(tmp_path, "fine").facts["ends"] - began < 100
-    assert CPU.no_time is None and dataclasses.replace(CPU, ends=began).no_time == "no time was left in this part"
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_what_is_begun_ends_with_a_process_that_is_killed(tmp_path):
+    """Otherwise it would go on, on the same GPU as the next call."""
+    run_part(Part("outer", "Outer", begins_another, 100), CPU, tmp_path, {}, 5)
+    assert ends(int((tmp_path / "outer" / "inner" / "pid").read_text()))
 
 
-def test_without_time_a_part_is_left(parts, tmp_path):
-    outcome, _ = call(tmp_path, ["fine"], minutes=0.1)
-    assert outcome.left == ["fine"] and outcome.failed == []
+def test_on_a_card_the_process_is_no_copy(tmp_path, monkeypatch):
+    """Because a copy cannot use CUDA."""
+    monkeypatch.setattr(runner.torch, "manual_seed", None)  # a copy of this process would fail
+    size = dataclasses.replace(CPU, device="cuda")
+    assert run_part(Part("x", "X", "cost:vllm", 400), size, tmp_path, {"code": "x"}, 400) is None
+    assert Result.read(tmp_path, "x").made_with == {"code": "x"}
 
 
-def test_the_page_says_what_is_wrong_with_the_device(parts, tmp_path, monkeypatch):
-    """As of a card that emulates bf16."""
-    call(tmp_path, [])
-    machine = results.read(tmp_path, "machine")
-    machine.check("bf16 is supported", False, "Tesla T4: only emulated")
-    results.write(tmp_path, "machine", machine, {})
-    assert "- **Failed: bf16 is supported**: Tesla T4: only emulated" in page.page(tmp_path)
+CUDA = """Traceback (most recent call last):
+  File "machine.py", line 41, in machine
+torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device
+Search for `cudaErrorNoKernelImageForDevice' in https://docs.nvidia.com/cuda for more information.
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
 
 
-def test_the_page(parts, tmp_path):
-    call(tmp_path, ["fine", "wrong"])
-    written = page.page(tmp_path)
-    assert "| A | 0.123 |" in written and "| B | – |" in written and "A note." in written
-    assert "**Failed: difference**: 1, by hand 2" in written and "Left out: other (not installed)" in written
-    assert "## Hangs\n\nNot measured." in written
-    docs = tmp_path / "docs"
-    where = page.publish(tmp_path, docs)
-    raw = json.loads(where.with_suffix(".json").read_text())
-    assert set(raw) == {"machine", "fine", "wrong"} and where.read_text() == written
-    assert f"]({where.name})" in (docs / "README.md").read_text()
-    page.publish(tmp_path, docs)  # once more: listed once
-    assert (docs / "README.md").read_text().count(where.name) == 1
-
-
-def test_names_of_files():
-    assert page.slug("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
-    assert [page.cell(value) for value in (None, 0.0, 1234.5, 0.00012, 12.345, 7, "x")] == [
-        *("–", "0", "1.23e+03", "1.20e-04", "12.3", "7", "x")
-    ]
+@pytest.mark.parametrize(
+    "log, words",
+    [
+        (CUDA, "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device"),
+        ("first\nRuntimeError: one\nValueError: the second, raised while it was handled\n", "ValueError: the second"),
+        ("2 failed, 8 passed in 3.14s\n", "2 failed, 8 passed"),
+        ("", ""),
+    ],
+)
+def test_a_log_s_last_words_name_the_error(tmp_path, log, words):
+    (tmp_path / "log").write_text(log)
+    assert last_words(tmp_path / "log").startswith(words) and last_words(tmp_path / "none") == ""
 
 
 def test_no_part_takes_more_than_eight_minutes():
-    assert all(part.limit <= 480 for part in PARTS.values())
+    assert all(part.limit <= 480 and callable(part.function()) for part in PARTS.values())
     with pytest.raises(ValueError, match="limit=481 of the part x: at most 480"):
         Part("x", "X", fine, limit=481)
-    assert CARD.shapes == ("qwen2.5-0.5b", "qwen2.5-1.5b") and CARD.settings == ((1.0, 2), (4.0, 2), (1.0, 4))
-
-
-@pytest.mark.parametrize("fork", [True, False])
-def test_a_process_apart_and_its_exit_status(tmp_path, fork):
-    log = tmp_path / "log"
-    assert run_apart(print, ("last line",), log, 120, fork).status == 0
-    assert last_words(log) == "last line" and last_words(tmp_path / "none") == ""
-    assert run_apart(os._exit, (3,), log, 120, fork).status == 3
-    assert run_apart(os.kill, (0, 0, 0), log, 120, fork).status == 1  # a `TypeError`
-    assert last_words(log).startswith("TypeError")
