@@ -1,5 +1,5 @@
 """
-One command that proves it on a GPU: `python -m eval.gpu_check`, or `make gpu-check`.
+One command that proves it on a GPU: `trl-prorl gpu-check`, or `make gpu-check`.
 
 It checks that the numbers are right there (parity with TRL, resets, resume, NaN), and measures what a step costs,
 which attention is fastest, and how to generate: on one card in at most 25 minutes, with the shapes of Qwen2.5 and
@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from eval import command_lines
-from eval.command import command
-from eval.gpucheck.folder import ROOT
-from eval.gpucheck.machine import see_one_gpu
-from eval.gpucheck.page import page, publish
-from eval.gpucheck.quotes import quote
-from eval.gpucheck.runner import run_all
-from eval.gpucheck.size import CARD, CPU
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.command import command
+from trl_prorl.eval.gpucheck.folder import ROOT
+from trl_prorl.eval.gpucheck.machine import see_one_gpu
+from trl_prorl.eval.gpucheck.page import page, publish
+from trl_prorl.eval.gpucheck.quotes import quote
+from trl_prorl.eval.gpucheck.runner import run_all
+from trl_prorl.eval.gpucheck.size import CARD, CPU
 
 
 NO_GPU = "there is no GPU that torch can use here: nothing was measured. `--cpu` runs the same parts at toy size."

@@ -52,7 +52,7 @@ def imports_of(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} imports relatively, line {node.lineno}"
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+    return {name.removeprefix("trl_prorl.") if name.startswith("trl_prorl.eval") else name for name in found}
 
 
 def module_of(file: Path) -> str:

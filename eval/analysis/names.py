@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from eval.analysis.repetitions import EFFECTIVE_WITH, matters
-from eval.run_folder.run import MODEL, Run, base_family
+from trl_prorl.eval.analysis.repetitions import EFFECTIVE_WITH, matters
+from trl_prorl.eval.run_folder.run import MODEL, Run, base_family
 from trl_prorl.variants import NEVER_RESET
 
 

@@ -1,7 +1,7 @@
 """Which runs are repetitions of one configuration: they differ in seeds, and in what no number depends on."""
 
-from eval.run_folder.run import MODEL, Run
 from trl_prorl.checkpoint.harmless import HARMLESS
+from trl_prorl.eval.run_folder.run import MODEL, Run
 from trl_prorl.needs import NEEDS, TASK_NEEDS
 
 

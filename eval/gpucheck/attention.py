@@ -9,17 +9,17 @@ from typing import NamedTuple
 import torch
 from trl import GRPOTrainer
 
-from eval.gpucheck.clock import begin_memory, free, peak_memory, seconds_of
-from eval.gpucheck.cost import quiet_folder
-from eval.gpucheck.exactness import Errors, errors
-from eval.gpucheck.flex import flex
-from eval.gpucheck.needs import why_skipped
-from eval.gpucheck.result import Result, Sheet
-from eval.gpucheck.size import Size
-from eval.gpucheck.varlen import FLASH_2, FLASH_3, TORCH_VARLEN
-from eval.stepcost.arms import ARMS
-from eval.stepcost.batches import Batches
-from eval.stepcost.making import make_trainer
+from trl_prorl.eval.gpucheck.clock import begin_memory, free, peak_memory, seconds_of
+from trl_prorl.eval.gpucheck.cost import quiet_folder
+from trl_prorl.eval.gpucheck.exactness import Errors, errors
+from trl_prorl.eval.gpucheck.flex import flex
+from trl_prorl.eval.gpucheck.needs import why_skipped
+from trl_prorl.eval.gpucheck.result import Result, Sheet
+from trl_prorl.eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.varlen import FLASH_2, FLASH_3, TORCH_VARLEN
+from trl_prorl.eval.stepcost.arms import ARMS
+from trl_prorl.eval.stepcost.batches import Batches
+from trl_prorl.eval.stepcost.making import make_trainer
 from trl_prorl.scoring.packing import packed_logps
 from trl_prorl.scoring.prefix_attention import layout
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.size import Size
 
 
 def settle(size: Size) -> None:

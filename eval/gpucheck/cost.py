@@ -11,16 +11,16 @@ from pathlib import Path
 
 import torch
 
-from eval.gpucheck import flops
-from eval.gpucheck.clock import begin_memory, free
-from eval.gpucheck.machine import matmul_rate
-from eval.gpucheck.result import Result, Sheet
-from eval.gpucheck.size import Size
-from eval.gpucheck.stages import STAGES, of_a_step, watch_scoring
-from eval.gpucheck.training import lines
-from eval.stepcost.arms import ARMS, BASELINE
-from eval.stepcost.batches import Batches
-from eval.stepcost.making import make_trainer
+from trl_prorl.eval.gpucheck import flops
+from trl_prorl.eval.gpucheck.clock import begin_memory, free
+from trl_prorl.eval.gpucheck.machine import matmul_rate
+from trl_prorl.eval.gpucheck.result import Result, Sheet
+from trl_prorl.eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.stages import STAGES, of_a_step, watch_scoring
+from trl_prorl.eval.gpucheck.training import lines
+from trl_prorl.eval.stepcost.arms import ARMS, BASELINE
+from trl_prorl.eval.stepcost.batches import Batches
+from trl_prorl.eval.stepcost.making import make_trainer
 
 
 # At other settings than the first: with a reference by TRL, and the best of A and B.

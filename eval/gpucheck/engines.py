@@ -10,8 +10,8 @@ from peft import PeftModel
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
-from eval.gpucheck.size import Size
-from eval.stepcost.generating import ForcedEnds
+from trl_prorl.eval.gpucheck.size import Size
+from trl_prorl.eval.stepcost.generating import ForcedEnds
 from trl_prorl.rollout.compact import compact_sample, distinct, padded_left, until_end
 from trl_prorl.rollout.merged_copy import MergedCopy
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from eval.gpucheck.controls import TRAINED
-from eval.gpucheck.parity import EVERY, LEAST, PACKED, REUSED, distances
-from eval.gpucheck.result import Result
-from eval.gpucheck.size import Size
-from eval.gpucheck.training import Trained, train
-from eval.stepcost.batches import Batches
 from trl_prorl import ProRLTrainer
+from trl_prorl.eval.gpucheck.controls import TRAINED
+from trl_prorl.eval.gpucheck.parity import EVERY, LEAST, PACKED, REUSED, distances
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.training import Trained, train
+from trl_prorl.eval.stepcost.batches import Batches
 
 
 B = {"beta_old": 0.3}

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from eval.stepcost.shapes import SHAPES
+from trl_prorl.eval.stepcost.shapes import SHAPES
 
 
 class Work(NamedTuple):

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.result import Result
 from trl_prorl.files import replaced
 
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, get_peft_model
 
-from eval.gpucheck.attention import failing
-from eval.gpucheck.clock import begin_memory, free, peak_memory, seconds_of
-from eval.gpucheck.engines import ENGINES, NOW, Bench
-from eval.gpucheck.needs import why_skipped
-from eval.gpucheck.process import last_words, run_apart
-from eval.gpucheck.result import Result, Sheet
-from eval.gpucheck.size import Size
-from eval.gpucheck.vllm_engine import sample_with_vllm
-from eval.stepcost.batches import Batches
-from eval.stepcost.shapes import new_model
 from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.eval.gpucheck.attention import failing
+from trl_prorl.eval.gpucheck.clock import begin_memory, free, peak_memory, seconds_of
+from trl_prorl.eval.gpucheck.engines import ENGINES, NOW, Bench
+from trl_prorl.eval.gpucheck.needs import why_skipped
+from trl_prorl.eval.gpucheck.process import last_words, run_apart
+from trl_prorl.eval.gpucheck.result import Result, Sheet
+from trl_prorl.eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.vllm_engine import sample_with_vllm
+from trl_prorl.eval.stepcost.batches import Batches
+from trl_prorl.eval.stepcost.shapes import new_model
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.merged_copy import MergedCopy, disturbed
 from trl_prorl.scoring.packing_probe import tokens

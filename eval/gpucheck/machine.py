@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from eval.gpucheck.clock import seconds_of
-from eval.gpucheck.result import Result
-from eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.clock import seconds_of
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.size import Size
 
 
 WARM_UP = 1.0  # seconds in which an idle card raises its clocks

@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from eval.gpucheck.folder import ROOT
-from eval.gpucheck.needs import why_skipped
-from eval.gpucheck.process import last_words, run_command
-from eval.gpucheck.result import Result
-from eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.folder import ROOT
+from trl_prorl.eval.gpucheck.needs import why_skipped
+from trl_prorl.eval.gpucheck.process import last_words, run_command
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.size import Size
 
 
 LIMIT = 100.0

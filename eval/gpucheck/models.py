@@ -4,16 +4,16 @@ from pathlib import Path
 
 import torch
 
-from eval.gpucheck.clock import free
-from eval.gpucheck.controls import CONTROLS, TRAINED
-from eval.gpucheck.needs import why_skipped
-from eval.gpucheck.parity import EVERY, FACTOR, LEAST, PACKED, distances, rounding
-from eval.gpucheck.result import Result
-from eval.gpucheck.runs import make_run
-from eval.gpucheck.size import Size
-from eval.gpucheck.training import lines, train
-from eval.stepcost.batches import Batches
 from trl_prorl import ProRLTrainer
+from trl_prorl.eval.gpucheck.clock import free
+from trl_prorl.eval.gpucheck.controls import CONTROLS, TRAINED
+from trl_prorl.eval.gpucheck.needs import why_skipped
+from trl_prorl.eval.gpucheck.parity import EVERY, FACTOR, LEAST, PACKED, distances, rounding
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.runs import make_run
+from trl_prorl.eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.training import lines, train
+from trl_prorl.eval.stepcost.batches import Batches
 
 
 CONTROL = "TRL, reference moved every generation"

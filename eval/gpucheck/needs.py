@@ -5,7 +5,7 @@ import inspect
 
 import torch
 
-from eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.size import Size
 
 
 def _module(name: str, install: str) -> str | None:

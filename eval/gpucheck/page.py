@@ -4,9 +4,9 @@ import json
 import re
 from pathlib import Path
 
-from eval.gpucheck import folder as results
-from eval.gpucheck.parts import PARTS
-from eval.gpucheck.result import Result, Sheet
+from trl_prorl.eval.gpucheck import folder as results
+from trl_prorl.eval.gpucheck.parts import PARTS
+from trl_prorl.eval.gpucheck.result import Result, Sheet
 
 
 def slug(device: str) -> str:
@@ -52,7 +52,7 @@ def page(folder: Path) -> str:
     lines = [
         f"# {device['device']}",
         "",
-        f"Written by `python -m eval.gpu_check`. {device['memory_gib']:.0f} GiB; {versions}.",
+        f"Written by `trl-prorl gpu-check`. {device['memory_gib']:.0f} GiB; {versions}.",
         f"A product of two large matrices in bf16 reaches {device['matmul_flops'] / 1e12:.3g} TFLOP/s here.",
         "",
         *(f"- **Failed: {check.name}**: {check.found}\n" for check in machine.checks if not check.passed),

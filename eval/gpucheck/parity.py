@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from eval.gpucheck.clock import free
-from eval.gpucheck.controls import CONTROLS, TRAINED
-from eval.gpucheck.result import Result, Sheet
-from eval.gpucheck.size import Size
-from eval.gpucheck.training import Trained, train
-from eval.stepcost.batches import Batches
 from trl_prorl import ProRLTrainer
+from trl_prorl.eval.gpucheck.clock import free
+from trl_prorl.eval.gpucheck.controls import CONTROLS, TRAINED
+from trl_prorl.eval.gpucheck.result import Result, Sheet
+from trl_prorl.eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.training import Trained, train
+from trl_prorl.eval.stepcost.batches import Batches
 
 
 # The allowance in multiples of rounding, as for the probe of packing (`trl_prorl/scoring/packing_probe.py`).

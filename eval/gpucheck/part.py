@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.gpucheck.result import Result
-from eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.size import Size
 
 
 NAMES = (

@@ -1,18 +1,18 @@
 """The parts, in their order: first what says whether the numbers are right, then what things cost."""
 
-from eval.gpucheck.attention import attention
-from eval.gpucheck.cost import cost_of
-from eval.gpucheck.equivalences import equivalences
-from eval.gpucheck.generation import generation
-from eval.gpucheck.marked_tests import marked_tests
-from eval.gpucheck.models import models
-from eval.gpucheck.parity import parity
-from eval.gpucheck.part import Part
-from eval.gpucheck.resets import resets
-from eval.gpucheck.resume import resume
-from eval.gpucheck.sharding import sharding
-from eval.gpucheck.stops import stops
-from eval.gpucheck.timers import timers
+from trl_prorl.eval.gpucheck.attention import attention
+from trl_prorl.eval.gpucheck.cost import cost_of
+from trl_prorl.eval.gpucheck.equivalences import equivalences
+from trl_prorl.eval.gpucheck.generation import generation
+from trl_prorl.eval.gpucheck.marked_tests import marked_tests
+from trl_prorl.eval.gpucheck.models import models
+from trl_prorl.eval.gpucheck.parity import parity
+from trl_prorl.eval.gpucheck.part import Part
+from trl_prorl.eval.gpucheck.resets import resets
+from trl_prorl.eval.gpucheck.resume import resume
+from trl_prorl.eval.gpucheck.sharding import sharding
+from trl_prorl.eval.gpucheck.stops import stops
+from trl_prorl.eval.gpucheck.timers import timers
 
 
 PARTS = {

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -14,8 +13,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
-
-from trl_prorl.own_packages import run_claimed
 
 
 GRACE = 15.0  # seconds for a command to end what it has begun, before it is killed
@@ -46,8 +43,7 @@ def run_apart(work: Callable, args: tuple, log: Path, limit: float, fork: bool, 
         lead (`bool`, *optional*, defaults to `False`): Whether it leads a process group of its own.
     """
     context = multiprocessing.get_context("fork" if fork else "spawn")
-    call = pickle.dumps((_called, (work, args, log, lead, os.getpid())))
-    process = context.Process(target=run_claimed, args=(call,))
+    process = context.Process(target=_called, args=(work, args, log, lead, os.getpid()))
     began = time.monotonic()
     process.start()
     try:

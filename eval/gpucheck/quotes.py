@@ -5,7 +5,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from eval.stepcost.arms import BASELINE
+from trl_prorl.eval.stepcost.arms import BASELINE
 
 
 BEGIN, END = "<!-- Of GPUs: written by eval.gpu_check. -->", "<!-- The end of what is written. -->"

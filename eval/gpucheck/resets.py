@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from eval.gpucheck.controls import TRAINED
-from eval.gpucheck.needs import why_skipped
-from eval.gpucheck.result import Result
-from eval.gpucheck.size import Size
-from eval.gpucheck.training import train
-from eval.stepcost.batches import Batches
 from trl_prorl import ProRLTrainer
+from trl_prorl.eval.gpucheck.controls import TRAINED
+from trl_prorl.eval.gpucheck.needs import why_skipped
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.training import train
+from trl_prorl.eval.stepcost.batches import Batches
 from trl_prorl.resets.optimizer_state import MODES, reset_optimizer
 
 

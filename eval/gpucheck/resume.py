@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import TrainerCallback
 
-from eval.gpucheck.process import last_words, run_apart
-from eval.gpucheck.result import Result
-from eval.gpucheck.runs import make_run
-from eval.gpucheck.size import SIZES, Size
+from trl_prorl.eval.gpucheck.process import last_words, run_apart
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.runs import make_run
+from trl_prorl.eval.gpucheck.size import SIZES, Size
 
 
 KILLED, STEPS = 4, 6  # the kill comes within a generation batch, before that step's checkpoint

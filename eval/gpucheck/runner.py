@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 
-from eval.gpucheck import folder as results
-from eval.gpucheck.machine import machine
-from eval.gpucheck.part import Part
-from eval.gpucheck.parts import PARTS
-from eval.gpucheck.process import last_words, run_apart
-from eval.gpucheck.result import Result
-from eval.gpucheck.size import SIZES, Size
+from trl_prorl.eval.gpucheck import folder as results
+from trl_prorl.eval.gpucheck.machine import machine
+from trl_prorl.eval.gpucheck.part import Part
+from trl_prorl.eval.gpucheck.parts import PARTS
+from trl_prorl.eval.gpucheck.process import last_words, run_apart
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.size import SIZES, Size
 
 
 MACHINE = Part("machine", "The device", machine, limit=90)  # of every call: the results belong to it

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from peft import LoraConfig
 
-from eval.gpucheck.size import Size
-from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl import ProRLConfig, ProRLTrainer, tasks
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.own_packages import tasks
+from trl_prorl.eval.gpucheck.size import Size
 
 
 def remainder(completions, **columns) -> list[float]:

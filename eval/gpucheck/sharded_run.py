@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch.distributed.tensor import DTensor
 
-from eval.gpucheck.runs import make_run
-from eval.gpucheck.size import SIZES
+from trl_prorl.eval.gpucheck.runs import make_run
+from trl_prorl.eval.gpucheck.size import SIZES
 
 
 STEPS = 4

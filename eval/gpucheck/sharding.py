@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from eval.gpucheck.folder import ROOT
-from eval.gpucheck.needs import why_skipped
-from eval.gpucheck.process import last_words, run_command
-from eval.gpucheck.result import Result
-from eval.gpucheck.sharded_run import FACTS, STEPS
-from eval.gpucheck.size import Size
-from eval.gpucheck.training import lines
+from trl_prorl.eval.gpucheck.folder import ROOT
+from trl_prorl.eval.gpucheck.needs import why_skipped
+from trl_prorl.eval.gpucheck.process import last_words, run_command
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.sharded_run import FACTS, STEPS
+from trl_prorl.eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.training import lines
 
 
 class Case(NamedTuple):
@@ -50,7 +50,7 @@ def sharding(size: Size, folder: Path) -> Result:
         out, log = folder / case.file, folder / f"{case.file}.log"
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
         launch += ["--num_processes", "1", "--main_process_port", "0"]  # a port that is free
-        launch += ["-m", "eval.gpucheck.sharded_run", size.name, str(out.resolve())]
+        launch += ["-m", "trl_prorl.eval.gpucheck.sharded_run", size.name, str(out.resolve())]
         (out / FACTS).unlink(missing_ok=True)  # an earlier call's
         status = run_command(launch, log, LIMIT, ROOT)
         right, found = verdict(case, status, out)

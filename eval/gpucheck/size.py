@@ -5,7 +5,7 @@ import math
 import time
 from dataclasses import dataclass
 
-from eval.stepcost.options import parse
+from trl_prorl.eval.stepcost.options import parse
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from trl import GRPOTrainer
 
-from eval.gpucheck.training import lines
 from trl_prorl import ProRLTrainer
+from trl_prorl.eval.gpucheck.training import lines
 
 
 STAGES = ("old", "reference", "update", "other")  # without generation, which is measured by itself

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
-from eval.gpucheck.process import last_words, run_apart
-from eval.gpucheck.result import Result
-from eval.gpucheck.runs import make_run
-from eval.gpucheck.size import SIZES, Size
-from eval.gpucheck.training import lines
 from trl_prorl.errors import NonFiniteError
+from trl_prorl.eval.gpucheck.process import last_words, run_apart
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.runs import make_run
+from trl_prorl.eval.gpucheck.size import SIZES, Size
+from trl_prorl.eval.gpucheck.training import lines
 
 
 STEP = 3

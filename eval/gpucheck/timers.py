@@ -4,14 +4,14 @@ from pathlib import Path
 
 import torch
 
-from eval.gpucheck.clock import seconds_of
-from eval.gpucheck.controls import TRAINED
-from eval.gpucheck.parity import EVERY, PACKED
-from eval.gpucheck.result import Result
-from eval.gpucheck.size import Size
-from eval.gpucheck.training import train
-from eval.stepcost.batches import Batches
 from trl_prorl import ProRLTrainer
+from trl_prorl.eval.gpucheck.clock import seconds_of
+from trl_prorl.eval.gpucheck.controls import TRAINED
+from trl_prorl.eval.gpucheck.parity import EVERY, PACKED
+from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.size import Size
+from trl_prorl.eval.gpucheck.training import train
+from trl_prorl.eval.stepcost.batches import Batches
 from trl_prorl.record.meter import StageTimer, gpu_row
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
-from eval.stepcost.batches import Batches
-from eval.stepcost.making import make_trainer
+from trl_prorl.eval.stepcost.batches import Batches
+from trl_prorl.eval.stepcost.making import make_trainer
 
 
 @dataclass

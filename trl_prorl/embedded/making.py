@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
 
-from ..own_packages import tasks
+from .. import tasks
 from ..record.folder import versions
 from .demonstrations import WRONG_ANSWERS
 from .settings import FAMILIES, EmbeddedSettings, settings_of

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import NoReturn
 
-from ..own_packages import tasks
+from .. import tasks
 from ..shown import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
 from .launcher import launcher_keys
