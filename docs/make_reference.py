@@ -18,6 +18,7 @@ from pathlib import Path
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
+from trl_prorl.keys import KEYS
 from trl_prorl.record.keys import EVALUATIONS, EVENTS, METRICS, RecordKey
 from trl_prorl.refusals import REFUSALS
 from trl_prorl.train import TaskArguments
@@ -146,15 +147,16 @@ def linked(text: str) -> str:
 def refused() -> list[tuple[dict, str]]:
     """The example of each refusal, with the line that the configuration itself refuses it with."""
     found = []
-    for refusal in REFUSALS:
+    examples = [refusal.example for refusal in REFUSALS]
+    for example in [*examples, *({name: key.example} for name, key in KEYS.items() if key.need is not None)]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                ProRLConfig(output_dir="run", use_cpu=True, **{"bf16": False, **refusal.example})
+                ProRLConfig(output_dir="run", use_cpu=True, **{"bf16": False, **example})
         except ValueError as error:
-            found.append((refusal.example, " ".join(str(error).split())))
+            found.append((example, " ".join(str(error).split())))
         else:
-            raise ValueError(f"{refusal.example} is not refused: correct it in trl_prorl/refusals.py.")
+            raise ValueError(f"{example} is not refused: correct it in trl_prorl/refusals.py or keys.py.")
     return found
 
 

@@ -11,8 +11,8 @@ import pytest
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
-from trl_prorl.needs import NEEDS, TASK_NEEDS
-from trl_prorl.refusals import CHOICES, REFUSALS, VALUES
+from trl_prorl.keys import A_RESET, KEYS, TASK_KEYS, TRIGGER_KEYS
+from trl_prorl.refusals import CHECKED, REFUSALS
 from trl_prorl.train import TaskArguments
 
 
@@ -62,20 +62,32 @@ def test_no_two_examples_are_the_same():
     assert all(example not in examples[:place] for place, example in enumerate(examples))
 
 
-def test_the_order_of_the_table_decides_which_line_is_told():
-    """Two faults at once: the one that stands first."""
+def test_the_order_of_the_keys_decides_which_line_is_told():
+    """Two faults at once: the one that is declared first."""
     line, _ = refused(entropy_stop=True, hub_push_reference=True)
     assert line.startswith("entropy_stop=True")
-    line, _ = refused(optimizer_reset_alpha=0.5, optimizer_reset="hard")
-    assert line == "optimizer_reset_alpha=0.5 has no effect without optimizer_reset: soft. Set that, or leave " + (
-        "optimizer_reset_alpha out."
-    )
+    line, _ = refused(optimizer_reset_alpha=0.5, kl_horizon=7)
+    assert line == "kl_horizon=7 has no effect without kl_target. Set that, or leave kl_horizon out."
 
 
-KEYS = [(CPU, ProRLConfig, key, need) for key, need in NEEDS.items()]
-KEYS += [({}, TaskArguments, key, need) for key, need in TASK_NEEDS.items()]
+def test_whatever_requests_a_reset_is_named_where_none_is_requested():
+    assert all(key in A_RESET.line for key in TRIGGER_KEYS)
+
+
+NEEDS = {name: key for name, key in (KEYS | TASK_KEYS).items() if key.need is not None}
 # What switches each need on, by hand; the rest makes the configuration right.
+RESET = {"ref_reset_every": 9, "beta": 0.1}
 ON = {
+    "kl_clamp": {"beta": 0.1},
+    "ref_compute": {"beta": 0.1},
+    "kl_target": {"beta_base": 0.1},
+    "ref_reset_cooldown": RESET,
+    "optimizer_reset": {"guard_gap": 0.1, "guard_gap_action": "reset", "beta": 0.1},
+    "optimizer_reset_schedule": RESET,
+    "optimizer_reset_rewarmup_steps": RESET,
+    "drop_zero_rows": {"beta_old": 0.1, "num_iterations": 2},
+    "entropy_stop": {"entropy_floor": 0.1},
+    "hub_push_reference": {"beta": 0.1},
     "optimizer_reset_alpha": {"optimizer_reset": "soft", "ref_reset_every": 9, "beta": 0.1},
     "kl_horizon": {"kl_target": 0.1, "beta": 0.1},
     "base_anchor_every": {"beta_base": 0.1},
@@ -101,33 +113,32 @@ ON = {
 }
 
 
-@pytest.mark.parametrize("base, cls, key, need", KEYS, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_key_without_the_one_it_needs_is_refused_and_with_it_is_not(base, cls, key, need):
-    with pytest.raises(ValueError, match=f"^{key}=.* has no effect without .*leave {key} out.$"):
-        cls(**base, **{key: need.example})
-    assert getattr(cls(**base, **{key: need.example}, **ON[key]), key) == need.example
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_key_without_the_one_it_needs_is_refused_and_with_it_is_not(name):
+    key, (cls, base) = NEEDS[name], (ProRLConfig, CPU) if name in KEYS else (TaskArguments, {})
+    with pytest.raises(ValueError, match=f"^{name}={re.escape(repr(key.example))} ") as error:
+        cls(**base, **{name: key.example})
+    assert CURE.search(str(error.value)) and str(error.value).endswith(".")
+    assert getattr(cls(**base, **{name: key.example}, **ON[name]), name) == key.example
 
 
-@pytest.mark.parametrize("key, keys", ON.items(), ids=ON)
-def test_the_record_of_a_run_tells_which_keys_have_an_effect(key, keys):
+@pytest.mark.parametrize("name, keys", ON.items(), ids=ON)
+def test_the_record_of_a_run_tells_which_keys_have_an_effect(name, keys):
     """From a mapping that lacks keys of newer versions."""
-    need = (NEEDS | TASK_NEEDS)[key]
+    need = NEEDS[name].need
     assert need.is_met(keys.get) and not need.is_met({}.get)
-    off = {
-        "optimizer_reset": "hard",
-        "pack_groups": "off",
-        "length_reward": None,
-        "ref_reset_stall": 0,
-        "beta_base": 0.0,
-    }
-    off |= {"beta": 0.1, "ref_reset_every": 9, "eval_strategy": "steps"}  # what none of them needs
+    off = {"optimizer_reset": "hard", "pack_groups": "off", "length_reward": None, "ref_reset_stall": 0}
+    off |= {"beta_base": 0.0, "eval_strategy": "steps"}  # what none of them needs
     assert not need.is_met(off.get)
 
 
-def test_needs_are_read_without_torch():
-    code = "import sys, trl_prorl.needs; assert not {'torch', 'transformers', 'trl'} & set(sys.modules)"
+def test_keys_are_read_without_torch():
+    code = "import sys, trl_prorl.keys; assert not {'torch', 'transformers', 'trl', 'numpy'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+CHOICES = {name: key.choices for name, key in KEYS.items() if key.choices}
 
 
 @pytest.mark.parametrize("key", CHOICES)
@@ -147,27 +158,28 @@ WRONG = {
     "in (0, 1]; to clear the state use optimizer_reset: hard": (0, 1.1, float("nan"), True, None),
     "a list of names of reward functions": ("mine", [], [1], ("mine",)),
     "true or false": ("yes", 1, None),
+    "a text": (1, ["a"]),
+    "a path": (1, ["a"]),
 }
 
 
-@pytest.mark.parametrize("values", VALUES, ids=lambda values: values.keys[0])
-def test_a_value_out_of_its_range_is_refused_with_the_range(values):
-    for key in values.keys:
-        for wrong in WRONG[values.told]:
-            if key == "temperature" and wrong == 0.0:
-                continue  # TRL refuses it first
-            line, _ = refused(**{key: wrong})
-            assert line == f"{key}={wrong!r} must be {values.told}."
-        assert values.is_right(getattr(ProRLConfig(**CPU), key)) or values.nullable
+@pytest.mark.parametrize("name", [name for name, key in CHECKED.items() if not key.choices])
+def test_a_value_out_of_its_range_is_refused_with_the_range(name):
+    key = CHECKED[name]
+    for wrong in WRONG[key.values.words]:
+        if not (name == "temperature" and wrong == 0.0 or key.nullable and wrong is None):  # which TRL refuses first
+            line, _ = refused(**{name: wrong})
+            assert line == f"{name}={wrong!r} must be {key.values.words}."
+    assert key.wrong(name, getattr(ProRLConfig(**CPU), name)) is None
 
 
-def test_every_number_of_the_configuration_is_in_a_table():
-    theirs = {field.name for field in dataclasses.fields(GRPOConfig)}
-    ours = [field for field in dataclasses.fields(ProRLConfig) if field.name not in theirs]
-    checked = {key for values in VALUES for key in values.keys} | set(CHOICES)
-    kinds = {field.name: field.type for field in ours}
-    assert {name for name, kind in kinds.items() if kind in (int, float, int | None, float | None)} <= checked
-    assert checked - {"beta", "temperature"} <= set(kinds)
+@pytest.mark.parametrize("name", [name for name, key in TASK_KEYS.items() if key.values.words])
+def test_a_task_s_value_out_of_its_range_is_refused_with_the_range(name):
+    key = TASK_KEYS[name]
+    for wrong in WRONG[key.values.words]:
+        if wrong is not None:
+            with pytest.raises(ValueError, match=f"^{name}={re.escape(repr(wrong))} must be {key.values.words}.$"):
+                TaskArguments(**{name: wrong})
 
 
 def test_a_key_is_described_once():

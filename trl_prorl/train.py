@@ -27,18 +27,18 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
 
-from . import tasks
 from .checkpoint.config_change import check_change
 from .checkpoint.files import find_checkpoint, newest_complete
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_same_run
 from .config import ProRLConfig
+from .descriptor import check_keys
 from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
+from .keys import TASK_KEYS, TaskKeys
 from .launch.checks import check_pack_limit, check_rows
 from .launch.command_line import first_look
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual, what_is_kept
 from .launch.recipe import RecipeParser
-from .needs import TASK_NEEDS, check_used
 from .record.base_model import WEIGHTS
 from .record.lock import LOCK_FILE, check_free
 from .record.meter import METRICS_FILE, check_record
@@ -51,72 +51,11 @@ from .shown import visible
 from .trainer import ProRLTrainer
 
 
-LENGTH_REWARDS = ("cosine", "target", "overlong")
-
-
 @dataclass
-class TaskArguments(ScriptArguments):
-    """
-    The task of a recipe, beside TRL's [`~trl.ScriptArguments`].
+class TaskArguments(TaskKeys, ScriptArguments):
+    """TRL's [`~trl.ScriptArguments`], and [`~trl_prorl.keys.TaskKeys`], which describes every key."""
 
-    Args:
-        task (`str`, *optional*, defaults to `"reverse_digits"`):
-            Name of a task, see `trl-prorl tasks list`.
-        task_level (`int`, *optional*):
-            Its difficulty; `None` is the task's own default.
-        task_options (`dict` or `str`, *optional*):
-            Further options of the task, on the command line as JSON.
-        task_seed (`int`, *optional*, defaults to `0`):
-            The seed by which rows are drawn.
-        train_rows (`int`, *optional*):
-            Training prompts; `None` is all that a dataset has.
-        eval_rows (`int`, *optional*, defaults to `64`):
-            Validation prompts, used if `eval_strategy` asks for evaluation.
-        length_reward (`str`, *optional*):
-            A second reward, for the length of completions in tokens, beside the task's (`reward_weights` weighs the
-            two): `"cosine"` (from 0 for an empty completion down to `length_least` for one of
-            `max_completion_length`), `"target"` (−`length_cost` for each token off `length_target`) or `"overlong"`
-            (TRL's soft punishment in the last `length_margin` tokens).
-        length_least (`float`, *optional*, defaults to `-1.0`):
-            `length_reward: cosine`: the reward of a completion of `max_completion_length`.
-        length_on (`int`, *optional*, defaults to `1`):
-            `length_reward: cosine` is on for this many optimizer steps, then off for `length_off`, and so on.
-        length_off (`int`, *optional*, defaults to `0`):
-            Optimizer steps for which `length_reward: cosine` is off in between. 0: it is always on.
-        length_target (`int`, *optional*):
-            `length_reward: target`: the length to aim for, in tokens; required.
-        length_cost (`float`, *optional*, defaults to `0.0003`):
-            `length_reward: target`: the cost of each token off `length_target`.
-        length_margin (`int`, *optional*):
-            `length_reward: overlong`: how many of the last tokens of `max_completion_length` are punished; required.
-        thinking_budget (`int`, *optional*):
-            Tokens after which a completion is interrupted and asked for its answer; see
-            [`~trl_prorl.rollout.thinking`]. Needs room for `thinking_text` and `thinking_answer_tokens` in
-            `max_completion_length`; not with `use_vllm`.
-        thinking_text (`str`, *optional*, defaults to `"\\n\\nFinal answer: "`):
-            The text that asks for it.
-        thinking_answer_tokens (`int`, *optional*, defaults to `32`):
-            Tokens that remain for it.
-    """
-
-    task: str = "reverse_digits"
-    task_level: int | None = None
-    task_options: dict | str | None = None
-    task_seed: int = 0
-    train_rows: int | None = None
-    eval_rows: int = 64
-
-    length_reward: str | None = None
-    length_least: float = -1.0
-    length_on: int = 1
-    length_off: int = 0
-    length_target: int | None = None
-    length_cost: float = 0.0003
-    length_margin: int | None = None
-
-    thinking_budget: int | None = None
-    thinking_text: str = "\n\nFinal answer: "
-    thinking_answer_tokens: int = 32
+    __doc__ = TaskKeys.__doc__  # for `help`
 
     def __post_init__(self):
         for name in ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"):
@@ -125,17 +64,10 @@ class TaskArguments(ScriptArguments):
                     f"{name}={getattr(self, name)!r} has no effect: a task reads its data itself. Leave it out; "
                     "dataset_name says where the data are, task_options what else a task takes."
                 )
-        if self.length_reward not in (None, *LENGTH_REWARDS):
-            raise ValueError(f"length_reward={self.length_reward!r} is not one of {', '.join(LENGTH_REWARDS)}.")
+        check_keys(self, TASK_KEYS)
         for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
             if self.length_reward == key and getattr(self, needed) is None:
                 raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
-        check_used(self, TASK_NEEDS)
-        for name in ("length_on", "length_target", "length_margin", "thinking_budget", "thinking_answer_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
-        if self.length_off < 0:
-            raise ValueError(f"length_off={self.length_off} must be at least 0.")
         if isinstance(self.task_options, str):
             try:
                 self.task_options = json.loads(self.task_options)

@@ -4,40 +4,22 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from trl_prorl.descriptor import is_on
 from trl_prorl.eval.analysis.repetitions import EFFECTIVE_WITH, matters
 from trl_prorl.eval.run_folder.run import MODEL, Run, base_family
+from trl_prorl.keys import KEYS
 from trl_prorl.variants import NEVER_RESET
 
 
 TASK = "task"
-# The settings that have a short form, in the order of a name; any other setting is named `key=value`, after these.
-SHORT_FORMS: dict[str, str] = {
-    TASK: "{}",
-    MODEL: "{}",
-    "optimizer_reset": "{}",
-    "optimizer_reset_alpha": "{}",
-    "ref_reset_every": "K={}",
-    "ref_reset_kl": "KL>{}",
-    "ref_reset_kl_window": "over {} steps",
-    "ref_reset_stall": "stall {}",
-    "ref_reset_drop": "drop {}",
-    "ref_reset_metric": "of {}",
-    "ref_reset_cooldown": "cooldown {}",
-    "ref_reset_mix": "mix {}",
-    "elastic_reset_every": "every {}",
-    "elastic_ema": "EMA {}",
-    "lora_growth_every": "growth every {}",
-    "lora_growth_step": "by {} ranks",
-    "lora_growth_max_rank": "up to {}",
-    "beta": "β={}",
-    "beta_old": "β_old={}",
-    "beta_base": "β_base={}",
-    "kl_target": "KL target {}",
-    "loss_mode": "{}",
-    "learning_rate": "lr={}",
-    "max_steps": "{} steps",
+# The settings that have a short form, in the order of a name: of resets and growth, then the others; any other setting
+# is named `key=value`, after these.
+OURS = {name: key.short for name, key in KEYS.items() if key.short is not None}
+SHORT_FORMS = {
+    **{TASK: "{}", MODEL: "{}", "optimizer_reset": "{}", "optimizer_reset_alpha": "{}"},
+    **{name: form for name, form in OURS.items() if name.startswith(("ref_reset", "elastic", "lora"))},
+    **{"beta": "β={}", **OURS, "learning_rate": "lr={}", "max_steps": "{} steps"},
 }
-OFF = (None, 0, False, "off")
 # Their commonest value is named too: `C` alone would not say which treatment of the optimizer it is.
 ALWAYS_NAMED = {TASK, "optimizer_reset", "optimizer_reset_alpha"}
 
@@ -46,10 +28,6 @@ def value_of(run: Run, key: str) -> Any:
     """The value of a setting, the seed of an embedded base aside; `None` where it has no effect."""
     value = run.config.get(key) if matters(key, run.config) else None
     return base_family(value)[0] if key == MODEL else value
-
-
-def is_off(value: Any) -> bool:
-    return any(value == off and type(value) is type(off) for off in (*OFF, 0.0))
 
 
 def _text(value: Any) -> str:
@@ -91,7 +69,7 @@ def _commonest(groups: list[list[Run]], key: str) -> Any:
     if not counts or (len(counts) == 2 and counts[0][1] == counts[1][1]):
         return None
     commonest = next(value for value in values if repr(value) == counts[0][0])
-    return None if is_off(commonest) else commonest
+    return commonest if is_on(commonest) else None
 
 
 def _of_task(groups: list[list[Run]], task: Any) -> list[list[Run]]:
@@ -129,7 +107,7 @@ def configuration_labels(groups: list[list[Run]]) -> list[str]:
         same = _of_task(groups, value_of(group[0], TASK))
 
         def is_named(key, value, same=same):
-            return not is_off(value) and (key in ALWAYS_NAMED or value != _commonest(same, key))
+            return is_on(value) and (key in ALWAYS_NAMED or value != _commonest(same, key))
 
         labels.append(_named(groups, group, is_named))
     # Two that differ in settings that are off in different ways, or in none that a name shows.

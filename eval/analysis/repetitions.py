@@ -1,13 +1,12 @@
 """Which runs are repetitions of one configuration: they differ in seeds, and in what no number depends on."""
 
-from trl_prorl.checkpoint.harmless import HARMLESS
 from trl_prorl.eval.run_folder.run import MODEL, Run
-from trl_prorl.needs import NEEDS, TASK_NEEDS
+from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS
 
 
 # Settings in which runs may differ and still be repetitions of one another: seeds, and what no number depends on. The
 # model and the data, which a resume tells apart by content, are known by name alone here.
-REPETITION_KEYS = ({"seed", "data_seed", "task_seed", "logging_dir"} | HARMLESS) - {
+REPETITION_KEYS = ({"seed", "data_seed", "task_seed", "logging_dir"} | FREE_KEYS) - {
     "model_name_or_path",
     "dataset_name",
 }
@@ -18,7 +17,8 @@ VALIDATION_KEYS = frozenset(
     "num_generations_eval".split()
 )
 # The settings that have no effect without another one: by the rules of the configuration, and those of evaluations.
-EFFECTIVE_WITH = {**NEEDS, **TASK_NEEDS, **dict.fromkeys(VALIDATION_KEYS, NEEDS["ref_reset_metric"])}
+EFFECTIVE_WITH = {name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted}
+EFFECTIVE_WITH |= dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION)
 
 
 def matters(key: str, config: dict) -> bool:

@@ -13,9 +13,10 @@ import torch
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
+from trl_prorl.keys import KEYS, TASK_KEYS
 from trl_prorl.record.keys import EVENTS, METRICS
 from trl_prorl.record.meter import gpu_row
-from trl_prorl.refusals import CHOICES, REFUSALS
+from trl_prorl.refusals import REFUSALS
 from trl_prorl.rollout.thinking import interrupted_rollout
 from trl_prorl.train import TaskArguments
 
@@ -38,8 +39,8 @@ def own_fields(cls, parent):
     return [field for field in dataclasses.fields(cls) if field.name not in theirs]
 
 
-KEYS = [(ProRLConfig, f) for f in own_fields(ProRLConfig, GRPOConfig)]
-KEYS += [(TaskArguments, f) for f in own_fields(TaskArguments, ScriptArguments)]
+FIELDS = [(ProRLConfig, f) for f in own_fields(ProRLConfig, GRPOConfig)]
+FIELDS += [(TaskArguments, f) for f in own_fields(TaskArguments, ScriptArguments)]
 
 
 def test_the_page_is_current():
@@ -55,7 +56,7 @@ def test_check_tells_a_page_that_is_not_current(tmp_path, monkeypatch, capsys):
     assert "is not current" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cls, field", KEYS, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize("cls, field", FIELDS, ids=lambda value: getattr(value, "name", ""))
 def test_docstring_and_dataclass_agree(cls, field):
     entry = generator.entries(cls.__doc__).get(field.name)
     assert entry is not None, f"{field.name} has no docstring entry"
@@ -67,12 +68,12 @@ def test_docstring_and_dataclass_agree(cls, field):
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     named = {str(option) if typing.get_args(option) else option.__name__ for option in options} - {"NoneType"}
     assert set(entry.type.split(" or ")) == named
-    for choice in CHOICES.get(field.name, ()):
+    for choice in (KEYS | TASK_KEYS)[field.name].choices:
         said = choice in (None, "off") or f'"{choice}"' in entry.text
         assert said, f"{field.name} does not say what {choice} is"
 
 
-@pytest.mark.parametrize("cls, field", KEYS, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize("cls, field", FIELDS, ids=lambda value: getattr(value, "name", ""))
 def test_every_key_has_its_place_on_the_page(cls, field):
     page = generator.PAGE.read_text()
     assert len(re.findall(rf"^###+ `{field.name}`$", page, re.MULTILINE)) == 1
@@ -109,9 +110,10 @@ def test_every_refused_combination_is_on_the_page():
     page = generator.PAGE.read_text()
     section = page[page.index("## What is refused") : page.index("## Keys of a recipe's task")]
     rows = re.findall(r"^\d+\. `(.*)`<br>(.+)$", section, re.MULTILINE)
-    assert len(rows) == len(REFUSALS)
-    for (shown, line), refusal in zip(rows, REFUSALS, strict=True):
-        assert all(f"{key}: " in shown for key in refusal.example) and len(line) > 40
+    examples = [refusal.example for refusal in REFUSALS]
+    examples += [{name: key.example} for name, key in KEYS.items() if key.need is not None]
+    for (shown, line), example in zip(rows, examples, strict=True):
+        assert all(f"{key}: " in shown for key in example) and len(line) > 40
 
 
 def test_a_setting_that_is_not_refused_is_not_shown_as_one(monkeypatch):

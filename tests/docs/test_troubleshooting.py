@@ -21,7 +21,7 @@ ANY = "\0"
 def template(node: ast.AST) -> str | None:
     """The text of a string expression, with a mark for what is filled in."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.sub(r"%(s|d|r|\.\d+g)", ANY, node.value)
+        return re.sub(r"%(s|d|r|\.\d+g)|{[\w.!]+}", ANY, node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(template(part) for part in node.values)
     if isinstance(node, ast.FormattedValue):

@@ -2,8 +2,9 @@
 What a changed key does to a run that is resumed with `allow_config_change`: it acts from the checkpoint on, or it is
 refused.
 
-Most keys are read where they act, and a checkpoint holds nothing of them. The others are here: those that a
-checkpoint's optimizer, schedule and state would bring back, and those that cannot be changed in the middle of a run.
+Most keys are read where they act, and a checkpoint holds nothing of them. The others say so in their descriptors, or
+are TRL's and here: those that a checkpoint's optimizer, schedule and state would bring back, and those that cannot be
+changed in the middle of a run.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..resets import triggers
+from ..descriptor import is_on
+from ..keys import KEYS
 from .generation_buffer import buffer_file
 
 
@@ -61,9 +63,9 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
             f"{old!r}, or begin a run of its own."
         )
 
-    for key in changed:
-        if key in FIXED:
-            refuse(key, FIXED[key])
+    for key, (old, new) in changed.items():
+        if why := FIXED.get(key) or (KEYS[key].resume(old, new, now) if key in KEYS else None):
+            refuse(key, why)
     if not set(changed.get("optim", ())) <= SAME_OPTIMIZER:
         refuse("optim", "the checkpoint holds the state of another optimizer")
     schedules = {*changed.get("lr_scheduler_type", ()), now.get("lr_scheduler_type")}
@@ -71,34 +73,22 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
         for key in SCHEDULE_KEYS:
             if key in changed:
                 refuse(key, "that schedule's rate depends on the rates before it")
-    if switched_on(changed, "elastic_reset_every"):
-        refuse("elastic_reset_every", "the policy's average since the run began is not in it")
-    if switched_off(changed, "lora_growth_every"):
-        refuse("lora_growth_every", "its adapter may have grown, and would not be made again; a larger value acts")
     if checkpoint.joinpath(buffer_file(0)).exists():
         for key in BATCH_KEYS:
             if key in changed:
                 refuse(key, "it lies inside a generation batch, which was cut by the old value; one at its end can be")
         if switched_on(changed, "beta"):
             refuse("beta", "it lies inside a generation batch without the reference's log-probabilities")
-    if now.get("beta") and not any(_is_on(now.get(key)) for key in triggers.KEYS):
-        for key in triggers.KEYS:
-            if switched_off(changed, key):
-                refuse(key, "without resets the reference is the base, and this run's has moved; a larger value acts")
-
-
-def _is_on(value: Any) -> bool:
-    return value is not None and value != 0
 
 
 def switched_on(changed: Mapping[str, list[Any]], key: str) -> bool:
     """Whether a key was off, and is not any more."""
-    return key in changed and not _is_on(changed[key][0]) and _is_on(changed[key][1])
+    return key in changed and not is_on(changed[key][0]) and is_on(changed[key][1])
 
 
 def switched_off(changed: Mapping[str, list[Any]], key: str) -> bool:
     """Whether a key was on, and is not any more."""
-    return key in changed and _is_on(changed[key][0]) and not _is_on(changed[key][1])
+    return key in changed and is_on(changed[key][0]) and not is_on(changed[key][1])
 
 
 def hyperparameters(optimizer) -> list[dict[str, Any]]:

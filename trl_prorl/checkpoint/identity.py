@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from ..keys import FREE_KEYS
 from ..record.folder import as_plain
-from .harmless import HARMLESS
 
 
 IDENTITY_FILE = "identity.json"
@@ -33,9 +33,9 @@ def changing_keys(*configs: Any) -> dict[str, Any]:
     """
     keys = {}
     for config in configs:
-        left_out = HARMLESS
+        left_out = FREE_KEYS
         if str(getattr(getattr(config, "lr_scheduler_type", None), "value", "")) in ENDLESS_SCHEDULES:
-            left_out = HARMLESS | LENGTHS
+            left_out = FREE_KEYS | LENGTHS
         for field in dataclasses.fields(config):
             if field.init and field.name not in left_out:
                 keys[field.name] = as_plain(getattr(config, field.name, None))

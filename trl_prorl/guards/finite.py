@@ -6,9 +6,6 @@ from collections.abc import Iterable, Mapping
 import torch
 
 
-MODES = ("stop", "skip")
-
-
 @torch.no_grad()
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether every value of every tensor is finite; one transfer from the device in all."""

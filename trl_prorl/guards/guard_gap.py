@@ -11,7 +11,6 @@ from ..resets.triggers import Reason
 
 logger = logging.getLogger(__name__)
 
-ACTIONS = ("event", "reset", "stop")
 WINDOW = 20  # optimizer steps of a moving average
 
 

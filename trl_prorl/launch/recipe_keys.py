@@ -21,6 +21,8 @@ PLACES = {
     "TaskArguments": ("trl_prorl", "train.py"),
     "ScriptArguments": ("trl", "scripts/utils.py"),
     "ProRLConfig": ("trl_prorl", "config.py"),
+    "ProlongedKeys": ("trl_prorl", "keys.py"),
+    "TaskKeys": ("trl_prorl", "keys.py"),
     "GRPOConfig": ("trl", "trainer/grpo_config.py"),
     "_BaseConfig": ("trl", "trainer/base_config.py"),
     "TrainingArguments": ("transformers", "training_args.py"),
@@ -166,6 +168,8 @@ def _hint(node: ast.expr) -> Any:
         def visit_Attribute(self, attribute):
             return ast.copy_location(ast.Name("AnyObject", ast.Load()), attribute)
 
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated":
+        node = node.slice.elts[0]
     if "ClassVar" in ast.unparse(node):
         return typing.ClassVar
     if isinstance(node, ast.Constant) and isinstance(node.value, str):  # written as text

@@ -41,26 +41,26 @@ class Trigger:
     """
     Base of all triggers: it sees everything and never fires.
 
-    A trigger that keys of [`ProRLConfig`] switch on names them, says how it is made, and stands in [`CONFIGURED`].
+    A trigger that keys of [`ProRLConfig`] switch on, whose effect is `RESET`, names them, says how it is made, and
+    stands in [`CONFIGURED`].
 
     Attributes:
         watches (`str`):
             The mean over a step's tokens that `observe_step` gets, by its name in the record.
-        counts (`tuple[str, ...]`), thresholds (`tuple[str, ...]`):
-            The keys that switch it on: whole numbers, off at 0; positive numbers, off at `None`.
+        keys (`tuple[str, ...]`):
+            The keys that switch it on, where they are neither 0 nor `None`.
         reasons (`tuple[str, ...]`):
             What it can answer with.
     """
 
     watches = "kl_ref"
-    counts: tuple[str, ...] = ()
-    thresholds: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 
     @classmethod
     def is_on(cls, args) -> bool:
         """Whether a key of a [`ProRLConfig`] asks for it."""
-        return any(getattr(args, key) not in (None, 0) for key in (*cls.counts, *cls.thresholds))
+        return any(getattr(args, key) not in (None, 0) for key in cls.keys)
 
     @classmethod
     def of(cls, args) -> "Trigger":
@@ -111,7 +111,7 @@ class Periodic(Trigger):
             Optimizer steps.
     """
 
-    counts, reasons = ("ref_reset_every",), ("periodic",)
+    keys, reasons = ("ref_reset_every",), ("periodic",)
 
     def __init__(self, every: int):
         self.every = every
@@ -139,7 +139,7 @@ class KLSpike(Trigger):
             Steps; the trigger does not fire before there are as many values.
     """
 
-    thresholds, reasons = ("ref_reset_kl",), ("kl_spike",)
+    keys, reasons = ("ref_reset_kl",), ("kl_spike",)
 
     def __init__(self, threshold: float, window: int = 1):
         self.threshold = threshold
@@ -189,7 +189,7 @@ class Stall(Trigger):
             The least difference that counts as an improvement.
     """
 
-    counts, thresholds, reasons = ("ref_reset_stall",), ("ref_reset_drop",), ("stall", "drop")
+    keys, reasons = ("ref_reset_stall", "ref_reset_drop"), ("stall", "drop")
 
     def __init__(
         self, metric: str, patience: int = 0, drop: float | None = None, mode: str = "max", min_delta: float = 0.0
@@ -240,9 +240,7 @@ class Stall(Trigger):
 
 # Those that keys ask for. Whatever depends on which there are is read from here.
 CONFIGURED = (Periodic, KLSpike, Stall)
-COUNTS = tuple(key for trigger in CONFIGURED for key in trigger.counts)
-THRESHOLDS = tuple(key for trigger in CONFIGURED for key in trigger.thresholds)
-KEYS = tuple(key for trigger in CONFIGURED for key in (*trigger.counts, *trigger.thresholds))
+KEYS = tuple(key for trigger in CONFIGURED for key in trigger.keys)
 
 
 def configured_triggers(args) -> list[Trigger]:

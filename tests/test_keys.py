@@ -1,0 +1,252 @@
+"""A key is declared once: what follows from its descriptor is what lists by hand say, and no part is left out."""
+
+import dataclasses
+import inspect
+import itertools
+import warnings
+from typing import Annotated
+
+import pytest
+from trl import GRPOConfig, ScriptArguments
+
+from trl_prorl import ProRLConfig
+from trl_prorl.checkpoint.config_change import check_change
+from trl_prorl.descriptor import Effect, Key, acts, declared, free, needs, one_of, whole
+from trl_prorl.keys import FREE_KEYS, KEYS, TASK_KEYS, TRIGGER_KEYS, ProlongedKeys
+from trl_prorl.objective import advantages, kl
+from trl_prorl.resets import optimizer_state, triggers
+from trl_prorl.train import TaskArguments
+
+
+# ----------------------------------------------------------------------------- what the trainer asks, by hand
+
+
+def resets(args):
+    guarded = args.guard_gap is not None and args.guard_gap_action == "reset"
+    return guarded or any(
+        (args.ref_reset_every, args.ref_reset_kl is not None, args.ref_reset_stall, args.ref_reset_drop is not None)
+    )
+
+
+def changes_at_boundary(args):
+    return resets(args) or args.elastic_reset_every > 0 or args.lora_growth_every > 0
+
+
+def adds_penalty(args):
+    ours = args.kl_estimator != "k3" or args.drop_zero_rows or args.loss_mode == "no_ratio"
+    ours = ours or args.kl_clamp is not None
+    return args.beta_old != 0.0 or args.beta_base != 0.0 or (args.beta != 0.0 and ours)
+
+
+def is_trl(args):
+    penalties = adds_penalty(args) or args.kl_target is not None or args.loss_mode is not None
+    samples = args.dynamic_sampling_rounds > 0 or args.advantage_estimator is not None
+    fast = {"reuse_old_logps": True, "pack_groups": "auto", "compact_generation": "auto"}
+    accelerated = any(
+        getattr(args, key) not in (False, "off") and not (args.given_up is not None and getattr(args, key) == value)
+        for key, value in fast.items()
+    )
+    cost = accelerated or args.skip_zero_rows or args.ref_compute != "cached"
+    return not (penalties or changes_at_boundary(args) or samples or cost)
+
+
+# Values of every key, most of them not its default, and what makes the configuration right.
+VALUES = {
+    "beta_old": [0.1],
+    "beta_base": [0.1],
+    "base_anchor_every": [4],
+    "kl_estimator": ["k1", "k2"],
+    "kl_clamp": [10.0],
+    "ref_compute": ["naive_epoch"],
+    "kl_target": [0.05],
+    "kl_horizon": [50],
+    "ref_reset_every": [9],
+    "ref_reset_kl": [0.1],
+    "ref_reset_kl_window": [5],
+    "ref_reset_stall": [2],
+    "ref_reset_drop": [0.1],
+    "ref_reset_metric": ["eval_loss"],
+    "ref_reset_metric_mode": ["min"],
+    "ref_reset_min_delta": [0.01],
+    "ref_reset_cooldown": [5],
+    "ref_reset_mix": [0.0, 0.5],
+    "optimizer_reset": ["hard", "soft"],
+    "optimizer_reset_alpha": [0.25],
+    "optimizer_reset_schedule": ["keep", "restart"],
+    "optimizer_reset_rewarmup_steps": [5],
+    "elastic_reset_every": [5],
+    "elastic_ema": [0.9],
+    "lora_growth_every": [5],
+    "lora_growth_step": [8],
+    "lora_growth_max_rank": [32],
+    "fast": [True],
+    "reuse_old_logps": [True],
+    "pack_groups": ["on", "auto"],
+    "pack_max_tokens": [8192],
+    "compact_generation": ["on", "auto"],
+    "skip_zero_rows": [True],
+    "drop_zero_rows": [True],
+    "dynamic_sampling_rounds": [2],
+    "dynamic_sampling_rewards": [["x"]],
+    "advantage_estimator": ["raw"],
+    "loss_mode": ["no_ratio", "unclipped", "clipped"],
+    "entropy_floor": [0.1],
+    "entropy_patience": [20],
+    "entropy_stop": [True],
+    "guard_gap": [0.1],
+    "guard_gap_action": ["reset", "stop"],
+    "nonfinite": ["skip"],
+    "reward_timeout": [None, 5.0],
+    "allow_config_change": [True],
+    "run_dir": ["elsewhere"],
+    "log_update_norm": [True],
+    "hub_push_reference": [True],
+}
+CHANGES = [{}, *({name: value} for name, values in VALUES.items() for value in values)]
+BASES = [{}, {"beta": 0.1}, {"beta": 0.1, "ref_reset_every": 9}, {"beta_base": 0.1}, {"elastic_reset_every": 5}]
+BASES += [{"beta": 0.1, "guard_gap": 0.1}, {"dynamic_sampling_rounds": 2, "entropy_floor": 0.1}]
+
+
+def accepted(**keys):
+    """A configuration, or `None` if it is refused."""
+    base = {"output_dir": "run", "use_cpu": True, "bf16": False, "num_iterations": 2, "eval_strategy": "steps"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ProRLConfig(**{**base, "eval_steps": 5, "report_to": "none", **keys})
+        except ValueError:
+            return None
+
+
+def test_there_is_a_value_of_every_key():
+    assert set(VALUES) == set(KEYS)
+
+
+@pytest.mark.parametrize("base", BASES, ids=str)
+def test_what_follows_from_one_or_two_keys_is_what_the_lists_by_hand_said(base):
+    compared, on = 0, set()
+    for first, second in itertools.combinations_with_replacement(CHANGES, 2):
+        if len(first) + len(second) == 2 and base not in BASES[:2]:
+            continue  # pairs of keys on top of no and of one base are many enough
+        args = accepted(**{**base, **first, **second})
+        for given_up in (None, "it is not possible") if args is not None else ():
+            args.given_up = given_up
+            compared += 1
+            on |= {*first, *second}
+            assert args.resets == resets(args), (first, second)
+            assert args.changes_at_boundary == changes_at_boundary(args), (first, second)
+            assert args.adds_penalty == adds_penalty(args), (first, second)
+            assert args.is_trl == is_trl(args), (first, second)
+    assert compared > 50 and len(on) > 10
+
+
+# ----------------------------------------------------------------------------- one place, and nothing left out
+
+
+def test_every_key_of_ours_is_declared_there_alone():
+    for cls, theirs, keys in ((ProRLConfig, GRPOConfig, KEYS), (TaskArguments, ScriptArguments, TASK_KEYS)):
+        inherited = {field.name for field in dataclasses.fields(theirs)}
+        assert [field.name for field in dataclasses.fields(cls) if field.name not in inherited] == list(keys)
+        for name, key in keys.items():
+            assert (
+                inspect.getdoc(cls).count(f"\n    {name} (") == 1
+                and cls.__dataclass_fields__[name].default == key.default
+            )
+
+
+GOOD = Key(whole(0), Effect.STEP, acts)
+BAD = {
+    "no descriptor": (int, 0, "Bad.key has no descriptor|key has no descriptor"),
+    "two": (Annotated[int, GOOD, GOOD], 0, "has no descriptor"),
+    "a need, no example": (Annotated[int, Key(whole(0), Effect.STEP, acts, needs("other"))], 0, "has an example"),
+    "an example, no need": (Annotated[int, Key(whole(0), Effect.STEP, acts, example=2)], 0, "has an example"),
+    "its default": (Annotated[int, Key(whole(0), Effect.STEP, acts, needs("a"), 3)], 3, "not its default"),
+    "free, and acts": (Annotated[int, Key(whole(0), Effect.STEP, free)], 0, "changes training"),
+    "a wrong default": (
+        Annotated[int, Key(whole(1), Effect.STEP, acts)],
+        0,
+        "a whole number from 1. It is the default",
+    ),
+    "no such choice": (Annotated[str, Key(one_of("a", "b"), Effect.STEP, acts)], "c", "not one of a, b"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_part_that_is_forgotten_or_contradicts_another_is_an_error(case):
+    hint, default, message = BAD[case]
+    cls = dataclasses.make_dataclass("Bad", [("key", hint, dataclasses.field(default=default))])
+    with pytest.raises(TypeError, match=message):
+        declared(cls)
+
+
+@pytest.mark.parametrize("parts", [(), (whole(0),), (whole(0), Effect.STEP)])
+def test_no_part_has_a_silent_default(parts):
+    with pytest.raises(TypeError, match="required positional argument"):
+        Key(*parts)
+
+
+def test_a_right_descriptor_knows_its_field():
+    field = dataclasses.field(default=None)
+    cls = dataclasses.make_dataclass(
+        "Good", [("a", Annotated[int | None, GOOD], field), ("b", Annotated[int, GOOD], 0)]
+    )
+    keys = declared(cls)
+    assert keys["a"] == dataclasses.replace(GOOD, default=None, nullable=True)
+    assert keys["b"] == dataclasses.replace(GOOD, default=0, nullable=False)
+
+
+# ----------------------------------------------------------------------------- the objects that a choice names
+
+OBJECTS = {
+    "optimizer_reset": optimizer_state.MODES,
+    "kl_estimator": kl.ESTIMATORS,
+    "advantage_estimator": (None, *advantages.ESTIMATORS),
+}
+
+
+@pytest.mark.parametrize("key", OBJECTS)
+def test_the_choices_are_the_objects_that_there_are(key):
+    assert KEYS[key].choices == OBJECTS[key]
+
+
+def test_the_keys_that_request_resets_are_those_of_the_triggers():
+    assert TRIGGER_KEYS == triggers.KEYS
+
+
+# ----------------------------------------------------------------------------- a resume
+
+OURS_FREE = "run_dir hub_push_reference allow_config_change fast reward_timeout log_update_norm".split()
+
+
+def test_on_which_keys_of_ours_no_number_depends():
+    assert {name for name in (*KEYS, *TASK_KEYS) if name in FREE_KEYS} == set(OURS_FREE)
+
+
+# By hand: refused when switched on, when switched off, and without another trigger.
+ON, OFF, LAST = ["elastic_reset_every"], ["lora_growth_every"], "every kl stall drop".split()
+
+
+def refused_change(key, old, new, folder, **now):
+    try:
+        check_change({key: [old, new]}, {key: new, **now}, folder)
+    except ValueError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_which_changes_of_a_key_a_resume_refuses(tmp_path, key):
+    default, other = KEYS[key].default, VALUES[key][0]
+    last = key in [f"ref_reset_{name}" for name in LAST]
+    assert refused_change(key, default, other, tmp_path, beta=0.3) == (key in ON)
+    assert refused_change(key, other, default, tmp_path, beta=0.3) == (key in OFF or last)
+    assert refused_change(key, other, default, tmp_path, beta=0.0) == (key in OFF)
+    another = next(f"ref_reset_{name}" for name in LAST if f"ref_reset_{name}" != key)
+    assert refused_change(key, other, default, tmp_path, beta=0.3, **{another: 3}) == (key in OFF)
+
+
+def test_help_and_introspection_show_every_key():
+    assert (
+        ProRLConfig.__doc__ == ProlongedKeys.__doc__ and "Parameters that control the anchors" in ProRLConfig.__doc__
+    )
+    assert list(inspect.signature(ProRLConfig).parameters)[0] == "output_dir"

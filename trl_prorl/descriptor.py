@@ -1,0 +1,219 @@
+"""
+What is said of a key where it is declared: its values, what it changes, what a resume may do with it, and which other
+key it needs. Nothing is imported that takes long, because command lines and reports ask before torch is there.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Flag, auto
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+
+ValueOf = Callable[[str], Any]  # the value of a key by its name, `None` for one that a configuration lacks
+
+
+class Effect(Flag):
+    """What a key changes of TRL's training where it is not at its default."""
+
+    NOTHING = 0  # it watches, or says how something is done that another key asks for
+    STEP = auto()  # the numbers or the forwards of a step
+    TERM = auto()  # it adds a KL term
+    KL = auto()  # how a KL term is computed, TRL's own among them
+    BOUNDARY = auto()  # weights or ranks, at a generation boundary
+    RESET = auto()  # it requests resets
+
+
+@dataclass(frozen=True)
+class Values:
+    """
+    The values that a key may have.
+
+    Attributes:
+        is_right (`Callable`):
+            Whether a value is one of them.
+        words (`str`):
+            What they are, after "must be".
+        names (`tuple[str, ...]`, *optional*):
+            All of them, where they are names.
+    """
+
+    is_right: Callable[[Any], bool]
+    words: str = ""
+    names: tuple[str, ...] = ()
+
+
+def one_of(*names: str) -> Values:
+    return Values(names.__contains__, names=names)
+
+
+def number(is_right: Callable[[float], bool], words: str) -> Values:
+    """Numbers in a range, in which NaN never is."""
+
+    def check(value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and is_right(value)
+
+    return Values(check, words)
+
+
+def whole(least: int) -> Values:
+    return number(lambda value: value >= least and float(value).is_integer(), f"a whole number from {least}")
+
+
+@dataclass(frozen=True)
+class Need:
+    """
+    Without what a key has no effect.
+
+    Attributes:
+        is_met (`Callable[[ValueOf], bool]`):
+            Whether it is there.
+        line (`str`):
+            What refuses a key without it; `{key}` and `{value!r}` stand for the key and its value.
+        adjusted (`bool`, *optional*, defaults to `False`):
+            Whether the key does no more than to adjust it, so that reports leave the key out.
+    """
+
+    is_met: Callable[[ValueOf], bool]
+    line: str
+    adjusted: bool = False
+
+
+def is_on(value: Any) -> bool:
+    """Whether a value is not off: not `None`, 0, `False` or `"off"`."""
+    return value not in (None, 0, "off")
+
+
+def needs(*keys: str, value: Any = None, written: str | None = None, line: str | None = None) -> Need:
+    """The need of one of some keys, which is on or has a certain value: as `written` in a recipe, or with a line."""
+    written = written or " or ".join(keys) + (f": {value}" if value is not None else "")
+    return Need(
+        lambda value_of: any(is_on(value_of(key)) if value is None else value_of(key) == value for key in keys),
+        line or f"{{key}}={{value!r}} has no effect without {written}. Set that, or leave {{key}} out.",
+        adjusted=line is None,
+    )
+
+
+# What a resume does with a key that has changed, by its values then and now, and all keys as they are now: a reason
+# for which it cannot be changed, or `None`.
+Resume = Callable[[Any, Any, Mapping[str, Any]], str | None]
+
+
+def acts(then: Any, now: Any, keys: Mapping[str, Any]) -> None:
+    """It acts from the checkpoint on, with `allow_config_change`."""
+
+
+def free(then: Any, now: Any, keys: Mapping[str, Any]) -> None:
+    """It may always change, because no number of a run depends on it."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """
+    A key, as `Annotated[TYPE, Key(...)] = DEFAULT` declares it in [`~trl_prorl.keys`].
+
+    Attributes:
+        values (`Values`):
+            Its values, beside `None` where the type says so.
+        effect (`Effect` or `Callable[[Any], Effect]`):
+            What it changes where it is not at its default, or what a value changes.
+        resume (`Resume`):
+            [`acts`], [`free`] or a rule of its own.
+        need (`Need`, *optional*), example (`Any`, *optional*):
+            Without what it has no effect, and a value that shows it in docs/reference.md; neither goes without the
+            other.
+        short (`str`, *optional*):
+            Its form in the names of arms; `None`: `key=value`.
+        fast (`Any`, *optional*):
+            The value that the key `fast` gives it.
+        default (`Any`), nullable (`bool`):
+            Of the field that it describes.
+    """
+
+    values: Values
+    effect: Effect | Callable[[Any], Effect]
+    resume: Resume
+    need: Need | None = None
+    example: Any = None
+    short: str | None = None
+    fast: Any = None
+    default: Any = None
+    nullable: bool = False
+
+    @property
+    def choices(self) -> tuple[str | None, ...]:
+        """All its values, where they are names."""
+        return (None, *self.values.names) if self.values.names and self.nullable else self.values.names
+
+    def wrong(self, name: str, value: Any) -> str | None:
+        """The line that refuses a value that is wrong by itself, with the key, the value and what is right."""
+        if self.values.is_right(value) or (self.nullable and value is None):
+            return None
+        choices = ", ".join(map(str, self.choices))
+        return (
+            f"{name}={value!r} is not one of {choices}."
+            if choices
+            else f"{name}={value!r} must be {self.values.words}."
+        )
+
+    def unused(self, name: str, value_of: ValueOf) -> str | None:
+        """The line that refuses its value if that is not its default though nothing uses it."""
+        value = value_of(name)
+        if self.need is None or value == self.default or self.need.is_met(value_of):
+            return None
+        return self.need.line.format(key=name, value=value)
+
+    def effect_of(self, name: str, value_of: ValueOf) -> Effect:
+        """What its value changes."""
+        value = value_of(name)
+        if value in (None, self.default):
+            return Effect.NOTHING
+        effect = self.effect(value) if callable(self.effect) else self.effect
+        return effect if effect and not self.unused(name, value_of) else Effect.NOTHING
+
+
+def declared(cls: type) -> dict[str, Key]:
+    """
+    The descriptors of a dataclass's fields, by name.
+
+    Raises:
+        `TypeError`: a field has none, or one that contradicts itself.
+    """
+    keys, hints = {}, get_type_hints(cls, include_extras=True)
+    for field in fields(cls):
+        name, hint = field.name, hints[field.name]
+        found = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Key)]
+        if len(found) != 1:
+            raise TypeError(f"{name} has no descriptor: declare it as Annotated[TYPE, Key(...)] = DEFAULT.")
+        key = keys[name] = replace(found[0], default=field.default, nullable=NoneType in get_args(hint.__origin__))
+        if (key.need is None) != (key.example is None) or (key.need and key.example == key.default):
+            raise TypeError(f"{name}: a key that needs another one has an example, which is not its default.")
+        if key.resume is free and key.effect is not Effect.NOTHING:
+            raise TypeError(f"{name} changes training, so that a resume is not free to change it.")
+        if wrong := key.wrong(name, key.default):
+            raise TypeError(f"{wrong} It is the default.")
+    return keys
+
+
+def check_keys(configuration: Any, keys: Mapping[str, Key]) -> None:
+    """
+    Refuse a value that is wrong by itself, then one that nothing would ever look at.
+
+    Args:
+        configuration (dataclass instance):
+            Whose fields are asked for.
+        keys (`Mapping[str, Key]`):
+            Their descriptors.
+
+    Raises:
+        `ValueError`: naming the first such key, its value and the cure.
+    """
+
+    def value_of(name: str) -> Any:
+        return getattr(configuration, name)
+
+    lines = [key.wrong(name, value_of(name)) for name, key in keys.items()]
+    if not any(lines):
+        lines = [key.unused(name, value_of) for name, key in keys.items()]
+    for line in filter(None, lines):
+        raise ValueError(line)

@@ -1,0 +1,454 @@
+"""
+The keys, each declared once: its type, its default, its descriptor and, in the docstring, its meaning. Help, the
+reference, refusals, the rules of a resume, the names of arms and `ProRLConfig.is_trl` follow.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from .descriptor import Effect, Key, Need, ValueOf, Values, acts, declared, free, is_on, needs, number, one_of, whole
+
+
+NOTHING, STEP, TERM, KL, BOUNDARY, RESET = (Effect(0), *Effect)
+
+POSITIVE = number(lambda value: 0 < value < math.inf, "a positive number")
+NOT_NEGATIVE = number(lambda value: 0 <= value < math.inf, "a finite number that is not negative")
+SWITCH = Values(lambda value: isinstance(value, bool), "true or false")
+ELSEWHERE = Values(lambda value: True)  # checked by whoever knows what there is
+OFF_ON_AUTO = one_of("off", "on", "auto")
+SHARE = number(lambda value: 0 <= value <= 1, "in [0, 1]; 1 is a hard copy")
+DECAY = number(lambda value: 0 <= value < 1, "in [0, 1)")
+FACTOR = number(lambda value: 0 < value <= 1, "in (0, 1]; to clear the state use optimizer_reset: hard")
+TEXT = Values(lambda value: isinstance(value, str), "a text")
+PATH = Values(lambda value: isinstance(value, (str, os.PathLike)), "a path")
+NAMES = Values(
+    lambda value: isinstance(value, list) and value != [] and all(isinstance(name, str) for name in value),
+    "a list of names of reward functions",
+)
+
+ADVANTAGES = ("raw", "centered", "group_normalized", "batch_normalized", "rloo", "max", "best_of_group")
+TREATMENTS = ("keep", "hard", "soft", "asym", "step")
+
+A_REFERENCE = needs("beta", line="{key}={value!r} needs a reference: set beta > 0, or {key}: cached.")
+A_PUSHED_REFERENCE = needs(
+    "beta",
+    line="{key}={value!r} pushes the reference, but beta=0 means that there is none. Leave {key} out, or set "
+    "beta > 0.",
+)
+AN_ANCHOR, ANCHORED_ROWS, AN_ADAPTED_ANCHOR = (
+    needs("beta", "beta_old", "beta_base", line=f"{{key}}={{value!r}} {words}")
+    for words in (
+        "bounds the KL to an anchor, and there is none. Set beta, beta_old or beta_base, or leave {key} out.",
+        "leaves rows out of the KL, and there is none. Set beta, beta_old or beta_base, or leave {key} out.",
+        "adapts the coefficient of an anchor, and there is none. Set beta, beta_old or beta_base to the coefficient "
+        "to begin with.",
+    )
+)
+A_FLOOR = needs(
+    "entropy_floor", line="{key}={value!r} never stops anything without entropy_floor: set it, in nats per token."
+)
+AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
+A_RESET = Need(
+    lambda value_of: any(
+        RESET in key.effect_of(name, value_of) for name, key in KEYS.items() if key.need is not A_RESET
+    ),
+    "{key}={value!r} is never applied: nothing requests a reset. Set ref_reset_every (or ref_reset_kl, "
+    "ref_reset_stall, ref_reset_drop), or leave {key} out. With triggers of your own alone, set ref_reset_every to "
+    "more than max_steps.",
+)
+
+
+def has_average(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
+    return "the policy's average since the run began is not in it" if is_on(now) and not is_on(then) else None
+
+
+def has_grown(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
+    why = "its adapter may have grown, and would not be made again; a larger value acts"
+    return why if is_on(then) and not is_on(now) else None
+
+
+def has_moved(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
+    why = "without resets the reference is the base, and this run's has moved; a larger value acts"
+    resets = any(is_on(keys.get(name)) for name in TRIGGER_KEYS)
+    return why if is_on(then) and not is_on(now) and keys.get("beta") and not resets else None
+
+
+def adjusts(values: Values, need: Need, example: Any, short: str | None = None) -> Key:
+    """The descriptor of a key that says how something is done that another one asks for."""
+    return Key(values, NOTHING, acts, need, example, short)
+
+
+def _of_loss_mode(mode: str) -> Effect:
+    return STEP | KL if mode == "no_ratio" else STEP
+
+
+def _of_guard(action: str) -> Effect:
+    return RESET if action == "reset" else NOTHING
+
+
+@dataclass
+class ProlongedKeys:
+    r"""
+    Configuration of [`ProRLTrainer`]: everything of [`~trl.GRPOConfig`], and the anchors and resets of prolonged RL.
+
+    TRL's `beta` stays what it is, the coefficient of the KL to the reference model. Variant A is `beta > 0` with
+    resets; B is `beta = 0` and `beta_old > 0`, a *different objective* that needs no reference model; C is A with
+    `optimizer_reset`.
+
+    Parameters:
+        > Parameters that control the anchors
+
+        beta_old (`float`, *optional*, defaults to `0.0`):
+            Coefficient of the KL to π_old, the policy that sampled the batch. Costs no forward of its own. Acts only
+            where samples are used after an update: `num_iterations` > 1, or a generation batch spread over several
+            optimizer steps.
+        beta_base (`float`, *optional*, defaults to `0.0`):
+            Coefficient of the KL to the base policy, the policy as the run began, in A and B alike. Costs a forward.
+        base_anchor_every (`int`, *optional*, defaults to `1`):
+            The base anchor acts on every N-th generation batch, and costs a forward on those alone. The coefficient is
+            not scaled up for it.
+        kl_estimator (`str`, *optional*, defaults to `"k3"`):
+            `"k1"`, `"k2"` or `"k3"`, for every anchor; together with TRL's `use_bias_correction_kl`. See
+            [`~trl_prorl.objective.kl`] for which combination has which gradient.
+        kl_clamp (`float`, *optional*):
+            Bound, in nats, of every anchor's estimate at each token (verl and NeMo RL bound k3 at 10), before
+            `use_bias_correction_kl` multiplies it by the ratio. A token beyond it carries no gradient of the KL, so
+            nothing pulls it back; `kl_clamped` in the record counts such tokens. `kl_ref`, `kl_old` and `kl_base` stay
+            unbounded, and so does what `ref_reset_kl` and `kl_target` watch; one that overflows is left out of the
+            record and stops nothing (`nonfinite`). `None`: no bound.
+        ref_compute (`str`, *optional*, defaults to `"cached"`):
+            `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores it again in every
+            inner pass, with the same numbers; the wasteful baseline.
+
+        kl_target (`float`, *optional*):
+            Adapt the coefficient of the active anchor (`beta`, else `beta_old`, else `beta_base`) so that its KL
+            approaches this many nats per token (arXiv 1909.08593). `None`: a fixed coefficient.
+        kl_horizon (`int`, *optional*, defaults to `100`):
+            Optimizer steps in which a persistent error of 20 % or more moves the coefficient by 20 %.
+
+        > Parameters that control the resets
+
+        ref_reset_every (`int`, *optional*, defaults to `0`):
+            Request a reset whenever the number of optimizer steps done is a multiple of this. It is applied at the
+            next generation boundary. 0: never.
+        ref_reset_kl (`float`, *optional*):
+            Request a reset when the KL to the reference (`kl_ref`, nats per token) exceeds this. `None`: never.
+        ref_reset_kl_window (`int`, *optional*, defaults to `1`):
+            Steps over which that KL is averaged.
+        ref_reset_stall (`int`, *optional*, defaults to `0`):
+            Request a reset after this many evaluations without an improvement on the best. 0: never.
+        ref_reset_drop (`float`, *optional*):
+            Request a reset when the metric falls below its best by more than this. `None`: never.
+        ref_reset_metric (`str`, *optional*, defaults to `"eval_reward"`):
+            The validation metric that `ref_reset_stall` and `ref_reset_drop` watch: `eval_reward`; `eval_pass@1`,
+            `eval_pass@2`, `eval_pass@4` … up to the completions of a prompt, correct by the task's `verify`;
+            `eval_pass@1/TASK` of one task among several; or any other metric of an evaluation.
+        ref_reset_metric_mode (`str`, *optional*, defaults to `"max"`):
+            `"max"` if larger is better, `"min"` if smaller is.
+        ref_reset_min_delta (`float`, *optional*, defaults to `0.0`):
+            The least change of that metric that counts as an improvement.
+        ref_reset_cooldown (`int`, *optional*, defaults to `0`):
+            Optimizer steps since the last applied reset before which no trigger fires.
+        ref_reset_mix (`float`, *optional*, defaults to `1.0`):
+            What the reference becomes at a reset: `mix` · policy + (1 − `mix`) · reference. 1 is a hard copy; between
+            0 and 1 the parameters are averaged (with LoRA the factors A and B, which is not the average of their
+            products BA); 0 leaves the reference where it is, so that only the optimizer is reset. A small value with
+            `ref_reset_every: 1` makes the reference a moving average of the policy (the soft update of TR-DPO, arXiv
+            2404.09656), which moves once at each generation boundary. In bf16 weights a move of less than some 0.2 %
+            of a parameter is lost in rounding.
+        optimizer_reset (`str`, *optional*, defaults to `"keep"`):
+            What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
+            rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
+            `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept), `"step"` (step count cleared, the
+            moments kept: Adam-Rel, arXiv 2412.17113; Adam's family alone). See [`~trl_prorl.resets.optimizer_state`]
+            for each optimizer.
+        optimizer_reset_alpha (`float`, *optional*, defaults to `0.1`):
+            Factor of `optimizer_reset: soft`, in (0, 1]. The next updates are smaller at first (0.6 of the usual at
+            0.1, where gradients agree), then larger (up to 2.9 times): see [`~trl_prorl.resets.optimizer_state`].
+        optimizer_reset_schedule (`str`, *optional*):
+            What a reset does to the learning-rate schedule: `"keep"` or `"restart"`. `None`: restart with `hard`, keep
+            otherwise.
+        optimizer_reset_rewarmup_steps (`int`, *optional*, defaults to `0`):
+            Updates over which the learning rate rises linearly to the schedule's after a reset.
+        elastic_reset_every (`int`, *optional*, defaults to `0`):
+            Optimizer steps from one Elastic Reset (arXiv 2312.07551) to the next, each applied at the next generation
+            boundary: policy ← its moving average, average ← the initial policy. 0: never.
+        elastic_ema (`float`, *optional*, defaults to `0.99`):
+            Decay of that moving average, per optimizer step.
+
+        > Parameters that control the growth of the adapter
+
+        lora_growth_every (`int`, *optional*, defaults to `0`):
+            Optimizer steps from one growth of the LoRA adapters to the next, each applied at the next generation
+            boundary, before a reset there: more ranks for the policy and its frozen copies, while every function stays
+            what it is. Adam keeps its state of the old ranks, and its step count. 0: never. See docs/growth.md.
+        lora_growth_step (`int`, *optional*, defaults to `4`):
+            Ranks that a growth adds.
+        lora_growth_max_rank (`int`, *optional*, defaults to `64`):
+            The rank at which growth ends.
+
+        > Parameters that control the cost
+
+        fast (`bool`, *optional*, defaults to `False`):
+            Every acceleration that changes no number beyond rounding, or draws from the same distribution:
+            `reuse_old_logps: true`, `pack_groups: auto` and `compact_generation: auto`. A key that is set by hand
+            wins, at its default too (with TRL's `TrlParser`, which passes all keys, only at another value). What is
+            not possible falls back, also where dropout is active; a line at the start and `env.json` say why.
+            `skip_zero_rows` is not among them, because it changes means of the record.
+        reuse_old_logps (`bool`, *optional*, defaults to `False`):
+            Take π_old's log-probabilities from the first inner pass instead of a forward of their own, wherever that
+            is sound: nothing was updated since sampling (`gradient_accumulation_steps` a multiple of
+            `steps_per_generation`) and no vLLM correction needs them earlier. Elsewhere the forward stays, and
+            `env.json` says so.
+
+        pack_groups (`str`, *optional*, defaults to `"off"`):
+            `"on"`: every forward that scores tokens computes each prompt once for all its completions, and no
+            padding, with the same numbers (see [`~trl_prorl.scoring.packing`]); groups stay together in a micro-batch.
+            A model or a task for which that is not possible is refused, and so is a model that gives other numbers
+            for a few tokens, which are tried when the trainer is made; with `"auto"` it is computed as TRL computes
+            it, and `env.json` says why.
+        pack_max_tokens (`int`, *optional*):
+            Most tokens of one packed forward, with a single process: no less than the longest prompt and
+            `max_completion_length`. `None`: a micro-batch is one forward.
+        compact_generation (`str`, *optional*, defaults to `"off"`):
+            `"on"`: rollouts compute each prompt once for all its completions, drop a completion when it ends, and
+            sample from a copy of the policy with LoRA merged (see [`~trl_prorl.rollout.compact`] and
+            [`~trl_prorl.rollout.merged_copy`]). Settings of the generation mean what they mean in TRL. A model or a
+            setting for which that is not possible is refused; with `"auto"` transformers' `generate` samples, and
+            `env.json` says why. The copy takes memory of its own for the weights that LoRA changes.
+        skip_zero_rows (`bool`, *optional*, defaults to `False`):
+            Do not compute rows that carry no gradient: those of groups whose rewards are all equal, where no penalty
+            acts on them. Gradient and normaliser are the same; `rows_skipped` counts them, and the means over tokens
+            in the record are of the rows that were computed.
+        drop_zero_rows (`bool`, *optional*, defaults to `False`):
+            Rows whose advantage is 0 carry no KL either, so that `skip_zero_rows` need not compute them in A and B.
+            The normaliser counts them as before. *Another objective*: the KL no longer acts on solved and on hopeless
+            prompts (unless a length reward gives them advantages), nor, with `max` and `best_of_group`, on all but
+            the best rows.
+
+        > Parameters that control the samples and their advantages
+
+        dynamic_sampling_rounds (`int`, *optional*, defaults to `0`):
+            The most rounds in which groups whose task rewards are all equal are replaced by groups of other prompts
+            (DAPO, arXiv 2503.14476). What was generated in vain is counted; the logged rewards are those of the first
+            round. Groups still undecided stay: see `drop_zero_rows`.
+        dynamic_sampling_rewards (`list[str]`, *optional*):
+            Names of the reward functions whose weighted sum decides whether a group's rewards are all equal. `None`:
+            the first one that has a weight and a reward for the group, which in a recipe is the task's; a length
+            reward, which tells apart any two completions of unequal lengths, does not decide.
+        advantage_estimator (`str`, *optional*):
+            How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`, `"rloo"`,
+            `"max"`, `"best_of_group"`; see [`~trl_prorl.objective.advantages`]. TRL's `scale_rewards` then has no
+            effect. `None`: TRL's own.
+        loss_mode (`str`, *optional*):
+            The ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh), `"unclipped"`
+            (ratio · A) or `"clipped"`. The penalties keep their own ratio, and TRL's `off_policy_mask_threshold` and
+            its correction for vLLM act with each. `None`: TRL's, which is clipped.
+
+        > Parameters that keep a run safe
+
+        entropy_floor (`float`, *optional*):
+            Mean entropy, in nats per token, below which a policy counts as collapsed. `None`: not watched.
+        entropy_patience (`int`, *optional*, defaults to `10`):
+            Consecutive optimizer steps below `entropy_floor` that count as a collapse, which is logged as an event.
+        entropy_stop (`bool`, *optional*, defaults to `False`):
+            Whether a collapse stops the run, with a checkpoint.
+        guard_gap (`float`, *optional*):
+            Fires when the share of correct completions (`gold` in the record, by the task's `verify` or a reward
+            function's `verifier`) has fallen by more than this from its highest value while the reward is no lower
+            than it was then, both as averages over 20 optimizer steps: the reward is being gamed. `None`: off.
+        guard_gap_action (`str`, *optional*, defaults to `"event"`):
+            What then happens: `"event"` (an event in the record, and a warning), `"reset"` (a reset of the reference
+            is requested too) or `"stop"` (the run ends, with a checkpoint).
+
+        nonfinite (`str`, *optional*, defaults to `"stop"`):
+            What NaN or infinity in a reward, the loss, a KL or a gradient does: `"stop"` ends the run before the next
+            checkpoint; `"skip"` leaves out that optimizer step (weights and optimizer state stay, the step still
+            counts and the learning-rate schedule goes on) and counts it as `nonfinite_skips`. Weights that are not
+            finite always stop the run.
+        reward_timeout (`float`, *optional*, defaults to `600.0`):
+            Seconds that a reward function may take for one batch. `None`: no limit.
+        allow_config_change (`bool`, *optional*, defaults to `False`):
+            Whether a resume may have other arguments that change the run. The change is logged as an event.
+
+        > Parameters that control the record
+
+        run_dir (`str`, *optional*):
+            Where the record of the run goes. `None`: `output_dir`. The run's id tells which model belongs to a record.
+        log_update_norm (`bool`, *optional*, defaults to `False`):
+            Record the norm of every update of the trained parameters, which shows what a reset does to the first ones.
+            Costs a copy of those parameters.
+        hub_push_reference (`bool`, *optional*, defaults to `False`):
+            Whether `push_to_hub` pushes the frozen adapter `ref` too, into the folder `ref`. TRL's `hub_*` keys say
+            the rest; see docs/publishing.md.
+    """
+
+    beta_old: Annotated[float, Key(NOT_NEGATIVE, TERM, acts, short="β_old={}")] = 0.0
+    beta_base: Annotated[float, Key(NOT_NEGATIVE, TERM, acts, short="β_base={}")] = 0.0
+    base_anchor_every: Annotated[int, adjusts(whole(1), needs("beta_base", written="beta_base > 0"), 4)] = 1
+    kl_estimator: Annotated[str, Key(one_of("k1", "k2", "k3"), KL, acts)] = "k3"
+    kl_clamp: Annotated[float | None, Key(POSITIVE, KL, acts, AN_ANCHOR, example=10.0)] = None
+    ref_compute: Annotated[
+        str, Key(one_of("cached", "naive_epoch"), STEP, acts, A_REFERENCE, example="naive_epoch")
+    ] = "cached"
+    kl_target: Annotated[
+        float | None, Key(POSITIVE, STEP, acts, AN_ADAPTED_ANCHOR, example=0.05, short="KL target {}")
+    ] = None
+    kl_horizon: Annotated[int, adjusts(whole(1), needs("kl_target"), 50)] = 100
+
+    ref_reset_every: Annotated[int, Key(whole(0), RESET, has_moved, short="K={}")] = 0
+    ref_reset_kl: Annotated[float | None, Key(POSITIVE, RESET, has_moved, short="KL>{}")] = None
+    ref_reset_kl_window: Annotated[int, adjusts(whole(1), needs("ref_reset_kl"), 5, short="over {} steps")] = 1
+    ref_reset_stall: Annotated[int, Key(whole(0), RESET, has_moved, short="stall {}")] = 0
+    ref_reset_drop: Annotated[float | None, Key(POSITIVE, RESET, has_moved, short="drop {}")] = None
+    ref_reset_metric: Annotated[str, adjusts(TEXT, AN_EVALUATION, "eval_rewards/gsm8k/mean", short="of {}")] = (
+        "eval_reward"
+    )
+    ref_reset_metric_mode: Annotated[str, adjusts(one_of("max", "min"), AN_EVALUATION, "min")] = "max"
+    ref_reset_min_delta: Annotated[float, adjusts(NOT_NEGATIVE, AN_EVALUATION, 0.01)] = 0.0
+    ref_reset_cooldown: Annotated[int, adjusts(whole(0), A_RESET, 20, short="cooldown {}")] = 0
+    ref_reset_mix: Annotated[float, Key(SHARE, NOTHING, acts, short="mix {}")] = 1.0
+    optimizer_reset: Annotated[str, adjusts(one_of(*TREATMENTS), A_RESET, "hard", short="{}")] = "keep"
+    optimizer_reset_alpha: Annotated[
+        float, adjusts(FACTOR, needs("optimizer_reset", value="soft"), 0.25, short="{}")
+    ] = 0.1
+    optimizer_reset_schedule: Annotated[str | None, adjusts(one_of("keep", "restart"), A_RESET, "restart")] = None
+    optimizer_reset_rewarmup_steps: Annotated[int, adjusts(whole(0), A_RESET, 5)] = 0
+    elastic_reset_every: Annotated[int, Key(whole(0), BOUNDARY, has_average, short="every {}")] = 0
+    elastic_ema: Annotated[float, adjusts(DECAY, needs("elastic_reset_every"), 0.9, short="EMA {}")] = 0.99
+
+    lora_growth_every: Annotated[int, Key(whole(0), BOUNDARY, has_grown, short="growth every {}")] = 0
+    lora_growth_step: Annotated[int, adjusts(whole(1), needs("lora_growth_every"), 8, short="by {} ranks")] = 4
+    lora_growth_max_rank: Annotated[int, adjusts(whole(1), needs("lora_growth_every"), 32, short="up to {}")] = 64
+
+    fast: Annotated[bool, Key(SWITCH, NOTHING, free)] = False
+    reuse_old_logps: Annotated[bool, Key(SWITCH, STEP, acts, fast=True)] = False
+    pack_groups: Annotated[str, Key(OFF_ON_AUTO, STEP, acts, fast="auto")] = "off"
+    pack_max_tokens: Annotated[
+        int | None, adjusts(whole(1), needs("pack_groups", written='pack_groups: "on"'), 8192)
+    ] = None
+    compact_generation: Annotated[str, Key(OFF_ON_AUTO, STEP, acts, fast="auto")] = "off"
+    skip_zero_rows: Annotated[bool, Key(SWITCH, STEP, acts)] = False
+    drop_zero_rows: Annotated[bool, Key(SWITCH, KL, acts, ANCHORED_ROWS, example=True)] = False
+
+    dynamic_sampling_rounds: Annotated[int, Key(whole(0), STEP, acts)] = 0
+    dynamic_sampling_rewards: Annotated[
+        list[str] | None, adjusts(NAMES, needs("dynamic_sampling_rounds"), ["gsm8k"])
+    ] = None
+    advantage_estimator: Annotated[str | None, Key(one_of(*ADVANTAGES), STEP, acts)] = None
+    loss_mode: Annotated[
+        str | None, Key(one_of("no_ratio", "unclipped", "clipped"), _of_loss_mode, acts, short="{}")
+    ] = None
+
+    entropy_floor: Annotated[float | None, Key(POSITIVE, NOTHING, acts)] = None
+    entropy_patience: Annotated[int, adjusts(whole(1), needs("entropy_floor"), 20)] = 10
+    entropy_stop: Annotated[bool, adjusts(SWITCH, A_FLOOR, True)] = False
+    guard_gap: Annotated[float | None, Key(POSITIVE, NOTHING, acts)] = None
+    guard_gap_action: Annotated[
+        str, Key(one_of("event", "reset", "stop"), _of_guard, acts, needs("guard_gap"), example="stop")
+    ] = "event"
+    nonfinite: Annotated[str, Key(one_of("stop", "skip"), NOTHING, acts)] = "stop"
+    reward_timeout: Annotated[float | None, Key(POSITIVE, NOTHING, free)] = 600.0
+    allow_config_change: Annotated[bool, Key(SWITCH, NOTHING, free)] = False
+
+    run_dir: Annotated[str | None, Key(PATH, NOTHING, free)] = None
+    log_update_norm: Annotated[bool, Key(SWITCH, NOTHING, free)] = False
+    hub_push_reference: Annotated[bool, Key(SWITCH, NOTHING, free, A_PUSHED_REFERENCE, example=True)] = False
+
+
+COSINE, TARGET, OVERLONG = (needs("length_reward", value=name) for name in ("cosine", "target", "overlong"))
+
+
+@dataclass
+class TaskKeys:
+    """
+    The task of a recipe, beside TRL's [`~trl.ScriptArguments`].
+
+    Args:
+        task (`str`, *optional*, defaults to `"reverse_digits"`):
+            Name of a task, see `trl-prorl tasks list`.
+        task_level (`int`, *optional*):
+            Its difficulty; `None` is the task's own default.
+        task_options (`dict` or `str`, *optional*):
+            Further options of the task, on the command line as JSON.
+        task_seed (`int`, *optional*, defaults to `0`):
+            The seed by which rows are drawn.
+        train_rows (`int`, *optional*):
+            Training prompts; `None` is all that a dataset has.
+        eval_rows (`int`, *optional*, defaults to `64`):
+            Validation prompts, used if `eval_strategy` asks for evaluation.
+        length_reward (`str`, *optional*):
+            A second reward, for the length of completions in tokens, beside the task's (`reward_weights` weighs the
+            two): `"cosine"` (from 0 for an empty completion down to `length_least` for one of
+            `max_completion_length`), `"target"` (−`length_cost` for each token off `length_target`) or `"overlong"`
+            (TRL's soft punishment in the last `length_margin` tokens).
+        length_least (`float`, *optional*, defaults to `-1.0`):
+            `length_reward: cosine`: the reward of a completion of `max_completion_length`.
+        length_on (`int`, *optional*, defaults to `1`):
+            `length_reward: cosine` is on for this many optimizer steps, then off for `length_off`, and so on.
+        length_off (`int`, *optional*, defaults to `0`):
+            Optimizer steps for which `length_reward: cosine` is off in between. 0: it is always on.
+        length_target (`int`, *optional*):
+            `length_reward: target`: the length to aim for, in tokens; required.
+        length_cost (`float`, *optional*, defaults to `0.0003`):
+            `length_reward: target`: the cost of each token off `length_target`.
+        length_margin (`int`, *optional*):
+            `length_reward: overlong`: how many of the last tokens of `max_completion_length` are punished; required.
+        thinking_budget (`int`, *optional*):
+            Tokens after which a completion is interrupted and asked for its answer; see
+            [`~trl_prorl.rollout.thinking`]. Needs room for `thinking_text` and `thinking_answer_tokens` in
+            `max_completion_length`; not with `use_vllm`.
+        thinking_text (`str`, *optional*, defaults to `"\\n\\nFinal answer: "`):
+            The text that asks for it.
+        thinking_answer_tokens (`int`, *optional*, defaults to `32`):
+            Tokens that remain for it.
+    """
+
+    task: Annotated[str, Key(ELSEWHERE, NOTHING, acts)] = "reverse_digits"
+    task_level: Annotated[int | None, Key(ELSEWHERE, NOTHING, acts)] = None
+    task_options: Annotated[dict | str | None, Key(ELSEWHERE, NOTHING, acts)] = None
+    task_seed: Annotated[int, Key(ELSEWHERE, NOTHING, acts)] = 0
+    train_rows: Annotated[int | None, Key(ELSEWHERE, NOTHING, acts)] = None
+    eval_rows: Annotated[int, Key(ELSEWHERE, NOTHING, acts)] = 64
+
+    length_reward: Annotated[str | None, Key(one_of("cosine", "target", "overlong"), NOTHING, acts)] = None
+    length_least: Annotated[float, adjusts(ELSEWHERE, COSINE, -0.5)] = -1.0
+    length_on: Annotated[int, adjusts(whole(1), COSINE, 100)] = 1
+    length_off: Annotated[int, adjusts(whole(0), COSINE, 500)] = 0
+    length_target: Annotated[int | None, adjusts(whole(1), TARGET, 200)] = None
+    length_cost: Annotated[float, adjusts(ELSEWHERE, TARGET, 0.001)] = 0.0003
+    length_margin: Annotated[int | None, adjusts(whole(1), OVERLONG, 64)] = None
+
+    thinking_budget: Annotated[int | None, Key(whole(1), NOTHING, acts)] = None
+    thinking_text: Annotated[str, adjusts(TEXT, needs("thinking_budget"), "Answer: ")] = "\n\nFinal answer: "
+    thinking_answer_tokens: Annotated[int, adjusts(whole(1), needs("thinking_budget"), 16)] = 32
+
+
+KEYS, TASK_KEYS = declared(ProlongedKeys), declared(TaskKeys)
+TRIGGER_KEYS = tuple(name for name, key in KEYS.items() if key.effect is RESET)
+FAST = {name: key.fast for name, key in KEYS.items() if key.fast is not None}
+# No number of a run depends on them, nor on these of TRL and transformers: where things are written, shown and sent,
+# and how long to wait for them. Model and data are told apart by content, in checkpoint/identity.py.
+FREE_KEYS = {name for name, key in (KEYS | TASK_KEYS).items() if key.resume is free} | set(
+    "output_dir logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level "
+    "log_level_replica disable_tqdm report_to run_name project trackio_space_id trackio_bucket_id "
+    "trackio_static_space_id save_only_model save_strategy save_steps save_on_each_node save_total_limit "
+    "enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push "
+    "hub_revision dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+    "dataloader_prefetch_factor dataloader_multiprocessing_context skip_memory_metrics resume_from_checkpoint "
+    "local_rank do_train do_eval do_predict ddp_timeout log_completions log_multimodal num_completions_to_print "
+    "log_unique_prompts log_completions_hub_repo include_num_input_tokens_seen "
+    "restore_callback_states_from_checkpoint vllm_server_base_url vllm_server_host vllm_server_port "
+    "vllm_server_timeout vllm_group_port model_name_or_path dataset_name".split()
+)
+
+
+def effects(value_of: ValueOf) -> Effect:
+    """What the keys of a configuration change together."""
+    together = NOTHING
+    for name, key in KEYS.items():
+        together |= key.effect_of(name, value_of)
+    return together
