@@ -27,6 +27,7 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
 
+from . import tasks
 from .checkpoint.config_change import check_change
 from .checkpoint.files import find_checkpoint, newest_complete
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_same_run
