@@ -1,6 +1,12 @@
-"""What setup.cfg cannot say: the recipes lie beside the packages here, and within `trl_prorl` once installed."""
+"""What setup.cfg cannot say: `tasks`, `eval` and `recipes` lie beside `trl_prorl` here, within it in a wheel."""
+
+import sys
 
 from setuptools import find_packages, setup
 
 
-setup(packages=[*find_packages(include=["trl_prorl*", "tasks*", "eval*"]), "trl_prorl.recipes"])
+beside = find_packages(include=["tasks*", "eval*"])
+within = [f"trl_prorl.{name}" for name in [*beside, "recipes"]]
+# A checkout keeps its own names too, see trl_prorl/short_names.py.
+short = beside if "editable_wheel" in sys.argv else []
+setup(packages=[*find_packages(include=["trl_prorl*"]), *within, *short])

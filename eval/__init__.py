@@ -2,10 +2,13 @@ import sys
 
 import trl_prorl  # noqa: F401  before PEFT, see trl_prorl/quiet.py
 from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once, is_started_as_module
+from trl_prorl.short_names import be_one_module
 
 
-if is_started_as_module(__name__):
+if __name__ == "eval":
+    be_one_module(__name__)
+elif is_started_as_module("eval"):
     end_at_once(NOTHING_CHANGED)  # until its `main` runs, see command.py
-    from eval.command_lines import first_look
+    from trl_prorl.eval.command_lines import first_look
 
-    first_look(sys.orig_argv[sys.orig_argv.index("-m") + 1].partition(".")[2])
+    first_look(sys.orig_argv[sys.orig_argv.index("-m") + 1].rpartition("eval.")[2])

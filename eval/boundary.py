@@ -1,7 +1,7 @@
 """
 What a run can solve now that its base could not, and what it lost: pass@k over k and prompt by prompt.
 
-    python -m eval.boundary --run runs/demo/variantA
+    trl-prorl boundary --run runs/demo/variantA
 
 Reads the run's `passk.json`, prints the reading and writes `boundary.png` into the run folder.
 """
@@ -10,16 +10,16 @@ import sys
 
 from rich.console import Console
 
-from eval import command_lines
-from eval.analysis.boundary import boundary
-from eval.command import command
-from eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
-from eval.pages.curves import arm_label, colour_of
-from eval.pages.objective import objective_notes
-from eval.pages.terminal import print_bullets
-from eval.run_folder.reading import load_run
-from eval.run_folder.run import Run, require_passk
 from trl_prorl.errors import InputError
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.analysis.boundary import boundary
+from trl_prorl.eval.command import command
+from trl_prorl.eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
+from trl_prorl.eval.pages.curves import arm_label, colour_of
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.terminal import print_bullets
+from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.eval.run_folder.run import Run, require_passk
 
 
 def select_measured(run: Run, other: str | None = None) -> dict:

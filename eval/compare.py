@@ -1,8 +1,8 @@
 """
 Runs on the same held-out prompts: paired differences, and how large a difference would be found.
 
-    python -m eval.compare --runs runs/demo/variantA runs/demo/variantC --k 1 8
-    python -m eval.compare --runs 'runs/demo/*' --json differences.json
+    trl-prorl compare --runs runs/demo/variantA runs/demo/variantC --k 1 8
+    trl-prorl compare --runs 'runs/demo/*' --json differences.json
 
 Two runs are compared in full; of more, arms are averaged over their seeds, and p-values corrected for all pairs.
 """
@@ -12,16 +12,16 @@ import sys
 
 from rich.console import Console
 
-from eval import command_lines
-from eval.analysis.compare import common_sizes, compare
-from eval.analysis.compare_arms import compare_arms
-from eval.command import command
-from eval.pages.compare import arms_table, comparison_statements, comparison_table
-from eval.pages.objective import objective_notes
-from eval.pages.terminal import print_bullets
-from eval.run_folder.finding import load_runs
-from eval.run_folder.json_files import write_json
-from eval.run_folder.reading import load_run
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.analysis.compare import common_sizes, compare
+from trl_prorl.eval.analysis.compare_arms import compare_arms
+from trl_prorl.eval.command import command
+from trl_prorl.eval.pages.compare import arms_table, comparison_statements, comparison_table
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.terminal import print_bullets
+from trl_prorl.eval.run_folder.finding import load_runs
+from trl_prorl.eval.run_folder.json_files import write_json
+from trl_prorl.eval.run_folder.reading import load_run
 
 
 @command

@@ -1,5 +1,5 @@
 """
-How far a run has moved from base: `python -m eval.drift --run runs/demo/variantA --checkpoints all`.
+How far a run has moved from base: `trl-prorl drift --run runs/demo/variantA --checkpoints all`.
 
 On held-out prompts, at every token of the policy's own samples: the KL divergence from the policy to base, exact over
 the whole vocabulary; the share of places where both would say the same greedily; both entropies. Of the samples:
@@ -16,20 +16,20 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from eval.analysis.drift import model_drift
-from eval.analysis.language import compression_ratio, distinct, perplexity, real_text
-from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from eval.analysis.token_drift import token_drift
-from eval.command import command
-from eval.command_lines import drift
-from eval.pages.drift import plot_drift, points_tables
-from eval.run_folder.json_files import write_json
-from eval.run_folder.reading import DRIFT_FILE, read_env
-from eval.samples.held_out import HeldOut
-from eval.samples.models import load_point
-from eval.samples.options import check_run_settings, held_outs
-from eval.samples.points import Point, checkpoint_points
-from eval.samples.sampling import prompt_ids
+from trl_prorl.eval.analysis.drift import model_drift
+from trl_prorl.eval.analysis.language import compression_ratio, distinct, perplexity, real_text
+from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
+from trl_prorl.eval.analysis.token_drift import token_drift
+from trl_prorl.eval.command import command
+from trl_prorl.eval.command_lines import drift
+from trl_prorl.eval.pages.drift import plot_drift, points_tables
+from trl_prorl.eval.run_folder.json_files import write_json
+from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env
+from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.samples.models import load_point
+from trl_prorl.eval.samples.options import check_run_settings, held_outs
+from trl_prorl.eval.samples.points import Point, checkpoint_points
+from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.record.run_id import RUN_ID
 
 

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import torch
 
-from eval import command_lines
-from eval.command import command
-from eval.gpucheck.machine import see_one_gpu
-from eval.gpucheck.page import page, publish
-from eval.gpucheck.parts import CARD, CPU
-from eval.gpucheck.runner import run_all
-from trl_prorl.own_packages import ROOT
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.command import command
+from trl_prorl.eval.gpucheck.machine import ROOT, see_one_gpu
+from trl_prorl.eval.gpucheck.page import page, publish
+from trl_prorl.eval.gpucheck.parts import CARD, CPU
+from trl_prorl.eval.gpucheck.runner import run_all
 
 
 NO_GPU = "there is no GPU that torch can use here: nothing was measured. `--cpu` runs the parts at toy size."

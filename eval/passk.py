@@ -1,8 +1,8 @@
 """
 pass@k of a run, base against trained, on the same held-out prompts of its task.
 
-    python -m eval.passk --run runs/demo/variantA --prompts 256 --n 64 --k 1 8 64 --checkpoints all
-    python -m eval.passk --run runs/demo/variantA --prompts 256 --others parity@2 sorting
+    trl-prorl passk --run runs/demo/variantA --prompts 256 --n 64 --k 1 8 64 --checkpoints all
+    trl-prorl passk --run runs/demo/variantA --prompts 256 --others parity@2 sorting
 
 Writes `passk.json` into each run folder, and the samples beside it (`samples/`, parquet): an evaluation that was
 stopped goes on, and none is drawn twice. With the settings of a `passk.json` that is there, it is completed. Base is
@@ -17,19 +17,19 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
-from eval.analysis.passk import SIDES, by_task_and_level, gain, greedy_side, summarise_samples
-from eval.analysis.passk_merge import completed, to_complete
-from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
-from eval.command import command
-from eval.command_lines import check_passk, passk
-from eval.pages.passk import checkpoint_table, parts_table, result_table
-from eval.run_folder.json_files import write_json
-from eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation
-from eval.samples.held_out import HeldOut
-from eval.samples.of_trainer import TrainerHeldOut
-from eval.samples.options import check_run_settings, held_outs
-from eval.samples.points import checkpoint_points, last_step
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.passk import SIDES, by_task_and_level, gain, greedy_side, summarise_samples
+from trl_prorl.eval.analysis.passk_merge import completed, to_complete
+from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
+from trl_prorl.eval.command import command
+from trl_prorl.eval.command_lines import check_passk, passk
+from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, result_table
+from trl_prorl.eval.run_folder.json_files import write_json
+from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation
+from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.samples.of_trainer import TrainerHeldOut
+from trl_prorl.eval.samples.options import check_run_settings, held_outs
+from trl_prorl.eval.samples.points import checkpoint_points, last_step
 from trl_prorl.record.run_id import RUN_ID
 from trl_prorl.shown import visible
 

@@ -1,7 +1,7 @@
 """
 Before a run: can it learn, will it fit, how long will it take?
 
-    python -m eval.preflight --config RECIPE.yaml [--prompts 32] [--json FILE] [--KEY VALUE ...]
+    trl-prorl preflight --config RECIPE.yaml [--prompts 32] [--json FILE] [--KEY VALUE ...]
 
 Refuses what the run would refuse (exit code 2), asks verifier and reward about answers that are known to be right and
 wrong, samples the base with the run's own sampler, and does the first optimizer steps in a folder that is thrown away.
@@ -26,23 +26,23 @@ from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 from trl import ModelConfig
 
-from eval import command_lines
-from eval.command import command
-from eval.command_lines import PROMPTS
-from eval.pages.table import Table
-from eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
-from eval.readiness.finding import LOOK, STOP, Finding, exit_code
-from eval.readiness.first_steps import MOST, first_steps
-from eval.readiness.first_update import moved, moved_finding, rate_findings, update_findings
-from eval.readiness.gold_answers import asked_reward, gold_answers, gold_findings, text_tokenizer
-from eval.readiness.lengths import length_findings
-from eval.readiness.rollouts import draw
-from eval.readiness.signal import signal_findings
-from eval.readiness.splits import held_out_prompts, split_findings
-from eval.run_folder.json_files import write_json
-from eval.samples.progress import progress
 from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import InputError, RunError
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.command import command
+from trl_prorl.eval.command_lines import PROMPTS
+from trl_prorl.eval.pages.table import Table
+from trl_prorl.eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, exit_code
+from trl_prorl.eval.readiness.first_steps import MOST, first_steps
+from trl_prorl.eval.readiness.first_update import moved, moved_finding, rate_findings, update_findings
+from trl_prorl.eval.readiness.gold_answers import asked_reward, gold_answers, gold_findings, text_tokenizer
+from trl_prorl.eval.readiness.lengths import length_findings
+from trl_prorl.eval.readiness.rollouts import draw
+from trl_prorl.eval.readiness.signal import signal_findings
+from trl_prorl.eval.readiness.splits import held_out_prompts, split_findings
+from trl_prorl.eval.run_folder.json_files import write_json
+from trl_prorl.eval.samples.progress import progress
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.shown import visible

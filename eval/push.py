@@ -1,7 +1,7 @@
 """
 Push a run to the Hugging Face Hub, or push it again: after a failed upload, or once `eval.passk` has scored it.
 
-    python -m eval.push --run runs/demo/variantA --repo someone/reverse-digits-A
+    trl-prorl push --run runs/demo/variantA --repo someone/reverse-digits-A
 
 Writes the model card from the run's record and pushes model or adapter, tokenizer, card and record in one commit. The
 token is that of `hf auth login`, or `HF_TOKEN`.
@@ -13,10 +13,10 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from eval import command_lines
-from eval.command import command
-from eval.run_folder.reading import load_config
-from eval.samples.points import find_trained_model
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.command import command
+from trl_prorl.eval.run_folder.reading import load_config
+from trl_prorl.eval.samples.points import find_trained_model
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
 from trl_prorl.hub.publish import Content, files_to_push, make_api, open_repo, push, push_command, repo_name
 

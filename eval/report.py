@@ -1,10 +1,10 @@
 """
 A report on run folders: tables, figures and what the numbers say.
 
-    python -m eval.report --runs runs/demo/* --out runs/demo
+    trl-prorl report --runs runs/demo/* --out runs/demo
 
 Writes `report.html`, one page with everything in it, and `report.md` with its pictures beside it. Held-out numbers
-come from each run's `passk.json`, which `python -m eval.passk` makes; without it those cells stay open.
+come from each run's `passk.json`, which `trl-prorl passk` makes; without it those cells stay open.
 """
 
 import shlex
@@ -12,15 +12,15 @@ import sys
 
 from rich.console import Console
 
-from eval import command_lines
-from eval.command import command
-from eval.pages.contents import build_report, draw_pictures
-from eval.pages.document import to_markdown
-from eval.pages.html import to_html
-from eval.pages.overview import overview_table
-from eval.pages.terminal import print_bullets
-from eval.pages.verdict import statements
-from eval.run_folder.finding import load_runs, only_parent
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.command import command
+from trl_prorl.eval.pages.contents import build_report, draw_pictures
+from trl_prorl.eval.pages.document import to_markdown
+from trl_prorl.eval.pages.html import to_html
+from trl_prorl.eval.pages.overview import overview_table
+from trl_prorl.eval.pages.terminal import print_bullets
+from trl_prorl.eval.pages.verdict import statements
+from trl_prorl.eval.run_folder.finding import load_runs, only_parent
 from trl_prorl.files import replaced
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
@@ -32,7 +32,7 @@ def main(argv=None) -> None:
     folders, out = args.folders, args.out or only_parent(args.folders)
     runs = load_runs(folders)
     out.mkdir(parents=True, exist_ok=True)
-    command = f"python -m eval.report --runs {' '.join(map(shlex.quote, args.runs))}"
+    command = f"trl-prorl report --runs {' '.join(map(shlex.quote, args.runs))}"
     command += f" --out {shlex.quote(str(args.out))}" if args.out else ""
     report = build_report(runs, command)
     pictures = draw_pictures(report, out)

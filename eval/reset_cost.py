@@ -1,5 +1,5 @@
 """
-What a reset costs, against a plain copy of the same bytes: `python -m eval.reset_cost`.
+What a reset costs, against a plain copy of the same bytes: `trl-prorl reset-cost`.
 
 For LoRA and for full fine-tuning, and for each optimizer mode: the median time of moving the reference, of treating
 the optimizer, and of `copy_` over tensors of the same sizes, alternating in one process. Ratios are what to quote.
@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from eval import command_lines
-from eval.command import command
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.command import command
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.resets.optimizer_state import reset_optimizer
 from trl_prorl.resets.treatments import TREATMENTS

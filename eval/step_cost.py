@@ -1,5 +1,5 @@
 """
-What a step costs, side by side with TRL: `python -m eval.step_cost`.
+What a step costs, side by side with TRL: `trl-prorl step-cost`.
 
 Every arm trains the same model on the same batches in one process, in turns: TRL with and without a reference, and A,
 B and C, padded and packed; the packed arms also sample compactly. The completions have lengths of GSM8K's distribution
@@ -17,19 +17,19 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from eval.command import command
-from eval.stepcost.arms import ARMS, BASELINE, OVERHEAD_ARMS
-from eval.stepcost.batches import Batches
-from eval.stepcost.charts import draw, draw_growth
-from eval.stepcost.comparing import ratio
-from eval.stepcost.generating import generation_seconds
-from eval.stepcost.making import make_trainer
-from eval.stepcost.measuring import measure
-from eval.stepcost.memory import memory
-from eval.stepcost.options import parse
-from eval.stepcost.settings import settings
-from eval.stepcost.shapes import SHAPES
-from eval.stepcost.tables import show, show_memory
+from trl_prorl.eval.command import command
+from trl_prorl.eval.stepcost.arms import ARMS, BASELINE, OVERHEAD_ARMS
+from trl_prorl.eval.stepcost.batches import Batches
+from trl_prorl.eval.stepcost.charts import draw, draw_growth
+from trl_prorl.eval.stepcost.comparing import ratio
+from trl_prorl.eval.stepcost.generating import generation_seconds
+from trl_prorl.eval.stepcost.making import make_trainer
+from trl_prorl.eval.stepcost.measuring import measure
+from trl_prorl.eval.stepcost.memory import memory
+from trl_prorl.eval.stepcost.options import parse
+from trl_prorl.eval.stepcost.settings import settings
+from trl_prorl.eval.stepcost.shapes import SHAPES
+from trl_prorl.eval.stepcost.tables import show, show_memory
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 
 

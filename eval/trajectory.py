@@ -1,7 +1,7 @@
 """
 pass@k over training steps, and whether it rises towards 1 at one constant rate.
 
-    python -m eval.trajectory --run runs/demo/variantA --k 1 8
+    trl-prorl trajectory --run runs/demo/variantA --k 1 8
 
 Reads the run's `passk.json`, which must hold its checkpoints, prints the fit of 1 - (1 - p0) e^(-alpha t) with a test
 of it, and writes `trajectory.png` into the run folder.
@@ -11,13 +11,13 @@ import sys
 
 from rich.console import Console
 
-from eval import command_lines
-from eval.analysis.trajectory import MIN_RESAMPLES, check_run, default_sizes, per_prompt_by_step
-from eval.command import command
-from eval.pages.terminal import print_bullets
-from eval.pages.trajectory import plot_trajectory, trajectory_statements, trajectory_table
-from eval.run_folder.reading import load_run
 from trl_prorl.errors import InputError
+from trl_prorl.eval import command_lines
+from trl_prorl.eval.analysis.trajectory import MIN_RESAMPLES, check_run, default_sizes, per_prompt_by_step
+from trl_prorl.eval.command import command
+from trl_prorl.eval.pages.terminal import print_bullets
+from trl_prorl.eval.pages.trajectory import plot_trajectory, trajectory_statements, trajectory_table
+from trl_prorl.eval.run_folder.reading import load_run
 
 
 @command

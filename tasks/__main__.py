@@ -1,6 +1,6 @@
 """
-Look at the tasks: `python -m tasks list`, `python -m tasks show reverse_digits --level 2`,
-`python -m tasks show code --options '{"reward": "share"}'`, `python -m tasks show rg:chain_sum`.
+Look at the tasks: `trl-prorl tasks list`, `trl-prorl tasks show reverse_digits --level 2`,
+`trl-prorl tasks show code --options '{"reward": "share"}'`, `trl-prorl tasks show rg:chain_sum`.
 """
 
 import argparse

@@ -141,7 +141,7 @@ def test_evaluating_is_recommended_where_it_is_possible(folder, passk, missing):
     """A run from plain Python has neither key, and `eval.passk` would refuse it."""
     card = model_card(folder(passk=passk, config={missing: None} if missing else None))
     assert ("Not evaluated yet." if passk is None else "numbers are left out.") in card.text
-    assert ("python -m eval.passk" in card.text.split("## Use it")[0]) == (missing is None)
+    assert ("trl-prorl passk" in card.text.split("## Use it")[0]) == (missing is None)
 
 
 def test_what_the_record_lacks_is_said_and_not_invented(folder, tmp_path):

@@ -73,7 +73,7 @@ def test_it_says_which_base_it_starts_from(script, tmp_path, capsys):
     script("--out", str(tmp_path / "out"), "--model_name_or_path", str(tmp_path))
     sha256 = hashlib.sha256(b"weights").hexdigest()
     assert capsys.readouterr().out == f"base model: {tmp_path}, SHA-256 of its weights {sha256[:12]}…\n"
-    with pytest.raises(SystemExit, match="error: .*embedded:reverse_digits:7' is not shipped"):
+    with pytest.raises(SystemExit, match="error: .*embedded:reverse_digits:7' is not here"):
         script("--out", str(tmp_path / "out"), "--model_name_or_path", "embedded:reverse_digits:7")
 
 

@@ -96,10 +96,11 @@ UNKNOWN = (
 @pytest.mark.parametrize("rest", UNKNOWN)
 def test_a_model_that_is_not_shipped_is_one_line(rest):
     there = "embedded:reverse_digits:0…6, embedded:sorting:0…6, embedded:sums:0…6"
-    cure = "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
+    cure = "A checkout (`pip install -e .`) has all of the study's; `python -m trl_prorl.embedded --task TASK "
+    cure += "--seed SEED --out DIR` makes another one: then give DIR."
     with pytest.raises(ValueError) as refused:
         find_model(f"embedded:{rest}")
-    assert str(refused.value) == f"model_name_or_path='embedded:{rest}' is not shipped; there is {there}. {cure}"
+    assert str(refused.value) == f"model_name_or_path='embedded:{rest}' is not here; there is {there}. {cure}"
 
 
 def test_the_study_s_bases_are_there():

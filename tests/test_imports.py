@@ -52,7 +52,7 @@ def imports_of(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} imports relatively, line {node.lineno}"
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+    return {name.removeprefix("trl_prorl.") if name.startswith("trl_prorl.eval") else name for name in found}
 
 
 def module_of(file: Path) -> str:
@@ -95,7 +95,7 @@ def source_of(module: str) -> str:
 # The floors of `trl_prorl`: a folder imports itself and what lies on lower floors; files at the top of the package may
 # import files on their own floor.
 FLOORS = (
-    "errors files shown quiet pass_at_k own_packages parts descriptor variants environment",
+    "errors files shown quiet pass_at_k short_names parts descriptor variants environment",
     "objective resets embedded",
     "scoring guards record keys",
     "adapters rollout checkpoint interchange",

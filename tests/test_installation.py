@@ -16,15 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from trl_prorl.embedded.shipped import DEFAULT, weights_sha256
+from trl_prorl.embedded.shipped import DEFAULT, shipped, weights_sha256
 from trl_prorl.launch.recipe_check import read_recipe
 from trl_prorl.launch.shipped_recipes import shipped_recipes
 
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("trl_prorl", "tasks", "eval")
+PACKAGES = ("trl_prorl", "tasks", "eval")  # of a checkout
+MOST_BYTES = 6_000_000  # of the wheel
+SHIPPED = ["embedded:reverse_digits:0", "embedded:sorting:0"]  # which recipes/tiny name
+LEFT_OUT = {name.removeprefix("embedded:") for name in {*shipped()} - {*SHIPPED}}
 OF_THE_BUILD = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+DEPENDENCIES = [
+    *dict.fromkeys(str(Path(find_spec(name).origin).parent.parent) for name in ("torch", "trl", "numpy", "yaml"))
+]
 SMALL = (
     "--max_steps 2 --train_rows 16 --per_device_train_batch_size 16 --num_generations 8 --disable_tqdm true".split()
 )
@@ -58,10 +64,7 @@ def installed(wheel, tmp_path_factory):
     python = home / "bin" / "python"
     site = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
     # Lines of a .pth are paths and no more: what links an editable install to its checkout is not read there.
-    places = dict.fromkeys(
-        str(Path(find_spec(name).origin).parent.parent) for name in ("torch", "trl", "numpy", "yaml")
-    )
-    (site / "dependencies.pth").write_text("".join(f"{place}\n" for place in places))
+    (site / "dependencies.pth").write_text("".join(f"{place}\n" for place in DEPENDENCIES))
     hidden = {**os.environ, "PYTHONPATH": ""}
     assert done([str(python), "-c", "import importlib.util as u; print(u.find_spec('trl'))"], env=hidden) != "None\n"
     done([*PIP, f"--python={python}", "install", "--no-index", "--no-deps", "--no-compile", str(wheel)])
@@ -89,16 +92,21 @@ def files(folder, name):
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_every_file_is_there(installed, name):
-    there, wanted = files(installed[0], name), files(ROOT, name)
+def test_every_file_is_there_but_the_bases_of_the_study(installed):
+    there, wanted = files(installed[0], "trl_prorl"), {}
+    for name in PACKAGES:
+        within = "" if name == "trl_prorl" else "trl_prorl/"
+        wanted |= {f"{within}{path}": content for path, content in files(ROOT, name).items()}
+    left_out = {f"trl_prorl/embedded/models/{name.replace(':', '-')}" for name in LEFT_OUT}
+    wanted = {path: content for path, content in wanted.items() if str(Path(path).parent) not in left_out}
     there = {path: content for path, content in there.items() if not path.startswith("trl_prorl/recipes/")}
     assert there.keys() == wanted.keys() and there == wanted
 
 
-def test_the_wheel_holds_the_recipes_and_nothing_else_at_its_top(wheel):
+def test_the_wheel_is_small_and_holds_one_package_and_the_recipes(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {*PACKAGES, "trl_prorl"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"trl_prorl"}
+    assert wheel.stat().st_size <= MOST_BYTES
     there = {name for name in names if name.startswith("trl_prorl/recipes/") and not name.endswith(".py")}
     wanted = {path for path in (ROOT / "recipes").rglob("*.yaml") if "study" not in path.parts}
     assert there == {f"trl_prorl/{path.relative_to(ROOT).as_posix()}" for path in wanted}
@@ -106,20 +114,20 @@ def test_the_wheel_holds_the_recipes_and_nothing_else_at_its_top(wheel):
 
 def test_the_packages_are_found_in_another_folder(installed, run):
     code = (
-        "from trl_prorl.own_packages import claim\n"
-        "claim()\n"
-        "import trl_prorl, tasks, eval, json\n"
-        "from trl_prorl.embedded.shipped import embedded_model, weights_sha256\n"
+        "import json\n"
+        "import trl_prorl\n"
+        "from trl_prorl import embedded_model, eval, tasks\n"
+        "from trl_prorl.embedded.shipped import shipped, weights_sha256\n"
         "from trl_prorl.launch.recipe_check import read_recipe\n"
         "from trl_prorl.launch.shipped_recipes import shipped_recipes\n"
-        f"print(weights_sha256({DEFAULT!r}))\n"
-        "shipped = shipped_recipes()\n"
-        "print(json.dumps({name: read_recipe(file) for name, file in shipped.items()}))\n"
-        "print(trl_prorl.__file__, tasks.__file__, eval.__file__, embedded_model(), *shipped.values(), sep='\\n')\n"
+        f"print(json.dumps([shipped(), weights_sha256({DEFAULT!r})]))\n"
+        "found = shipped_recipes()\n"
+        "print(json.dumps({name: read_recipe(file) for name, file in found.items()}))\n"
+        "print(trl_prorl.__file__, tasks.__file__, eval.__file__, embedded_model(), *found.values(), sep='\\n')\n"
     )
-    sha256, recipes, *paths = run("python", "-c", code).splitlines()
+    bases, recipes, *paths = run("python", "-c", code).splitlines()
     assert all(Path(path).is_relative_to(installed[0]) for path in paths) and len(paths) > 40
-    assert sha256 == weights_sha256(DEFAULT)
+    assert json.loads(bases) == [SHIPPED, weights_sha256(DEFAULT)]
     assert json.loads(recipes) == {name: read_recipe(file) for name, file in shipped_recipes().items()}
 
 
@@ -136,3 +144,27 @@ def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
     assert json.loads((a_run / "passk.json").read_text())["task"] == "reverse_digits"
     run("trl-prorl", "report", "--runs", a_run, "--out", tmp_path / "page")
     assert "variantA" in (tmp_path / "page" / "report.html").read_text()
+
+
+def test_a_checkout_that_is_installed_keeps_its_own_names(tmp_path):
+    """`pip install -e .`: what its finder maps, and one module under both names."""
+    sources = tmp_path / "sources"
+    for name in (*PACKAGES, "recipes"):
+        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__", "models"))
+    for name in OF_THE_BUILD:
+        shutil.copy(ROOT / name, sources)
+    editable = ["install", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(tmp_path), "-e"]
+    done([*PIP, *editable, str(sources)])
+    start = f"import sys, site; sys.path += {DEPENDENCIES!r}; site.addsitedir({str(tmp_path)!r})\n"
+    code = (
+        "import tasks.sorting, trl_prorl.eval.passk, eval.passk, eval.analysis.passk\n"
+        f"assert trl_prorl.__file__.startswith({str(sources)!r}), trl_prorl.__file__\n"
+        "for name in ('tasks', 'tasks.sorting', 'eval', 'eval.passk', 'eval.analysis.passk'):\n"
+        "    assert sys.modules[name] is sys.modules['trl_prorl.' + name], name\n"
+        "    assert sys.modules[name].__spec__.name == 'trl_prorl.' + name\n"
+    )
+    python = [sys.executable, "-S", "-c"]  # this environment's own link to a checkout is not read
+    done([*python, start + code], cwd=tmp_path)
+    for name in ("eval.report", "trl_prorl.eval.report"):
+        code = f"import runpy; sys.argv = ['x', '--help']; runpy.run_module({name!r}, run_name='__main__')"
+        assert done([*python, start + code], cwd=tmp_path).startswith(f"usage: python -m {name} ")

@@ -10,11 +10,10 @@ from trl_prorl import ProRLConfig
 from trl_prorl.launch.command_line import first_look
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.launch.recipe_check import check_recipe, read_recipe
-from trl_prorl.launch.recipe_keys import recipe_keys
-from trl_prorl.train import TaskArguments
+from trl_prorl.train import TaskArguments, main
 
 
-HINTS = {name: key.hint for name, key in recipe_keys().items()}
+HINTS = RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).hints()
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
@@ -80,7 +79,7 @@ def test_it_is_told_in_one_short_line(tmp_path, capsys, case):
     content, said = MALFORMED[case]
     assert said in told(tmp_path / "arm.yaml", content)
     with pytest.raises(SystemExit) as ended:
-        first_look(None, ["--config", str(tmp_path / "arm.yaml")])
+        main(None, ["--config", str(tmp_path / "arm.yaml")])
     out, err = capsys.readouterr()
     assert ended.value.code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1
 

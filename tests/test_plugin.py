@@ -54,7 +54,7 @@ def test_train_evaluate_report(own):
     done = run(own, *"report --runs run".split())
     assert done.returncode == 0, done.stderr[-2000:]
     page = (own / "report.md").read_text()
-    assert "python -m eval.passk --plugin own.py --run run" in page
+    assert "trl-prorl passk --plugin own.py --run run" in page
     done = run(own, *"passk --run run --prompts 4 --n 2".split())
     assert done.returncode == 2 and "--plugin own.py" in done.stderr, done.stderr[-2000:]
     done = run(own, *"passk --plugin own.py --run r*n --prompts 4 --n 2".split())
@@ -126,6 +126,6 @@ def test_what_evaluates_a_run():
     env = {"command": "trl-prorl train x --plugin own.py --plugin='my task.py' --task roman"}
     assert plugin_options(env) == " --plugin own.py --plugin='my task.py'"
     recipe = {"model_name_or_path": "m", "task": "roman"}
-    assert evaluation_of(recipe, env, "a b").startswith("`python -m eval.passk --plugin own.py --plugin=")
+    assert evaluation_of(recipe, env, "a b").startswith("`trl-prorl passk --plugin own.py --plugin=")
     assert "--run 'a b'" in evaluation_of(recipe, env, "a b")
     assert "`python my_script.py`" in evaluation_of({}, {"command": "python my_script.py"}, "run")

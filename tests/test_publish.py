@@ -133,7 +133,7 @@ def test_a_failure_that_lasts_loses_nothing_and_names_the_way_back(online, run, 
     online.fail("/commit/", 500)
     assert command.main(["--run", str(run)]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.endswith(f"`python -m eval.push --run {run}`")
+    assert error.endswith(f"`trl-prorl push --run {run}`")
     assert "error: the push to someone/a-run failed: the Hub answers 500" in error and "ordered" in error
     assert sum("/commit/" in request for request in online.requests) == 4
     assert online.files(REPO) == {} and (run / "README.md").exists()

@@ -89,7 +89,7 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     assert status == 1 and "Traceback" not in written
     (line,) = error_lines(written)
     assert "the push to someone/a-run failed: the Hub answers 500" in line
-    assert line.endswith(f"Try it again with `python -m eval.push --run {out}`")
+    assert line.endswith(f"Try it again with `trl-prorl push --run {out}`")
     assert sum("/commit/" in request for request in hub.requests) == 4, "three more attempts"
     assert hub.files("someone/a-run") == {}
     for file in (*MODEL, *TOKENIZER, *RECORD):
@@ -219,7 +219,7 @@ def test_a_push_that_fails_in_the_middle_does_not_stop_the_training(online, run,
 def test_the_end_s_failure_is_a_run_error_and_the_run_is_on_disk(online, run):
     trainer = run(**A, hub_model_id="someone/failed")
     online.fail("/preupload/", 400)
-    with pytest.raises(PushError, match="python -m eval.push --run"):
+    with pytest.raises(PushError, match="trl-prorl push --run"):
         trainer.push_to_hub()
     assert load_file(Path(trainer.args.output_dir, "adapter_model.safetensors"))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_prorl.launch.recipe import fits, nearest, spelt
+from trl_prorl.launch.recipe_check import fits, nearest, spelt
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,10 @@ from trl_prorl import ProRLConfig
 from trl_prorl.launch.command_line import first_look
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.launch.recipe_check import INIT, SWITCHES, check_recipe, json_mapping, takes_mapping
-from trl_prorl.launch.recipe_keys import recipe_keys
 from trl_prorl.train import TaskArguments
 
 
-HINTS = {name: key.hint for name, key in recipe_keys().items()}
+HINTS = RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).hints()
 MAPPINGS = sorted(name for name, hint in HINTS.items() if takes_mapping(hint))
 TEXTS = sorted({"task_options", *ProRLConfig._VALID_DICT_FIELDS})  # text of these is read as JSON
 KERNELS = ["owner/kernel", "owner/kernel@v1:forward", "paged|owner/kernel", {"": "owner/kernel"}]

@@ -23,7 +23,7 @@ A = {"beta": 0.3, "ref_reset_every": 3, "num_iterations": 2}
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(run_lock, "TRIES", 1)
+    monkeypatch.setattr(run_lock, "SECONDS", 0)
 
 
 def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
@@ -60,7 +60,9 @@ import os, runpy, sys, time
 lock = runpy.run_path(sys.argv[1])["FolderLock"](sys.argv[2])
 lock.hold()
 if (child := os.fork()):
-    print(child, flush=True)
+    time.sleep(60)
+lock.let_go()  # of the parent's it leaves all
+print(os.getpid(), flush=True)
 time.sleep(60)
 """
 

@@ -1,6 +1,7 @@
 """Prolonged GRPO on one GPU, on top of Hugging Face TRL."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .quiet import drop_kernel_hint, hold_old_names
@@ -9,7 +10,7 @@ from .quiet import drop_kernel_hint, hold_old_names
 if TYPE_CHECKING:
     from .config import ProRLConfig
     from .embedded.shipped import embedded_model
-    from .own_packages import evaluate
+    from .eval.passk import evaluate
     from .resets.callbacks import ReferenceResetCallback
     from .resets.triggers import KLSpike, Periodic, Reason, Stall, Trigger
     from .train import task_reward
@@ -35,13 +36,16 @@ __all__ = [
 drop_kernel_hint()
 hold_old_names()
 
+if not Path(__file__).with_name("tasks").is_dir():
+    __path__.append(str(Path(__file__).parent.parent))  # a checkout: `tasks` and `eval` lie beside this folder
+
 # Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
 _MODULES = {
     "ProRLConfig": "config",
     "ProRLTrainer": "trainer",
     "ReferenceResetCallback": "resets.callbacks",
     "embedded_model": "embedded.shipped",
-    "evaluate": "own_packages",
+    "evaluate": "eval.passk",
     "task_reward": "train",
 }
 

@@ -1,7 +1,4 @@
-"""
-`trl-prorl COMMAND ...`: the commands of this project, from any directory. Folders called `tasks` or `eval` in the
-working directory, which `python -m tasks` and `python -m eval.passk` would take for ours, do not hide them.
-"""
+"""`trl-prorl COMMAND ...`: the commands of this project, from any directory."""
 
 import sys
 import textwrap
@@ -12,14 +9,13 @@ from .launch.command_line import refuse, show
 from .launch.interrupt import NOTHING_CHANGED, end_at_once
 from .launch.recipe_check import nearest
 from .launch.shipped_recipes import shipped_recipes, with_recipe
-from .own_packages import claim
 
 
-# command -> module, and a summary; the module is imported when the command is asked for
+# command -> module of `trl_prorl`, and a summary; the module is imported when the command is asked for
 COMMANDS = {
-    "train": ("trl_prorl.launch.command_line", "train what a recipe says; alone, it lists the recipes"),
-    "demo": ("trl_prorl.demo", "five arms on a CPU, evaluation, report: 6 to 10 minutes"),
-    "smollm2": ("trl_prorl.embedded.smollm2", "install a pretrained language model of 135 M parameters, once"),
+    "train": ("launch.command_line", "train what a recipe says; alone, it lists the recipes"),
+    "demo": ("demo", "five arms on a CPU, evaluation, report: 6 to 10 minutes"),
+    "smollm2": ("embedded.smollm2", "install a pretrained language model of 135 M parameters, once"),
     "preflight": ("eval.preflight", "can a recipe learn, and what will it cost?"),
     "passk": ("eval.passk", "held-out pass@k of runs, base against trained"),
     "report": ("eval.report", "one page about a set of runs"),
@@ -32,7 +28,7 @@ COMMANDS = {
     "gpu-check": ("eval.gpu_check", "is it right on this GPU, and what does it cost there?"),
     "push": ("eval.push", "push a run to the Hub"),
     "tasks": ("tasks.__main__", "look at the tasks"),
-    "env": ("trl_prorl.environment", "versions and flags, for a report of a bug"),
+    "env": ("environment", "versions and flags, for a report of a bug"),
 }
 TAKES_RECIPE = ("train", "preflight")
 
@@ -89,12 +85,11 @@ def main(argv: list[str] | None = None) -> int:
             arguments = with_recipe(arguments)
         except ValueError as error:
             refuse(error)
-    claim()
     sys.argv = [f"trl-prorl {name}", *arguments]
     package, _, module = COMMANDS[name][0].partition(".")
     if package == "eval":
-        import_module("eval.command_lines").first_look(module)
-    return import_module(COMMANDS[name][0]).main() or 0
+        import_module(".eval.command_lines", __package__).first_look(module)
+    return import_module(f".{COMMANDS[name][0]}", __package__).main() or 0
 
 
 if __name__ == "__main__":

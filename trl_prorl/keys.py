@@ -369,7 +369,7 @@ class TaskKeys:
 
     Args:
         task (`str`, *optional*, defaults to `"reverse_digits"`):
-            Name of a task, see `python -m tasks list`.
+            Name of a task, see `trl-prorl tasks list`.
         task_level (`int`, *optional*):
             Its difficulty; `None` is the task's own default.
         task_options (`dict` or `str`, *optional*):

@@ -27,6 +27,7 @@ from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_
 from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
 
+from . import tasks
 from .checkpoint.config_change import check_change
 from .checkpoint.files import find_checkpoint, newest_complete
 from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_same_run
@@ -39,7 +40,6 @@ from .launch.checks import check_pack_limit, check_rows
 from .launch.command_line import first_look
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual, what_is_kept
 from .launch.recipe import RecipeParser
-from .own_packages import tasks
 from .record.base_model import WEIGHTS
 from .record.lock import LOCK_FILE, check_free
 from .record.meter import METRICS_FILE, check_record

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.analysis.names import configuration_labels
-from eval.analysis.over_seeds import prompts_and_seeds
-from eval.analysis.pairing import belonging, ground, same_prompts
-from eval.analysis.passk import per_prompt
-from eval.analysis.repetitions import repetitions, seed_count
-from eval.analysis.statistics import Estimate
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.names import configuration_labels
+from trl_prorl.eval.analysis.over_seeds import prompts_and_seeds
+from trl_prorl.eval.analysis.pairing import belonging, ground, same_prompts
+from trl_prorl.eval.analysis.passk import per_prompt
+from trl_prorl.eval.analysis.repetitions import repetitions, seed_count
+from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.run_folder.run import Run
 
 
 REFERENCES = ("control", "plain")

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import fisher_exact
 
-from eval.analysis.passk import draw_sizes
-from eval.analysis.statistics import (
+from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.passk import draw_sizes
+from trl_prorl.eval.analysis.statistics import (
     Estimate,
     McNemar,
     bootstrap_interval,
@@ -18,7 +19,6 @@ from eval.analysis.statistics import (
     pass_at_k_per_prompt,
     pass_at_k_upper_bound,
 )
-from trl_prorl.errors import InputError
 
 
 ERROR_RATE = 0.05
@@ -144,11 +144,11 @@ def boundary(run_passk: dict) -> Boundary:
     try:
         n, base, trained = run_passk["n"], run_passk["base"]["correct"], run_passk["trained"]["correct"]
     except KeyError as error:
-        raise InputError(f"passk.json has no {error}; write it again with `python -m eval.passk`") from error
+        raise InputError(f"passk.json has no {error}; write it again with `trl-prorl passk`") from error
     if len(base) != len(trained) or len(base) < 2:
         raise InputError(
             f"passk.json has counts of {len(base)} base and {len(trained)} trained prompts; at least 2 prompts, the "
-            "same on both sides, are needed: write it again with `python -m eval.passk`"
+            "same on both sides, are needed: write it again with `trl-prorl passk`"
         )
 
     def row(k):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from eval.analysis.smoothing import LAST_SHARE
+from trl_prorl.eval.analysis.smoothing import LAST_SHARE
 
 
 WINDOW = 20  # steps of a mean

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import Run
 
 
 LARGEST_WINDOW = 20

@@ -5,9 +5,10 @@ from itertools import product
 
 import numpy as np
 
-from eval.analysis.pairing import ground, max_new_tokens, same_prompts
-from eval.analysis.passk import per_prompt
-from eval.analysis.statistics import (
+from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.pairing import ground, max_new_tokens, same_prompts
+from trl_prorl.eval.analysis.passk import per_prompt
+from trl_prorl.eval.analysis.statistics import (
     Estimate,
     McNemar,
     bootstrap_interval,
@@ -15,8 +16,7 @@ from eval.analysis.statistics import (
     mcnemar,
     paired_bootstrap_difference,
 )
-from eval.run_folder.run import Run, require_passk
-from trl_prorl.errors import InputError
+from trl_prorl.eval.run_folder.run import Run, require_passk
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
@@ -78,7 +78,7 @@ def check_comparable(a: Run, b: Run) -> None:
         InputError: With the reason and the cure.
     """
     first, second = require_passk(a), require_passk(b)
-    cure = f"evaluate them alike: `python -m eval.passk --run {a.path} --run {b.path}`"
+    cure = f"evaluate them alike: `trl-prorl passk --run {a.path} --run {b.path}`"
     for key, option in SAMPLING.items():
         values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
         if values[0] != values[1]:

@@ -8,14 +8,14 @@ from itertools import combinations, groupby
 import numpy as np
 from scipy import stats
 
-from eval.analysis.compare import check_comparable, compare
-from eval.analysis.names import configuration_labels
-from eval.analysis.over_seeds import prompts_and_seeds
-from eval.analysis.passk import per_prompt
-from eval.analysis.repetitions import repetitions
-from eval.analysis.statistics import Estimate, detectable_difference, holm
-from eval.run_folder.run import Run
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.compare import check_comparable, compare
+from trl_prorl.eval.analysis.names import configuration_labels
+from trl_prorl.eval.analysis.over_seeds import prompts_and_seeds
+from trl_prorl.eval.analysis.passk import per_prompt
+from trl_prorl.eval.analysis.repetitions import repetitions
+from trl_prorl.eval.analysis.statistics import Estimate, detectable_difference, holm
+from trl_prorl.eval.run_folder.run import Run
 
 
 @dataclass(frozen=True)

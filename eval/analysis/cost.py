@@ -1,7 +1,7 @@
 """What the steps of a run took, and how that compares with the control."""
 
-from eval.analysis.pairing import belonging
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.pairing import belonging
+from trl_prorl.eval.run_folder.run import Run
 
 
 def median_step_seconds(run: Run) -> float | None:

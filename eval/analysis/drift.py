@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from eval.analysis.statistics import ratio_interval
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.statistics import ratio_interval
+from trl_prorl.eval.run_folder.run import Run
 
 
 def model_drift(sums: np.ndarray) -> dict[str, float]:

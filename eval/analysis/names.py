@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from eval.analysis.repetitions import EFFECTIVE_WITH, matters
-from eval.run_folder.run import MODEL, Run, base_family
 from trl_prorl.descriptor import is_on
+from trl_prorl.eval.analysis.repetitions import EFFECTIVE_WITH, matters
+from trl_prorl.eval.run_folder.run import MODEL, Run, base_family
 from trl_prorl.keys import KEYS
 from trl_prorl.variants import NEVER_RESET
 

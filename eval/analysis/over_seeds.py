@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from eval.analysis.statistics import Estimate, bootstrap_interval, t_interval
+from trl_prorl.eval.analysis.statistics import Estimate, bootstrap_interval, t_interval
 
 
 def prompts_and_seeds(

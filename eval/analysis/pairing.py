@@ -1,6 +1,6 @@
 """Which runs can be compared prompt by prompt, and which belong together."""
 
-from eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import Run
 
 
 def max_new_tokens(run: Run) -> int | None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from eval.analysis.statistics import (
+from trl_prorl.eval.analysis.statistics import (
     NO_INTERVAL,
     Estimate,
     bootstrap_interval,
@@ -11,8 +11,8 @@ from eval.analysis.statistics import (
     pass_at_k_per_prompt,
     summarise_counts,
 )
-from eval.metrics import metric
-from eval.run_folder.run import Run
+from trl_prorl.eval.metrics import metric
+from trl_prorl.eval.run_folder.run import Run
 
 
 SIDES = ("base", "trained")

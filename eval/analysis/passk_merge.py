@@ -4,9 +4,9 @@ What becomes of a `passk.json` that is there already: the same evaluation is com
 
 from pathlib import Path
 
-from eval.analysis.passk import SIDES, gain
-from eval.analysis.statistics import summarise_counts
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.passk import SIDES, gain
+from trl_prorl.eval.analysis.statistics import summarise_counts
 
 
 # The settings that decide an evaluation, and their options; task and level are the run's.

@@ -1,6 +1,6 @@
 """Which runs are repetitions of one configuration: they differ in seeds, and in what no number depends on."""
 
-from eval.run_folder.run import MODEL, Run
+from trl_prorl.eval.run_folder.run import MODEL, Run
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS
 
 

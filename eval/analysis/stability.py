@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from eval.analysis.smoothing import SMOOTHING_STEPS, end_by_best
-from eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, Spikes, find_spikes
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.smoothing import SMOOTHING_STEPS, end_by_best
+from trl_prorl.eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, Spikes, find_spikes
+from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.variants import VARIANTS
 
 

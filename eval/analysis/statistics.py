@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from eval.metrics import metric
+from trl_prorl.eval.metrics import metric
 from trl_prorl.pass_at_k import pass_at_k
 
 

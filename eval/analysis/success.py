@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from eval.analysis.cost import mean_step_seconds
-from eval.analysis.names import configuration_labels
-from eval.analysis.pairing import ground, pairs, same_prompts
-from eval.analysis.passk import per_prompt
-from eval.analysis.repetitions import repetitions
-from eval.analysis.statistics import Estimate, fieller_ratio, paired_bootstrap_ratio
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.cost import mean_step_seconds
+from trl_prorl.eval.analysis.names import configuration_labels
+from trl_prorl.eval.analysis.pairing import ground, pairs, same_prompts
+from trl_prorl.eval.analysis.passk import per_prompt
+from trl_prorl.eval.analysis.repetitions import repetitions
+from trl_prorl.eval.analysis.statistics import Estimate, fieller_ratio, paired_bootstrap_ratio
+from trl_prorl.eval.run_folder.run import Run
 
 
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"

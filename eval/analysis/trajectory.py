@@ -9,9 +9,9 @@ import pandas as pd
 from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.stats import norm, t
 
-from eval.analysis.statistics import Estimate, bootstrap_interval, pass_at_k_per_prompt
-from eval.run_folder.run import Run, require_passk
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.statistics import Estimate, bootstrap_interval, pass_at_k_per_prompt
+from trl_prorl.eval.run_folder.run import Run, require_passk
 
 
 MIN_CHECKPOINTS = 3
@@ -109,7 +109,7 @@ def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
     """
     passk = require_passk(run)
     checkpoints, n = passk.get("checkpoints") or [], passk["n"]
-    command = f"python -m eval.passk --run {run.path} --checkpoints all"
+    command = f"trl-prorl passk --run {run.path} --checkpoints all"
     if not checkpoints:
         raise InputError(f"'{run.path / 'passk.json'}' holds no checkpoints; run `{command}`")
     if not 1 <= k <= n:
@@ -311,7 +311,7 @@ def check_run(run: Run, k: int, *, free_start: bool = False, resamples: int = RE
     if len(steps) - 1 < MIN_CHECKPOINTS:
         raise InputError(
             f"'{run.path / 'passk.json'}' holds {len(steps) - 1} checkpoint(s), a fit needs at least "
-            f"{MIN_CHECKPOINTS}; run `python -m eval.passk --run {run.path} --checkpoints all` (save_steps decides "
+            f"{MIN_CHECKPOINTS}; run `trl-prorl passk --run {run.path} --checkpoints all` (save_steps decides "
             "how many there are)"
         )
     try:

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from accelerate.utils.memory import clear_device_cache
 
-from eval.gpucheck.parts import Size
-from eval.gpucheck.result import Result, Table
-from eval.stepcost.arms import ARMS, BASELINE
-from eval.stepcost.batches import Batches
-from eval.stepcost.comparing import ratio
-from eval.stepcost.measuring import measure
-from eval.stepcost.shapes import new_model
 from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.eval.gpucheck.parts import Size
+from trl_prorl.eval.gpucheck.result import Result, Table
+from trl_prorl.eval.stepcost.arms import ARMS, BASELINE
+from trl_prorl.eval.stepcost.batches import Batches
+from trl_prorl.eval.stepcost.comparing import ratio
+from trl_prorl.eval.stepcost.measuring import measure
+from trl_prorl.eval.stepcost.shapes import new_model
 
 
 # At other settings than the first: TRL with a reference, and the fastest of A and B.

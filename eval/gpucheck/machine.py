@@ -7,10 +7,12 @@ from pathlib import Path
 
 import torch
 
-from eval.gpucheck.parts import Size
-from eval.gpucheck.result import Result
+import trl_prorl
+from trl_prorl.eval.gpucheck.parts import Size
+from trl_prorl.eval.gpucheck.result import Result
 
 
+ROOT = Path(trl_prorl.__file__).parent.parent  # of a checkout, where there is one
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "triton", "deepspeed", "vllm")
 
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from eval.gpucheck.parts import Size
-from eval.gpucheck.result import Result
-from trl_prorl.own_packages import ROOT
+from trl_prorl.eval.gpucheck.machine import ROOT
+from trl_prorl.eval.gpucheck.parts import Size
+from trl_prorl.eval.gpucheck.result import Result
 
 
 NAME = "the tests marked gpu"

@@ -5,10 +5,10 @@ import re
 import textwrap
 from pathlib import Path
 
-from eval.gpucheck.parts import MACHINE, PARTS
-from eval.gpucheck.result import Result, Table
-from eval.stepcost.arms import BASELINE
-from eval.stepcost.comparing import ratio
+from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS
+from trl_prorl.eval.gpucheck.result import Result, Table
+from trl_prorl.eval.stepcost.arms import BASELINE
+from trl_prorl.eval.stepcost.comparing import ratio
 
 
 BEGIN_LIST = "<!-- Written by eval.gpu_check. -->"

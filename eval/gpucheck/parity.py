@@ -19,11 +19,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import TrainerCallback, set_seed
 from trl import GRPOTrainer
 
-from eval.gpucheck.parts import Size
-from eval.gpucheck.result import Result, Table
-from eval.stepcost.batches import Batches
-from eval.stepcost.making import make_trainer
 from trl_prorl import ProRLTrainer
+from trl_prorl.eval.gpucheck.parts import Size
+from trl_prorl.eval.gpucheck.result import Result, Table
+from trl_prorl.eval.stepcost.batches import Batches
+from trl_prorl.eval.stepcost.making import make_trainer
 from trl_prorl.resets.optimizer_state import inner_of
 
 

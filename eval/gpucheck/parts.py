@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pkgutil import resolve_name
 
-from eval.stepcost.options import parse
+from trl_prorl.eval.stepcost.options import parse
 
 
 MOST = 480  # seconds of a part

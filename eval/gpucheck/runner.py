@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import multiprocessing
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -19,9 +18,9 @@ from typing import NamedTuple
 
 import torch
 
-from eval.gpucheck.parts import MACHINE, PARTS, Part, Size
-from eval.gpucheck.result import Result
-from trl_prorl.own_packages import ROOT, run_claimed
+from trl_prorl.eval.gpucheck.machine import ROOT
+from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS, Part, Size
+from trl_prorl.eval.gpucheck.result import Result
 
 
 LEAST = 20.0  # seconds that must be left for another part to begin
@@ -100,8 +99,8 @@ def run_part(part: Part, size: Size, folder: Path, made_with: dict[str, str], li
         old.unlink(missing_ok=True)
     # A copy of this process costs no imports, but cannot use CUDA.
     context = multiprocessing.get_context("spawn" if size.on_card else "fork")
-    call = pickle.dumps((_work_on, (part.name, part.function(), size, folder, made_with, limit, os.getpid())))
-    process = context.Process(target=run_claimed, args=(call,))
+    work = (part.name, part.function(), size, folder, made_with, limit, os.getpid())
+    process = context.Process(target=_work_on, args=work)
     process.start()
     try:
         process.join(limit)

@@ -1,7 +1,7 @@
 """What each arm is: in the lead in a few words, at the end in full."""
 
-from eval.pages.document import Bullets, Section, Text
-from eval.run_folder.run import Run
+from trl_prorl.eval.pages.document import Bullets, Section, Text
+from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.resets.triggers import KEYS as TRIGGERS
 from trl_prorl.variants import VARIANTS
 

@@ -5,15 +5,15 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from eval.analysis.boundary import Boundary, PromptChange, boundary
-from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from eval.pages.cells import interval_cell
-from eval.pages.curves import DPI, OTHER_COLOUR
-from eval.pages.document import Section
-from eval.pages.objective import objective_notes
-from eval.pages.panels import save_figure
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.boundary import Boundary, PromptChange, boundary
+from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
+from trl_prorl.eval.pages.cells import interval_cell
+from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR
+from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.panels import save_figure
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 LISTED_PROMPTS = 12
@@ -164,7 +164,7 @@ def runs_table(runs: list[Run]) -> Table | None:
         "Newly solved: no correct base sample, some of the trained model; lost: the reverse; in brackets those for "
         "which sampling noise is excluded (Fisher's exact test, Holm over all prompts of the run, 5 %). p: exact "
         "McNemar of newly solved against lost. No correct sample does not mean impossible: the last column is the "
-        "highest rate that leaves a chance of 5 % of it. `python -m eval.boundary --run …` shows the prompts."
+        "highest rate that leaves a chance of 5 % of it. `trl-prorl boundary --run …` shows the prompts."
     ]
     return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes + objective_notes(runs))
 

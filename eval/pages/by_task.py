@@ -2,12 +2,12 @@
 
 import math
 
-from eval.analysis.passk import gain, largest_k, per_prompt, summary_score
-from eval.pages.cells import NOT_MEASURED, interval_cell, sides_cell
-from eval.pages.document import Section
-from eval.pages.objective import objective_notes
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.passk import gain, largest_k, per_prompt, summary_score
+from trl_prorl.eval.pages.cells import NOT_MEASURED, interval_cell, sides_cell
+from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 PART_COLUMNS = [

@@ -1,10 +1,10 @@
 """What the numbers cannot show: evaluation, differences between the runs beyond their variants."""
 
-from eval.analysis.pairing import max_new_tokens
-from eval.analysis.repetitions import REPETITION_KEYS
-from eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from eval.pages.document import Bullets, Section
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.pairing import max_new_tokens
+from trl_prorl.eval.analysis.repetitions import REPETITION_KEYS
+from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
+from trl_prorl.eval.pages.document import Bullets, Section
+from trl_prorl.eval.run_folder.run import Run
 
 
 # The keys that define an arm; in every other key the arms of a comparison should agree.

@@ -2,8 +2,8 @@
 
 import math
 
-from eval.analysis.statistics import Estimate, t_interval
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.statistics import Estimate, t_interval
+from trl_prorl.eval.run_folder.run import Run
 
 
 NOT_MEASURED = "–"

@@ -1,13 +1,13 @@
 """Held-out pass@k over checkpoints."""
 
-from eval.analysis.passk import checkpoint_curve, checkpoint_ks
-from eval.pages.cells import cell, interval_cell
-from eval.pages.curves import curves, draw_band, mark_events, marks_note, over_runs, with_band_note
-from eval.pages.document import Picture, Section
-from eval.pages.objective import objective_notes, with_objective
-from eval.pages.panels import Panel
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.passk import checkpoint_curve, checkpoint_ks
+from trl_prorl.eval.pages.cells import cell, interval_cell
+from trl_prorl.eval.pages.curves import curves, draw_band, mark_events, marks_note, over_runs, with_band_note
+from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.objective import objective_notes, with_objective
+from trl_prorl.eval.pages.panels import Panel
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 def checkpoint_panels(runs: list[Run]) -> list[Panel]:

@@ -3,16 +3,16 @@
 import numpy as np
 import pandas as pd
 
-from eval.analysis.closeups import LARGEST_WINDOW, Closeup, closeup, window
-from eval.analysis.pairing import ground
-from eval.pages.cells import cell
-from eval.pages.curves import Curve, curves, note_not_measured, sparse, symlog_threshold
-from eval.pages.document import Picture, Section
-from eval.pages.objective import objective_notes, with_objective
-from eval.pages.panels import Panel
-from eval.pages.sheets import Sheet, ground_titles
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.closeups import LARGEST_WINDOW, Closeup, closeup, window
+from trl_prorl.eval.analysis.pairing import ground
+from trl_prorl.eval.pages.cells import cell
+from trl_prorl.eval.pages.curves import Curve, curves, note_not_measured, sparse, symlog_threshold
+from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.objective import objective_notes, with_objective
+from trl_prorl.eval.pages.panels import Panel
+from trl_prorl.eval.pages.sheets import Sheet, ground_titles
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 LARGEST_ROW, MOST_ARMS = 4, 8

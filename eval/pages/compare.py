@@ -2,16 +2,16 @@
 
 import math
 
-from eval.analysis.compare import Comparison, arm_pairs, compare
-from eval.analysis.compare_arms import ArmComparison
-from eval.analysis.pairing import same_prompts
-from eval.analysis.statistics import NO_INTERVAL_NOTE, holm
-from eval.pages.cells import NOT_MEASURED, POWER, cell, interval_cell
-from eval.pages.document import Block, Bullets, Section
-from eval.pages.objective import objective_notes
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.compare import Comparison, arm_pairs, compare
+from trl_prorl.eval.analysis.compare_arms import ArmComparison
+from trl_prorl.eval.analysis.pairing import same_prompts
+from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE, holm
+from trl_prorl.eval.pages.cells import NOT_MEASURED, POWER, cell, interval_cell
+from trl_prorl.eval.pages.document import Block, Bullets, Section
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 def comparison_table(comparisons: list[Comparison]) -> Table:

@@ -6,12 +6,12 @@ from itertools import islice
 import numpy as np
 import pandas as pd
 
-from eval.analysis.best import verdicts
-from eval.analysis.passk import SIDES
-from eval.pages.document import Section
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
-from eval.samples.store import SAMPLES_FOLDER, SETTINGS_FILE, SampleStore
+from trl_prorl.eval.analysis.best import verdicts
+from trl_prorl.eval.analysis.passk import SIDES
+from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SETTINGS_FILE, SampleStore
 from trl_prorl.record.run_files import read_json
 from trl_prorl.shown import visible
 

@@ -3,7 +3,7 @@
 from itertools import chain
 from pathlib import Path
 
-from eval.pages import (
+from trl_prorl.eval.pages import (
     arms,
     boundary,
     by_task,
@@ -24,8 +24,8 @@ from eval.pages import (
     trajectory,
     verdict,
 )
-from eval.pages.document import Report, said_once
-from eval.run_folder.run import Run
+from trl_prorl.eval.pages.document import Report, said_once
+from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 

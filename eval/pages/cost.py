@@ -1,6 +1,6 @@
 """What the runs cost: scoring calls, time by stage, the reference's share."""
 
-from eval.analysis.cost import (
+from trl_prorl.eval.analysis.cost import (
     evaluation_seconds,
     mean_step_seconds,
     median_step_seconds,
@@ -8,15 +8,15 @@ from eval.analysis.cost import (
     stage_seconds,
     step_time_over_control,
 )
-from eval.analysis.repetitions import mean_measured
-from eval.analysis.smoothing import band
-from eval.pages.cells import NOT_MEASURED, cell, percent_cell
-from eval.pages.curves import arm_label, curves, sparse
-from eval.pages.document import Picture, Section
-from eval.pages.objective import footnote, objective_notes, with_objective
-from eval.pages.panels import Panel
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.repetitions import mean_measured
+from trl_prorl.eval.analysis.smoothing import band
+from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, percent_cell
+from trl_prorl.eval.pages.curves import arm_label, curves, sparse
+from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.objective import footnote, objective_notes, with_objective
+from trl_prorl.eval.pages.panels import Panel
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 STAGE_COLOURS = {"rollout": "#BBBBBB", "old": "#F0E442", "ref": "#CC79A7", "update": "#56B4E9"}

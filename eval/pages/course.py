@@ -1,8 +1,8 @@
 """Curves: reward, KL, entropy and throughput over optimizer steps, and the evaluations during training."""
 
-from eval.analysis.smoothing import SMOOTHING_STEPS, running_mean, running_median_of_positive
-from eval.analysis.stability import kl_key
-from eval.pages.curves import (
+from trl_prorl.eval.analysis.smoothing import SMOOTHING_STEPS, running_mean, running_median_of_positive
+from trl_prorl.eval.analysis.stability import kl_key
+from trl_prorl.eval.pages.curves import (
     MOST_RESETS,
     curves,
     draw_curves,
@@ -11,11 +11,11 @@ from eval.pages.curves import (
     symlog_threshold,
     with_band_note,
 )
-from eval.pages.document import Picture, Section
-from eval.pages.objective import footnote, with_objective
-from eval.pages.panels import Panel
-from eval.pages.sheets import SHEETS_NOTE, Sheet, sheets
-from eval.run_folder.run import Run
+from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.objective import footnote, with_objective
+from trl_prorl.eval.pages.panels import Panel
+from trl_prorl.eval.pages.sheets import SHEETS_NOTE, Sheet, sheets
+from trl_prorl.eval.run_folder.run import Run
 
 
 OTHER_KL = "kl_ref"

@@ -2,10 +2,10 @@
 
 import pandas as pd
 
-from eval.analysis.names import configuration_labels
-from eval.analysis.repetitions import repetitions, seed_count
-from eval.analysis.smoothing import band
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.names import configuration_labels
+from trl_prorl.eval.analysis.repetitions import repetitions, seed_count
+from trl_prorl.eval.analysis.smoothing import band
+from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.variants import VARIANTS
 
 

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from eval.pages.panels import Panel, plot_sheet
-from eval.pages.table import Table
+from trl_prorl.eval.pages.panels import Panel, plot_sheet
+from trl_prorl.eval.pages.table import Table
 from trl_prorl.shown import visible, without_html
 
 

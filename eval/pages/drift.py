@@ -4,16 +4,16 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from eval.analysis.drift import drift_series, kl_interval
-from eval.analysis.smoothing import band
-from eval.analysis.statistics import Estimate
-from eval.pages.cells import NOT_MEASURED, cell, interval_cell
-from eval.pages.curves import curves, draw_band, mark_events, marks_note, with_band_note
-from eval.pages.document import Picture, Section
-from eval.pages.objective import objective_notes, with_objective
-from eval.pages.panels import Panel
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.drift import drift_series, kl_interval
+from trl_prorl.eval.analysis.smoothing import band
+from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell
+from trl_prorl.eval.pages.curves import curves, draw_band, mark_events, marks_note, with_band_note
+from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.objective import objective_notes, with_objective
+from trl_prorl.eval.pages.panels import Panel
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 # Title and unit of each measure's panel.

@@ -8,8 +8,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from eval.pages.document import Report
-from eval.pages.panels import Panel, panel_png
+from trl_prorl.eval.pages.document import Report
+from trl_prorl.eval.pages.panels import Panel, panel_png
 from trl_prorl.shown import visible
 
 

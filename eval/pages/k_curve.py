@@ -1,14 +1,14 @@
 """pass@k against k, base and trained, and what decoding was like."""
 
-from eval.analysis.passk import draw_sizes, k_curve
-from eval.pages.cells import NOT_MEASURED, arrow_cell
-from eval.pages.curves import MOST_CURVES, Curve, curves, draw_band, over_runs
-from eval.pages.document import Picture, Section
-from eval.pages.objective import objective_notes, with_objective
-from eval.pages.panels import Panel
-from eval.pages.sheets import sheets
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.passk import draw_sizes, k_curve
+from trl_prorl.eval.pages.cells import NOT_MEASURED, arrow_cell
+from trl_prorl.eval.pages.curves import MOST_CURVES, Curve, curves, draw_band, over_runs
+from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.pages.objective import objective_notes, with_objective
+from trl_prorl.eval.pages.panels import Panel
+from trl_prorl.eval.pages.sheets import sheets
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 BASE_STYLE = {"marker": "s", "color": "#7F7F7F", "linestyle": ":"}

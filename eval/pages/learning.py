@@ -1,12 +1,12 @@
 """What was learned, run by run: rewards in training, held-out pass@k, distance from the anchors."""
 
-from eval.analysis.passk import gain, score
-from eval.analysis.smoothing import first_mean, last_mean
-from eval.pages.cells import NOT_MEASURED, cell, interval_cell, resets_cell, sides_cell
-from eval.pages.document import Section
-from eval.pages.objective import objective_notes
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.passk import gain, score
+from trl_prorl.eval.analysis.smoothing import first_mean, last_mean
+from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell, resets_cell, sides_cell
+from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.variants import VARIANTS
 
 

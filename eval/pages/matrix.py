@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.analysis.best import verdicts
-from eval.analysis.cost import peak_memory, reference_share, step_time_over_control, throughput
-from eval.analysis.names import configuration_labels, unnamed_settings
-from eval.analysis.over_seeds import prompts_and_seeds, spread, worst
-from eval.analysis.pairing import same_prompts
-from eval.analysis.passk import largest_k, per_prompt, score
-from eval.analysis.repetitions import mean_measured, repetitions, seed_count
-from eval.analysis.smoothing import SMOOTHING_STEPS
-from eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, NEIGHBOURS, Spikes
-from eval.analysis.stability import (
+from trl_prorl.eval.analysis.best import verdicts
+from trl_prorl.eval.analysis.cost import peak_memory, reference_share, step_time_over_control, throughput
+from trl_prorl.eval.analysis.names import configuration_labels, unnamed_settings
+from trl_prorl.eval.analysis.over_seeds import prompts_and_seeds, spread, worst
+from trl_prorl.eval.analysis.pairing import same_prompts
+from trl_prorl.eval.analysis.passk import largest_k, per_prompt, score
+from trl_prorl.eval.analysis.repetitions import mean_measured, repetitions, seed_count
+from trl_prorl.eval.analysis.smoothing import SMOOTHING_STEPS
+from trl_prorl.eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, NEIGHBOURS, Spikes
+from trl_prorl.eval.analysis.stability import (
     COLLAPSE_SHARE,
     collapsed,
     entropy_spikes,
@@ -22,12 +22,12 @@ from eval.analysis.stability import (
     kl_spikes,
     largest_drop,
 )
-from eval.analysis.statistics import Estimate
-from eval.pages.cells import NOT_MEASURED, cell, interval_cell, percent_cell
-from eval.pages.document import Section
-from eval.pages.objective import objective_notes
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell, percent_cell
+from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 PERFORMANCE, STABILITY, COST = "Performance, held-out", "Stability", "Cost"

@@ -1,6 +1,6 @@
 """A and B optimise different objectives, and wherever they stand side by side a reader is told."""
 
-from eval.run_folder.run import Run
+from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 

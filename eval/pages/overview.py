@@ -1,11 +1,11 @@
 """The few numbers that fit a terminal of 80 columns."""
 
-from eval.analysis.cost import mean_step_seconds, reference_share, step_time_over_control
-from eval.analysis.passk import score
-from eval.pages.cells import cell, percent_cell, resets_cell, sides_cell
-from eval.pages.objective import objective_notes
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.cost import mean_step_seconds, reference_share, step_time_over_control
+from trl_prorl.eval.analysis.passk import score
+from trl_prorl.eval.pages.cells import cell, percent_cell, resets_cell, sides_cell
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 def overview_table(runs: list[Run]) -> Table:

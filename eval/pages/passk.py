@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval.analysis.passk import SIDES, gain, summary_score
-from eval.analysis.statistics import Estimate
-from eval.pages.cells import interval_cell
-from eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.analysis.passk import SIDES, gain, summary_score
+from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.pages.cells import interval_cell
+from trl_prorl.eval.pages.table import Column, Table, table_of
 from trl_prorl.shown import visible
 
 

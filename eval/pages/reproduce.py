@@ -2,15 +2,15 @@
 
 import shlex
 
-from eval.pages.document import Code, Section, Text
-from eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, Run
+from trl_prorl.eval.pages.document import Code, Section, Text
+from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, Run
 from trl_prorl.record.started import evaluation_of, plugin_options
 
 
 def passk_command(runs: list[Run]) -> str:
     """The command that evaluates these runs."""
     plugins = "".join(dict.fromkeys(plugin_options(run.env) for run in runs))
-    return f"python -m eval.passk{plugins} " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
+    return f"trl-prorl passk{plugins} " + " ".join(f"--run {shlex.quote(str(run.path))}" for run in runs)
 
 
 def evaluation_commands(runs: list[Run]) -> str:

@@ -4,18 +4,18 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from eval.analysis.clamp import LEAST_GAIN, WINDOW, gain_since, stalled_at
-from eval.analysis.names import configuration_labels
-from eval.analysis.pairing import matched_control
-from eval.analysis.repetitions import repetitions
-from eval.analysis.resets import AFTER, BEFORE, Response, mean_dip, median_reconvergence, reset_responses
-from eval.analysis.smoothing import LAST_SHARE
-from eval.pages.cells import NOT_MEASURED, cell, over_seeds
-from eval.pages.curves import REASON_NAMES
-from eval.pages.document import Section
-from eval.pages.objective import objective_notes
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.clamp import LEAST_GAIN, WINDOW, gain_since, stalled_at
+from trl_prorl.eval.analysis.names import configuration_labels
+from trl_prorl.eval.analysis.pairing import matched_control
+from trl_prorl.eval.analysis.repetitions import repetitions
+from trl_prorl.eval.analysis.resets import AFTER, BEFORE, Response, mean_dip, median_reconvergence, reset_responses
+from trl_prorl.eval.analysis.smoothing import LAST_SHARE
+from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, over_seeds
+from trl_prorl.eval.pages.curves import REASON_NAMES
+from trl_prorl.eval.pages.document import Section
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from eval.analysis.names import TASK, setting
-from eval.analysis.pairing import GROUND, ground
-from eval.pages.curves import MOST_CURVES, Curve
-from eval.run_folder.run import MODEL
+from trl_prorl.eval.analysis.names import TASK, setting
+from trl_prorl.eval.analysis.pairing import GROUND, ground
+from trl_prorl.eval.pages.curves import MOST_CURVES, Curve
+from trl_prorl.eval.run_folder.run import MODEL
 
 
 REFERENCES = ("plain", "control")

@@ -2,12 +2,12 @@
 
 import math
 
-from eval.analysis.statistics import Estimate
-from eval.analysis.success import Comparison, comparisons, verdict
-from eval.pages.cells import NOT_MEASURED, interval_cell, percent, share_cell
-from eval.pages.document import Bullets, Section, Text
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.analysis.success import Comparison, comparisons, verdict
+from trl_prorl.eval.pages.cells import NOT_MEASURED, interval_cell, percent, share_cell
+from trl_prorl.eval.pages.document import Bullets, Section, Text
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 

@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from eval.analysis.statistics import Estimate
-from eval.analysis.trajectory import MIN_CHECKPOINTS, SaturationCheck, check_run, default_sizes
-from eval.pages.cells import NOT_MEASURED, cell, interval_cell
-from eval.pages.curves import DPI, OTHER_COLOUR, arm_label, colour_of
-from eval.pages.document import Block, Bullets, Section, Text
-from eval.pages.objective import objective_notes
-from eval.pages.panels import save_figure
-from eval.pages.table import Column, Table, table_of
-from eval.run_folder.run import Run
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.statistics import Estimate
+from trl_prorl.eval.analysis.trajectory import MIN_CHECKPOINTS, SaturationCheck, check_run, default_sizes
+from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell
+from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, arm_label, colour_of
+from trl_prorl.eval.pages.document import Block, Bullets, Section, Text
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.panels import save_figure
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
-# Enough to see p = 0.025 well; `python -m eval.trajectory` draws more.
+# Enough to see p = 0.025 well; `trl-prorl trajectory` draws more.
 RESAMPLES = 199
 NAMED = 6
 

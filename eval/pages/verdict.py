@@ -1,17 +1,17 @@
 """The verdict: the best arm on held-out pass@1, whether it is told apart, and every arm in a picture."""
 
-from eval.analysis.best import Verdict, told_apart, verdicts
-from eval.analysis.over_seeds import prompts_and_seeds
-from eval.analysis.pairing import ground, same_prompts
-from eval.analysis.passk import per_prompt
-from eval.pages.cells import interval_cell
-from eval.pages.curves import Curve, curves
-from eval.pages.document import Bullets, Picture, Section, Text
-from eval.pages.objective import objective_notes
-from eval.pages.panels import Panel
-from eval.pages.reproduce import passk_command
-from eval.pages.sheets import ground_titles
-from eval.run_folder.run import Run
+from trl_prorl.eval.analysis.best import Verdict, told_apart, verdicts
+from trl_prorl.eval.analysis.over_seeds import prompts_and_seeds
+from trl_prorl.eval.analysis.pairing import ground, same_prompts
+from trl_prorl.eval.analysis.passk import per_prompt
+from trl_prorl.eval.pages.cells import interval_cell
+from trl_prorl.eval.pages.curves import Curve, curves
+from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
+from trl_prorl.eval.pages.objective import objective_notes
+from trl_prorl.eval.pages.panels import Panel
+from trl_prorl.eval.pages.reproduce import passk_command
+from trl_prorl.eval.pages.sheets import ground_titles
+from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.record.started import evaluation_of
 
 

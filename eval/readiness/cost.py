@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from eval.pages.cells import percent
-from eval.readiness.finding import LOOK, STOP, Finding, advice
-from eval.readiness.first_steps import FirstSteps
-from eval.samples.progress import clock
+from trl_prorl.eval.pages.cells import percent
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, advice
+from trl_prorl.eval.readiness.first_steps import FirstSteps
+from trl_prorl.eval.samples.progress import clock
 
 
 OF_GENERATION = ("rollout", "old", "ref", "base")

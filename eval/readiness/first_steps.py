@@ -9,7 +9,7 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
-from eval.readiness.growth_memory import bytes_of_growth, largest_rank
+from trl_prorl.eval.readiness.growth_memory import bytes_of_growth, largest_rank
 from trl_prorl.record.meter import METRICS_FILE
 
 

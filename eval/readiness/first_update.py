@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from eval.readiness.finding import STOP, Finding, advice
+from trl_prorl.eval.readiness.finding import STOP, Finding, advice
 from trl_prorl.objective import kl
 from trl_prorl.objective.anchors import completion_mask
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from trl.trainer.utils import is_async_callable
 
-from eval.readiness.finding import LOOK, STOP, Finding, advice
 from trl_prorl.errors import RewardError
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, advice
 from trl_prorl.rollout.outcome import weighted_sum
 
 

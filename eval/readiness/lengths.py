@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from eval.readiness.finding import Finding, advice
+from trl_prorl.eval.readiness.finding import Finding, advice
 
 
 def length_findings(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eval.readiness.gold_answers import columns_of
+from trl_prorl.eval.readiness.gold_answers import columns_of
 from trl_prorl.rollout.rewards import watched
 from trl_prorl.rollout.verdicts import verifier_of
 

@@ -2,11 +2,11 @@
 
 import math
 
-from eval.analysis.statistics import bootstrap_interval
-from eval.pages.cells import percent
-from eval.readiness.finding import LOOK, STOP, Finding, advice
-from eval.readiness.gold_answers import known
-from eval.readiness.rollouts import Rollouts
+from trl_prorl.eval.analysis.statistics import bootstrap_interval
+from trl_prorl.eval.pages.cells import percent
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, advice
+from trl_prorl.eval.readiness.gold_answers import known
+from trl_prorl.eval.readiness.rollouts import Rollouts
 
 
 SAME = 1e-6  # rewards closer than this are equal: their mean is rounded

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from datasets import Dataset
 
-from eval.readiness.finding import Finding, advice
+from trl_prorl.eval.readiness.finding import Finding, advice
 
 
 HELD_OUT = 128  # rows of a task's validation and test that are compared with training

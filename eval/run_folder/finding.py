@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval.run_folder.reading import load_config, load_run
 from trl_prorl.errors import InputError
+from trl_prorl.eval.run_folder.reading import load_config, load_run
 
 
 if TYPE_CHECKING:
-    from eval.run_folder.run import Run
+    from trl_prorl.eval.run_folder.run import Run
 
 
 def add_run_option(
@@ -80,7 +80,7 @@ def only_parent(folders: list[Path]) -> Path:
 
 def load_runs(folders: list[Path]) -> "list[Run]":
     """The runs in the order of the report, each named by its path below the common parent."""
-    from eval.run_folder.run import sort_runs  # pandas
+    from trl_prorl.eval.run_folder.run import sort_runs  # pandas
 
     parent = common_parent(folders)
     return sort_runs([load_run(folder, folder.resolve().relative_to(parent).as_posix()) for folder in folders])

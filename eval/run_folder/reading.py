@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eval.run_folder.json_files import with_nan
 from trl_prorl.errors import InputError
+from trl_prorl.eval.run_folder.json_files import with_nan
 from trl_prorl.record import run_files
 from trl_prorl.record.run_id import RUN_ID, other_run
 
@@ -14,7 +14,7 @@ from trl_prorl.record.run_id import RUN_ID, other_run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from eval.run_folder.run import Run
+    from trl_prorl.eval.run_folder.run import Run
 
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def load_run(run_dir, name: str | None = None) -> "Run":
     """
     import pandas as pd  # not for a folder that is not there
 
-    from eval.run_folder.run import Run
+    from trl_prorl.eval.run_folder.run import Run
 
     run_dir = Path(run_dir)
     config = load_config(run_dir)

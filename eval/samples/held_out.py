@@ -12,17 +12,17 @@ import pandas as pd
 import torch
 from transformers import set_seed
 
-from eval.run_folder.reading import load_config, read_env
-from eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
-from eval.samples.local_paths import with_local_paths
-from eval.samples.models import identity, load_point, load_tokenizer
-from eval.samples.points import Point, trained_point
-from eval.samples.progress import progress
-from eval.samples.sampling import for_sampling, sample
-from eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
-from eval.samples.task_name import TaskName
+from trl_prorl import tasks
 from trl_prorl.errors import InputError, RunError
-from trl_prorl.own_packages import tasks
+from trl_prorl.eval.run_folder.reading import load_config, read_env
+from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
+from trl_prorl.eval.samples.local_paths import with_local_paths
+from trl_prorl.eval.samples.models import identity, load_point, load_tokenizer
+from trl_prorl.eval.samples.points import Point, trained_point
+from trl_prorl.eval.samples.progress import progress
+from trl_prorl.eval.samples.sampling import for_sampling, sample
+from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
+from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.record.run_files import EVALUATION_KEYS
 from trl_prorl.record.started import evaluation_of
 from trl_prorl.shown import visible
@@ -274,7 +274,7 @@ def check_run(run_dir: Path) -> dict:
         wrong.append(
             f"'{run_dir / 'config.yaml'}' has no {' and no '.join(missing)}; add what the run was trained with: "
             + ", ".join(f"{key}: {values[key]}" for key in missing)
-            + (" (a task of `python -m tasks list`, whose data they were)" if "task" in missing else "")
+            + (" (a task of `trl-prorl tasks list`, whose data they were)" if "task" in missing else "")
             + (f"; {evaluation_of(config, read_env(run_dir), run_dir)} measures rewards and data of your own")
             * ("task" in missing)
         )

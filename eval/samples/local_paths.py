@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from eval.run_folder.reading import read_env
 from trl_prorl.embedded.shipped import embedded_model, is_embedded, weights_sha256
 from trl_prorl.errors import InputError
+from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.record.base_model import fingerprint, is_hub_name
 from trl_prorl.record.run_id import RUN_ID, saved_run_id
 

@@ -8,9 +8,9 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from eval.samples.points import Point, kind_of_model
 from trl_prorl.checkpoint.files import sha256
 from trl_prorl.errors import InputError
+from trl_prorl.eval.samples.points import Point, kind_of_model
 from trl_prorl.record.base_model import WEIGHTS, hub_commit
 
 

@@ -7,17 +7,17 @@ from uuid import uuid4
 
 from peft import PeftModel
 
-from eval.run_folder.reading import read_env
-from eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH
-from eval.samples.held_out import HeldOut
-from eval.samples.local_paths import with_local_paths
-from eval.samples.models import identity, load_base_model
-from eval.samples.points import Point
-from eval.samples.sampling import for_sampling
-from eval.samples.store import content_ids
-from eval.samples.task_name import TaskName
 from trl_prorl.checkpoint.identity import base_parameters, weights_hash
 from trl_prorl.errors import InputError
+from trl_prorl.eval.run_folder.reading import read_env
+from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH
+from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.samples.local_paths import with_local_paths
+from trl_prorl.eval.samples.models import identity, load_base_model
+from trl_prorl.eval.samples.points import Point
+from trl_prorl.eval.samples.sampling import for_sampling
+from trl_prorl.eval.samples.store import content_ids
+from trl_prorl.eval.samples.task_name import TaskName
 
 
 class TrainerHeldOut(HeldOut):

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from eval.run_folder.reading import read_env
-from eval.samples.held_out import HeldOut, check_run
-from eval.samples.points import checkpoint_points
-from eval.samples.task_name import TaskName
 from trl_prorl.errors import InputError
+from trl_prorl.eval.run_folder.reading import read_env
+from trl_prorl.eval.samples.held_out import HeldOut, check_run
+from trl_prorl.eval.samples.points import checkpoint_points
+from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.record.started import evaluation_of, plugin_options
 
 

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from transformers import GenerationConfig
 
-from eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
+from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
 from trl_prorl.rollout.compact import compact_sample
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.merged_copy import why_not_merged

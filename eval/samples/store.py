@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from eval.run_folder.json_files import write_json
 from trl_prorl.errors import RunError
+from trl_prorl.eval.run_folder.json_files import write_json
 from trl_prorl.files import replaced
 
 

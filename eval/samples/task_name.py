@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from trl_prorl import tasks
 from trl_prorl.errors import InputError
-from trl_prorl.own_packages import tasks
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from eval.stepcost.arms import BASELINE
-from eval.stepcost.comparing import ROUNDS, generates, ratio
+from trl_prorl.eval.stepcost.arms import BASELINE
+from trl_prorl.eval.stepcost.comparing import ROUNDS, generates, ratio
 from trl_prorl.variants import VARIANTS
 
 

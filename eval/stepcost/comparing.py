@@ -2,7 +2,7 @@
 
 import statistics
 
-from eval.stepcost.arms import BASELINE
+from trl_prorl.eval.stepcost.arms import BASELINE
 
 
 ROUNDS = {"generation": "generated", "update phase": "phase", "whole step": "whole"}  # heading and key of every round

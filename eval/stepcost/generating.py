@@ -10,7 +10,7 @@ from peft import PeftModel
 from transformers import LogitsProcessor, LogitsProcessorList
 from trl import GRPOTrainer
 
-from eval.stepcost.batches import Batches
+from trl_prorl.eval.stepcost.batches import Batches
 
 
 FIRST = 8  # of the token ids that say which completion is which; special tokens are below

@@ -13,11 +13,11 @@ from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from eval.stepcost.batches import Batches
-from eval.stepcost.shapes import new_model
-from eval.stepcost.stopwatch import Stopwatch
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.eval.stepcost.batches import Batches
+from trl_prorl.eval.stepcost.shapes import new_model
+from trl_prorl.eval.stepcost.stopwatch import Stopwatch
 
 
 @contextlib.contextmanager

@@ -5,10 +5,10 @@ import tempfile
 import warnings
 from collections import defaultdict
 
-from eval.stepcost.batches import Batches
-from eval.stepcost.comparing import ROUNDS
-from eval.stepcost.generating import generation_seconds
-from eval.stepcost.making import make_trainer, silent
+from trl_prorl.eval.stepcost.batches import Batches
+from trl_prorl.eval.stepcost.comparing import ROUNDS
+from trl_prorl.eval.stepcost.generating import generation_seconds
+from trl_prorl.eval.stepcost.making import make_trainer, silent
 
 
 def measure(

@@ -9,11 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 from rich.progress import track
 
-from eval.stepcost.arms import ARMS
-from eval.stepcost.generating import generation_seconds
-from eval.stepcost.making import make_trainer, silent
-from eval.stepcost.settings import settings
-from trl_prorl.own_packages import claim
+from trl_prorl.eval.stepcost.arms import ARMS
+from trl_prorl.eval.stepcost.generating import generation_seconds
+from trl_prorl.eval.stepcost.making import make_trainer, silent
+from trl_prorl.eval.stepcost.settings import settings
 
 
 def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
@@ -43,6 +42,6 @@ def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     for title, *setting in settings(args):
         results[title] = {}
         for name in track(list(setting[0]), description=title):
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=claim) as pool:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
                 results[title][name] = pool.submit(peak_memory, name, args, ({}, *setting[1:])).result()
     return results

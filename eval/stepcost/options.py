@@ -1,12 +1,12 @@
-"""The command line of `python -m eval.step_cost`."""
+"""The command line of `trl-prorl step-cost`."""
 
 import argparse
 import functools
 from pathlib import Path
 
-from eval.command import program
-from eval.stepcost.arms import ARMS, BASELINE
-from eval.stepcost.shapes import SHAPES
+from trl_prorl.eval.command import program
+from trl_prorl.eval.stepcost.arms import ARMS, BASELINE
+from trl_prorl.eval.stepcost.shapes import SHAPES
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

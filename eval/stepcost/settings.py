@@ -3,8 +3,8 @@
 import argparse
 import itertools
 
-from eval.stepcost.arms import ARMS, BASELINE, GROWTH_ARMS, OVERHEAD_ARMS
-from eval.stepcost.batches import Batches, mean_answer
+from trl_prorl.eval.stepcost.arms import ARMS, BASELINE, GROWTH_ARMS, OVERHEAD_ARMS
+from trl_prorl.eval.stepcost.batches import Batches, mean_answer
 
 
 def settings(args: argparse.Namespace):

@@ -5,8 +5,8 @@ import statistics
 from rich.console import Console
 from rich.table import Table
 
-from eval.stepcost.arms import BASELINE
-from eval.stepcost.comparing import ROUNDS, generates, ratio
+from trl_prorl.eval.stepcost.arms import BASELINE
+from trl_prorl.eval.stepcost.comparing import ROUNDS, generates, ratio
 
 
 def show(console: Console, title: str, result: dict[str, dict]) -> None:

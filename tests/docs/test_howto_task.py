@@ -18,6 +18,7 @@ def followed(tmp_path_factory):
     """A copy of `tasks/` and its tests of the registry, to which the page's files and line were added."""
     folder = tmp_path_factory.mktemp("followed")
     shutil.copytree(ROOT / "tasks", folder / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "trl_prorl").symlink_to(ROOT / "trl_prorl")  # it takes the tasks that lie beside it
     (folder / "tests" / "tasks").mkdir(parents=True)
     shutil.copy(ROOT / "tests" / "tasks" / "test_registry.py", folder / "tests" / "tasks")
     for name in ("tasks/roman.py", "tasks/trivia.py", "tests/tasks/test_roman.py"):

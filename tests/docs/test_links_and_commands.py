@@ -82,7 +82,9 @@ def why_wrong(command: str, page: str) -> str | None:
         program = "python"
     if program == "python" and rest[0] == "-m":
         module = rest[1]
-        places = [ROOT / Path(*module.split(".")).with_suffix(".py"), ROOT / Path(*module.split(".")) / "__main__.py"]
+        path = Path(*module.removeprefix("trl_prorl.").split("."))
+        files = (path.with_suffix(".py"), path / "__main__.py")
+        places = [base / file for base in (ROOT, ROOT / "trl_prorl") for file in files]
         return None if module == "pytest" or any(place.is_file() for place in places) else f"no module {module}"
     if program == "python" and rest[0] != "-c":
         if not (ROOT / rest[0]).is_file() and f"```python\n# {rest[0]}\n" not in page:

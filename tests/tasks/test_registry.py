@@ -23,7 +23,7 @@ def test_every_entry_is_a_task_of_that_name(name):
 def concrete_tasks(cls):
     for subclass in cls.__subclasses__():
         yield from concrete_tasks(subclass)
-        if subclass.__module__.startswith("tasks.") and not subclass.__abstractmethods__:
+        if subclass.__module__.startswith("trl_prorl.tasks.") and not subclass.__abstractmethods__:
             yield subclass
 
 

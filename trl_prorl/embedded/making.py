@@ -25,8 +25,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
 
+from .. import tasks
 from ..environment import versions
-from ..own_packages import tasks
 from .demonstrations import WRONG_ANSWERS
 from .settings import FAMILIES, EmbeddedSettings, settings_of
 from .shipped import DEFAULT, EMBEDDED, MADE_WITH, embedded_model, shipped, weights_sha256, write_hashes

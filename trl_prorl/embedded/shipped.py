@@ -66,8 +66,9 @@ def embedded_model(name: str = EMBEDDED) -> str:
         )
     if folder is None:
         raise ValueError(
-            f"model_name_or_path={name!r} is not shipped; there is {', '.join(families())}. "
-            "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
+            f"model_name_or_path={name!r} is not here; there is {', '.join(families())}. A checkout (`pip install "
+            "-e .`) has all of the study's; `python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes "
+            "another one: then give DIR."
         )
     cure = "Run `trl-prorl smollm2`." if folder == SMOLLM2_FOLDER else "Install trl-prorl again."
     for file, sha256 in hashes(folder).items():

@@ -116,7 +116,7 @@ def results(record: Record, run_dir: Path) -> str:
     command = f" {evaluation_of(record.config, record.env, run_dir)} evaluates "
     passk = record.passk
     if passk is None:
-        return f"Not evaluated yet.{command}it; `python -m eval.push` then updates this card."
+        return f"Not evaluated yet.{command}it; `trl-prorl push` then updates this card."
     if not record.evaluated:
         return (
             f"The weights here are those of step {record.steps}; the last evaluation is of step {passk['step']}, so "
@@ -224,7 +224,7 @@ def reproduce(record: Record) -> str:
         ks = " ".join(map(str, passk["k"]))
         greedy = " --greedy" if passk["temperature"] == 0 else f" --temperature {passk['temperature']:g}"
         commands.append(
-            f"python -m eval.passk{plugins} --run {folder} --split {passk['split']} --prompts {passk['prompts']} "
+            f"trl-prorl passk{plugins} --run {folder} --split {passk['split']} --prompts {passk['prompts']} "
             f"--n {passk['n']} --k {ks} --seed {passk['seed']}{greedy}"
         )
     return f"In a checkout of trl-prorl ({checkout}), with this repository's `config.yaml`:\n\n```\n" + (

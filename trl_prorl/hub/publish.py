@@ -277,7 +277,7 @@ def _commit(repo: str, operations: Callable[[], list], message: str, again: str,
 
 def push_command(run_dir: str | os.PathLike, reference: bool = False) -> str:
     """The command that pushes a run later."""
-    return f"`python -m eval.push --run {shlex.quote(str(run_dir))}{' --with-reference' if reference else ''}`"
+    return f"`trl-prorl push --run {shlex.quote(str(run_dir))}{' --with-reference' if reference else ''}`"
 
 
 def retried(action: Callable[[], T], waits: tuple[float, ...] | None = None) -> T:

@@ -1,22 +1,23 @@
 """
-The command line of a recipe script: help and complaints at once, the training after them. Nothing that takes seconds
-to import is imported before the keys of the command line and of the recipe are known to exist.
+The command line of a recipe script: help on our own keys at once, and what trains after imports that take seconds. The
+options and the recipe are checked once, by the parser (recipe.py).
 """
 
 import itertools
 import os
 import sys
 import textwrap
+import typing
 from pathlib import Path
+from types import NoneType
 from typing import NoReturn
 
-from ..own_packages import tasks
 from ..shown import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
 from .launcher import launcher_keys
 from .plugin import without_plugins
-from .recipe_check import check_options, check_recipe, nearest, read_recipe
-from .recipe_keys import AnyObject, Key, recipe_keys
+from .recipe_check import check_config_option, nearest, read_recipe
+from .recipe_keys import Key, own_keys, recipe_keys
 from .shipped_recipes import SUFFIXES, recipe_file
 
 
@@ -35,8 +36,8 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
 
 def first_look(default_recipe: str | Path | None, argv: list[str] | None = None) -> list[str]:
     """
-    The command line with its recipe. `--help` prints and ends the process; an unknown key, on the command line or in
-    the recipe, is one line on stderr and exit code 2.
+    The command line with its recipe. `--help` prints and ends the process; a recipe that is not there is one line on
+    stderr and exit code 2.
 
     Args:
         default_recipe (`str` or `Path`, *optional*):
@@ -55,35 +56,19 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
         except ValueError as error:
             refuse(error)
         raise SystemExit(0)
-    argv = [part for arg in argv for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     try:
-        argv = without_plugins(argv)
+        argv = check_config_option(without_plugins(argv))
         if not argv and default_recipe is None:
             raise ValueError(f"nothing says what to train: give --config RECIPE.yaml ({program()} --help says more).")
-        keys = recipe_keys()
-        check_options(argv, {"--config", *(option for key in keys.values() for option in key.options)})
-        if bare := "--config" not in argv and default_recipe is not None:
-            argv = ["--config", str(default_recipe), *argv]
-        recipe = None
         if "--config" in argv:
             place = argv.index("--config") + 1
             if not argv[place].endswith(SUFFIXES):
                 argv[place] = str(recipe_file(argv[place]))
-            recipe = argv[place]
-            check_recipe(recipe, {name: _hint(key) for name, key in keys.items()})
-        if task := _given(argv, "task") or (recipe and read_recipe(recipe).get("task")):
-            tasks.registry.check_name(task)
-        if bare:  # the launcher's precision and device, unless the command line gives others
-            argv[2:2] = launcher_keys()
+        elif default_recipe is not None:  # the launcher's precision and device, unless the command line gives others
+            argv = ["--config", str(default_recipe), *launcher_keys(), *argv]
     except ValueError as error:
         refuse(error)
     return argv
-
-
-def _given(argv: list[str], key: str) -> str | None:
-    """The value of a key on the command line."""
-    parts = [part for argument in argv for part in argument.split("=", 1)]
-    return parts[parts.index(f"--{key}") + 1] if f"--{key}" in parts[:-1] else None
 
 
 def refuse(error: Exception) -> NoReturn:
@@ -98,11 +83,6 @@ def show(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains as it exits
-
-
-def _hint(key: Key):
-    # YAML reads a bare on as true; the check after the imports knows which keys take it.
-    return key.hint | bool if key.hint is str else key.hint
 
 
 def program() -> str:
@@ -122,7 +102,7 @@ def help_text(argv: list[str], default_recipe: str | Path | None) -> str:
         return all_keys(default_recipe)
     place = next(place for place, argument in enumerate(argv) if argument in HELP)
     asked = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[place + 1 :]))
-    keys = recipe_keys()
+    keys = own_keys() if own_keys().keys() >= {*asked} else recipe_keys()
     for name in asked:
         if name not in keys:
             raise ValueError(f"--help {name}: there is no such key{nearest(name, keys)}.")
@@ -132,9 +112,8 @@ def help_text(argv: list[str], default_recipe: str | Path | None) -> str:
 def one_screen(default_recipe: str | Path | None) -> str:
     """`--config`, our own keys by name, and how to learn more."""
     lines = [*_head(default_recipe), ""]
-    ours = [key for key in recipe_keys().values() if key.ours]
     groups: dict[str, list[str]] = {}
-    for key in ours:
+    for key in own_keys().values():
         groups.setdefault(f"that {key.group}" if key.group else "of the task", []).append(key.name)
     for group, names in groups.items():
         lines += [f"Keys {group}:", *_wrapped(" ".join(names), "  ")]
@@ -146,7 +125,7 @@ def all_keys(default_recipe: str | Path | None) -> str:
     """`--config` and every key with its meaning, our own first."""
     lines, keys = _head(default_recipe), recipe_keys().values()
     for ours, title in ((True, "Keys of trl-prorl"), (False, "Keys of TRL and transformers")):
-        lines += ["", f"{title}:", "", *(describe(key) for key in keys if key.ours == ours)]
+        lines += ["", f"{title}:", "", *(describe(key) for key in keys if (key.name in own_keys()) == ours)]
     return "\n".join(lines)
 
 
@@ -158,9 +137,8 @@ def describe(key: Key) -> str:
 
 
 def _type(key: Key) -> str:
-    names = getattr(key.hint, "__args__", None) or [key.hint]
-    words = [getattr(name, "__name__", str(name)) for name in names if name not in (type(None), AnyObject)]
-    return " or ".join(dict.fromkeys(words)).upper()
+    hints = (hint for hint in typing.get_args(key.hint) or [key.hint] if hint is not NoneType)
+    return " or ".join(dict.fromkeys(getattr(hint, "__name__", str(hint)).upper() for hint in hints))
 
 
 def _head(default_recipe: str | Path | None) -> list[str]:
@@ -184,8 +162,7 @@ def _theirs(default_recipe: str | Path | None) -> str:
     """The keys of others that a recipe sets."""
     if default_recipe is None or not Path(default_recipe).is_file():
         return ""
-    keys = recipe_keys()
-    names = [name for name in read_recipe(default_recipe) if name in keys and not keys[name].ours]
+    names = [name for name in read_recipe(default_recipe) if name not in own_keys() and name != "env"]
     return f" {Path(default_recipe).name} sets {', '.join(names)}."
 
 

@@ -51,9 +51,14 @@ def interrupt_as_usual() -> None:
 
 
 def is_started_as_module(package: str) -> bool:
-    """Whether this process is `python -m PACKAGE…`, and the package is being imported for it."""
+    """
+    Whether this process is `python -m PACKAGE…`, which is being imported for it, under its own name or within
+    `trl_prorl`.
+    """
     named = (name for flag, name in itertools.pairwise(sys.orig_argv) if flag[:1] == "-" and flag[-1:] == "m")
-    return sys.argv[:1] == ["-m"] and any(name.partition(".")[0] == package for name in named)
+    return sys.argv[:1] == ["-m"] and any(
+        name.removeprefix("trl_prorl.").partition(".")[0] == package for name in named
+    )
 
 
 @contextmanager

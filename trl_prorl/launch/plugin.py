@@ -7,8 +7,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from .. import tasks
 from ..errors import InputError
-from ..own_packages import tasks
 
 
 def load_plugin(file: str) -> None:

@@ -8,10 +8,7 @@ import typing
 from trl import TrlParser
 
 from ..errors import InputError
-from .recipe_check import check_options, check_recipe, fits, nearest, read_recipe, recipe_hint, spelt
-
-
-__all__ = ["RecipeParser", "fits", "nearest", "spelt"]
+from .recipe_check import BARE, check_config_option, check_options, check_recipe
 
 
 class Given(argparse.Namespace):
@@ -34,14 +31,12 @@ class RecipeParser(TrlParser):
         raise ValueError(message)
 
     def parse_args_and_config(self, args, **kwargs):
-        args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+        args = check_config_option(args)
         check_options(args, {"--config"} | {flag for action in self._actions for flag in action.option_strings})
         self.set_defaults_with_config(**{action.dest: argparse.SUPPRESS for action in self._actions})
         if "--config" in args:
             place = args.index("--config")
-            path = args[place + 1]
-            check_recipe(path, self.hints())
-            recipe = read_recipe(path)
+            recipe = check_recipe(args[place + 1], self.hints())
             os.environ.update({key: str(value) for key, value in (recipe.pop("env", None) or {}).items()})
             self.set_defaults_with_config(**recipe)  # as TrlParser does, which knows no base
             args = args[:place] + args[place + 2 :]
@@ -53,11 +48,9 @@ class RecipeParser(TrlParser):
             raise InputError(f"a value is of the wrong kind: {type(error).__name__}: {error}.") from error
 
     def hints(self) -> dict[str, typing.Any]:
-        """The type of every key."""
+        """The type of every key, as a recipe may spell it."""
         found = {}
         for dataclass_type in self.dataclass_types:
-            types_by_name = typing.get_type_hints(dataclass_type)
-            for field in dataclasses.fields(dataclass_type):
-                if field.init:
-                    found[field.name] = recipe_hint(field.name, types_by_name[field.name])
-        return found
+            hints = typing.get_type_hints(dataclass_type)
+            found |= {field.name: hints[field.name] for field in dataclasses.fields(dataclass_type) if field.init}
+        return found | {name: found[name] | bool for name in BARE if name in found}

@@ -78,22 +78,26 @@ class UniqueKeys(yaml.SafeLoader):
         return node
 
 
-def check_options(arguments: list[str], flags: Collection[str]) -> None:
+def check_config_option(arguments: list[str]) -> list[str]:
     """
-    Check the options of a command line, apart from their values.
-
-    Args:
-        arguments (`list[str]`):
-            The command line, with `--config=PATH` in two parts.
-        flags (`Collection[str]`):
-            The options that exist, `--config` among them.
+    A command line with `--config=PATH` in two parts.
 
     Raises:
-        `ValueError`: naming the first that does not exist.
+        `ValueError`: it begins with no option, or does not name one recipe.
     """
+    arguments = [part for arg in arguments for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     if arguments and not arguments[0].startswith("-"):
         cure = f": write --config {arguments[0]}" if arguments[0].endswith((".yaml", ".yml")) else ""
         raise InputError(f"{arguments[0]!r} follows no option{cure}.")
+    if "--config" in arguments and arguments[-1] == "--config":
+        raise InputError("--config needs the path of a recipe after it.")
+    if arguments.count("--config") > 1:
+        raise InputError("--config is given twice; a run has one recipe.")
+    return arguments
+
+
+def check_options(arguments: list[str], flags: Collection[str]) -> None:
+    """Raise a `ValueError` that names the first option of a command line that is not one of the flags."""
     for argument in arguments:
         name = argument.split("=")[0]
         key = name.lstrip("-").replace("-", "_")
@@ -101,15 +105,11 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
         if misspelt and name not in flags:
             cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(name), flags)
             raise InputError(f"unknown option {short(argument)}{cure}.")
-    if "--config" in arguments and arguments[-1] == "--config":
-        raise InputError("--config needs the path of a recipe after it.")
-    if arguments.count("--config") > 1:
-        raise InputError("--config is given twice; a run has one recipe.")
 
 
-def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> None:
+def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Check a YAML recipe's keys and the types of its values.
+    The keys of a YAML recipe, as [`read_recipe`], checked with the types of their values.
 
     Args:
         path (`str` or `Path`):
@@ -136,6 +136,7 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> None:
             if not unsets and not fits(value, hints[key]):
                 takes = spelt(hints[key])
                 raise InputError(f"{file}: {key}={short(value)} is {kind(value)}, and {key} takes {takes}.")
+    return merged(layers)
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
@@ -146,11 +147,16 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     Raises:
         `ValueError`: there is no such file, or it holds no mapping; the same of the base.
     """
-    merged: dict[str, Any] = {}
-    for _, keys in recipe_layers(path):
-        unset = {key for key, value in keys.items() if value is None and key in merged}
-        merged = {key: value for key, value in (merged | keys).items() if key not in unset | {BASE}}
-    return merged
+    return merged(recipe_layers(path))
+
+
+def merged(layers: list[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
+    """The keys of a recipe's layers."""
+    found: dict[str, Any] = {}
+    for _, keys in layers:
+        unset = {key for key, value in keys.items() if value is None and key in found}
+        found = {key: value for key, value in (found | keys).items() if key not in unset | {BASE}}
+    return found
 
 
 def recipe_layers(path: str | Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -193,11 +199,6 @@ def _read(path: Path, said: str) -> dict[str, Any]:
         held = "nothing" if recipe is None else kind(recipe)
         raise InputError(f"{said} holds {held}; a recipe is a mapping of keys to values.")
     return recipe
-
-
-def recipe_hint(name: str, hint: Any) -> Any:
-    """The type of a key as a recipe may spell it."""
-    return hint | bool if name in BARE else hint
 
 
 def check_env(path: str | Path, env: Any) -> None:

@@ -10,12 +10,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "run.lock"
-# A look at the lock takes it for a moment, see `holder`.
-TRIES, PAUSE_SECONDS = 10, 0.05
+SECONDS = 0.5  # a look at the lock takes it for a moment, see `holder`
 NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # some network file systems
 
 
@@ -38,7 +39,7 @@ class FolderLock:
     def __init__(self, *folders: str | os.PathLike):
         self.folders = sorted({Path(folder).resolve() for folder in folders})
         self._depth = 0
-        self._files: dict[Path, int] = {}
+        self._locks: dict[Path, FileLock] = {}
         self._made: list[Path] = []
 
     @property
@@ -55,13 +56,12 @@ class FolderLock:
             `OSError`: the folder cannot be written.
         """
         if self._depth == 0:
-            _HELD.add(self)
             try:
                 for folder in self.folders:
                     if not folder.exists():
                         folder.mkdir(parents=True)
                         self._made.append(folder)
-                    self._files[folder] = _take(folder)
+                    self._locks[folder] = _taken(folder)
             except BaseException:
                 self._leave()
                 raise
@@ -74,21 +74,14 @@ class FolderLock:
             self._leave()
 
     def _leave(self) -> None:
-        _HELD.discard(self)
-        for folder, descriptor in self._files.items():
-            with suppress(OSError):
-                (folder / LOCK_FILE).unlink()  # before it is let go: it is nobody else's yet
-            os.close(descriptor)
+        for folder, lock in self._locks.items():
+            if lock.is_locked:  # not in a forked child
+                (folder / LOCK_FILE).unlink(missing_ok=True)  # before it is let go: it is nobody else's yet
+            lock.release()
         for folder in self._made:
             with suppress(OSError):
                 folder.rmdir()  # if nothing was written into it
-        self._files.clear(), self._made.clear()
-
-    def _forget(self) -> None:
-        """In a forked child: the parent's lock stays the parent's."""
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear(), self._made.clear()
+        self._locks.clear(), self._made.clear()
 
 
 def check_free(*folders: str | os.PathLike) -> None:
@@ -120,36 +113,21 @@ def holder(folder: Path) -> str | None:
         os.close(descriptor)
 
 
-def _take(folder: Path) -> int:
+def _taken(folder: Path) -> FileLock:
     path = folder / LOCK_FILE
-    who = "another process"
-    for _ in range(TRIES):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(path, descriptor):  # and not one that its holder has removed in between
-                who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, (json.dumps(who) + "\n").encode(), 0)
-                return descriptor
-        except BlockingIOError:
-            who = _name(descriptor)
-            time.sleep(PAUSE_SECONDS)
-        except OSError as error:
-            if error.errno not in NO_LOCKS_HERE:
-                os.close(descriptor)
-                raise
-            logger.warning("%s is on a file system without locks: nothing keeps a second run from it.", folder)
-            return descriptor
-        os.close(descriptor)
-    raise FolderInUseError(_refusal(folder, who))
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
+    lock = FileLock(path, timeout=SECONDS, thread_local=False, fallback_to_soft=False)
     try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+        lock.acquire()
+        who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        path.write_text(json.dumps(who) + "\n")
+    except Timeout:
+        raise FolderInUseError(_refusal(folder, holder(folder) or "another process")) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS_HERE:
+            raise
+        logger.warning("%s is on a file system without locks: nothing keeps a second run from it.", folder)
+        path.unlink(missing_ok=True)
+    return lock
 
 
 def _name(descriptor: int) -> str:
@@ -165,13 +143,3 @@ def _refusal(folder: str | os.PathLike, who: str) -> str:
         f"output_dir or run_dir {str(folder)!r} is in use: {who}, trains into it. Wait until it has ended, stop it, "
         "or choose another folder."
     )
-
-
-def _forget_all() -> None:
-    for lock in _HELD:
-        lock._forget()
-    _HELD.clear()
-
-
-_HELD: set[FolderLock] = set()
-os.register_at_fork(after_in_child=_forget_all)

@@ -67,6 +67,6 @@ def plugin_options(env: dict[str, Any]) -> str:
 def evaluation_of(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
     """What evaluates a run: a command, or the function for a script with its own rewards and data."""
     if all(config.get(key) for key in EVALUATION_KEYS):
-        return f"`python -m eval.passk{plugin_options(env)} --run {shlex.quote(str(run_dir))}`"
+        return f"`trl-prorl passk{plugin_options(env)} --run {shlex.quote(str(run_dir))}`"
     script = f" (`{env['command']}`)" if env.get("command") else ""
     return f"`evaluate(trainer, rows, verifier)` of trl_prorl, at the end of the script{script},"

@@ -91,7 +91,7 @@ def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, changes, mess
     a, b = evaluated("a", [1, 2]), evaluated("b", [1, 2], **changes)
     with pytest.raises(InputError, match=message) as refusal:
         compare(a, b, k=1)
-    assert f"python -m eval.passk --run {a.path} --run {b.path}" in str(refusal.value)
+    assert f"trl-prorl passk --run {a.path} --run {b.path}" in str(refusal.value)
 
 
 def test_completions_cut_at_other_lengths_are_refused(evaluated):
@@ -158,4 +158,4 @@ def test_command(evaluated, make_run, make_rows, capsys):
     assert "--k 9 must lie between 1 and the 8" in capsys.readouterr().err
     bare = make_run("bare", "A", make_rows(2))
     assert command.main(["--runs", str(a.path), str(bare)]) == 2
-    assert f"run `python -m eval.passk --run {bare}`" in capsys.readouterr().err
+    assert f"run `trl-prorl passk --run {bare}`" in capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_points_over_steps(evaluated):
 
 def test_points_need_checkpoints_and_samples(evaluated):
     run = evaluated(checkpoints=())
-    with pytest.raises(InputError, match=f"python -m eval.passk --run {run.path} --checkpoints all"):
+    with pytest.raises(InputError, match=f"trl-prorl passk --run {run.path} --checkpoints all"):
         points_of(run, k=1)
     with pytest.raises(InputError, match="--k 9 must lie between 1 and the 8 samples"):
         points_of(evaluated(name="again"), k=9)
@@ -170,9 +170,7 @@ def test_where_all_prompts_agree_the_error_is_half_a_prompt():
 
 def test_too_few_checkpoints_names_the_cure(evaluated):
     run = evaluated()
-    with pytest.raises(
-        InputError, match=r"holds 2 checkpoint\(s\), a fit needs at least 3; run `python -m eval.passk"
-    ):
+    with pytest.raises(InputError, match=r"holds 2 checkpoint\(s\), a fit needs at least 3; run `trl-prorl passk"):
         check_run(run, k=1)
     solved = evaluated(base=(8, 8), checkpoints=[(step, (8, 8)) for step in (5, 10, 20)], name="solved")
     with pytest.raises(InputError, match="--k 1: Everything is solved"):

@@ -22,7 +22,7 @@ def test_command(make_run, make_rows, passk_result, capsys):
 def test_command_names_the_cure(make_run, make_rows, passk_result, capsys):
     bare = make_run("bare", "A", make_rows(2))
     assert command.main(["--run", str(bare)]) == 2
-    assert f"python -m eval.passk --run {bare}" in capsys.readouterr().err
+    assert f"trl-prorl passk --run {bare}" in capsys.readouterr().err
     folder = make_run("A", "A", make_rows(2), passk=passk_result([0, 1], [1, 2]))
     assert command.main(["--run", str(folder), "--other", "parity@2"]) == 2
     assert "it has: none" in capsys.readouterr().err

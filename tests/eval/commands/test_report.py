@@ -34,7 +34,7 @@ def test_report_from_a_quoted_glob(demo, capsys):
     assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
     assert lines.index(plain) < next(i for i, line in enumerate(lines) if line.startswith("| A | A |"))
     assert "**A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B.**" in text
-    assert f"Run `python -m eval.passk --run {demo / 'plain'}`" in text
+    assert f"Run `trl-prorl passk --run {demo / 'plain'}`" in text
     assert text.count("n/a: fewer than 20 prompts give no interval") == 1
     for heading in ("## What each arm is", "## How to reproduce", "## Caveats"):
         assert heading in text
@@ -105,7 +105,7 @@ def test_what_is_said_once_leaves_everything_else():
 def test_out_folder(demo, tmp_path):
     assert report.main(["--runs", str(demo / "A"), "--out", str(tmp_path / "new" / "folder")]) == 0
     text = (tmp_path / "new" / "folder" / "report.md").read_text()
-    assert f"python -m eval.report --runs {demo / 'A'} --out {tmp_path / 'new' / 'folder'}" in text
+    assert f"trl-prorl report --runs {demo / 'A'} --out {tmp_path / 'new' / 'folder'}" in text
     assert "--split test --prompts 8 --n 8 --k 1 4 8 --temperature 1 --seed 0" in text
     assert not (demo / "report.md").exists()
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from eval.gpucheck import page
+from eval.gpucheck.machine import ROOT
 from eval.gpucheck.page import BEGIN, END, QUOTED
 from eval.gpucheck.result import Result, Table
-from trl_prorl.own_packages import ROOT
 
 
 @pytest.fixture

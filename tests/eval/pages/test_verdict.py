@@ -120,7 +120,7 @@ def test_pairs_share_the_seed_where_they_can(arm):
 def test_missing_evaluation_says_how_to_make_it(arm):
     run = arm("A")
     (line,) = verdict.missing_statements([run, arm("B", [4] * 40)])
-    assert f"python -m eval.passk --run {run.path}" in line
+    assert f"trl-prorl passk --run {run.path}" in line
     assert "`B`" not in line
 
 
@@ -131,8 +131,8 @@ def test_no_command_for_runs_it_would_refuse(arm):
     assert line.startswith("Not evaluated on held-out prompts: `plain`. `evaluate(trainer, rows, verifier)`")
     other = arm("B")
     (line,) = verdict.missing_statements([plain, other])
-    assert "`plain`, `B`" in line and f"Run `python -m eval.passk --run {other.path}`, then" in line
-    assert reproduce.evaluation_commands([plain, other]) == f"python -m eval.passk --run {other.path}"
+    assert "`plain`, `B`" in line and f"Run `trl-prorl passk --run {other.path}`, then" in line
+    assert reproduce.evaluation_commands([plain, other]) == f"trl-prorl passk --run {other.path}"
 
 
 def test_unevaluated_a_and_b_are_still_told_apart(arm):

@@ -1,0 +1,42 @@
+"""
+The short names that a checkout has beside those of the wheel: `tasks` for `trl_prorl.tasks`, `eval` for
+`trl_prorl.eval`. Each module is one object under both names.
+"""
+
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+
+
+class ShortNames(MetaPathFinder, Loader):
+    """Finds the modules of a package under its short name."""
+
+    def __init__(self, package: str):
+        self.package = package
+
+    def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
+        found = find_spec(f"trl_prorl.{name}") if name.startswith(f"{self.package}.") else None
+        if found is None:
+            return None
+        is_package = found.submodule_search_locations is not None
+        return ModuleSpec(name, self, origin=found.origin, is_package=is_package)
+
+    def create_module(self, spec: ModuleSpec):
+        module = import_module(f"trl_prorl.{spec.name}")
+        spec.loader_state = module.__spec__  # Python replaces it after this call
+        return module
+
+    def exec_module(self, module) -> None:
+        module.__spec__ = module.__spec__.loader_state
+
+    def get_code(self, name: str):
+        """What `python -m` runs."""
+        return find_spec(f"trl_prorl.{name}").loader.get_code(f"trl_prorl.{name}")
+
+
+def be_one_module(package: str) -> None:
+    """Called by the `__init__.py` of a package that is imported under its short name."""
+    sys.modules[package] = import_module(f"trl_prorl.{package}")
+    sys.meta_path.insert(0, ShortNames(package))
