@@ -84,16 +84,24 @@ class Block:
     """
 
     name: str
-    families: tuple[str, ...]
-    arms: tuple[str, ...]
+    runs: tuple[Run, ...]
     references: tuple[str, ...]
     suffix: str
-    runs: tuple[Run, ...]
     split: str
     tuned_on: str
     tuned_by: str
     tuned_family: str
     default: bool
+
+    @property
+    def families(self) -> list[str]:
+        """Those of its runs, in order."""
+        return list(dict.fromkeys(run.key.family for run in self.runs))
+
+    @property
+    def arms(self) -> list[str]:
+        """Those of its runs, in order."""
+        return list(dict.fromkeys(run.key.arm for run in self.runs))
 
     @property
     def tunes(self) -> bool:
@@ -126,27 +134,24 @@ class Matrix:
         Raises:
             InputError: There is none of such a name.
         """
-        chosen = _chosen(
-            "BLOCKS", blocks, [one.name for one in self.blocks], [b.name for b in self.blocks if b.default]
-        )
+        default = [block.name for block in self.blocks if block.default]
+        chosen = _chosen("BLOCKS", blocks, [block.name for block in self.blocks]) if blocks else default
         families = _chosen("FAMILIES", families, [name for block in self.blocks for name in block.families])
         arms = _chosen("ARMS", arms, [name for block in self.blocks for name in block.arms])
 
         def part(block: Block) -> Block:
             runs = tuple(run for run in block.runs if run.key.family in families and run.key.arm in arms)
-            names = {"families": families, "arms": arms, "references": arms}
-            left = {key: tuple(one for one in getattr(block, key) if one in names[key]) for key in names}
-            return replace(block, runs=runs, **left)
+            return replace(block, runs=runs, references=tuple(arm for arm in block.references if arm in arms))
 
         return Matrix(tuple(part(block) for block in self.blocks if block.name in chosen))
 
 
-def _chosen(option: str, asked: Iterable[str], there: list[str], default: list[str] | None = None) -> list[str]:
+def _chosen(option: str, asked: Iterable[str], there: list[str]) -> list[str]:
     there = list(dict.fromkeys(there))
     for name in asked:
         if name not in there:
             raise InputError(f"{option}={name}: there is none{nearest(name, there)}; there is {', '.join(there)}")
-    return list(asked) or (there if default is None else default)
+    return list(asked) or there
 
 
 def read_matrix(root: Path) -> Matrix:
@@ -219,9 +224,8 @@ def _block(folder: Path, where: str, block: Any, evaluation: dict, families: dic
     references = block["references"] or [arm for arm in REFERENCES if arm in block["arms"]]
     if any(arm not in block["arms"] for arm in references):
         raise InputError(f"{where}.references={references!r} has to be a list of arms of the block")
-    names = (tuple(arm + suffix for arm in arms) for arms in (block["arms"], references))
-    rest = {key: block[key] for key in ("split", "tuned_on", "tuned_by", "tuned_family", "default")}
-    return Block(name, tuple(block["families"]), *names, suffix, runs, **rest)
+    rest = {key: block[key] for key in ("suffix", "split", "tuned_on", "tuned_by", "tuned_family", "default")}
+    return Block(name, runs, tuple(arm + suffix for arm in references), **rest)
 
 
 def _run(key: RunKey, keys: dict, block: str, evaluation: dict) -> Run:

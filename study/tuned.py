@@ -83,8 +83,6 @@ def with_choices(matrix: Matrix, whole: Matrix, tables: Tables) -> Matrix:
         return replace(run, recipe=recipe)
 
     def chosen(block: Block) -> Block:
-        runs = tuple(run for each in block.runs if (run := known(block, each)) is not None)
-        left = {run.key.arm for run in block.runs} - {run.key.arm for run in runs}
-        return replace(block, runs=runs, arms=tuple(arm for arm in block.arms if arm not in left))
+        return replace(block, runs=tuple(run for each in block.runs if (run := known(block, each)) is not None))
 
     return replace(matrix, blocks=tuple(map(chosen, matrix.blocks)))

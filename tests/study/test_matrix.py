@@ -147,7 +147,7 @@ def test_the_study_s_blocks():
         second.values()
     )
     core = matrix.blocks[2]
-    assert core.arms == ("plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step")
+    assert core.arms == ["plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step"]
     assert {run.key.arm for run in core.runs if not run.waits} == {"plain"}
     assert {block.name for block in matrix.blocks} - {block.name for block in matrix.selected().blocks} == {
         *("pretrained_screen", "pretrained")

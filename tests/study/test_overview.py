@@ -165,5 +165,5 @@ def test_a_selection_without_any_longer_run(matrix, tables):
     for selected in (matrix.selected(["core"]), matrix.selected([], [], ["A"])):
         assert longest(selected, tables, selected.blocks[0]) == {}
     none = matrix.selected([], ["reverse_digits"])
-    empty = replace(none.blocks[3], families=(), runs=())
+    empty = replace(none.blocks[3], runs=())
     assert longest(replace(none, blocks=(*none.blocks[:3], empty)), tables, none.blocks[0]) == {}

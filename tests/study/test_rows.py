@@ -3,8 +3,8 @@
 import json
 import math
 
+import pandas as pd
 import pytest
-import yaml
 
 from eval.run_folder.reading import load_run
 from study.evaluate import curve_rows, is_collapsed, rows_of
@@ -24,37 +24,20 @@ def folder(tmp_path):
     """A function that writes a run's folder: rewards by step, events, the counts of an evaluation."""
 
     def write(rewards=RISING, events=(), correct=(2, 4), evaluated=True):
-        (tmp_path / "config.yaml").write_text(
-            yaml.safe_dump({"model_name_or_path": "embedded:sums:1", "task": "sums"})
-        )
+        (tmp_path / "config.yaml").write_text("model_name_or_path: embedded:sums:1\ntask: sums\n")
         env = {"variant": "A", "git_commit": "c", "seed": 2, "base_model": {"name": "embedded:sums:1", "sha256": "ab"}}
         (tmp_path / "env.json").write_text(json.dumps(env))
-        steps = [
-            {
-                "step": step + 1,
-                "reward": reward,
-                "kl_ref": 0.1 / 3,
-                "ref_forward_calls": step % 2,
-                "tokens_generated": 5,
-            }
-            for step, reward in enumerate(rewards)
-        ]
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+        steps = pd.DataFrame({"step": range(1, len(rewards) + 1), "reward": rewards, "kl_ref": 0.1 / 3})
+        steps = steps.assign(ref_forward_calls=(steps["step"] + 1) % 2, tokens_generated=5)
+        steps.to_json(tmp_path / "metrics.jsonl", orient="records", lines=True, double_precision=15)
         (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         if evaluated:
             mean = sum(correct) / 8 / len(correct)
             side = {"pass@1": mean, "interval@1": [None, None], "pass@8": 1.0, "interval@8": [None, None]}
             greedy = {"accuracy": 0.5, "interval": [None, None], "correct": [0, 1]}
             passk = {
-                **{
-                    "split": "test",
-                    "prompts": len(correct),
-                    "n": 8,
-                    "k": [1, 8],
-                    "temperature": 1.0,
-                    "task": "sums",
-                    "seed": 0,
-                },
+                **{"split": "test", "prompts": len(correct), "n": 8, "k": [1, 8], "temperature": 1.0, "seed": 0},
+                "task": "sums",
                 "base": {**side, "pass@1": 0.125, "correct": [1] * len(correct)},
                 "trained": {**side, "correct": list(correct)},
                 "greedy": {"base": greedy, "trained": greedy},
