@@ -12,13 +12,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from eval.command import command
-from study.matrix import Matrix, read_matrix
+from study.matrix import read_matrix
 from study.runner import PLACE, Options, Runner, alone
-from study.status import print_status
+from study.status import progress, status
 from study.tables import FOLDER, read_tables, write_tables
+from study.tuned import with_choices
 from trl_prorl.errors import InputError
 
 
@@ -49,27 +48,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def drop(root: Path, matrix: Matrix, args: argparse.Namespace) -> None:
-    """Take the runs of a selection out of the tables; git keeps them."""
-    if not (args.families or args.arms or args.blocks):
-        raise InputError("drop: nothing is selected; give --blocks, --families or --arms")
-    tables, keys = read_tables(root), {run.key for run in matrix.runs}
-    with alone(root / PLACE):
-        kept = tables.without(keys.__contains__)
-        write_tables(root, kept)
-    print(f"{len(tables.runs) - len(kept.runs)} of {len(tables.runs)} runs taken out of {FOLDER}; commit it.")
-
-
-def figures(root: Path, whole: Matrix, matrix: Matrix) -> None:
-    """Pictures and findings, from the tables alone."""
-    from study.pages import write_pages
-    from study.tuned import with_choices
-
-    tables = read_tables(root)
-    for path in write_pages(root, with_choices(matrix, whole, tables), tables):
-        print(path.relative_to(root))
-
-
 def main(argv: list[str] | None = None) -> None:
     """Entry point."""
     args = parse_args(argv)
@@ -78,13 +56,22 @@ def main(argv: list[str] | None = None) -> None:
     matrix = whole.selected(args.blocks, args.families, args.arms)
     if args.what == "run":
         options = Options(args.jobs, args.commit, not args.no_commit, 60 * args.commit_every)
-        Runner(root, whole, matrix, options).run()
-    elif args.what == "status":
-        print_status(matrix, read_tables(root), args.jobs, Console())
-    elif args.what == "drop":
-        drop(root, matrix, args)
+        return Runner(root, whole, matrix, options).run()
+    tables = read_tables(root)
+    if args.what == "status":
+        print(status(matrix, tables), progress(matrix, tables, args.jobs), sep="\n\n")
+    elif args.what == "figures":
+        from study.pages import write_pages  # matplotlib takes a second
+
+        for path in write_pages(root, with_choices(matrix, whole, tables), tables):
+            print(path.relative_to(root))
+    elif args.families or args.arms or args.blocks:
+        with alone(root / PLACE):
+            kept = tables.without(run.key for run in matrix.runs)
+            write_tables(root, kept)
+        print(f"{len(tables.runs) - len(kept.runs)} of {len(tables.runs)} runs taken out of {FOLDER}; commit it.")
     else:
-        figures(root, whole, matrix)
+        raise InputError("drop: nothing is selected; give --blocks, --families or --arms")
 
 
 if __name__ == "__main__":

@@ -12,15 +12,16 @@ from trl_prorl.errors import InputError
 
 
 FILE = "step_cost.json"  # `arms.json` of eval.step_cost
+# Arms of eval.step_cost, from above, and the variant whose colour they take.
+COSTS = {"TRL β>0": None, "TRL β=0": None, **{f"{name} packed": name for name in ("plain", "A", "B", "C")}}
+COST_BASE = "A packed"
 ROUNDS = "whole"  # every round's seconds of a whole step, generation included
 
 
 def rounds(root: Path) -> dict[str, list[float]]:
     """
-    Seconds of a whole step by arm, one for each round; the rounds of all arms belong together. Empty without the file.
-
-    Raises:
-        InputError: The file is not what `eval.step_cost` writes.
+    Seconds of a whole step by arm, one for each round; the rounds of all arms belong together. Empty without the file;
+    an `InputError` if it is not what `eval.step_cost` writes.
     """
     path = root / FOLDER / FILE
     if not path.is_file():
@@ -28,12 +29,12 @@ def rounds(root: Path) -> dict[str, list[float]]:
     try:
         (result,) = json.loads(path.read_text())["results"].values()
         seconds = {arm: [float(value) for value in values[ROUNDS]] for arm, values in result.items()}
+        if len(set(map(len, seconds.values()))) != 1:
+            raise ValueError("arms have different numbers of rounds")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: not the arms.json of one setting of eval.step_cost ({error!r}); copy it anew"
         ) from None
-    if len({len(values) for values in seconds.values()}) != 1:
-        raise InputError(f"{path}: arms have different numbers of rounds; copy the arms.json of eval.step_cost anew")
     return seconds
 
 

@@ -1,17 +1,18 @@
-"""Differences between arms, the hypotheses that they test, and Holm's correction: which arms are told apart."""
+"""Differences between arms, the hypotheses that they test, Holm's correction, and how much of a score B keeps."""
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
-from eval.analysis.statistics import holm
+from eval.analysis.statistics import Estimate, holm
 from study.hierarchical import RESAMPLES, Contrast, heterogeneity, mean_over, resample
 from study.matrix import Block
-from study.per_prompt import finished, of_runs
-from study.scores import CO_PRIMARY
+from study.scores import BASE, CO_PRIMARY, finished, of_bases, of_runs
 from study.tables import Tables
 
 
+SHARES = (0.8, 0.9)  # of another arm's score, for B to have kept most of it
 MATTERS = 0.02  # pass@1; a smaller effect does not matter: the margin of the protocol's H2, and of equivalence
 ALPHA = 0.05
 CLOSE, MANY = (0.04, 0.06), 100_000  # p-values that may hang on the noise of resampling have so many resamples
@@ -22,18 +23,10 @@ H0, H2, ELSE = "H0: A and B against plain", "H2: the optimizer at a reset", "exp
 @dataclass(frozen=True)
 class Difference:
     """
-    pass@1, or pass@k, of an arm less another's, on the pairs that both have.
-
-    Attributes:
-        hypothesis (`str`): The tests that it is corrected together with.
-        contrast ([`~study.hierarchical.Contrast`]): The difference, with the error that the protocol names.
-        pairs (`int`): Pairs of base seed and training seed.
-        alone (`Contrast`): The same by the ordinary paired t-test over bases, with the prompts as they are. The
-            protocol does not name it.
-        adjusted, adjusted_alone (`float`): Their p-values after Holm, among the differences of the block and
-            hypothesis.
-        tests (`int`): How many these are.
-        families_differ (`float`): Of a mean over families, p of the test that the difference is the same in all.
+    pass@1, or pass@k, of an arm less another's, on the pairs that both have: `contrast` with the error that the
+    protocol names, `alone` with that of the paired t-test over bases, which it does not name. `adjusted` and
+    `adjusted_alone` are their p-values after Holm, among the `tests` of the block and hypothesis; `families_differ`,
+    of a mean over families, p of the test that the difference is the same in all.
     """
 
     block: str
@@ -133,15 +126,11 @@ def _difference(block: Block, family: str, arm: str, reference: str, hypothesis:
 def _with_holm(found: list[Difference]) -> list[Difference]:
     adjusted = list(found)
     for hypothesis in (H0, H2, ELSE):
-        places = [
-            place
-            for place, one in enumerate(found)
-            if one.hypothesis == hypothesis and one.contrast.p_value == one.contrast.p_value
-        ]
-        by_protocol = holm([found[place].contrast.p_value for place in places])
-        alone = holm([found[place].alone.p_value for place in places])
-        for place, one, other in zip(places, map(float, by_protocol), map(float, alone), strict=True):
-            adjusted[place] = replace(found[place], adjusted=one, adjusted_alone=other, tests=len(places))
+        tested = [place for place, one in enumerate(found) if one.hypothesis == hypothesis and one.contrast.error >= 0]
+        by_protocol = holm([found[place].contrast.p_value for place in tested])
+        alone = holm([found[place].alone.p_value for place in tested])
+        for place, one, other in zip(tested, map(float, by_protocol), map(float, alone), strict=True):
+            adjusted[place] = replace(found[place], adjusted=one, adjusted_alone=other, tests=len(tested))
     return adjusted
 
 
@@ -171,4 +160,41 @@ def over_families(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
         apart = heterogeneity(np.array([one[arm] - one[reference] for one in by_base]))
         mean = _difference(block, f"mean of {len(families)}", arm, reference, ELSE, values)
         found.append(replace(mean, families_differ=apart))
+    return found
+
+
+@dataclass(frozen=True)
+class Share:
+    """How much B keeps of another arm's `score` or `gain over base`; no ratio where the other's is not above 0."""
+
+    block: str
+    family: str
+    arm: str
+    reference: str
+    of: str
+    ratio: Estimate | None
+    pairs: int
+
+    def verdict(self, share: float) -> str:
+        """Whether at least this share is kept: `met`, `not met`, or `undecided`, by the 95 % interval."""
+        if self.ratio is None or self.ratio.low != self.ratio.low:
+            return "undecided"
+        return "met" if self.ratio.low >= share else "not met" if self.ratio.high < share else "undecided"
+
+
+def shares(block: Block, tables: Tables) -> list[Share]:
+    """B's part of the score of every arm with a moving reference, and of its gain over base; families in which both
+    have runs."""
+    found = []
+    for family in block.families:
+        runs = {arm: keys for arm in block.arms if (keys := finished(block, tables, family, arm))}
+        variant = {arm: tables.runs.loc[next(iter(keys.values())), "variant"] for arm, keys in runs.items()}
+        for b, other in product(runs, runs):
+            if variant[b] != "B" or variant[other] not in ("A", "C") or not runs[b].keys() & runs[other].keys():
+                continue
+            values = {arm: of_runs(tables, runs[arm]) for arm in (b, other)}
+            resampled = resample({**values, BASE: of_bases(tables, runs[b])})
+            for of, base in (("score", {}), ("gain over base", {BASE: -1})):
+                ratio = resampled.ratio({b: 1, **base}, {other: 1, **base})
+                found.append(Share(block.name, family, b, other, of, ratio, resampled.pairs))
     return found

@@ -1,10 +1,11 @@
 """
-The second half of a run, in a process of its own: held-out samples, drift, rows. It is given the plan that the runner
-wrote beside the run's folder:
+The second half of a run, in a process of its own: held-out samples, drift, and the run's rows in the tables. It is
+given the plan that the runner wrote beside the run's folder:
 
-    python -m study.evaluate runs/study/…/A-seed1-240.json
+    python -m study.evaluate runs/study/…/A-seed1-240.plan.json
 """
 
+import hashlib
 import json
 import shutil
 import sys
@@ -12,44 +13,151 @@ import time
 from pathlib import Path
 from statistics import mean
 
+import pandas as pd
+
 from eval import drift, passk
+from eval.analysis import stability
+from eval.analysis.drift import drift_series
 from eval.run_folder.json_files import write_json
 from eval.run_folder.reading import load_run
+from eval.run_folder.run import Run
 from eval.samples.held_out import HeldOut
 from study.matrix import RunKey
-from study.rows import rows_of, stopped_at_nonfinite
+from study.tables import CURVE_VALUES
+from trl_prorl.errors import RunError
 
 
 CHECKPOINTS = "checkpoint-*"
+KS = ("1", "8")
+MODELS = ("trained", "base")
+
+
+def stopped_at_nonfinite(run: Run) -> bool:
+    """Whether the run ended at numbers that are not finite, and so left no policy."""
+    events = run.events
+    if events is None or events.empty or "action" not in events:
+        return False
+    return bool(((events["event"] == "nonfinite") & (events["action"] == "stop")).any())
+
+
+def is_collapsed(run: Run) -> bool:
+    """
+    Whether a run collapsed: it met numbers that are not finite; or the mean training reward of the last 10 % of its
+    steps, at least 10, is below half of the best 10-step mean that it ever had; or that best is 0. A run of fewer than
+    10 steps collapses at numbers that are not finite alone.
+    """
+    verdict, smooth = stability.collapsed(run), stability.smoothed_reward(run)
+    return bool(verdict) if verdict is not None else smooth is not None and float(smooth.max()) <= 0
 
 
 def mean_reward(folder: Path, split: str, prompts: int, samples: int) -> float:
     """Mean reward of the trained policy's held-out samples, which are on disk."""
     held_out = HeldOut(folder, split, prompts)
     completions = held_out.samples(held_out.trained, samples)["completion"]
-    rows = [row for row in held_out.rows for _ in range(samples)]
-    return mean(held_out.task.reward_many(list(completions), rows))
+    return mean(held_out.task.reward_many(list(completions), [row for row in held_out.rows for _ in range(samples)]))
+
+
+def curve_rows(run: Run) -> list[dict]:
+    """A row for each step. A reset stands at the first step that it acts on, the one after `step_applied`."""
+    values = {name: run.measured(name) for name in CURVE_VALUES} | {"drift": drift_series(run, "kl_to_base")}
+    steps = run.metrics["step"].astype(int)
+    rows = pd.DataFrame({name: each for name, each in values.items() if each is not None}).reindex(steps)
+    rows["event"] = ""
+    if run.events is not None and not run.events.empty:
+        resets = run.events[run.events["event"].str.contains("reset")]
+        reasons = (
+            resets.get("reason", resets["event"]).fillna("reset").where(resets["event"] == "reset", resets["event"])
+        )
+        words = reasons.groupby(resets["step_applied"].astype(int) + 1).agg(" ".join)
+        rows["event"] = words.reindex(steps).fillna("")
+    return rows.rename_axis("step").reset_index().to_dict("records")
+
+
+def prompt_rows(n: int, correct: list[int], greedy: list[int]) -> list[dict]:
+    """A row for each held-out prompt, by its place in the split."""
+    pairs = enumerate(zip(correct, greedy, strict=True))
+    return [{"prompt": place, "n": n, "correct": right, "greedy": first} for place, (right, first) in pairs]
+
+
+def point_rows(run: Run, steps: int) -> list[dict]:
+    """Every task at every checkpoint, at the base (step 0) and at the end."""
+    return [
+        {**measured, "task": task, "step": steps if point["step"] is None else point["step"]}
+        for point in run.drift["points"]
+        for task, measured in {run.drift["task"]: point, **point.get("others", {})}.items()
+    ]
+
+
+def rows_of(folder: Path, plan: dict, proxy: float | None = None) -> dict:
+    """
+    What a finished run adds to the tables, without the columns of its key: `run`, `curve`, `prompts`, and, where it
+    was evaluated, `base`, `base_prompts` and `points`.
+
+    Args:
+        folder (`Path`): Its folder. A run that stopped at numbers that are not finite has no evaluation, and scores 0
+            on every prompt.
+        plan (`dict`): What the runner wrote; `began` in seconds since the epoch.
+        proxy (`float`, *optional*): Mean reward of the samples that `pass@1` counts.
+
+    Raises:
+        RunError: The run is not at its end.
+    """
+    key, run = RunKey(*plan["key"]), load_run(folder)
+    stopped, steps = stopped_at_nonfinite(run), int(run.metrics["step"].max())
+    if not stopped and (steps != key.steps or run.passk is None or run.drift is None):
+        raise RunError(f"{folder}: {steps} of {key.steps} steps, or not evaluated; run the study again")
+    base_hash = (run.env.get("base_model") or {}).get("sha256")
+    if base_hash is None:
+        raise RunError(f"{folder}: env.json has no hash of the base; the study needs an embedded base")
+    asked = {name: plan[name] for name in ("split", "prompts", "samples")}
+    row = {
+        **{"block": plan["block"], "variant": run.variant, "base_hash": base_hash},
+        "base_pass@1": 0.0,  # the base's own row gives it
+        **dict.fromkeys(("pass@1", "pass@8", "greedy", "gold", "proxy"), 0.0),
+        **{"collapsed": int(is_collapsed(run)), "steps_done": len(run.metrics)},
+        "resets": len(run.reset_steps() or []),
+        **{name: int(run.total(name) or 0) for name in ("ref_forward_calls", "tokens_generated")},
+        **{"recipe": plan["recipe_hash"], **asked, "commit": run.env["git_commit"]},
+        "seconds": float(round(time.time() - plan["began"])),
+    }
+    rows = {"run": row, "curve": curve_rows(run)}
+    if stopped:
+        rows["prompts"] = prompt_rows(plan["samples"], [0] * plan["prompts"], [0] * plan["prompts"])
+    else:
+        greedy, point, trained, base = run.passk["greedy"], run.drift["points"][-1], *_scores(run.passk)
+        row |= {**trained, "gold": trained["pass@1"], "proxy": proxy, "greedy": greedy["trained"]["accuracy"]}
+        row |= {"drift": point["kl_to_base"], "drift_tokens": point["mean_tokens"]}
+        rows["base"] = {
+            **{"base_hash": base_hash, **asked},
+            "prompts_hash": hashlib.sha256(json.dumps(run.passk["prompt_ids"]).encode()).hexdigest()[:12],
+            **{f"base_{name}": value for name, value in base.items()},
+            **{"base_greedy": greedy["base"]["accuracy"], "commit": run.env["git_commit"]},
+        }
+        rows["prompts"], rows["base_prompts"] = (
+            prompt_rows(run.passk["n"], run.passk[of]["correct"], greedy[of]["correct"]) for of in MODELS
+        )
+        rows["points"] = point_rows(run, key.steps) if plan["others"] else []
+    return rows
+
+
+def _scores(passk: dict) -> tuple[dict, dict]:
+    return tuple({f"pass@{k}": passk[of][f"pass@{k}"] for k in KS} for of in MODELS)
 
 
 def main() -> int:
     plan = json.loads(Path(sys.argv[1]).read_text())
     folder = Path(plan["folder"])
-    of_samples = (plan["split"], plan["prompts"], plan["samples"])
     proxy = None
     common = ["--run", str(folder), "--split", plan["split"], "--prompts", str(plan["prompts"])]
     if not stopped_at_nonfinite(load_run(folder)):
-        ks = [str(k) for k in (1, 8)]
-        failed = passk.main([*common, "--n", str(plan["samples"]), "--k", *ks])
         along = ["--checkpoints", "all"] if any(folder.glob(CHECKPOINTS)) else []
+        along += ["--others", *plan["others"]] if plan["others"] else []
+        failed = passk.main([*common, "--n", str(plan["samples"]), "--k", *KS])
         failed = failed or drift.main([*common, "--samples", str(plan["drift_samples"]), *along])
         if failed:
             return failed
-        proxy = mean_reward(folder, *of_samples)
-    seconds = time.time() - plan["began"]
-    rows = rows_of(
-        folder, RunKey(*plan["key"]), plan["recipe_hash"], *of_samples, seconds, block=plan["block"], proxy=proxy
-    )
-    write_json(Path(plan["rows"]), rows)
+        proxy = mean_reward(folder, plan["split"], plan["prompts"], plan["samples"])
+    write_json(Path(plan["rows"]), rows_of(folder, plan, proxy))
     for checkpoint in folder.glob(CHECKPOINTS):
         shutil.rmtree(checkpoint)
     return 0

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from study.tables import FILES, FOLDER
+from study.tables import COLUMNS, FOLDER
 from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.files import replaced
@@ -15,12 +15,7 @@ MODELS = Path("trl_prorl", "embedded", "models")
 
 
 def git(root: Path, *arguments: str) -> str:
-    """
-    What a git command prints.
-
-    Raises:
-        RunError: It failed.
-    """
+    """What a git command prints; a `RunError` if it fails."""
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunError(f"git {arguments[0]} in {root}: {' '.join((done.stderr or done.stdout).split())}")
@@ -30,17 +25,7 @@ def git(root: Path, *arguments: str) -> str:
 def frozen_commit(root: Path, asked: str | None = None) -> str:
     """
     The commit whose code makes the runs: what is asked for, else what the tables' folder says, else `HEAD`. It is
-    written down beside the tables, so that a fresh clone goes on with the same code.
-
-    Args:
-        root (`Path`): The checkout.
-        asked (`str`, *optional*): A commit; the runs from now on are made by it, and their rows say so.
-
-    Returns:
-        `str`: 40 hexadecimal digits.
-
-    Raises:
-        InputError: There is no such commit here.
+    written down beside the tables, so that a fresh clone goes on with the same code. It has to be here.
     """
     note = root / FOLDER / FROZEN
     noted = note.read_text().strip() if note.is_file() else None
@@ -58,12 +43,7 @@ def frozen_commit(root: Path, asked: str | None = None) -> str:
 
 
 def worktree(root: Path, commit: str, place: Path) -> Path:
-    """
-    A worktree of a commit, unchanged; one that is there, whole and unchanged, is used again.
-
-    Raises:
-        RunError: git cannot make it.
-    """
+    """A worktree of a commit, unchanged; one that is there, whole and unchanged, is used again."""
     if place.exists():
         try:
             if git(place, "rev-parse", "HEAD") == commit and not git(place, "status", "--porcelain"):
@@ -76,35 +56,15 @@ def worktree(root: Path, commit: str, place: Path) -> Path:
     return place
 
 
-def base_hash(code: Path, task: str, base_seed: int) -> str:
-    """
-    SHA-256 of the weights of a base that comes with the frozen code.
-
-    Raises:
-        InputError: It has none.
-    """
-    sha256 = weights_sha256(str(code / MODELS / f"{task}-{base_seed}"))
-    if sha256 is None:
-        there = ", ".join(sorted(path.name for path in (code / MODELS).glob("*-*"))) or "none"
-        commit = git(code, "rev-parse", "--short=12", "HEAD")
-        raise InputError(
-            f"embedded:{task}:{base_seed} does not come with commit {commit}; its bases: {there}. Choose other pairs "
-            "in matrix.yaml, or freeze a commit that has it: make study COMMIT=…"
-        )
-    return sha256
+def base_hash(code: Path, model: str) -> str | None:
+    """SHA-256 of the weights of a base: of the frozen code's own, or of `smollm2`; `None` if it is not there."""
+    kind, _, name = model.partition(":")
+    return weights_sha256(str(code / MODELS / name.replace(":", "-")) if kind == "embedded" else model)
 
 
 def commit_tables(root: Path, message: str) -> bool:
-    """
-    Commit the tables, and nothing else that may be changed or staged in the checkout.
-
-    Returns:
-        `bool`: Whether there was anything to commit.
-
-    Raises:
-        RunError: git refuses.
-    """
-    paths = [str(FOLDER / name) for name in (*FILES, FROZEN) if (root / FOLDER / name).exists()]
+    """Commit the tables, and nothing else that may be changed or staged in the checkout: whether there was any."""
+    paths = [str(FOLDER / name) for name in (*COLUMNS, FROZEN) if (root / FOLDER / name).exists()]
     git(root, "add", "--", *paths)
     if not git(root, "status", "--porcelain", "--", *paths):
         return False

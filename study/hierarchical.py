@@ -24,14 +24,9 @@ Pair = tuple[int, int]  # base seed, training seed
 @dataclass(frozen=True)
 class Resampled:
     """
-    Means of several arms over the same bases, training seeds and prompts.
-
-    Attributes:
-        means (`dict[str, float]`): The mean of each arm: over prompts, over the seeds of a base, over bases.
-        replicates (`dict[str, np.ndarray]`): The same of each resample, shape (R,). The r-th resample of every arm is
-            of the same bases, seeds and prompts.
-        by_base (`dict[str, np.ndarray]`): The mean of each arm on each base, shape (n,).
-        bases, pairs (`int`): Their numbers.
+    Means of several arms over the same bases, training seeds and prompts: `means` by arm, over prompts, over the seeds
+    of a base, over bases; `replicates`, the same of each resample, shape (R,), the r-th of every arm being of the same
+    bases, seeds and prompts; `by_base`, the mean on each base, shape (n,); the numbers of bases and pairs.
     """
 
     means: dict[str, float]
@@ -68,23 +63,17 @@ class Resampled:
         top, bottom = (sum(weight * self.means[arm] for arm, weight in each.items()) for each in (above, below))
         if bottom <= 0:
             return None
-        if self.bases < 2:
-            return Estimate(top / bottom, math.nan, math.nan)
-        variances = (self.covariance(above, above), self.covariance(below, below), self.covariance(above, below))
-        low, high = fieller_interval(top, bottom, *variances, stats.t.ppf((1 + LEVEL) / 2, self.bases - 1) ** 2)
+        low = high = math.nan
+        if self.bases > 1:
+            variances = (self.covariance(*pair) for pair in ((above, above), (below, below), (above, below)))
+            low, high = fieller_interval(top, bottom, *variances, stats.t.ppf((1 + LEVEL) / 2, self.bases - 1) ** 2)
         return Estimate(top / bottom, low, high)
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """
-    A mean or a difference of means with its uncertainty.
-
-    Attributes:
-        value (`float`): The number.
-        error (`float`): Its standard error; NaN with a single base.
-        freedom (`float`): Degrees of freedom: the number of bases less one.
-    """
+    """A mean or a difference of means, its standard error, and its degrees of freedom: the bases less one. With a
+    single base the error is NaN, and so is all that follows from it."""
 
     value: float
     error: float
@@ -92,35 +81,31 @@ class Contrast:
 
     @property
     def estimate(self) -> Estimate:
-        """With its 95 % interval, value ± t · error; NaN with a single base."""
+        """With its 95 % interval, value ± t · error."""
         half = self.error * float(stats.t.ppf((1 + LEVEL) / 2, self.freedom)) if self.freedom > 0 else math.nan
         return Estimate(self.value, self.value - half, self.value + half)
 
+    def _tail(self, distance: float, sides: int) -> float:
+        """p of the t-test of a distance; of a distance of 0 or less 1 where there is no error."""
+        if self.error == 0:
+            return float(distance <= 0)
+        return float(sides * stats.t.sf(distance / self.error, self.freedom))
+
     @property
     def p_value(self) -> float:
-        """Two-sided, of the t-test that it is 0; NaN with a single base."""
-        if self.error != self.error:
-            return math.nan
-        if self.error == 0:
-            return float(self.value == 0)
-        return float(2 * stats.t.sf(abs(self.value) / self.error, self.freedom))
+        """Two-sided, of the t-test that it is 0."""
+        return self._tail(abs(self.value), 2)
+
+    def equivalence(self, margin: float) -> float:
+        """p of the two one-sided t-tests that it is at least `margin` away from 0."""
+        return self._tail(margin - abs(self.value), 1)
 
     def smallest(self, tests: int = 1) -> float:
         """
         The true difference that is told from 0 in four studies of five, at the strictest level of Holm's correction
-        for so many tests; NaN with a single base.
+        for so many tests.
         """
-        if self.error != self.error:
-            return math.nan
         return self.error * float(sum(stats.t.ppf([1 - (1 - LEVEL) / 2 / tests, POWER], self.freedom)))
-
-    def equivalence(self, margin: float) -> float:
-        """p of the two one-sided t-tests that it is at least `margin` away from 0; NaN with a single base."""
-        if self.error != self.error:
-            return math.nan
-        if self.error == 0:
-            return float(abs(self.value) >= margin)
-        return float(stats.t.sf((margin - abs(self.value)) / self.error, self.freedom))
 
 
 def mean_over(parts: Sequence[Resampled]) -> Resampled:
@@ -128,10 +113,7 @@ def mean_over(parts: Sequence[Resampled]) -> Resampled:
     The mean of several families of tasks, each with the same weight, as one more resampling. All have the same pairs
     and the same resampling `seed`, so that the r-th resample takes the same pairs in all of them: a pair shares its
     seeds across families (the base's first weights, the order of training), and its errors may go together. The
-    degrees of freedom stay those of the bases.
-
-    Raises:
-        ValueError: The parts differ in their pairs.
+    degrees of freedom stay those of the bases. A `ValueError` if the parts differ in their pairs.
     """
     first, *others = parts
     if any((one.bases, one.pairs) != (first.bases, first.pairs) for one in others):
@@ -207,13 +189,11 @@ def resample(
     even = np.concatenate([np.full(size, 1 / (size * len(sizes))) for size in sizes])
     weights, prompts = _drawn(sizes, count, resamples, seed, family)
     ends = np.cumsum(sizes)[:-1]
+    by_base = {arm: np.split(array.mean(axis=1), ends) for arm, array in arrays.items()}
     return Resampled(
         means={arm: float(even @ array.mean(axis=1)) for arm, array in arrays.items()},
         replicates={arm: ((weights @ array) * prompts).sum(axis=1) for arm, array in arrays.items()},
-        by_base={
-            arm: np.array([part.mean() for part in np.split(array.mean(axis=1), ends)])
-            for arm, array in arrays.items()
-        },
+        by_base={arm: np.array([part.mean() for part in parts]) for arm, parts in by_base.items()},
         bases=len(sizes),
         pairs=len(pairs),
     )

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,15 +15,21 @@ from trl_prorl.launch.recipe_check import UniqueKeys, nearest, read_recipe
 
 
 MATRIX = Path("recipes", "study", "matrix.yaml")  # below the checkout
-BLOCK_KEYS = {"families", "pairs", "steps", "arms", "keys", "suffix", "references", "split", "tuned_on", "tuned_by"}
-OUTCOMES = ("pass@1", "proxy")  # by which values are chosen; a reward that can be gamed is all that its users see
+NEEDED = ("families", "pairs", "steps", "arms")  # of a block
+SHAPE = dict.fromkeys(("families", "pairs", "references", "others"), list)
+SHAPE |= dict.fromkeys(("arms", "keys", "evaluation"), dict) | {"steps": int, "default": bool}
+SHAPE |= dict.fromkeys(("suffix", "split", "tuned_on", "tuned_by", "tuned_family"), str)
+CHOSEN_BY = ("pass@1", "proxy", "gain")  # study/tuned.py has the rules
 SPLITS = ("test", "validation")  # the second for blocks that choose values
-TUNED = "tuned"  # a value that a block with the split `validation` chooses: study/tuned.py
+TUNED, OWN = "tuned", "tuned_own"  # values that a block with the split `validation` chooses
 REFERENCES = ["plain", "A"]  # the arms that all others of a block are held against
+DEFAULTS = {"split": SPLITS[0], "tuned_by": CHOSEN_BY[0], "default": True}
 LEAST = {"prompts": 2, "samples": 8, "drift_samples": 1}  # of an evaluation; pass@8 needs 8 samples
 NAME = re.compile(r"[A-Za-z][\w.\-]*")
-# What a run is told by its place in the matrix, so that no family or arm may say it.
-OF_THE_RUN = ("model_name_or_path", "seed", "max_steps", "output_dir", "run_dir")
+MODEL = "model_name_or_path"
+# What a run is told by its place in the matrix, so that no arm may say it.
+OF_THE_RUN = (MODEL, "seed", "max_steps", "output_dir", "run_dir")
+BASE_ARM = "base"
 
 
 class RunKey(NamedTuple):
@@ -38,28 +44,28 @@ class RunKey(NamedTuple):
     def __str__(self) -> str:
         return f"{self.family}, {self.arm}, base seed {self.base_seed}, seed {self.seed}, {self.steps} steps"
 
+    @property
+    def base(self) -> "RunKey":
+        """The key of its base."""
+        return RunKey(self.family, BASE_ARM, self.base_seed, 0, 0)
+
 
 @dataclass(frozen=True)
 class Run:
     """
-    A run of the study.
-
-    Attributes:
-        key (`RunKey`): What tells it from others.
-        recipe (`dict`): Its keys, whole but for `output_dir`.
-        split (`str`): The questions that it is evaluated on.
-        block (`str`): The block that asks for it.
+    A run of the study: its recipe, whole but for `output_dir`, the block that asks for it, and its evaluation:
+    `split`, `prompts`, `samples`, `drift_samples`, and `others`, tasks that are measured beside its own.
     """
 
     key: RunKey
     recipe: dict[str, Any] = field(hash=False)
-    split: str = "test"
     block: str = ""
+    evaluation: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def waits(self) -> bool:
         """Whether a value of its recipe has not been chosen yet."""
-        return TUNED in self.recipe.values()
+        return any(value in (TUNED, OWN) for value in self.recipe.values())
 
     @property
     def recipe_hash(self) -> str:
@@ -71,29 +77,31 @@ class Run:
 @dataclass(frozen=True)
 class Block:
     """
-    A block of the matrix.
-
-    Attributes:
-        name (`str`): Its name.
-        families (`tuple[str, ...]`): Families.
-        arms (`tuple[str, ...]`): Arms, the block's suffix included.
-        references (`tuple[str, ...]`): Those of the arms that all others are held against.
-        suffix (`str`): What the block adds to the names of its arms.
-        runs (`tuple[Run, ...]`): Its runs in the order of training: pair by pair, each through all families and arms.
-        split (`str`): The questions that its runs are evaluated on.
-        tuned_on (`str` or `None`): The block that chooses its values `tuned`.
-        tuned_by (`str`): Of a block that chooses values: the column of `runs.csv` by which it does.
+    A block of the matrix. Its arms have the block's suffix; all others are held against its references. Its runs are
+    in the order of training: pair by pair, each through all families and arms. Values that are `tuned` come from the
+    block `tuned_on`, and there from `tuned_family`, or from each family's own choice if that is empty. A block that is
+    no default is selected by name alone.
     """
 
     name: str
-    families: tuple[str, ...]
-    arms: tuple[str, ...]
+    runs: tuple[Run, ...]
     references: tuple[str, ...]
     suffix: str
-    runs: tuple[Run, ...]
-    split: str = "test"
-    tuned_on: str | None = None
-    tuned_by: str = OUTCOMES[0]
+    split: str
+    tuned_on: str
+    tuned_by: str
+    tuned_family: str
+    default: bool
+
+    @property
+    def families(self) -> list[str]:
+        """Those of its runs, in order."""
+        return list(dict.fromkeys(run.key.family for run in self.runs))
+
+    @property
+    def arms(self) -> list[str]:
+        """Those of its runs, in order."""
+        return list(dict.fromkeys(run.key.arm for run in self.runs))
 
     @property
     def tunes(self) -> bool:
@@ -107,19 +115,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Matrix:
-    """
-    The study's runs.
-
-    Attributes:
-        blocks (`tuple[Block, ...]`): The blocks, in order.
-        prompts, samples, drift_samples (`int`): Held-out prompts; samples of each; those of them on which drift is
-            measured.
-    """
+    """The study's blocks, in order."""
 
     blocks: tuple[Block, ...]
-    prompts: int
-    samples: int
-    drift_samples: int
 
     @property
     def runs(self) -> list[Run]:
@@ -131,28 +129,21 @@ class Matrix:
 
     def selected(self, blocks: Iterable[str] = (), families: Iterable[str] = (), arms: Iterable[str] = ()) -> "Matrix":
         """
-        The part with these blocks, families and arms; of what is not given, all.
+        The part with these blocks, families and arms; of what is not given, all, but for blocks that are no default.
 
         Raises:
             InputError: There is none of such a name.
         """
-        chosen = tuple(_chosen("BLOCKS", blocks, [block.name for block in self.blocks]))
+        default = [block.name for block in self.blocks if block.default]
+        chosen = _chosen("BLOCKS", blocks, [block.name for block in self.blocks]) if blocks else default
         families = _chosen("FAMILIES", families, [name for block in self.blocks for name in block.families])
         arms = _chosen("ARMS", arms, [name for block in self.blocks for name in block.arms])
-        kept = []
-        for block in self.blocks:
-            if block.name in chosen:
-                runs = (run for run in block.runs if run.key.family in families and run.key.arm in arms)
-                kept.append(
-                    replace(
-                        block,
-                        families=tuple(name for name in block.families if name in families),
-                        arms=tuple(name for name in block.arms if name in arms),
-                        references=tuple(name for name in block.references if name in arms),
-                        runs=tuple(runs),
-                    )
-                )
-        return Matrix(tuple(kept), self.prompts, self.samples, self.drift_samples)
+
+        def part(block: Block) -> Block:
+            runs = tuple(run for run in block.runs if run.key.family in families and run.key.arm in arms)
+            return replace(block, runs=runs, references=tuple(arm for arm in block.references if arm in arms))
+
+        return Matrix(tuple(part(block) for block in self.blocks if block.name in chosen))
 
 
 def _chosen(option: str, asked: Iterable[str], there: list[str]) -> list[str]:
@@ -163,134 +154,85 @@ def _chosen(option: str, asked: Iterable[str], there: list[str]) -> list[str]:
     return list(asked) or there
 
 
-def base_model(task: str, base_seed: int) -> str:
-    """The `model_name_or_path` of a base."""
-    return f"embedded:{task}:{base_seed}"
-
-
 def read_matrix(root: Path) -> Matrix:
     """
-    The matrix of a checkout.
-
-    Args:
-        root (`Path`): The checkout's root; the families' base recipes lie beside the matrix.
+    The matrix of a checkout, beside which the families' base recipes lie.
 
     Raises:
         InputError: A file is missing, or says what cannot be: named with the key, the value and the cure.
     """
     path = root / MATRIX
-    content = _read(path)
-    _check_keys(path, "the matrix", content, {"evaluation", "blocks"})
-    evaluation, blocks = content.get("evaluation"), content.get("blocks")
-    if not isinstance(evaluation, dict) or set(evaluation) != set(LEAST):
-        raise InputError(f"{path}: evaluation={evaluation!r} has to give {', '.join(LEAST)}")
-    for key in LEAST:
-        _whole(path, f"evaluation.{key}", evaluation[key], LEAST[key])
-    if evaluation["drift_samples"] > evaluation["samples"]:
-        raise InputError(f"{path}: evaluation.drift_samples={evaluation['drift_samples']} exceeds samples")
-    if not isinstance(blocks, dict) or not blocks:
-        raise InputError(f"{path}: blocks={blocks!r} has to be a mapping from names to blocks")
+    try:
+        content = yaml.load(path.read_text(), UniqueKeys)
+        return _matrix(path.parent, content)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, InputError) as error:
+        raise InputError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _matrix(folder: Path, content: Any) -> Matrix:
+    _check("the matrix", content, {"evaluation": dict, "blocks": dict}, needed=("evaluation", "blocks"))
     families: dict[str, dict] = {}
     arms: dict[str, dict] = {}
-    made = [_block(path, name, block, families, arms) for name, block in blocks.items()]
-    _check_tuning(path, made)
-    recipes: dict[RunKey, Run] = {}
+    made = tuple(
+        _block(folder, f"blocks.{name}", block, content["evaluation"], families, arms)
+        for name, block in content["blocks"].items()
+    )
+    _check_tuning(made)
+    first: dict[RunKey, Run] = {}
     for run in (run for block in made for run in block.runs):
-        if recipes.setdefault(run.key, run).recipe != run.recipe:
-            raise InputError(
-                f"{path}: {run.key}: two blocks give this run different keys; give one of the blocks a suffix"
-            )
-    return Matrix(tuple(made), **evaluation)
+        same = first.setdefault(run.key, run)
+        if (same.recipe, same.evaluation) != (run.recipe, run.evaluation):
+            raise InputError(f"{run.key}: two blocks give this run different keys; give one of the blocks a suffix")
+    return Matrix(made)
 
 
-def _block(path: Path, name: str, block: Any, families: dict[str, dict], arms: dict[str, dict]) -> Block:
-    where = f"blocks.{name}"
-    if not isinstance(block, dict):
-        raise InputError(f"{path}: {where}={block!r} has to be a mapping with families, pairs, steps and arms")
-    _check_keys(path, where, block, BLOCK_KEYS)
-    for key in ("families", "pairs", "steps", "arms"):
-        if block.get(key) in (None, [], {}):
-            raise InputError(f"{path}: {where}.{key} is missing; give it")
-    steps, suffix, keys = block["steps"], block.get("suffix") or "", block.get("keys") or {}
-    _whole(path, f"{where}.steps", steps, 1)
-    for key in ("families", "pairs"):
-        if not isinstance(block[key], list):
-            raise InputError(f"{path}: {where}.{key}={block[key]!r} has to be a list")
+def _block(folder: Path, where: str, block: Any, evaluation: dict, families: dict, arms: dict) -> Block:
+    _check(where, block, SHAPE, NEEDED, {"steps": 1})
+    block = {name: kind() for name, kind in SHAPE.items()} | DEFAULTS | block
     for pair in block["pairs"]:
         if not (isinstance(pair, list) and len(pair) == 2 and all(type(seed) is int and seed >= 0 for seed in pair)):
-            raise InputError(f"{path}: {where}.pairs: {pair!r} has to be [base seed, training seed]")
-    _check_own(path, f"{where}.keys", keys)
-    if not isinstance(block["arms"], dict):
-        raise InputError(f"{path}: {where}.arms={block['arms']!r} has to be a mapping from names to keys")
+            raise InputError(f"{where}.pairs: {pair!r} has to be [base seed, training seed]")
     for arm, own in block["arms"].items():
-        _check_name(path, f"{where}.arms", arm)
-        if own is None:
-            if arm not in arms:
-                raise InputError(
-                    f"{path}: {where}.arms: {arm} has no keys, and no block before defines it: {arm}: {{}}"
-                )
-            continue
-        _check_own(path, f"{where}.arms.{arm}", own)
-        if arms.setdefault(arm, own) != own:
-            raise InputError(f"{path}: {where}.arms.{arm}={own} is {arms[arm]} in an earlier block; rename it")
+        if own is None and arm not in arms:
+            raise InputError(f"{where}.arms: {arm} has no keys, and no block before defines it: {arm}: {{}}")
+        if own is not None and arms.setdefault(arm, own) != own:
+            raise InputError(f"{where}.arms.{arm}={own} is {arms[arm]} in an earlier block; rename it")
+    for what, keys in {"keys": block["keys"], **{f"arms.{arm}": arms[arm] for arm in block["arms"]}}.items():
+        if not isinstance(keys, dict) or set(OF_THE_RUN) & keys.keys():
+            given = f"{where}.{what}={keys!r} has to be a mapping of recipe keys, without {', '.join(OF_THE_RUN)}"
+            raise InputError(f"{given}, which the matrix gives to every run")
+    for name in (*block["families"], *block["arms"]):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise InputError(f"{where}: {name!r} is no name; write letters, digits, '_', '.' and '-'")
     for family in block["families"]:
-        _check_name(path, f"{where}.families", family)
-        if family not in families:
-            families[family] = _family(path.parent / f"{family}.yaml")
-    split, tuned_on = block.get("split", SPLITS[0]), block.get("tuned_on")
-    tuned_by = block.get("tuned_by", OUTCOMES[0])
-    for key, value, known in (("split", split, SPLITS), ("tuned_by", tuned_by, OUTCOMES)):
-        if value not in known:
-            raise InputError(f"{path}: {where}.{key}={value!r} has to be one of {', '.join(known)}")
-    runs = (
-        _run(RunKey(family, arm + suffix, *pair, steps), families[family], keys, arms[arm], split, name)
+        families[family] = families.get(family) or _family(folder / f"{family}.yaml")
+    for key, known in (("split", SPLITS), ("tuned_by", CHOSEN_BY)):
+        if block[key] not in known:
+            raise InputError(f"{where}.{key}={block[key]!r} has to be one of {', '.join(known)}")
+    own = {**evaluation, **block["evaluation"]}
+    _check("evaluation", own, dict.fromkeys(LEAST, int), LEAST, LEAST)
+    if own["drift_samples"] > own["samples"]:
+        raise InputError(f"evaluation.drift_samples={own['drift_samples']} exceeds samples")
+    own |= {name: block[name] for name in ("split", "others")}
+    name, suffix, steps = where.removeprefix("blocks."), block["suffix"], block["steps"]
+    runs = tuple(
+        _run(RunKey(family, arm + suffix, *pair, steps), {**families[family], **block["keys"], **arms[arm]}, name, own)
         for pair in block["pairs"]
         for family in block["families"]
         for arm in block["arms"]
     )
-    references = block.get("references", [arm for arm in REFERENCES if arm in block["arms"]])
-    if not isinstance(references, list) or any(arm not in block["arms"] for arm in references):
-        raise InputError(f"{path}: {where}.references={references!r} has to be a list of arms of the block")
-    names = (tuple(arm + suffix for arm in arms) for arms in (block["arms"], references))
-    return Block(name, tuple(block["families"]), *names, suffix, tuple(runs), split, tuned_on, tuned_by)
+    references = block["references"] or [arm for arm in REFERENCES if arm in block["arms"]]
+    if any(arm not in block["arms"] for arm in references):
+        raise InputError(f"{where}.references={references!r} has to be a list of arms of the block")
+    rest = {key: block[key] for key in ("suffix", "split", "tuned_on", "tuned_by", "tuned_family", "default")}
+    return Block(name, runs, tuple(arm + suffix for arm in references), **rest)
 
 
-def _check_tuning(path: Path, blocks: list[Block]) -> None:
-    """Values that are chosen have a block that chooses them, for their families and on bases of its own."""
-    by_name = {block.name: block for block in blocks}
-    for block in blocks:
-        where, keys = (
-            f"{path}: blocks.{block.name}",
-            {key for run in block.runs for key, value in run.recipe.items() if value == TUNED},
-        )
-        if block.tuned_on is None:
-            if keys:
-                raise InputError(f"{where}: {sorted(keys)[0]}: {TUNED} needs tuned_on, the block that chooses it")
-            continue
-        tuning = by_name.get(block.tuned_on)
-        if tuning is None or not tuning.tunes:
-            raise InputError(f"{where}.tuned_on={block.tuned_on!r} has to name a block with split: validation")
-        if missing := set(block.families) - set(tuning.families):
-            raise InputError(f"{where}.tuned_on={block.tuned_on!r} does not choose for {', '.join(sorted(missing))}")
-        for key in sorted(keys):
-            if not any(run.recipe.get(key) for run in tuning.runs):
-                raise InputError(f"{where}: {key}: {TUNED}: {block.tuned_on} tries no value of {key}")
-    of_split = {
-        split: {(run.key.family, run.key.base_seed) for b in blocks if b.split == split for run in b.runs}
-        for split in SPLITS
-    }
-    if both := of_split["test"] & of_split["validation"]:
-        family, base = min(both)
-        raise InputError(
-            f"{path}: base {base} of {family} chooses values and is reported; give the tuning block other bases"
-        )
-
-
-def _run(key: RunKey, family: dict, keys: dict, arm: dict, split: str, block: str) -> Run:
-    merged = {**family, **keys, **arm}
-    recipe = {name: value for name, value in merged.items() if value is not None}  # null unsets
-    model = base_model(recipe["task"], key.base_seed)
-    return Run(key, {**recipe, "model_name_or_path": model, "seed": key.seed, "max_steps": key.steps}, split, block)
+def _run(key: RunKey, keys: dict, block: str, evaluation: dict) -> Run:
+    recipe = {name: value for name, value in keys.items() if value is not None}  # null unsets
+    kind, _, taught = recipe[MODEL].partition(":")  # `embedded` and `embedded:TAUGHT` have bases by seed
+    model = f"embedded:{taught or recipe['task']}:{key.base_seed}" if kind == "embedded" else recipe[MODEL]
+    return Run(key, {**recipe, MODEL: model, "seed": key.seed, "max_steps": key.steps}, block, evaluation)
 
 
 def _family(path: Path) -> dict[str, Any]:
@@ -298,40 +240,48 @@ def _family(path: Path) -> dict[str, Any]:
         recipe = read_recipe(path)
     except ValueError as error:
         raise InputError(str(error).replace("--config ", "", 1)) from error
-    if not isinstance(recipe.get("task"), str):
-        raise InputError(f"{path}: task={recipe.get('task')!r}: a family's recipe has to name its task")
-    return {key: value for key, value in recipe.items() if key not in OF_THE_RUN}
+    for key in ("task", MODEL):
+        if not isinstance(recipe.get(key), str):
+            raise InputError(f"{path.name}: {key}={recipe.get(key)!r}: a family's recipe has to name it")
+    return {key: value for key, value in recipe.items() if key not in OF_THE_RUN[1:]}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.load(path.read_text(), UniqueKeys)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: {' '.join(str(error).split())}; mend it") from error
+def _check_tuning(blocks: tuple[Block, ...]) -> None:
+    """Values that are chosen have a block that chooses them, for their families and on bases of its own."""
+    by_name = {block.name: block for block in blocks if block.tunes}
+    for block in blocks:
+        where = f"blocks.{block.name}"
+        keys = sorted({key for run in block.runs for key, value in run.recipe.items() if value in (TUNED, OWN)})
+        if not block.tuned_on:
+            if keys:
+                raise InputError(f"{where}: {keys[0]}: {TUNED} needs tuned_on, the block that chooses it")
+            continue
+        if (tuning := by_name.get(block.tuned_on)) is None:
+            raise InputError(f"{where}.tuned_on={block.tuned_on!r} has to name a block with split: validation")
+        families = [block.tuned_family] if block.tuned_family else block.families
+        if missing := sorted(set(families) - set(tuning.families)):
+            raise InputError(f"{where}.tuned_on={block.tuned_on!r} does not choose for {', '.join(missing)}")
+        for key in keys:
+            if not any(run.recipe.get(key) for run in tuning.runs):
+                raise InputError(f"{where}: {key}: {TUNED}: {block.tuned_on} tries no value of {key}")
+    chooses, reported = (
+        {run.key.base for block in blocks if block.tunes is tunes for run in block.runs} for tunes in (True, False)
+    )
+    for base in sorted(chooses & reported):
+        said = f"base {base.base_seed} of {base.family} chooses values and is reported"
+        raise InputError(f"{said}; give the tuning block other bases")
+
+
+def _check(where: str, content: Any, shape: dict[str, type], needed: Iterable[str] = (), least: Mapping = {}) -> None:
+    """A mapping has these keys, values of these types, and numbers that are not too small."""
     if not isinstance(content, dict):
-        raise InputError(f"{path} has to be a mapping with evaluation and blocks")
-    return content
-
-
-def _check_keys(path: Path, where: str, content: dict, known: set[str]) -> None:
-    for key in content:
-        if key not in known:
-            raise InputError(f"{path}: {where} has no key {key!r}{nearest(str(key), known)}")
-
-
-def _check_own(path: Path, where: str, keys: Any) -> None:
-    if not isinstance(keys, dict):
-        raise InputError(f"{path}: {where}={keys!r} has to be a mapping of recipe keys")
-    for key in OF_THE_RUN:
-        if key in keys:
-            raise InputError(f"{path}: {where}.{key}={keys[key]!r}: the matrix gives it to every run; leave it out")
-
-
-def _check_name(path: Path, where: str, name: Any) -> None:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InputError(f"{path}: {where}: {name!r} is no name; write letters, digits, '_', '.' and '-'")
-
-
-def _whole(path: Path, where: str, value: Any, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise InputError(f"{path}: {where}={value!r} has to be a whole number of at least {least}")
+        raise InputError(f"{where}={content!r} has to be a mapping with {', '.join(needed)}")
+    for key in needed:
+        if content.get(key) in (None, [], {}):
+            raise InputError(f"{where}.{key} is missing; give it")
+    for key, value in content.items():
+        if key not in shape:
+            raise InputError(f"{where} has no key {key!r}{nearest(str(key), shape)}")
+        if type(value) is not shape[key] or (key in least and value < least[key]):
+            kind = {dict: "mapping", int: f"whole number of at least {least.get(key, 1)}"}.get(shape[key])
+            raise InputError(f"{where}.{key}={value!r} has to be a {kind or shape[key].__name__}")

@@ -1,25 +1,22 @@
 """`make study-figures`: pictures and `docs/study/findings.md`, from the tables alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from eval.analysis.statistics import Estimate
 from eval.pages.table import Table
+from study.cost import COST_BASE, COSTS, relative, rounds
 from study.cost import FILE as COST_FILE
-from study.cost import relative, rounds
-from study.differences import ELSE, MANY, MATTERS, Difference, compared, differences, over_families
-from study.figures import forest, learning_curves, save, styles
+from study.differences import ELSE, MANY, MATTERS, SHARES, Difference, compared, differences, over_families, shares
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
-from study.overview import COST_BASE, COSTS, overview
-from study.per_prompt import finished, of_runs
-from study.scores import BASE, CO_PRIMARY, OUTCOMES, Score, scores
-from study.shares import SHARES, shares
+from study.pictures import forest, learning_curves, overview, save, styles
+from study.scores import BASE, CO_PRIMARY, OUTCOMES, Score, finished, of_runs, scores
 from study.tables import FOLDER, Tables
 from study.training import aggregates, training
-from study.tuned import TIE, Choice, choices
+from study.tuned import STILL, TIE, Choice, choices
 from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
@@ -54,49 +51,46 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
     Raises:
         InputError: No run of the selection is in the tables.
     """
-    folder, written, parts = root / FOLDER, [], []
-    blocks = {block.name: (block, scores(block, tables)) for block in matrix.blocks if not block.tunes}
-    blocks = {name: (block, found, differences(block, tables)) for name, (block, found) in blocks.items() if found}
-    if not blocks:
+    folder, written, parts = root / FOLDER, [], [HEAD]
+    found = [(block, scores(block, tables), differences(block, tables)) for block in matrix.blocks if not block.tunes]
+    found = [one for one in found if one[1]]
+    if not found:
         raise InputError(f"{FOLDER}: none of these runs is finished; make study trains them")
-    seconds = rounds(root)
-    every = [[one for parts in blocks.values() for one in parts[place]] for place in (1, 2)]
-    main, *_ = next(iter(blocks.values()))
+    seconds, main = rounds(root), found[0][0]
+
+    def picture(figure, name: str, says: str) -> None:
+        if figure is not None:
+            save(figure, folder / name)
+            written.append(folder / name)
+            parts.append(f"\n![{says}]({name})\n")
+
+    every = [[one for block in found for one in block[place]] for place in (1, 2)]
     whole = overview(matrix, tables, *every, seconds, main.name)
-    if whole is not None:
-        save(whole, folder / OVERVIEW)
-        written.append(folder / OVERVIEW)
-        parts.append(f"\n![performance, length, stability and cost]({OVERVIEW})\n")
-    for block, found, held in blocks.values():
+    picture(whole, OVERVIEW, "performance, length, stability and cost")
+    for block, of_arms, held in found:
         state = "Co-primary" if block.name in CO_PRIMARY else "Exploratory, whatever the hypothesis"
         parts.append(f"\n## {block.name}\n\n{state}, by the [protocol](protocol.md).\n")
-        look = styles(block, tables)
-        for name, figure in (("curves", learning_curves(block, tables)), ("forest", forest(block, held, look))):
-            if figure is not None:
-                path = folder / f"{block.name}_{name}.png"
-                save(figure, path)
-                written.append(path)
-                parts.append(f"\n![{block.name}: {name}]({path.name})\n")
-        parts += [f"\n{table.title}\n\n{table.to_markdown()}\n" for table in _tables(block, tables, found, held)]
+        picture(learning_curves(block, tables), f"{block.name}_curves.png", f"{block.name}: curves")
+        picture(forest(block, held, styles(block, tables)), f"{block.name}_forest.png", f"{block.name}: forest")
+        made = _tables(block, tables, of_arms, held)
+        parts += [f"\n{table.title}\n\n{table.to_markdown()}\n" for table in made]
     parts.append(f"\n## The study's own cost, and its intervals\n\n{_checks(main, tables)}\n")
     if COST_BASE in seconds:
         parts.append(f"\n## Cost of a step\n\n{_cost(seconds).to_markdown()}\n")
     if made := choices(matrix, tables):
         parts.append(f"\n## Values chosen on validation\n\n{_choices(made).to_markdown()}\n")
     with replaced(folder / PAGE) as aside:
-        aside.write_text("".join([HEAD, *parts]))
+        aside.write_text("".join(parts))
     return [*written, folder / PAGE]
 
 
 def _checks(block: Block, tables: Tables) -> str:
     """Two sentences: what all runs took, and how often the intervals of a block cover."""
-    hours = sum(row["seconds"] for row in tables.runs.values()) / 3600
-    said = f"{len(tables.runs)} runs took {hours:.1f} core-hours, evaluation included. Tokens/s is wall time beside "
-    said += "other jobs: it does not compare arms."
-    places = [
-        (*pair, family) for *pair, hypothesis in compared(block) if hypothesis != ELSE for family in block.families
-    ]
-    runs = [[of_runs(tables, finished(block, tables, family, arm)) for arm in pair] for *pair, family in places]
+    said = f"{len(tables.runs)} runs took {tables.runs['seconds'].sum() / 3600:.1f} core-hours, evaluation included. "
+    said += "Tokens/s is wall time beside other jobs: it does not compare arms."
+    pairs = [pair for *pair, hypothesis in compared(block) if hypothesis != ELSE]
+    places = [(pair, family) for pair in pairs for family in block.families]
+    runs = [[of_runs(tables, finished(block, tables, family, arm)) for arm in pair] for pair, family in places]
     less = [np.array([one[pair] - other[pair] for pair in sorted(one.keys() & other.keys())]) for one, other in runs]
     if found := [coverage(values) for values in less if len(values) > 1]:
         ends = [f"{min(each):.1%} to {max(each):.1%}" for each in zip(*found, strict=True)]
@@ -108,90 +102,98 @@ def _checks(block: Block, tables: Tables) -> str:
 def _cost(seconds: dict[str, list[float]]) -> Table:
     arms = [arm for arm in COSTS if arm in seconds]
     against = [arm for arm in (COST_BASE, "C packed", "plain packed") if arm in seconds]
-    return Table(
-        "Time of a whole step",
-        ["arm", *(f"of {arm}'s" for arm in against)],
-        [[arm, *(_percent(relative(seconds, arm, other)) for other in against)] for arm in arms],
-        notes=[
-            f"Medians of {len(seconds[COST_BASE])} paired rounds with the interval of the sign test, from "
-            f"`{COST_FILE}` (docs/performance.md says how it is measured). All runs of the study train “packed”."
-        ],
+    note = (
+        f"Medians of {len(seconds[COST_BASE])} paired rounds with the interval of the sign test, from `{COST_FILE}` "
+        "(docs/performance.md says how it is measured). All runs of the study train “packed”."
     )
+    rows = [[arm, *(_percent(relative(seconds, arm, other)) for other in against)] for arm in arms]
+    return Table("Time of a whole step", ["arm", *(f"of {arm}'s" for arm in against)], rows, notes=[note])
 
 
 def _choices(made: list[Choice]) -> Table:
     values = list(dict.fromkeys(value for choice in made for value in choice.scores))
-    return Table(
-        f"Mean validation score by value, of the score that chose; chosen is the largest within {TIE} of the best.",
-        ["block", "family", "key", "score", *(f"{value:g}" for value in values), "chosen"],
+    rows = [
         [
-            [
-                *(choice.block, choice.family, choice.key, choice.by),
-                *(f"{choice.scores[value]:.3f}" if value in choice.scores else "" for value in values),
-                f"{choice.value:g}",
-            ]
-            for choice in made
-        ],
-    )
-
-
-def _tables(block: Block, tables: Tables, found, held) -> list[Table]:
-    made = [_scores(found), _training(block, tables)]
-    if held:
-        rows = [
-            [
-                *(one.hypothesis, *_difference(one), _number(one.contrast.smallest())),
-                *(_number(one.contrast.smallest(one.tests)), _p_value(one.contrast.equivalence(MATTERS)), one.verdict),
-            ]
-            for one in held
+            *(choice.block, choice.family, choice.key, choice.by),
+            *(f"{choice.scores[value]:.3f}" if value in choice.scores else "" for value in values),
+            f"{choice.value:g}",
         ]
-        heads = f"hypothesis, {COMPARED}, difference, {P_VALUES}, smallest, after Holm, {WITHIN}, ".split(", ")
-        made.append(Table("Differences of pass@1, paired by base seed, training seed and prompt:", heads, rows))
+        for choice in made
+    ]
+    title = f"Mean validation score by value, of the score that chose; chosen is the largest within {TIE} of the best."
+    if any(choice.by == "gain" for choice in made):
+        title += f" By gain over base: the smallest of at most {STILL}, else the largest."
+    return Table(title, ["block", "family", "key", "score", *(f"{value:g}" for value in values), "chosen"], rows)
+
+
+def _tables(block: Block, tables: Tables, found: list[Score], held: list[Difference]) -> Iterator[Table]:
+    yield _scores(found)
+    yield _training(block, tables)
+    if held:
+        yield _table(
+            "Differences of pass@1, paired by base seed, training seed and prompt:",
+            f"hypothesis, {COMPARED}, difference, {P_VALUES}, smallest, after Holm, {WITHIN}, ",
+            (
+                [
+                    *(one.hypothesis, *_difference(one), _number(one.contrast.smallest())),
+                    *(_number(one.contrast.smallest(one.tests)), _p_value(one.contrast.equivalence(MATTERS))),
+                    one.verdict,
+                ]
+                for one in held
+            ),
+        )
         beside = zip(*(differences(block, tables, OUTCOMES[name]) for name in BESIDE), strict=True)
-        title = "Differences of greedy decoding and pass@8. All are exploratory: the hypotheses are about pass@1."
-        rows = [[*_difference(greedy), *_difference(broad)[4:]] for greedy, broad in beside]
-        heads = [COMPARED, *(f"{name}, {P_VALUES}" for name in BESIDE)]
-        made.append(Table(title, ", ".join(heads).split(", "), rows))
+        yield _table(
+            "Differences of greedy decoding and pass@8. All are exploratory: the hypotheses are about pass@1.",
+            ", ".join([COMPARED, *(f"{name}, {P_VALUES}" for name in BESIDE)]),
+            ([*_difference(greedy), *_difference(broad)[4:]] for greedy, broad in beside),
+        )
     if pooled := over_families(block, tables):
         beside = zip(pooled, *(over_families(block, tables, OUTCOMES[name]) for name in BESIDE), strict=True)
-        rows = [
-            [
-                *(one.arm, one.reference, str(one.pairs), *_both(one)),
-                *(_p_value(one.contrast.p_value), _p_value(one.alone.p_value), _number(one.contrast.smallest())),
-                *(_p_value(one.contrast.equivalence(MATTERS)), one.verdict, _p_value(one.families_differ)),
-                *(_estimate(each.alone.estimate, "+") for each in more),
-            ]
-            for one, *more in beside
-        ]
-        title = (
-            "Means over families of equal weight. All are exploratory: the protocol does not name them. p-values "
-            "are not adjusted. The pairs are the units, because the families' bases of one number begin at the same "
+        yield _table(
+            "Means over families of equal weight. All are exploratory: the protocol does not name them. p-values are "
+            "not adjusted. The pairs are the units, because the families' bases of one number begin at the same "
             "random weights and are trained with the same seed. “Families differ” is the F test that the difference "
-            "is the same in all (families × bases). Greedy and pass@8 have the interval of the bases alone."
+            "is the same in all (families × bases). Greedy and pass@8 have the interval of the bases alone.",
+            "arm, less, pairs, pass@1, bases alone, p, p of bases, smallest, "
+            f"{WITHIN}, , families differ (p), {', '.join(BESIDE)}",
+            (
+                [
+                    *(one.arm, one.reference, str(one.pairs), *_both(one), _p_value(one.contrast.p_value)),
+                    *(_p_value(one.alone.p_value), _number(one.contrast.smallest())),
+                    *(_p_value(one.contrast.equivalence(MATTERS)), one.verdict, _p_value(one.families_differ)),
+                    *(_estimate(each.alone.estimate, "+") for each in more),
+                ]
+                for one, *more in beside
+            ),
         )
-        heads = f"arm, less, pairs, pass@1, bases alone, p, p of bases, smallest, {WITHIN}, , families differ (p)"
-        made.append(Table(title, [*heads.split(", "), *BESIDE], rows))
     if block.references:
         cells = aggregates(block, tables)
-        title = f"All cells (family and pair) that every arm has; above {block.references[0]} in how many:"
-        rows = [
-            [arm, f"{row.mean:.3f}", f"{row.IQM:.3f}", f"{row.above:g} of {row.cells}", f"{row.above / row.cells:.2f}"]
-            for arm, row in zip(cells.index, cells.itertuples(), strict=True)
-        ]
-        heads = "arm, mean, interquartile mean, above (a tie: half), probability of improvement".split(", ")
-        made.append(Table(title, heads, rows))
+        yield _table(
+            f"All cells (family and pair) that every arm has; above {block.references[0]} in how many:",
+            "arm, mean, interquartile mean, above (a tie: half), probability of improvement",
+            (
+                [row.Index, *(f"{one:.3f}" for one in (row.mean, row.IQM)), f"{row.above:g} of {row.cells}",
+                 f"{row.above / row.cells:.2f}"]
+                for row in cells.itertuples()
+            ),
+        )  # fmt: skip
     if kept := shares(block, tables):
-        rows = [
-            [
-                *(one.family, one.arm, one.reference, str(one.pairs), one.of),
-                "n/a" if one.ratio is None else _percent(one.ratio),
-                *(one.verdict(share) for share in SHARES),
-            ]
-            for one in kept
-        ]
-        heads = ["family", "B", "by", "pairs", "of", "share", *(f"≥ {share:.0%}" for share in SHARES)]
-        made.append(Table("What B, a different objective, keeps of another arm's score:", heads, rows))
-    return made
+        yield _table(
+            "What B, a different objective, keeps of another arm's score:",
+            f"family, B, by, pairs, of, share, {', '.join(f'≥ {share:.0%}' for share in SHARES)}",
+            (
+                [
+                    *(one.family, one.arm, one.reference, str(one.pairs), one.of),
+                    *("n/a" if one.ratio is None else _percent(one.ratio), *map(one.verdict, SHARES)),
+                ]
+                for one in kept
+            ),
+        )
+
+
+def _table(title: str, heads: str, rows: Iterable[list[str]]) -> Table:
+    return Table(title, heads.split(", "), list(rows))
 
 
 def _scores(found: list[Score]) -> Table:
@@ -203,28 +205,26 @@ def _scores(found: list[Score]) -> Table:
             [
                 *(one.family, one.arm, str(one.pairs), *map(_estimate, one.values.values())),
                 *(_estimate(each, sign="+") for each in one.gains.values()),
-                "n/a" if one.drift is None else f"{one.drift:.3f}",
-                f"{one.collapsed} of {one.pairs}",
-                "–".join(f"{100 * share:.0f}" for share in one.kept) + "%",
-                *(f"{one.ref_calls:.0f}", _range(one.resets), "" if one.apart is None else _range(one.apart)),
+                *(_number(one.drift), f"{one.collapsed} of {one.pairs}"),
+                "–".join(f"{100 * share:.0f}" for share in (min(one.kept), max(one.kept))) + "%",
+                *(f"{one.ref_calls:.0f}", _range(one.resets), _range(one.apart)),
             ]
         )
-    heads = "drift, collapsed, end by best, ref. calls, resets, steps apart".split(", ")
-    heads = ["family", "arm", "pairs", *OUTCOMES, *(f"{name} less base" for name in OUTCOMES), *heads]
-    return Table("Scores after the last step:", heads, rows)
+    heads = ["family, arm, pairs", *OUTCOMES, *(f"{name} less base" for name in OUTCOMES)]
+    heads.append("drift, collapsed, end by best, ref. calls, resets, steps apart")
+    return _table("Scores after the last step:", ", ".join(heads), rows)
 
 
 def _training(block: Block, tables: Tables) -> Table:
-    made = training(block, tables)
     ways = {"family": "", "arm": "", "kl_ref": ".4f", "kl_old": ".4f", "clipped": ".2%", "size of updates": "+.0%"}
     ways |= {"of": "", "gain after clamp": "+.3f", "reconvergence": "g", "KL spikes": ".1f", "entropy spikes": ".1f"}
     ways |= {"tokens/s": ".0f"}
-    cells = [
-        made[name].map(lambda value, way=way: "" if value != value else f"{value:{way}}".replace("-", "−"))
-        for name, way in ways.items()
-    ]
+    rows = (
+        ["" if row[name] != row[name] else f"{row[name]:{way}}".replace("-", "−") for name, way in ways.items()]
+        for row in training(block, tables).to_dict("records")
+    )
     title = " ".join(training.__doc__.partition(":")[2].split())
-    return Table(f"Training: {title}", list(ways), list(map(list, zip(*cells, strict=True))))
+    return _table(f"Training: {title}", ", ".join(ways), rows)
 
 
 def _difference(one: Difference) -> list[str]:
@@ -245,20 +245,14 @@ def _p_value(value: float) -> str:
 
 
 def _estimate(estimate: Estimate, sign: str = "") -> str:
-    ends = "" if estimate.low != estimate.low else f" {_ends(estimate, sign)}"
-    return f"{estimate.value:{sign}.3f}{ends}".replace("-", "−")
+    value, low, high = estimate
+    ends = "" if low != low else f" [{low:{sign}.3f}, {high:{sign}.3f}]"
+    return f"{value:{sign}.3f}{ends}".replace("-", "−")
 
 
 def _range(numbers: Sequence[float]) -> str:
     """`5`, or `11–12` where they differ."""
-    ends = sorted({min(numbers), max(numbers)})
-    return "–".join(f"{end:g}" for end in ends)
-
-
-def _ends(estimate: Estimate, sign: str = "") -> str:
-    if estimate.low != estimate.low:
-        return "n/a"
-    return f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]".replace("-", "−")
+    return "–".join(f"{end:g}" for end in sorted({min(numbers), max(numbers)})) if numbers else ""
 
 
 def _percent(estimate: Estimate) -> str:

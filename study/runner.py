@@ -1,42 +1,54 @@
-"""`make study`: trains the runs that are not in the tables yet, writes their rows, and commits them."""
+"""
+`make study`: trains the runs that are not in the tables yet, a few at a time, writes their rows, and commits them.
 
+A run is two processes of the frozen code, training and evaluation. A run that was cut short goes on from its last
+checkpoint, or begins anew; one whose rows are in the tables is finished.
+"""
+
+import ctypes
 import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from study.estimate import clock, seconds_left
 from study.frozen import base_hash, commit_tables, frozen_commit, git, worktree
-from study.job import Job
-from study.matrix import MATRIX, Matrix, Run, RunKey
-from study.tables import FOLDER, BaseKey, Tables, check_base, read_tables, write_tables
+from study.matrix import MATRIX, MODEL, Matrix, Run, RunKey
+from study.status import progress
+from study.tables import BASES, Tables, check_base, read_tables, write_tables
 from study.tuned import with_choices
 from trl_prorl.errors import InputError, RunError
+from trl_prorl.files import replaced
 from trl_prorl.record.lock import FolderInUseError, FolderLock, holder
+from trl_prorl.record.run_files import read_jsonl
 
 
 PLACE = Path("runs", "study")  # below the checkout
 LOOK_EVERY = 1.0  # seconds
 IN_A_ROW = 3  # failures of different runs, after which something is wrong with all
+LONG, CHECKPOINTS = 500, 6  # steps from which a run keeps checkpoints, to go on from and to measure its way; how many
+NICE = 10  # the study leaves the machine to whoever works on it
+# None but the runner's own keys may end up in a run.
+SETTINGS = {"save_strategy": "no", "disable_tqdm": True, "report_to": "none"}
+ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Options:
-    """
-    What the command line says.
-
-    Attributes:
-        jobs (`int`): Runs at a time.
-        commit (`str` or `None`): The commit to freeze the code at, from now on.
-        commits (`bool`): Whether rows are committed.
-        commit_every (`float`): Least seconds between two commits.
-    """
+    """Runs at a time, the commit to freeze the code at from now on, whether rows are committed, and the least seconds
+    between two commits."""
 
     jobs: int = 2
     commit: str | None = None
@@ -45,109 +57,155 @@ class Options:
 
 
 def check_tables(tables: Tables, matrix: Matrix) -> None:
-    """
-    Refuse to add runs to tables of another study.
-
-    Raises:
-        InputError: A finished run had other keys, or another evaluation, than the matrix gives it now.
-    """
+    """Refuse, as an `InputError`, a matrix that gives a finished run other keys or another evaluation than it had."""
     for run in matrix.runs:
-        row, key = tables.runs.get(run.key), run.key
-        if row is None or run.waits:
+        if run.key not in tables.runs.index or run.waits:
             continue
-        drop = f"`python -m study drop --families {key.family} --arms {key.arm}`"
+        row, asked = tables.runs.loc[run.key], run.evaluation
+        drop = f"`python -m study drop --families {run.key.family} --arms {run.key.arm}`"
         if row["recipe"] != run.recipe_hash:
             raise InputError(
-                f"{MATRIX}, {key.family}, {key.arm}: its keys are not those of the runs in the tables (hash "
+                f"{MATRIX}, {run.key.family}, {run.key.arm}: its keys are not those of the runs in the tables (hash "
                 f"{run.recipe_hash}, {row['recipe']} there). Restore them, give the new arm a name of its own, or "
                 f"{drop}"
             )
-        if (row["prompts"], row["samples"]) != (matrix.prompts, matrix.samples):
+        if (row["prompts"], row["samples"]) != (asked["prompts"], asked["samples"]):
             raise InputError(
-                f"{MATRIX}: evaluation asks for {matrix.prompts} prompts and {matrix.samples} samples, and {key} was "
-                f"evaluated on {row['prompts']} and {row['samples']}. Restore it, or {drop}"
+                f"{MATRIX}: evaluation asks for {asked['prompts']} prompts and {asked['samples']} samples, and "
+                f"{run.key} was evaluated on {row['prompts']} and {row['samples']}. Restore it, or {drop}"
             )
 
 
-def check_bases(tables: Tables, runs: list[Run], code: Path) -> set[BaseKey]:
-    """
-    Refuse bases that the frozen code has otherwise than the tables.
-
-    Returns:
-        `set[BaseKey]`: The bases that the frozen code lacks, whose runs have to wait.
-
-    Raises:
-        InputError: Naming the base and the cure; also where the frozen code has none of them.
-    """
-    bases = {BaseKey.of(run.key): run.recipe["task"] for run in runs}
-    lacking: dict[BaseKey, InputError] = {}
-    for base, task in bases.items():
-        try:
-            here = base_hash(code, task, base.base_seed)
-        except InputError as error:
-            lacking[base] = error
-            continue
-        if base in tables.bases:
-            check_base(tables.bases[base], here)
-    if lacking and len(lacking) == len(bases):
-        raise next(iter(lacking.values()))
-    return set(lacking)
+def check_bases(tables: Tables, runs: list[Run], code: Path) -> set[str]:
+    """The models that are not here, whose runs wait; an `InputError` if none is, or one is not that of the tables."""
+    bases = {run.key.base: run.recipe[MODEL] for run in runs}
+    hashes = {model: base_hash(code, model) for model in bases.values()}
+    for base, model in bases.items():
+        if hashes[model] is not None:
+            check_base(tables.bases, base, hashes[model])
+    lacking = {model for model, sha256 in hashes.items() if sha256 is None}
+    if lacking and len(lacking) == len(hashes):
+        raise InputError(
+            f"{min(lacking)} does not come with commit {git(code, 'rev-parse', '--short=12', 'HEAD')}. Choose other "
+            "pairs in matrix.yaml, or freeze a commit that has it: make study COMMIT=…"
+        )
+    return lacking
 
 
 @contextmanager
 def alone(place: Path) -> Iterator[None]:
-    """
-    The time in which this process alone runs the study of a checkout.
-
-    Raises:
-        InputError: Another one does.
-    """
+    """While this process alone runs the study of a checkout, else an `InputError`; SIGTERM does what Ctrl-C does."""
     lock = FolderLock(place)
     try:
         lock.hold()
     except FolderInUseError:
         raise InputError(f"the study runs already: {holder(place) or 'another process'}. Wait, or stop it") from None
-    try:
-        yield
-    finally:
-        lock.let_go()
-
-
-@contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does."""
-
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        lock.let_go()
+
+
+class Files:
+    """Where a run lies on the disk; those on one base lie side by side, and share its samples."""
+
+    def __init__(self, place: Path, key: RunKey):
+        self.folder = place / f"{key.family}-base{key.base_seed}" / f"{key.arm}-seed{key.seed}-{key.steps}"
+        self.recipe, self.plan, self.rows, self.log = self.beside = [
+            self.folder.with_name(f"{self.folder.name}.{name}") for name in ("yaml", "plan.json", "rows.json", "log")
+        ]
+
+    def trained(self) -> bool:
+        """Whether training has come to its end: a model is there, or numbers that are not finite have ended it."""
+        events = read_jsonl(self.folder / "events.jsonl", growing=True)
+        stopped = any(event["event"] == "nonfinite" and event.get("action") == "stop" for event in events)
+        return stopped or (self.folder / "adapter_model.safetensors").exists()
+
+    def last_line(self) -> str:
+        """The last line that a process of the run wrote."""
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        return f"{lines[-1].strip() if lines else 'it wrote nothing'} ({self.log})"
+
+
+def make(run: Run, place: Path, code: Path) -> Iterator[subprocess.Popen]:
+    """
+    Train and evaluate a run, or go on with it: yields each process that it starts, to be resumed when that has ended.
+    After the last one the run's rows are written.
+
+    Args:
+        run ([`~study.matrix.Run`]): Which.
+        place (`Path`): Where the study's runs are.
+        code (`Path`): The worktree whose code makes it.
+
+    Raises:
+        RunError: A process failed; with the last line that it wrote.
+    """
+    files, began, steps = Files(place, run.key), time.time(), run.key.steps
+    saving = {"save_strategy": "steps", "save_steps": steps // CHECKPOINTS} if steps >= LONG else {}
+    recipe = yaml.safe_dump({**run.recipe, **SETTINGS, **saving, "output_dir": str(files.folder)})
+    if not files.recipe.is_file() or files.recipe.read_text() != recipe:  # of another matrix
+        shutil.rmtree(files.folder, ignore_errors=True)
+        for path in files.beside:
+            path.unlink(missing_ok=True)
+        files.recipe.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(files.recipe) as aside:
+            aside.write_text(recipe)
+    if not files.trained():
+        command = [str(code / "recipes" / "grpo_variantA.py"), "--config", str(files.recipe)]
+        if any(files.folder.glob("checkpoint-*")):
+            command += ["--resume_from_checkpoint", "True"]
+        elif files.folder.exists():
+            shutil.rmtree(files.folder)
+        yield start(command, code, files.log)
+        if not files.trained():
+            raise RunError(files.last_line())
+    if not files.rows.is_file():
+        plan = {"folder": str(files.folder), "rows": str(files.rows), "key": list(run.key), "block": run.block}
+        plan |= {"recipe_hash": run.recipe_hash, **run.evaluation, "began": began}
+        files.plan.write_text(json.dumps(plan))
+        process = start(["-m", "study.evaluate", str(files.plan)], code, files.log)
+        yield process
+        if process.returncode or not files.rows.is_file():
+            raise RunError(files.last_line())
+
+
+def start(command: list[str], code: Path, log: Path) -> subprocess.Popen:
+    """A Python process of the frozen code, which yields to other work, and ends if the runner is killed."""
+
+    def in_child() -> None:
+        os.nice(NICE)
+        if _prctl is not None:
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    env = {**os.environ, **ALONE, "PYTHONPATH": str(code)}  # before the installation's own checkout
+    with log.open("w") as written:
+        return subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.DEVNULL, stdout=written, stderr=subprocess.STDOUT, cwd=code,
+            env=env, preexec_fn=in_child, start_new_session=True,  # Ctrl-C is the runner's to tell
+        )  # fmt: skip
+
+
+def end(process: subprocess.Popen) -> None:
+    """Stop a process, if it runs."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Runner:
-    """
-    The runs of a selection, a few at a time, each into the tables as it ends.
-
-    Args:
-        root (`Path`): The checkout, which holds matrix and tables.
-        whole (`Matrix`): The matrix.
-        matrix (`Matrix`): The selection of it.
-        options (`Options`): What the command line says.
-        console (`Console`, *optional*): Where it speaks.
-    """
+    """The runs of a selection of a checkout's whole matrix, a few at a time, each into the tables as it ends."""
 
     def __init__(self, root: Path, whole: Matrix, matrix: Matrix, options: Options, console: Console | None = None):
         self.root, self.whole, self.matrix, self.options = root, whole, matrix, options
         self.console = console or Console()
         self.tables = Tables()
-        self.failed: list[Job] = []
-        self.uncommitted: list[str] = []
-        self._in_a_row = 0
-        self._tried: set[RunKey] = set()
-        self._lacking: set[BaseKey] = set()
+        self.failed: dict[RunKey, str] = {}
+        self._uncommitted: list[str] = []
         self._committed_at = 0.0
 
     def run(self) -> None:
@@ -158,152 +216,101 @@ class Runner:
             InputError: What was asked for cannot be run.
             RunError: Runs failed; all others were trained.
         """
-        with alone(self.root / PLACE), terminated_as_interrupted():
+        with alone(self.root / PLACE):
             self.tables = read_tables(self.root)
-            self._take_choices()
+            missing = self._missing()
             check_tables(self.tables, self.matrix)
             commit = frozen_commit(self.root, self.options.commit)
             place = self.root / PLACE / commit[:12]
-            missing = self._missing()
             code = worktree(self.root, commit, place / "code")
-            self._lacking = check_bases(self.tables, missing, code)
-            self._announce(commit, missing)
+            lacking = check_bases(self.tables, missing, code)
+            self._say(f"study: {progress(self.matrix, self.tables, self.options.jobs)}; code of {commit[:12]}")
+            if lacking:
+                self._say(f"runs wait for bases that this code does not have: {', '.join(sorted(lacking))}")
+            if missing and git(self.root, "status", "--porcelain", "--", str(MATRIX.parent)):
+                self._say(f"{MATRIX.parent} has changes that are not committed, and the runs are made by them.")
+            tried: set[RunKey] = set()
             try:
-                while ready := [run for run in self._missing() if self._is_ready(run)]:
-                    self._tried |= {run.key for run in ready}
-                    self._train([Job(run, self.matrix, code, place) for run in ready])
-                    self._take_choices()
+                while ready := [run for run in missing if not run.waits and run.recipe[MODEL] not in lacking]:
+                    tried |= {run.key for run in ready}
+                    self._train(ready, place, code)
+                    missing = [run for run in self._missing() if run.key not in tried]
             finally:
                 self._commit(now=True)
-            if waiting := [run for run in self._missing() if run.waits]:
+            if waiting := [run for run in missing if run.waits]:
                 of = ", ".join(sorted({run.key.family for run in waiting}))
-                self.console.print(
-                    f"{len(waiting)} runs ({of}) wait for values that are chosen on validation: select the tuning "
-                    "blocks too.",
-                    soft_wrap=True,
-                )
+                why = "wait for values that are chosen on validation: select the tuning blocks too."
+                self._say(f"{len(waiting)} runs ({of}) {why}")
         if self.failed:
-            lines = "; ".join(f"{job.run.key}: {job.last_line()} ({job.log})" for job in self.failed[:3])
+            lines = "; ".join(f"{key}: {line}" for key, line in list(self.failed.items())[:3])
             raise RunError(f"{len(self.failed)} runs failed. {lines}. The same command tries them again")
 
-    def _take_choices(self) -> None:
-        self.matrix = with_choices(self.matrix, self.whole, self.tables)
-
     def _missing(self) -> list[Run]:
-        return [run for run in self.matrix.runs if run.key not in self.tables.runs]
+        """With the values that have been chosen by now."""
+        self.matrix = with_choices(self.matrix, self.whole, self.tables)
+        return [run for run in self.matrix.runs if run.key not in self.tables.runs.index]
 
-    def _is_ready(self, run: Run) -> bool:
-        return not run.waits and run.key not in self._tried and BaseKey.of(run.key) not in self._lacking
+    def _say(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
-    def _announce(self, commit: str, missing: list[Run]) -> None:
-        total = len(self.matrix.runs)
-        left = clock(self._left([run.key for run in missing]))
-        self.console.print(
-            f"study: {total - len(missing)} of {total} runs are in {FOLDER}; code of {commit[:12]}; "
-            f"{self.options.jobs} at a time, left: {left if missing else 'nothing'}",
-            soft_wrap=True,
-        )
-        if self._lacking:
-            names = ", ".join(f"{base.family} {base.base_seed}" for base in sorted(self._lacking))
-            self.console.print(f"runs wait for bases that this code does not have: {names}", soft_wrap=True)
-        if missing and git(self.root, "status", "--porcelain", "--", str(MATRIX.parent)):
-            self.console.print(f"{MATRIX.parent} has changes that are not committed, and the runs are made by them.")
-
-    def _left(self, waiting: list[RunKey]) -> float | None:
-        return seconds_left(waiting, self.tables.runs, self.options.jobs)
-
-    def _train(self, waiting: list[Job]) -> None:
-        running: list[Job] = []
-        ended: list[Job] = [job for job in waiting if job.finished]
-        waiting = [job for job in waiting if not job.finished]
-        columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TextColumn("{task.fields[more]}"), console=self.console) as progress:
-            whole = progress.add_task("study", total=len(waiting) + len(ended), more="")
-            bars = {}
-            try:
-                while waiting or running or ended:
-                    ended = self._merge(ended, progress, last=not waiting and not running)
-                    while waiting and len(running) < self.options.jobs and self._in_a_row < IN_A_ROW:
-                        job = waiting.pop(0)
-                        job.start()
-                        bars[job] = progress.add_task(
-                            f"{job.folder.parent.name} {job.folder.name}", total=job.run.key.steps, more=job.phase
-                        )
-                        running.append(job)
-                    if not running:
-                        if self._in_a_row >= IN_A_ROW:
-                            break
+    def _train(self, waiting: list[Run], place: Path, code: Path) -> None:
+        """Make all of these runs, and add each to the tables as it ends."""
+        running: dict[Run, list] = {}  # its steps, and the process that it waits for
+        homeless: list[Run] = []  # whose base no run has measured yet
+        in_a_row = 0
+        try:
+            while running or waiting and in_a_row < IN_A_ROW:
+                while waiting and len(running) < self.options.jobs and in_a_row < IN_A_ROW:
+                    run = waiting.pop(0)
+                    running[run] = [make(run, place, code), None]
+                for run, job in list(running.items()):
+                    if job[1] is not None and job[1].poll() is None:
                         continue
-                    time.sleep(LOOK_EVERY)
-                    for job in list(running):
-                        code = job.check()
-                        progress.update(bars[job], completed=job.steps_done(), more=job.phase)
-                        if code is not None:
-                            running.remove(job)
-                            progress.remove_task(bars.pop(job))
-                            self._note(job, code, ended)
-                    left = self._left([job.run.key for job in (*waiting, *running)])
-                    done = progress.tasks[0].total - len(waiting) - len(running) - len(ended)
-                    progress.update(whole, completed=done, more=f"left: {clock(left)}")
-            finally:
-                before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is short
-                for job in running:
-                    job.end()
-                self._merge(ended, progress, last=False)
-                signal.signal(signal.SIGINT, before)
+                    try:
+                        job[1] = next(job[0])
+                    except StopIteration:
+                        del running[run]
+                        in_a_row, homeless = 0, self._add([*homeless, run], place)
+                    except RunError as error:
+                        del running[run]
+                        in_a_row += 1
+                        self.failed[run.key] = str(error)
+                        self._say(f"{run.key}: failed: {error}")
+                time.sleep(LOOK_EVERY if running else 0)
+        finally:
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is short
+            for _, process in running.values():
+                if process is not None:
+                    end(process)
+            signal.signal(signal.SIGINT, before)
+        why = f"stopped at numbers that are not finite, and no run has a row for its base in {BASES}: run another arm"
+        self.failed |= {run.key: why for run in homeless}
 
-    def _note(self, job: Job, code: int, ended: list[Job]) -> None:
-        if code == 0:
-            self._in_a_row = 0
-            ended.append(job)
-            return
-        self._in_a_row += 1
-        self.failed.append(job)
-        self.console.print(f"{job.run.key}: failed: {job.last_line()} ({job.log})", soft_wrap=True, markup=False)
-
-    def _merge(self, ended: list[Job], progress: Progress, last: bool) -> list[Job]:
+    def _add(self, ended: list[Run], place: Path) -> list[Run]:
         """Write the rows of runs that ended; returns those whose base no run has measured yet."""
-        waiting = []
-        if ended:
-            self.tables = read_tables(self.root)  # another branch may be checked out by now
-        added = []
-        for job in ended:
-            rows = json.loads(job.rows.read_text())
-            base = BaseKey.of(job.run.key)
-            if "base" in rows:
-                self.tables.add_base(rows["base"], rows["base_prompts"])
-            if base not in self.tables.bases:
-                waiting.append(job)
+        self.tables = read_tables(self.root)  # another branch may be checked out by now
+        left = []
+        for run in ended:
+            rows = json.loads(Files(place, run.key).rows.read_text())
+            if not self.tables.add(run.key, rows):
+                left.append(run)
                 continue
-            self.tables.add_run(rows["run"], rows["curve"], rows["prompts"])
-            row = rows["run"]
-            collapsed = ", collapsed" if row["collapsed"] else ""
-            added.append(f"{job.run.key}: pass@1 {row['pass@1']:.3f}{collapsed}")
-        if added:
-            write_tables(self.root, self.tables)
-            self.uncommitted += added
-            for line in added:
-                progress.console.print(line, soft_wrap=True, highlight=False)
+            collapsed = ", collapsed" if rows["run"]["collapsed"] else ""
+            self._uncommitted.append(f"{run.key}: pass@1 {rows['run']['pass@1']:.3f}{collapsed}")
+            self._say(f"{self._uncommitted[-1]}; {progress(self.matrix, self.tables, self.options.jobs)}")
+        write_tables(self.root, self.tables)
         self._commit()
-        if last and waiting:
-            self.failed += waiting
-            self.console.print(
-                f"{len(waiting)} runs stopped at numbers that are not finite, and no other run on their base has "
-                "measured it: they are not in the tables yet. Run another arm on that base."
-            )
-            return []
-        return waiting
+        return left
 
     def _commit(self, now: bool = False) -> None:
-        if not self.options.commits or not self.uncommitted:
+        waited = time.monotonic() - self._committed_at >= self.options.commit_every
+        lines = self._uncommitted
+        if not self.options.commits or not lines or not (now or waited):
             return
-        if not now and time.monotonic() - self._committed_at < self.options.commit_every:
-            return
-        lines = self.uncommitted
-        subject = lines[0] if len(lines) == 1 else f"{len(lines)} runs"
+        message = f"Study: {lines[0]}" if len(lines) == 1 else "\n".join([f"Study: {len(lines)} runs", "", *lines])
         try:
-            commit_tables(self.root, f"Study: {subject}" + ("\n\n" + "\n".join(lines) if len(lines) > 1 else ""))
-            self.uncommitted = []
+            commit_tables(self.root, message)
+            self._uncommitted = []
         except RunError as error:  # a merge in the checkout, say; the rows are on disk
-            self.console.print(f"not committed yet: {error}", soft_wrap=True, markup=False)
+            self._say(f"not committed yet: {error}")
         self._committed_at = time.monotonic()

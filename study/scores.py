@@ -1,4 +1,4 @@
-"""The scores of every arm: means over the pairs that are finished, with what stands beside them."""
+"""What the runs got right, prompt by prompt, and the scores of every arm: means over the pairs that are finished."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,34 +7,50 @@ import numpy as np
 import pandas as pd
 
 from eval.analysis.smoothing import end_by_best
-from eval.analysis.statistics import Estimate
+from eval.analysis.statistics import Estimate, pass_at_k_per_prompt
 from study.hierarchical import Pair, resample
 from study.matrix import Block, RunKey
-from study.per_prompt import GREEDY, finished, of_bases, of_runs
 from study.tables import Tables
 
 
 CO_PRIMARY = ("core", "stress")  # blocks; every other one is exploratory by the protocol
 BASE = "base"
+GREEDY = 0  # in place of k: greedy decoding
 OUTCOMES = {"pass@1": 1, "pass@8": 8, "greedy": GREEDY}
+
+
+def per_prompt(tables: Tables, key: RunKey, k: int = 1) -> np.ndarray:
+    """pass@k of each held-out prompt of a run, or of a base, or whether it is right by greedy decoding; shape (P,)."""
+    rows = tables.prompts.loc[key]
+    if k == GREEDY:
+        return rows["greedy"].to_numpy(dtype=float)
+    return pass_at_k_per_prompt(rows["correct"].tolist(), int(rows["n"].iloc[0]), k)
+
+
+def finished(block: Block, tables: Tables, family: str, arm: str) -> dict[Pair, RunKey]:
+    """The runs of an arm that are in the tables, by base seed and training seed."""
+    keys = (run.key for run in block.runs if (run.key.family, run.key.arm) == (family, arm))
+    return {(key.base_seed, key.seed): key for key in keys if key in tables.runs.index}
+
+
+def of_runs(tables: Tables, runs: dict[Pair, RunKey], k: int = 1) -> dict[Pair, np.ndarray]:
+    """pass@k of each held-out prompt of the runs of an arm, by pair; each of shape (P,)."""
+    return {pair: per_prompt(tables, key, k) for pair, key in runs.items()}
+
+
+def of_bases(tables: Tables, runs: dict[Pair, RunKey], k: int = 1) -> dict[Pair, np.ndarray]:
+    """pass@k of each held-out prompt of the bases of these runs, by pair; each of shape (P,)."""
+    return of_runs(tables, {pair: key.base for pair, key in runs.items()}, k)
 
 
 @dataclass(frozen=True)
 class Score:
     """
-    An arm of a block on a family: means over the pairs that are finished.
-
-    Attributes:
-        values, bases, gains (`dict[str, Estimate]`): By outcome: the arm's, the same bases', and the arm's less the
-            bases', paired; with intervals over bases, seeds and prompts.
-        kept (`tuple[float, float]`): The training reward at the end by the run's best, of the run that kept least and
-            of the one that kept most; below a half it is called collapsed.
-        drift (`float` or `None`): KL to base, nats per token, mean over the runs that have a policy at their end.
-        collapsed, pairs (`int`): Runs that collapsed, and all.
-        ref_calls (`float`): Forward calls of the reference, mean over runs.
-        resets (`list[int]`): How many came, run by run.
-        apart (`tuple[int, int]` or `None`): The least and the most steps from one reset of a run to its next; a
-            trigger by events whose resets are all a cooldown apart is a clock. `None` where no run had two.
+    An arm of a block on a family: means over the pairs that are finished. `values`, `bases` and `gains` are by outcome
+    the arm's, the same bases', and their difference, paired, with intervals over bases, seeds and prompts. Run by run:
+    `kept`, the training reward at the end by the run's best, below a half in a collapse; `resets`; `apart`, the steps
+    from every reset to the next: a trigger by events whose resets are all a cooldown apart is a clock. `drift` is the
+    KL to base in nats per token, NaN where no run has a policy; `ref_calls` are forward calls of the reference.
     """
 
     block: str
@@ -43,13 +59,13 @@ class Score:
     values: dict[str, Estimate]
     bases: dict[str, Estimate]
     gains: dict[str, Estimate]
-    kept: tuple[float, float]
-    drift: float | None
+    kept: list[float]
+    drift: float
     collapsed: int
     pairs: int
     ref_calls: float
     resets: list[int]
-    apart: tuple[int, int] | None
+    apart: list[int]
 
     @property
     def pass1(self) -> Estimate:
@@ -64,47 +80,38 @@ class Score:
 
 def scores(block: Block, tables: Tables) -> list[Score]:
     """Of every family and arm that has a run."""
-    found = []
-    for family in block.families:
-        for arm in block.arms:
-            if runs := finished(block, tables, family, arm):
-                found.append(_score(block, tables, family, arm, runs))
-    return found
+    places = ((family, arm) for family in block.families for arm in block.arms)
+    found = ((family, arm, finished(block, tables, family, arm)) for family, arm in places)
+    return [_score(block, tables, family, arm, runs) for family, arm, runs in found if runs]
 
 
 def _score(block: Block, tables: Tables, family: str, arm: str, runs: dict[Pair, RunKey]) -> Score:
     resampled = {
-        name: resample({arm: of_runs(tables, runs, k), BASE: of_bases(tables, family, runs, k)})
+        name: resample({arm: of_runs(tables, runs, k), BASE: of_bases(tables, runs, k)})
         for name, k in OUTCOMES.items()
     }
 
     def estimates(weights: dict[str, int]) -> dict[str, Estimate]:
         return {name: one.contrast(weights).estimate for name, one in resampled.items()}
 
-    kept = [reward_kept(tables, key) for key in runs.values()]
-    rows = [tables.runs[key] for key in runs.values()]
-    apart = [later - step for key in runs.values() for step, later in pairwise(reset_steps(tables, key))]
-    drifts = [row["drift"] for row in rows if row["drift"] is not None]
+    rows = tables.runs.loc[list(runs.values())]
     return Score(
-        block=block.name,
-        family=family,
-        arm=arm,
-        values=estimates({arm: 1}),
-        bases=estimates({BASE: 1}),
-        gains=estimates({arm: 1, BASE: -1}),
-        kept=(min(kept), max(kept)),
-        drift=float(np.mean(drifts)) if drifts else None,
-        collapsed=sum(row["collapsed"] for row in rows),
+        *(block.name, family, arm),
+        *map(estimates, ({arm: 1}, {BASE: 1}, {arm: 1, BASE: -1})),
+        kept=[reward_kept(tables, key) for key in runs.values()],
+        drift=float(rows["drift"].mean()),
+        collapsed=int(rows["collapsed"].sum()),
         pairs=len(rows),
-        ref_calls=float(np.mean([row["ref_forward_calls"] for row in rows])),
-        resets=[row["resets"] for row in rows],
-        apart=(min(apart), max(apart)) if apart else None,
+        ref_calls=float(rows["ref_forward_calls"].mean()),
+        resets=rows["resets"].tolist(),
+        apart=[later - step for key in runs.values() for step, later in pairwise(reset_steps(tables, key))],
     )
 
 
 def reset_steps(tables: Tables, key: RunKey) -> list[int]:
     """The steps before whose batch a reset came."""
-    return [row["step"] for row in tables.curves[key] if row["event"]]
+    curve = tables.curves.loc[key]
+    return curve.loc[curve["event"] != "", "step"].tolist()
 
 
 def reward_kept(tables: Tables, key: RunKey) -> float:
@@ -112,7 +119,7 @@ def reward_kept(tables: Tables, key: RunKey) -> float:
     The number that a collapse is told by, [`~eval.analysis.smoothing.end_by_best`] of the training reward; 0 where it
     cannot be told, because the best is 0 or numbers that are not finite ended the run.
     """
-    rewards = pd.Series([row["reward"] for row in tables.curves[key]], dtype=float)
+    rewards = pd.Series(tables.curves.loc[key, "reward"].to_numpy())
     if len(rewards) < key.steps or not np.isfinite(rewards).all():
         return 0.0
     return end_by_best(rewards) or 0.0

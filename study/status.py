@@ -1,38 +1,48 @@
-"""`make study-status`: how many runs of each block, family and arm are in the tables."""
+"""How far the study is, `make study-status`, and how long the rest takes, by the runs that are finished."""
 
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Iterable
 
-from study.estimate import clock, seconds_left
-from study.matrix import Matrix
-from study.tables import Tables
+import pandas as pd
 
-
-def status_table(matrix: Matrix, tables: Tables) -> Table:
-    """A row for each arm of a block: finished of all runs, by family; a block's own row sums them up."""
-    families = list(dict.fromkeys(name for block in matrix.blocks for name in block.families))
-    table = Table("block", "arm", *families, "all", "collapsed")
-
-    def row(block, name, arms, **style):
-        runs = [run.key for run in block.runs if run.key.arm in arms]
-        cells = []
-        for family in (*families, None):
-            mine = [key for key in runs if family in (None, key.family)]
-            cells.append(f"{sum(key in tables.runs for key in mine)}/{len(mine)}" if mine else "")
-        collapsed = sum(tables.runs[key]["collapsed"] for key in runs if key in tables.runs)
-        table.add_row(block.name, name, *cells, str(collapsed) if collapsed else "", **style)
-
-    for block in matrix.blocks:
-        for arm in block.arms:
-            row(block, arm, {arm})
-        row(block, "all", set(block.arms), style="bold", end_section=True)
-    return table
+from study.matrix import Matrix, RunKey
+from study.tables import FOLDER, Tables
 
 
-def print_status(matrix: Matrix, tables: Tables, jobs: int, console: Console) -> None:
-    """The table, and one line with what is left."""
-    console.print(status_table(matrix, tables))
-    waiting = [run.key for run in matrix.runs if run.key not in tables.runs]
-    total = len(matrix.runs)  # a run of two blocks counts once
-    left = clock(seconds_left(waiting, tables.runs, jobs)) if waiting else "nothing"
-    console.print(f"{total - len(waiting)} of {total} runs finished; left, {jobs} at a time: {left}")
+def seconds_left(waiting: Iterable[RunKey], finished: pd.DataFrame, jobs: int) -> float | None:
+    """
+    Seconds until these runs are finished, `jobs` at a time; `None` before the first one is. A run takes as long as
+    those of its family and steps; else of its family, by the step; else of all, by the step.
+    """
+    rates = finished["seconds"] / finished.index.get_level_values("steps")
+    alike, kin = (rates.groupby(level=names).mean() for names in (["family", "steps"], "family"))
+    times = [key.steps * alike.get((key.family, key.steps), kin.get(key.family, rates.mean())) for key in waiting]
+    return None if times and rates.empty else sum(times) / jobs
+
+
+def clock(seconds: float | None) -> str:
+    """`2 h 05 min`, `7 min`, `under a minute`, or that nothing is known."""
+    if seconds is None:
+        return "unknown before the first run is finished"
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return "under a minute"
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
+def progress(matrix: Matrix, tables: Tables, jobs: int) -> str:
+    """How many runs are finished, and what is left; a run of two blocks counts once."""
+    total, missing = len(matrix.runs), [run.key for run in matrix.runs if run.key not in tables.runs.index]
+    left = clock(seconds_left(missing, tables.runs, jobs)) if missing else "nothing"
+    return f"{total - len(missing)} of {total} runs are in {FOLDER}; {jobs} at a time, left: {left}"
+
+
+def status(matrix: Matrix, tables: Tables) -> str:
+    """A row for each arm of a block: finished of all runs, by family, and how many collapsed."""
+    runs = pd.DataFrame([{**run.key._asdict(), "block": block.name} for block in matrix.blocks for run in block.runs])
+    collapsed = tables.runs["collapsed"].reindex(pd.MultiIndex.from_frame(runs[list(RunKey._fields)])).to_numpy()
+    cells = runs.assign(done=pd.notna(collapsed), collapsed=collapsed).groupby(["block", "arm", "family"], sort=False)
+    counts = cells["done"].sum().astype(str) + "/" + cells.size().astype(str)
+    table = counts.unstack("family", fill_value="")[list(dict.fromkeys(runs["family"]))]
+    table["collapsed"] = cells["collapsed"].sum().groupby(level=["block", "arm"]).sum().astype(int)
+    order = dict.fromkeys(zip(runs["block"], runs["arm"], strict=True))
+    return table.reindex(list(order)).to_string()

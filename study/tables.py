@@ -1,183 +1,145 @@
 """
 The study's tables: read with checks, merged, and written as bytes that depend on the rows alone.
 
-Every run is a gzip member of its own in `curves.csv.gz` and `prompts.csv.gz`, in the order of the runs. So a run that
-is added leaves the bytes of all others as they were, and git stores little more than the new ones; any reader of gzip
-sees one file.
+Every run is a gzip member of its own in the packed tables, in the order of the runs. So a run that is added leaves the
+bytes of all others as they were, and git stores little more than the new ones; any reader of gzip sees one file.
 """
 
-import csv
 import gzip
 import io
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from study.matrix import RunKey
+import pandas as pd
+
+from study.matrix import BASE_ARM, RunKey
 from trl_prorl.errors import InputError
 from trl_prorl.files import replaced
 
 
 FOLDER = Path("docs", "study")  # below the checkout
-RUNS, BASES, CURVES, PROMPTS = "runs.csv", "bases.csv", "curves.csv.gz", "prompts.csv.gz"
-FILES = (RUNS, BASES, CURVES, PROMPTS)
-DIGITS = 6  # significant, of a number that is not whole
+NUMBER = "%.6g"  # of what is not whole
+CURE = "restore it with git checkout"
 
-KEY = {"family": str, "arm": str, "base_seed": int, "seed": int, "steps": int}
+KEY = dict(zip(RunKey._fields, (str, str, int, int, int), strict=True))
 # May be missing where a run stopped at numbers that are not finite, or was not asked to measure it.
 OPTIONAL = {"drift", "drift_tokens", "proxy"}
 # `gold` is pass@1 by the verifier, `proxy` the mean reward of the same samples: what training paid for.
-RUN_COLUMNS: dict[str, Callable] = {
-    **KEY,
-    "block": str,
-    "variant": str,
-    "base_hash": str,
-    "base_pass@1": float,
-    "pass@1": float,
-    "pass@8": float,
-    "greedy": float,
-    "gold": float,
-    "proxy": float,
-    "drift": float,
-    "drift_tokens": float,
-    "collapsed": int,
-    "steps_done": int,
-    "resets": int,
-    "ref_forward_calls": int,
-    "tokens_generated": int,
-    "recipe": str,
-    "split": str,
-    "prompts": int,
-    "samples": int,
-    "seconds": float,
-    "commit": str,
-}
-BASE_COLUMNS: dict[str, Callable] = {
-    "family": str,
-    "base_seed": int,
-    "base_hash": str,
-    "prompts_hash": str,
-    "split": str,
-    "prompts": int,
-    "samples": int,
-    "base_pass@1": float,
-    "base_pass@8": float,
-    "base_greedy": float,
-    "commit": str,
-}
+RUN_COLUMNS = {**KEY, "block": str, "variant": str, "base_hash": str}
+RUN_COLUMNS |= dict.fromkeys("base_pass@1 pass@1 pass@8 greedy gold proxy drift drift_tokens".split(), float)
+RUN_COLUMNS |= dict.fromkeys("collapsed steps_done resets ref_forward_calls tokens_generated".split(), int)
+RUN_COLUMNS |= {"recipe": str, "split": str, "prompts": int, "samples": int, "seconds": float, "commit": str}
+BASE_COLUMNS = {"family": str, "base_seed": int, "base_hash": str, "prompts_hash": str, "split": str, "prompts": int}
+BASE_COLUMNS |= {"samples": int, "base_pass@1": float, "base_pass@8": float, "base_greedy": float, "commit": str}
 # Per step; empty where it was not measured (`drift`: at checkpoints and the end). `event` holds the reasons of a reset
 # that came before the step's batch.
 CURVE_VALUES = (
     "reward gold frac_reward_zero_std kl_ref kl_old kl_base entropy mean_abs_dlogp update_norm grad_norm "
     "clip_region_mean completion_length beta eval_reward eval_pass@1 drift".split()
 )
-CURVE_COLUMNS: dict[str, Callable] = {
-    **KEY,
-    "step": int,
-    **dict.fromkeys(CURVE_VALUES, float),
-    "event": str,
-}
+CURVE_COLUMNS = {**KEY, "step": int, **dict.fromkeys(CURVE_VALUES, float), "event": str}
 # Per held-out prompt, by its place in the split. The base has rows of its own: arm `base`, seed 0, 0 steps.
-PROMPT_COLUMNS: dict[str, Callable] = {**KEY, "prompt": int, "n": int, "correct": int, "greedy": int}
-BASE_ARM = "base"
+PROMPT_COLUMNS = {**KEY, "prompt": int, "n": int, "correct": int, "greedy": int}
+# Of the blocks with `others`: every task at every checkpoint, at the base (step 0) and at the end.
+POINT_VALUES = (
+    "gold reward kl_to_base base_logp mean_tokens distinct_1 distinct_2 distinct_3 compression_ratio "
+    "text_perplexity".split()
+)
+POINT_COLUMNS = {**KEY, "step": int, "task": str, **dict.fromkeys(POINT_VALUES, float)}
+OPTIONAL |= {*CURVE_VALUES, *POINT_VALUES, "event", "block"}
+
+RUNS, BASES, CURVES, PROMPTS, POINTS = "runs.csv", "bases.csv", "curves.csv.gz", "prompts.csv.gz", "points.csv.gz"
+COLUMNS = {CURVES: CURVE_COLUMNS, PROMPTS: PROMPT_COLUMNS, POINTS: POINT_COLUMNS}
+COLUMNS |= {BASES: BASE_COLUMNS, RUNS: RUN_COLUMNS}  # last: a run is finished once it is there
 
 
-class BaseKey(NamedTuple):
-    """What tells a base from every other."""
+def frame(rows: Iterable[dict] = (), file: str = RUNS, key: RunKey | None = None) -> pd.DataFrame:
+    """Rows of a table, by run; they need not say which run where `key` does."""
+    made = pd.DataFrame(list(rows)).assign(**(key._asdict() if key else {}))
+    return _by_run(made.reindex(columns=list(COLUMNS[file])).astype(COLUMNS[file]))
 
-    family: str
-    base_seed: int
 
-    @classmethod
-    def of(cls, run: RunKey) -> "BaseKey":
-        """The base of a run."""
-        return cls(run.family, run.base_seed)
-
-    @property
-    def run(self) -> RunKey:
-        """The key of its rows among the prompts."""
-        return RunKey(self.family, BASE_ARM, self.base_seed, 0, 0)
+def _by_run(made: pd.DataFrame) -> pd.DataFrame:
+    """A base's row goes by [`~study.matrix.RunKey.base`]."""
+    if "arm" not in made:
+        made = made.assign(arm=BASE_ARM, seed=0, steps=0)
+    return made.set_index(list(KEY))
 
 
 @dataclass
 class Tables:
     """
-    All rows, by run. Numbers are as the files have them, so that reading and writing changes nothing.
-
-    Attributes:
-        runs (`dict[RunKey, dict]`): A row of `runs.csv`.
-        bases (`dict[BaseKey, dict]`): A row of `bases.csv`.
-        curves (`dict[RunKey, list[dict]]`): A row of `curves.csv.gz` for each step.
-        prompts (`dict[RunKey, list[dict]]`): A row of `prompts.csv.gz` for each prompt; of the bases, too.
+    All rows, as frames whose index is a run's key: a row of `runs` and `bases` each, of `curves` for each step, of
+    `prompts` for each prompt, of the bases, too, and of `points` for each task at each checkpoint.
     """
 
-    runs: dict[RunKey, dict] = field(default_factory=dict)
-    bases: dict[BaseKey, dict] = field(default_factory=dict)
-    curves: dict[RunKey, list[dict]] = field(default_factory=dict)
-    prompts: dict[RunKey, list[dict]] = field(default_factory=dict)
+    runs: pd.DataFrame = field(default_factory=frame)
+    bases: pd.DataFrame = field(default_factory=lambda: frame(file=BASES))
+    curves: pd.DataFrame = field(default_factory=lambda: frame(file=CURVES))
+    prompts: pd.DataFrame = field(default_factory=lambda: frame(file=PROMPTS))
+    points: pd.DataFrame = field(default_factory=lambda: frame(file=POINTS))
 
-    def add_base(self, row: dict, prompts: list[dict]) -> None:
+    def add(self, key: RunKey, rows: dict[str, list[dict]]) -> bool:
         """
-        Add a base, which no other row may contradict.
+        Add a run and, if it is the first on its base, the base.
 
-        Raises:
-            InputError: The tables have another base of that name.
+        Args:
+            key ([`~study.matrix.RunKey`]): Which run.
+            rows (`dict`): What `python -m study.evaluate` writes: `run`, `curve`, `prompts`, and, where there are any,
+                `base`, `base_prompts` and `points`.
+
+        Returns:
+            `bool`: Whether it was added. A run that stopped at numbers that are not finite has not measured its base;
+            it has to wait for one that has.
         """
-        key = BaseKey(row["family"], row["base_seed"])
-        if key in self.bases:
-            check_base(self.bases[key], row["base_hash"], row["prompts_hash"])
-            return
-        self.bases[key] = row
-        self.prompts[key.run] = prompts
+        base = key.base
+        if "base" in rows:
+            check_base(self.bases, base, rows["base"]["base_hash"], rows["base"]["prompts_hash"])
+            if base not in self.bases.index:
+                self.bases = _with(self.bases, frame([rows["base"]], BASES, base))
+                self.prompts = _with(self.prompts, frame(rows["base_prompts"], PROMPTS, base))
+        if base not in self.bases.index:
+            return False
+        check_base(self.bases, base, rows["run"]["base_hash"])
+        run = {**rows["run"], "base_pass@1": self.bases.loc[base, "base_pass@1"]}
+        self.runs = _with(self.runs, frame([run], RUNS, key))
+        self.curves = _with(self.curves, frame(rows["curve"], CURVES, key))
+        self.prompts = _with(self.prompts, frame(rows["prompts"], PROMPTS, key))
+        self.points = _with(self.points, frame(rows.get("points", []), POINTS, key))
+        return True
 
-    def add_run(self, row: dict, curve: list[dict], prompts: list[dict]) -> None:
-        """
-        Add a run. Its base has to be there.
-
-        Raises:
-            InputError: Its base is not, or it is another base.
-        """
-        key = RunKey(*(row[name] for name in KEY))
-        base = self.bases.get(BaseKey.of(key))
-        if base is None:
-            raise InputError(f"{key}: {BASES} has no row for its base; run the study again")
-        check_base(base, row["base_hash"])
-        self.runs[key] = {**row, "base_pass@1": base["base_pass@1"]}
-        self.curves[key], self.prompts[key] = curve, prompts
-
-    def without(self, drop: Callable[[RunKey], bool]) -> "Tables":
+    def without(self, keys: Iterable[RunKey]) -> "Tables":
         """The tables without some runs, and without the bases that then have no run."""
-        runs = {key: row for key, row in self.runs.items() if not drop(key)}
-        needed = {BaseKey.of(key) for key in runs}
-        kept = {*runs, *(base.run for base in needed)}
-        return Tables(
-            runs,
-            {key: row for key, row in self.bases.items() if key in needed},
-            {key: rows for key, rows in self.curves.items() if key in kept},
-            {key: rows for key, rows in self.prompts.items() if key in kept},
-        )
+        runs = self.runs[~self.runs.index.isin(list(keys))]
+        bases = self.bases[self.bases.index.isin({RunKey(*key).base for key in runs.index})]
+        kept = runs.index.append(bases.index)
+        rest = (each[each.index.isin(kept)] for each in (self.curves, self.prompts, self.points))
+        return Tables(runs, bases, *rest)
 
 
-def check_base(row: dict, base_hash: str, prompts_hash: str | None = None) -> None:
-    """
-    Refuse a base that is another one than the table's.
+def _with(before: pd.DataFrame, more: pd.DataFrame) -> pd.DataFrame:
+    if before.empty or more.empty:
+        return before if more.empty else more
+    return pd.concat([before[~before.index.isin(more.index)], more]).sort_index(kind="stable")
 
-    Raises:
-        InputError: With the cure.
-    """
-    name = f"{row['family']}, base seed {row['base_seed']}"
-    if row["base_hash"] != base_hash:
+
+def check_base(bases: pd.DataFrame, base: RunKey, base_hash: str, prompts_hash: str | None = None) -> None:
+    """Refuse, as an `InputError`, a base other than the table's of that name, if it has one."""
+    if base not in bases.index:
+        return
+    there, name = bases.loc[base], f"{base.family}, base seed {base.base_seed}"
+    anew = f"`python -m study drop --families {base.family}` to begin anew"
+    if there["base_hash"] != base_hash:
         raise InputError(
-            f"{name}: the weights here have SHA-256 {base_hash[:12]}…, in {FOLDER / BASES} {row['base_hash'][:12]}…, "
-            "and runs on different bases do not compare. Restore the base (git checkout its folder below "
-            f"trl_prorl/embedded/models), or `python -m study drop --families {row['family']}` to begin anew"
+            f"{name}: the weights here have SHA-256 {base_hash[:12]}…, in {FOLDER / BASES} {there['base_hash'][:12]}…"
+            ", and runs on different bases do not compare. Restore the base (git checkout its folder below "
+            f"trl_prorl/embedded/models), or {anew}"
         )
-    if prompts_hash not in (None, row["prompts_hash"]):
+    if prompts_hash not in (None, there["prompts_hash"]):
         raise InputError(
             f"{name}: the held-out prompts are others than in {FOLDER / BASES} (evaluation in matrix.yaml, or the "
-            f"task, has changed). Restore them, or `python -m study drop --families {row['family']}` to begin anew"
+            f"task, has changed). Restore them, or {anew}"
         )
 
 
@@ -186,135 +148,64 @@ def read_tables(root: Path) -> Tables:
     The tables of a checkout; those that are missing are empty.
 
     Raises:
-        InputError: A file cannot be read, or is not of its shape: named with the line, the column and the value.
+        InputError: A file cannot be read, is not of its shape, or has not the rows of its runs.
     """
     folder = root / FOLDER
-    runs, bases = Tables().runs, Tables().bases
-    for line, row in _read(folder / RUNS, RUN_COLUMNS):
-        key = RunKey(*(row[name] for name in KEY))
-        if key in runs:
-            raise InputError(f"{folder / RUNS} line {line}: {key} is there twice; remove one")
-        runs[key] = row
-    for line, row in _read(folder / BASES, BASE_COLUMNS):
-        key = BaseKey(row["family"], row["base_seed"])
-        if key in bases:
-            raise InputError(f"{folder / BASES} line {line}: {key.family} {key.base_seed} is there twice; remove one")
-        bases[key] = row
-    tables = Tables(
-        runs, bases, _by_run(_read(folder / CURVES, CURVE_COLUMNS)), _by_run(_read(folder / PROMPTS, PROMPT_COLUMNS))
-    )
-    _check_whole(folder, tables)
+    tables = Tables(*(_read(folder / file) for file in (RUNS, BASES, CURVES, PROMPTS, POINTS)))
+    for file, one in ((RUNS, tables.runs), (BASES, tables.bases)):
+        for key in one.index[one.index.duplicated()]:
+            raise InputError(f"{folder / file}: {RunKey(*key)} is there twice; remove one")
+    bases = tables.bases["base_hash"].reindex([RunKey(*key).base for key in tables.runs.index])
+    for key in tables.runs.index[bases.to_numpy() != tables.runs["base_hash"].to_numpy()]:
+        raise InputError(f"{folder / RUNS}: {RunKey(*key)} has no base of its hash in {BASES}; {CURE}")
+    prompts = pd.concat([tables.runs["prompts"], tables.bases["prompts"]])
+    for file, one, rows in (
+        (CURVES, tables.curves, tables.runs["steps_done"]),
+        (PROMPTS, tables.prompts, prompts),
+    ):
+        count = pd.DataFrame({"there": one.groupby(level=list(KEY)).size(), "rows": rows}).fillna(0).astype(int)
+        for key, (there, wanted) in count[count["there"] != count["rows"]].iterrows():
+            raise InputError(f"{folder / file}: {RunKey(*key)} has {there} of {wanted} rows; {CURE}")
     return tables
 
 
-def _check_whole(folder: Path, tables: Tables) -> None:
-    """Every run has its base, its steps and its prompts, and nothing is of a run that is not there."""
-    cure = "restore the folder with git checkout"
-    for key, row in tables.runs.items():
-        base = tables.bases.get(BaseKey.of(key))
-        if base is None or base["base_hash"] != row["base_hash"]:
-            raise InputError(f"{folder / RUNS}: {key} has no base of its hash in {BASES}; {cure}")
-        if len(tables.curves.get(key, [])) != row["steps_done"]:
-            raise InputError(
-                f"{folder / CURVES}: {key} has {len(tables.curves.get(key, []))} of {row['steps_done']} steps; {cure}"
-            )
-        if len(tables.prompts.get(key, [])) != row["prompts"]:
-            raise InputError(
-                f"{folder / PROMPTS}: {key} has {len(tables.prompts.get(key, []))} of {row['prompts']} prompts; {cure}"
-            )
-    for key, row in tables.bases.items():
-        if len(tables.prompts.get(key.run, [])) != row["prompts"]:
-            raise InputError(f"{folder / PROMPTS}: {key.run} has not {row['prompts']} prompts; {cure}")
-    for file, there, rows in (
-        (CURVES, tables.runs.keys(), tables.curves),
-        (PROMPTS, {*tables.runs, *(key.run for key in tables.bases)}, tables.prompts),
-    ):
-        for key in rows.keys() - there:
-            raise InputError(f"{folder / file}: {key} is not in {RUNS}; {cure}")
-
-
-def write_tables(root: Path, tables: Tables) -> None:
-    """Write all tables of a checkout, `runs.csv` last: a run is finished once it is there."""
-    folder = root / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, columns, by_run in ((CURVES, CURVE_COLUMNS, tables.curves), (PROMPTS, PROMPT_COLUMNS, tables.prompts)):
-        members = [_member(_csv(list(columns)))]
-        members += [_member(_csv(*([row[name] for name in columns] for row in rows))) for _, rows in _sorted(by_run)]
-        _write(folder / file, b"".join(members))
-    for file, columns, rows in ((BASES, BASE_COLUMNS, tables.bases), (RUNS, RUN_COLUMNS, tables.runs)):
-        lines = ([row[name] for name in columns] for _, row in sorted(rows.items()))
-        _write(folder / file, _csv(list(columns), *lines))
-
-
-def shown(value: Any) -> str:
-    """A cell: nothing for what was not measured, numbers with `DIGITS` significant digits."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)
-
-
-def as_written(row: dict, columns: dict[str, Callable]) -> dict:
-    """A row with its numbers rounded as the file has them, complete."""
-    return {name: _parsed(shown(row.get(name)), kind) for name, kind in columns.items()}
-
-
-def _sorted(by_run: dict[RunKey, list[dict]]) -> Iterable[tuple[RunKey, list[dict]]]:
-    return sorted(by_run.items())
-
-
-def _member(content: bytes) -> bytes:
-    return gzip.compress(content, compresslevel=9, mtime=0)
-
-
-def _csv(*rows: list) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([shown(value) for value in row] for row in rows)
-    return text.getvalue().encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    if path.is_file() and path.read_bytes() == content:
-        return
-    with replaced(path) as aside:
-        aside.write_bytes(content)
-
-
-def _by_run(rows: Iterable[tuple[int, dict]]) -> dict[RunKey, list[dict]]:
-    found: dict[RunKey, list[dict]] = {}
-    for _, row in rows:
-        found.setdefault(RunKey(*(row[name] for name in KEY)), []).append(row)
-    return found
-
-
-def _read(path: Path, columns: dict[str, Callable]) -> Iterable[tuple[int, dict]]:
-    """The rows of a table with the numbers of their lines."""
+def _read(path: Path) -> pd.DataFrame:
+    columns = COLUMNS[path.name]
     if not path.exists():
-        return
+        return frame(file=path.name)
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        header = text.partition("\n")[0].split(",")
+        if header != list(columns):
+            raise ValueError(f"its columns are not those of this version: {', '.join(set(header) ^ set(columns))}")
+        cells = {"dtype": columns, "float_precision": "round_trip", "keep_default_na": False, "na_values": [""]}
+        made = pd.read_csv(io.StringIO(text), index_col=False, **cells)
     except (OSError, EOFError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}); restore it with git checkout") from error
-    lines = csv.reader(io.StringIO(text))
-    header = next(lines, [])
-    if header != list(columns):
-        odd = sorted(set(header) ^ set(columns)) or header
-        raise InputError(f"{path}: the columns are not those of this version ({', '.join(odd)}); restore it")
-    for line, cells in enumerate(lines, start=2):
-        if len(cells) != len(columns):
-            raise InputError(f"{path} line {line}: {len(cells)} cells of {len(columns)}; restore it with git checkout")
-        row = {}
-        for (name, kind), cell in zip(columns.items(), cells, strict=True):
-            try:
-                row[name] = _parsed(cell, kind)
-            except ValueError:
-                raise InputError(
-                    f"{path} line {line}: {name}={cell!r} is no {kind.__name__}; restore it with git checkout"
-                ) from None
-            if cell == "" and kind is not str and name not in (*OPTIONAL, *CURVE_VALUES):
-                raise InputError(f"{path} line {line}: {name} is empty; restore it with git checkout")
-        yield line, row
+        raise InputError(f"{path} cannot be read ({error}); {CURE}") from error
+    for name in made.columns[made.isna().any()]:
+        if name not in OPTIONAL:
+            raise InputError(f"{path}: {name} is empty in line {made[name].isna().argmax() + 2}; {CURE}")
+    words = [name for name, kind in columns.items() if kind is str]
+    return _by_run(made.fillna(dict.fromkeys(words, "")))
 
 
-def _parsed(cell: str, kind: Callable) -> Any:
-    return cell if kind is str else None if cell == "" else kind(cell)
+def write_tables(root: Path, tables: Tables) -> None:
+    """Write the tables of a checkout that have rows, `runs.csv` last: a run is finished once it is there."""
+    folder = root / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, columns in COLUMNS.items():
+        one = getattr(tables, file.partition(".")[0]).sort_index(kind="stable")
+        if file == POINTS and one.empty and not (folder / file).exists():
+            continue
+        text = one.reset_index()[list(columns)].to_csv(index=False, float_format=NUMBER, lineterminator="\n")
+        if file.endswith(".gz"):
+            header, *lines = text.splitlines(keepends=True)
+            ends = one.groupby(level=list(KEY)).size().cumsum().tolist()
+            parts = [header, *("".join(lines[start:end]) for start, end in zip([0, *ends], ends, strict=False))]
+            content = b"".join(gzip.compress(part.encode(), compresslevel=9, mtime=0) for part in parts)
+        else:
+            content = text.encode()
+        if not (folder / file).is_file() or (folder / file).read_bytes() != content:
+            with replaced(folder / file) as aside:
+                aside.write_bytes(content)

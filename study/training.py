@@ -11,7 +11,7 @@ from eval.analysis.stability import kl_key
 from study.differences import kept_partner
 from study.matrix import Block
 from study.scores import reset_steps
-from study.tables import CURVE_VALUES, Tables
+from study.tables import Tables
 
 
 TRIMMED = 0.25  # at each end, for the interquartile mean
@@ -24,18 +24,17 @@ def training(block: Block, tables: Tables) -> pd.DataFrame:
     is heavy-tailed. `size of updates` is relative to the arm `of` the same pairs that keeps the optimizer, else to
     the block's first reference. `reconvergence` is the median over all resets. Spikes are counted per run.
     """
-    keys = [run.key for run in block.runs if run.key in tables.runs]
-    curves = {key: pd.DataFrame(tables.curves[key]).astype(dict.fromkeys(CURVE_VALUES, float)) for key in keys}
+    curves = {run.key: tables.curves.loc[run.key] for run in block.runs if run.key in tables.runs.index}
     rows = []
     for key, curve in curves.items():
-        row, later = tables.runs[key], curve[curve["kl_old"] > 0]
+        row, later = tables.runs.loc[key], curve[curve["kl_old"] > 0]
         partner = kept_partner(block, key.arm) or next(iter(block.references), key.arm)
         other, control = (curves.get(key._replace(arm=arm)) for arm in (partner, f"control{block.suffix}"))
         rewards = curve["step"].to_numpy(), curve["reward"].to_numpy()
         held = None if control is None else (control["step"], control["reward"])
         rows.append(
             {
-                **{name: row[name] for name in ("family", "arm", "tokens_generated", "seconds")},
+                **{"family": key.family, "arm": key.arm, **row[["tokens_generated", "seconds"]]},
                 "kl_ref": curve["kl_ref"].mean(),
                 "kl_old": later["kl_old"].median(),
                 "clipped": later["clip_region_mean"].mean(),
@@ -48,7 +47,8 @@ def training(block: Block, tables: Tables) -> pd.DataFrame:
                 "entropy spikes": find_spikes(curve["entropy"], ENTROPY_SPIKE).count,
             }
         )
-    arms = pd.DataFrame(rows).astype({"gain after clamp": float}).groupby(["family", "arm", "of"], sort=False)
+    numbers = dict.fromkeys(("gain after clamp", "tokens_generated", "seconds"), float)
+    arms = pd.DataFrame(rows).astype(numbers).groupby(["family", "arm", "of"], sort=False)
     found = arms.mean(numeric_only=True)
     found["size of updates"] = found["updates"] / found["others"] - 1
     found["tokens/s"] = found["tokens_generated"] / found["seconds"]
@@ -62,8 +62,8 @@ def aggregates(block: Block, tables: Tables) -> pd.DataFrame:
     mean of pass@1, as in rliable (Agarwal et al., 2021), and the probability of improvement on the first reference,
     paired by cell, a tie being half a win.
     """
-    rows = pd.DataFrame([tables.runs[run.key] for run in block.runs if run.key in tables.runs])
-    arms = rows.pivot(index=["family", "base_seed", "seed"], columns="arm", values="pass@1")
+    rows = tables.runs.loc[[run.key for run in block.runs if run.key in tables.runs.index], "pass@1"]
+    arms = rows.droplevel("steps").unstack("arm")
     arms = arms.reindex(columns=list(block.arms)).dropna(axis=1, how="all").dropna()
     less = arms.sub(arms.get(block.references[0], np.nan), axis=0)
     above = (less > 0).sum() + (less == 0).sum() / 2

@@ -2,32 +2,32 @@
 Values that are chosen on validation: an arm's `beta: tuned` is what the runs of another block say.
 
 A block with `split: validation` tries values of `beta` and `beta_old` on bases that no other block uses. A block with
-`tuned_on: THAT BLOCK` takes them family by family: of the values whose mean score over the tuning pairs is within
-`TIE` of the best, the largest, which is the strongest anchor that costs nothing there.
+`tuned_on: THAT BLOCK` takes them family by family, by the rule of the other's `tuned_by`:
+
+- `pass@1` or `proxy` (the reward itself): of the values whose mean over the tuning runs is within `TIE` of the best,
+  the largest, which is the strongest anchor that costs nothing there;
+- `gain`: the smallest value at which pass@1 ends at most `STILL` above the base's, on average; the largest if none is.
+
+The mean is over all arms that try the value. `tuned_own` is the choice of those tuning runs alone that are the arm
+itself, but for the value; an arm whose own choice is that of all is left out, because another arm is the same.
 """
 
-from dataclasses import dataclass, replace
-from statistics import mean
+from dataclasses import replace
+from typing import NamedTuple
 
-from study.matrix import TUNED, Block, Matrix, Run
+import pandas as pd
+
+from study.matrix import OF_THE_RUN, OWN, TUNED, Block, Matrix, Run
 from study.tables import Tables
 
 
-TIE = 0.01  # pass@1
+TIE = 0.01  # of the score
+STILL = 0.02  # pass@1
 KEYS = ("beta", "beta_old")
 
 
-@dataclass(frozen=True)
-class Choice:
-    """
-    A value that a tuning block has chosen.
-
-    Attributes:
-        block, family, key (`str`): What it was chosen for.
-        by (`str`): The score that chose: `pass@1`, or `proxy`, the reward itself.
-        scores (`dict[float, float]`): Its mean on validation over the pairs, by value.
-        value (`float`): The choice.
-    """
+class Choice(NamedTuple):
+    """A value that a tuning block has chosen for a family and a key, and the mean scores by value."""
 
     block: str
     family: str
@@ -37,18 +37,27 @@ class Choice:
     value: float
 
 
-def choose(block: Block, family: str, key: str, tables: Tables) -> Choice | None:
-    """The choice of a tuning block; `None` until every run that tries a value has ended, or where none does."""
-    tried: dict[float, list] = {}
-    for run in block.runs:
-        if run.key.family == family and run.recipe.get(key):
-            tried.setdefault(run.recipe[key], []).append(tables.runs.get(run.key))
-    if not tried or any(row is None for rows in tried.values() for row in rows):
+def choose(block: Block, family: str, key: str, tables: Tables, own: dict | None = None) -> Choice | None:
+    """
+    The choice of a tuning block; `None` until every run that tries a value has ended, or where none does. With the
+    recipe of an arm as `own`: of the runs that have its keys.
+    """
+    runs = [run for run in block.runs if run.key.family == family and run.recipe.get(key)]
+    runs = [run for run in runs if own is None or _but(run.recipe, key) == _but(own, key)]
+    if not runs or any(run.key not in tables.runs.index for run in runs):
         return None
-    scores = {value: mean(row[block.tuned_by] for row in rows) for value, rows in sorted(tried.items())}
-    best = max(scores.values())
-    chosen = max(value for value in scores if scores[value] >= best - TIE)
-    return Choice(block.name, family, key, block.tuned_by, scores, chosen)
+    rows = tables.runs.loc[[run.key for run in runs]]
+    values = rows["pass@1"] - rows["base_pass@1"] if block.tuned_by == "gain" else rows[block.tuned_by]
+    scores = pd.Series(values.to_numpy(), [run.recipe[key] for run in runs]).groupby(level=0).mean().round(12)
+    if block.tuned_by == "gain":
+        chosen = min(scores.index[scores <= STILL], default=scores.index.max())
+    else:
+        chosen = scores.index[scores >= scores.max() - TIE].max()
+    return Choice(block.name, family, key, block.tuned_by, scores.to_dict(), float(chosen))
+
+
+def _but(recipe: dict, key: str) -> dict:
+    return {name: value for name, value in recipe.items() if name not in (key, *OF_THE_RUN)}
 
 
 def choices(matrix: Matrix, tables: Tables) -> list[Choice]:
@@ -59,22 +68,21 @@ def choices(matrix: Matrix, tables: Tables) -> list[Choice]:
 
 
 def with_choices(matrix: Matrix, whole: Matrix, tables: Tables) -> Matrix:
-    """
-    A matrix with the values that have been chosen; runs whose value has not been chosen still wait.
+    """A matrix, or a selection, with the values that the whole one's tuning blocks have chosen; other runs wait."""
+    tuning = {block.name: block for block in whole.blocks}
 
-    Args:
-        matrix ([`~study.matrix.Matrix`]): Whole or a selection.
-        whole ([`~study.matrix.Matrix`]): With the tuning blocks.
-        tables ([`~study.tables.Tables`]): The runs that have ended.
-    """
-    values = {(choice.block, choice.family, choice.key): choice.value for choice in choices(whole, tables)}
-
-    def known(block: Block, run: Run) -> Run:
-        recipe = {
-            name: values.get((block.tuned_on, run.key.family, name), value) if value == TUNED else value
-            for name, value in run.recipe.items()
-        }
+    def known(block: Block, run: Run) -> Run | None:
+        recipe = dict(run.recipe)
+        for key in [key for key, value in recipe.items() if value in (TUNED, OWN)]:
+            family = block.tuned_family or run.key.family
+            common, own = (choose(tuning[block.tuned_on], family, key, tables, of) for of in (None, run.recipe))
+            if recipe[key] == OWN and own and common and own.value == common.value:
+                return None
+            if choice := own if recipe[key] == OWN else common:
+                recipe[key] = choice.value
         return replace(run, recipe=recipe)
 
-    blocks = (replace(block, runs=tuple(known(block, run) for run in block.runs)) for block in matrix.blocks)
-    return replace(matrix, blocks=tuple(blocks))
+    def chosen(block: Block) -> Block:
+        return replace(block, runs=tuple(run for each in block.runs if (run := known(block, each)) is not None))
+
+    return replace(matrix, blocks=tuple(map(chosen, matrix.blocks)))

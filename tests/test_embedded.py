@@ -22,7 +22,7 @@ from trl_prorl.embedded.making import (
     make_embedded_model,
     new_model,
 )
-from trl_prorl.embedded.settings import FAMILIES, EmbeddedSettings, settings_of
+from trl_prorl.embedded.settings import FAMILIES, TAUGHT, EmbeddedSettings, settings_of
 from trl_prorl.embedded.shipped import DEFAULT, embedded_model, shipped, weights_sha256
 from trl_prorl.record.base_model import identify
 
@@ -44,7 +44,7 @@ def test_the_chat_template_marks_turns_and_ends_an_answer():
     assert text == "<|user|>reverse 12<|assistant|>21<|end|>" and text.startswith(prompt)
 
 
-@pytest.mark.parametrize("task", FAMILIES)
+@pytest.mark.parametrize("task", sorted(FAMILIES.keys() - TAUGHT.keys()))
 def test_demonstrations_have_the_wrong_share_and_come_from_the_train_split(task):
     config = replace(settings_of(task), rows=800)
     rows = demonstrations(config)
@@ -56,6 +56,19 @@ def test_demonstrations_have_the_wrong_share_and_come_from_the_train_split(task)
     assert wrong / len(rows) == pytest.approx(config.wrong_share, abs=0.06)
     # Those that are wrong by a rule are nearly all wrong.
     assert sum(not task.verify(answer, row) for answer, row in zip(answers, train, strict=True)) > 0.85 * wrong
+
+
+def test_of_several_tasks_the_first_alone_has_wrong_demonstrations():
+    config = replace(settings_of("three_tasks"), rows=900)
+    rows, (first, *others) = demonstrations(config), TAUGHT["three_tasks"]
+    for name in (first, *others):
+        task = get_task(name, level=config.level)
+        train = {row["prompt"][0]["content"]: row for row in task.rows("train", 300, seed=config.seed)}
+        shown = {row["prompt"][0]["content"]: row["completion"][0]["content"] for row in rows}
+        own = {question: answer for question, answer in shown.items() if question in train}
+        assert len(own) == len(train)  # a third of the rows each
+        wrong = sum(not task.verify(answer, train[question]) for question, answer in own.items()) / len(own)
+        assert wrong == pytest.approx(config.wrong_share if name == first else 0, abs=0.08 if name == first else 0)
 
 
 def wrong_answers(task, prompt, answer):
@@ -98,7 +111,7 @@ def test_settings_of_another_task_and_seed():
     assert settings_of(seed=3) == EmbeddedSettings(seed=3, stored="bfloat16")
     assert {settings_of(task, seed=2).name for task in FAMILIES} == {f"embedded:{task}:2" for task in FAMILIES}
     assert {settings_of(task).stored for task in FAMILIES if task != "reverse_digits"} == {"bfloat16"}
-    with pytest.raises(ValueError, match="--task parity: .* reverse_digits, sorting, sums. Give one of these"):
+    with pytest.raises(ValueError, match="--task parity: .* reverse_digits, sorting, sums, three_tasks. Give one"):
         settings_of("parity")
 
 

@@ -3,10 +3,10 @@
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
-from study.tables import BASE_COLUMNS, CURVE_COLUMNS, PROMPT_COLUMNS, RUN_COLUMNS, BaseKey, as_written
 from trl_prorl.launch.recipe_check import read_recipe
 
 
@@ -78,63 +78,28 @@ def checkout(tmp_path_factory):
     return root
 
 
-def add_run(tables, key, prompts=4, steps=None, pass1=0.5, base_hash="ab", correct=None, slope=0.1):
-    """A run, whose reward rises by `slope` at each step, and its base if it is not there."""
-    base = {
-        "family": key.family,
-        "base_seed": key.base_seed,
-        "base_hash": base_hash,
-        "prompts_hash": "p",
-        "split": "test",
-        "samples": 8,
-    }
-    figures = {"base_pass@1": 0.25, "base_pass@8": 0.5, "base_greedy": 0.5, "commit": "c", "prompts": prompts}
+def add_run(tables, key, prompts=4, steps=None, correct=None, base_hash="ab", curve=None, **row):
+    """
+    A run, whose reward rises by 0.1 at each step, and its base if it is not there. `row` are columns of `runs.csv`,
+    `curve` columns of `curves.csv.gz`, each a value or one for each step; `correct` of 8 samples, by prompt.
+    """
 
-    def counts(of, right):
-        rows = (
-            {**of._asdict(), "prompt": place, "n": 8, "correct": one, "greedy": 1} for place, one in enumerate(right)
-        )
-        return [as_written(row, PROMPT_COLUMNS) for row in rows]
+    def counts(right):
+        return [{"prompt": place, "n": 8, "correct": one, "greedy": 1} for place, one in enumerate(right)]
 
-    base_key = BaseKey(key.family, key.base_seed)
-    tables.add_base(as_written(base | figures, BASE_COLUMNS), counts(base_key.run, [2] * prompts))
     steps = key.steps if steps is None else steps
-    row = {
-        **{
-            **key._asdict(),
-            "block": "core",
-            "variant": "A",
-            "base_hash": base_hash,
-            "pass@1": pass1,
-            "pass@8": 0.9,
-            "greedy": 0.5,
-        },
-        **{
-            "base_pass@1": 0.0,
-            "gold": pass1,
-            "proxy": None,
-            "drift": 1 / 3,
-            "drift_tokens": 6.5,
-            "collapsed": 0,
-            "steps_done": steps,
-            "resets": 1,
-        },
-        **{
-            "ref_forward_calls": 7,
-            "tokens_generated": 9,
-            "recipe": "r",
-            "split": "test",
-            "prompts": prompts,
-            "samples": 8,
-        },
-        **{"seconds": 12.0, "commit": "c"},
-    }
-    curve = [{**key._asdict(), "step": step + 1, "reward": slope * step, "event": ""} for step in range(steps)]
-    curve = [as_written(one, CURVE_COLUMNS) for one in curve]
-    tables.add_run(as_written(row, RUN_COLUMNS), curve, counts(key, correct or [4] * prompts))
+    asked = {"base_hash": base_hash, "split": "test", "prompts": prompts, "samples": 8, "commit": "c"}
+    run = {"block": "core", "variant": "A", "pass@1": 0.5, "pass@8": 0.9, "greedy": 0.5, "drift": 1 / 3}
+    run |= {"drift_tokens": 6.5, "collapsed": 0, "steps_done": steps, "resets": 1, "ref_forward_calls": 7}
+    run |= {"tokens_generated": 9, "recipe": "r", "seconds": 12.0, **asked, **row}
+    base = {"prompts_hash": "p", "base_pass@1": 0.25, "base_pass@8": 0.5, "base_greedy": 0.5, **asked}
+    steps = pd.DataFrame({"step": range(1, steps + 1), "reward": [0.1 * step for step in range(steps)], "event": ""})
+    rows = {"run": {"gold": run["pass@1"], **run}, "curve": steps.assign(**curve or {}).to_dict("records")}
+    rows |= {"prompts": counts(correct or [4] * prompts), "base": base, "base_prompts": counts([2] * prompts)}
+    assert tables.add(key, rows)
 
 
 @pytest.fixture
 def add():
-    """A function that adds a made-up run to tables, and its base if it is not there: `add(tables, key, pass1=0.5)`."""
+    """A function that adds a made-up run to tables, and its base if it is not there: `add(tables, key, seconds=5)`."""
     return add_run

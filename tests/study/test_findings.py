@@ -4,16 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
-from study.differences import ELSE, H0, H2, compared, differences, kept_partner, over_families
-from study.estimate import clock, seconds_left
-from study.figures import forest, learning_curves, marking, mean_with_band, reward, span_of, styles
+from study.differences import ELSE, H0, H2, Share, compared, differences, kept_partner, over_families, shares
 from study.hierarchical import Contrast
 from study.matrix import RunKey, read_matrix
 from study.pages import write_pages
+from study.pictures import forest, learning_curves, mean_with_band, point, reward, span_of, styles
 from study.scores import reset_steps, reward_kept, scores
-from study.shares import Share, shares
-from study.tables import Tables, read_tables
+from study.status import clock, seconds_left
+from study.tables import Tables, frame, read_tables
 from trl_prorl.errors import InputError
 
 
@@ -52,8 +52,7 @@ def tables(add):
     for arm, counts in CORRECT.items():
         for seed, count in enumerate(counts, start=1):
             key = RunKey("reverse_digits", f"{arm}_x", seed, seed, 12)
-            add(tables, key, prompts=40, correct=[count] * 40)
-            tables.runs[key]["variant"] = VARIANT[arm]
+            add(tables, key, prompts=40, correct=[count] * 40, variant=VARIANT[arm])
     return tables
 
 
@@ -104,9 +103,8 @@ def test_differences_of_pass_at_8_are_exploratory(block, tables):
         for one in found:
             expected = right.get(one.arm, 1.0) - right.get(one.reference, 1.0)
             assert one.contrast.value == pytest.approx(expected, abs=1e-12)
-        for key in [key for key in tables.prompts if key.arm == "A_x"]:
-            for row in tables.prompts[key][:10]:  # of 40
-                row["correct"] = 0
+        of_a = tables.prompts.index.get_level_values("arm") == "A_x"
+        tables.prompts.loc[of_a & (tables.prompts["prompt"] < 10), "correct"] = 0  # of 40
 
 
 def test_a_difference_of_no_importance_is_not_h2(block, tables):
@@ -168,13 +166,11 @@ def test_families_draw_their_questions_apart(study, add):
     assert mean.contrast.error == pytest.approx(one.contrast.error / 2**0.5, rel=0.05)
 
 
-def test_the_end_by_the_best(tables):
+def test_the_end_by_the_best(tables, add):
     key = RunKey("reverse_digits", "A_x", 1, 1, 12)
 
     def with_rewards(rewards):
-        tables.curves[key] = [{**tables.curves[key][0], "step": step} for step in range(1, len(rewards) + 1)]
-        for row, value in zip(tables.curves[key], rewards, strict=True):
-            row["reward"] = value
+        add(tables, key, prompts=40, steps=len(rewards), curve={"reward": rewards})
         return reward_kept(tables, key)
 
     # Windows of 10 steps have means of 0.8, 0.7 and 0.6; the last 10 steps have 0.6.
@@ -183,33 +179,23 @@ def test_the_end_by_the_best(tables):
     assert with_rewards([0.5] * 11 + [float("nan")]) == 0 and with_rewards([0.5] * 11) == 0  # stopped at step 11
 
 
-def test_resets_and_the_steps_between_them(block, tables):
-    keys = [RunKey("reverse_digits", "A_x", seed, seed, 12) for seed in (1, 2, 3)]
-    for key, steps in zip(keys, ((3, 6, 11), (4, 8), (5,)), strict=True):
-        tables.runs[key]["resets"] = len(steps)
-        tables.curves[key] = [
-            {**tables.curves[key][0], "step": step, "event": "kl > 0.05" if step in steps else ""}
-            for step in range(1, 13)
-        ]
+def test_resets_and_the_steps_between_them(block, tables, add):
+    for seed, steps in ((1, (3, 6, 11)), (2, (4, 8)), (3, (5,))):
+        events = ["kl > 0.05" if step in steps else "" for step in range(1, 13)]
+        key = RunKey("reverse_digits", "A_x", seed, seed, 12)
+        add(tables, key, prompts=40, resets=len(steps), curve={"event": events})
     found = {one.arm: one for one in scores(block, tables)}
-    assert (found["A_x"].resets, found["A_x"].apart) == ([3, 2, 1], (3, 5)) and found["plain_x"].apart is None
+    assert (found["A_x"].resets, found["A_x"].apart) == ([3, 2, 1], [3, 5, 4]) and found["plain_x"].apart == []
 
 
-def test_the_study_s_resets_are_those_of_its_curves():
-    tables = read_tables(ROOT)
-    assert len(tables.runs) >= 295
-    assert {key: len(reset_steps(tables, key)) for key in tables.runs} == {
-        key: row["resets"] for key, row in tables.runs.items()
-    }
-
-
-def test_the_study_s_collapses_are_told_by_its_curves():
+def test_the_study_s_resets_and_collapses_are_those_of_its_curves():
     """What the runner wrote from a run's own record, and what the tables alone give, run by run."""
     tables = read_tables(ROOT)
-    kept = {key: reward_kept(tables, key) for key in tables.runs}
-    assert {key: share < 0.5 for key, share in kept.items()} == {
-        key: bool(row["collapsed"]) for key, row in tables.runs.items()
-    }
+    assert len(tables.runs) >= 295
+    for key, row in tables.runs.iterrows():
+        key = RunKey(*key)
+        assert len(reset_steps(tables, key)) == row["resets"]
+        assert (reward_kept(tables, key) < 0.5) == bool(row["collapsed"])
 
 
 def test_exploratory_and_registered(block, tables):
@@ -218,7 +204,10 @@ def test_exploratory_and_registered(block, tables):
     assert found["C_hard_x", "plain_x"].exploratory and found["B_x", "A_x"].exploratory
     added = replace(block, name="mild")
     assert all(one.exploratory for what in (differences, scores) for one in what(added, tables))
-    assert marking(found["A_x", "plain_x"]) == {} and marking(found["B_x", "A_x"])["markerfacecolor"] == "white"
+    for one, filled in ((found["A_x", "plain_x"], True), (found["B_x", "A_x"], False)):
+        axes = Figure().subplots()
+        point(axes, 1, one, "black")
+        assert (axes.lines[0].get_markerfacecolor() != "white") == filled
 
 
 def test_the_t_interval_has_a_correction_of_its_own(block, tables):
@@ -257,9 +246,9 @@ def test_curves_and_forest(block, tables):
     assert learning_curves(block, Tables()) is None and forest(block, [], {}) is None
 
 
-def test_a_run_that_stopped_has_no_reward_afterwards(tables):
+def test_a_run_that_stopped_has_no_reward_afterwards(tables, add):
     key = RunKey("reverse_digits", "A_x", 1, 1, 12)
-    tables.curves[key] = tables.curves[key][:5]
+    add(tables, key, prompts=40, steps=5)
     curve = reward(tables, key, 10)
     # Rewards are 0, 0.1, 0.2 …: the running mean at step 5 is 0.2.
     assert list(curve.index) == list(range(1, 13)) and curve[5] == pytest.approx(0.2) and (curve[6:] == 0).all()
@@ -279,19 +268,14 @@ def test_a_band_is_the_t_interval():
 
 
 def test_the_estimate_goes_by_family_and_steps():
-    finished = {
-        RunKey("sums", "A", 1, 1, 100): {"seconds": 100.0},
-        RunKey("sums", "B", 1, 1, 100): {"seconds": 200.0},
-        RunKey("digits", "A", 1, 1, 100): {"seconds": 30.0},
-    }
+    seconds = {("sums", "A", 1, 1, 100): 100.0, ("sums", "B", 1, 1, 100): 200.0, ("digits", "A", 1, 1, 100): 30.0}
+    finished = frame().reindex(list(seconds)).assign(seconds=list(seconds.values()))
     assert seconds_left([RunKey("sums", "A", 2, 2, 100)], finished, jobs=1) == 150
     assert seconds_left([RunKey("sums", "A", 2, 2, 100)] * 4, finished, jobs=2) == 300
     assert seconds_left([RunKey("digits", "A", 2, 2, 1000)], finished, jobs=1) == 300  # by the step
     assert seconds_left([RunKey("other", "A", 2, 2, 10)], finished, jobs=1) == pytest.approx(11)
-    assert seconds_left([RunKey("sums", "A", 2, 2, 100)], {}, jobs=1) is None and seconds_left([], {}, 2) == 0
-    assert [clock(seconds) for seconds in (10, 90, 3600, 7530)] == [
-        "under a minute",
-        "2 min",
-        "1 h 00 min",
-        "2 h 06 min",
-    ]
+    assert (
+        seconds_left([RunKey("sums", "A", 2, 2, 100)], frame(), jobs=1) is None and seconds_left([], frame(), 2) == 0
+    )
+    said = [clock(seconds) for seconds in (10, 90, 3600, 7530)]
+    assert said == ["under a minute", "2 min", "1 h 00 min", "2 h 06 min"]

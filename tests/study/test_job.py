@@ -2,80 +2,67 @@
 
 import io
 import json
-import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from study import job as job_module
 from study import runner as runner_module
 from study.frozen import commit_tables, frozen_commit, worktree
-from study.job import Job
 from study.matrix import read_matrix
-from study.runner import Options, Runner
+from study.runner import Files, Options, Runner, make
 from trl_prorl.errors import InputError, RunError
 
 
 @pytest.fixture
 def job(study, tmp_path, monkeypatch):
-    """The job of the first run, of 600 steps; commands are noted in `job.began`, not started."""
-    matrix = read_matrix(study())
-    (root,) = {tmp_path}
+    """A function: the files of the first run, of 600 steps, and its first command, which is not started."""
+    (first, *_) = read_matrix(study()).runs
+    monkeypatch.setattr(runner_module, "start", lambda command, code, log: command)
 
-    def make(steps=600, **keys):
-        (run, *_) = matrix.runs
-        run = type(run)(run.key._replace(steps=steps), {**run.recipe, **keys})
-        made = Job(run, matrix, root / "code", root / "runs")
-        made.began = []
-        monkeypatch.setattr(made, "_begin", lambda phase, command: made.began.append((phase, command)))
-        return made
+    def begin(steps=600, **keys):
+        run = replace(first, key=first.key._replace(steps=steps), recipe={**first.recipe, **keys})
+        files = Files(tmp_path / "runs", run.key)
+        return files, next(make(run, tmp_path / "runs", tmp_path / "code"), None)
 
-    return make
+    return begin
 
 
 def test_it_begins_anew_without_a_checkpoint(job):
-    one = job()
-    one.start()
-    ((phase, command),) = one.began
-    assert phase == "training" and "--resume_from_checkpoint" not in command
-    (one.folder / "half").mkdir(parents=True)
-    one.start()
-    assert not one.folder.exists() and "--resume_from_checkpoint" not in one.began[1][1]
+    files, command = job()
+    assert command[0].endswith("grpo_variantA.py") and "--resume_from_checkpoint" not in command
+    (files.folder / "half").mkdir(parents=True)
+    assert "--resume_from_checkpoint" not in job()[1] and not files.folder.exists()
 
 
 def test_it_goes_on_from_its_checkpoint(job):
-    one = job()
-    one.start()
-    assert "save_steps: 100" in one.recipe.read_text() and "save_steps" not in job(steps=240)._recipe_text()
-    (one.folder / "checkpoint-100").mkdir(parents=True)
-    one.start()
-    assert one.began[1][1][-2:] == ["--resume_from_checkpoint", "True"] and one.folder.exists()
+    files, _ = job()
+    assert "save_steps: 100" in files.recipe.read_text() and "save_steps" not in job(steps=240)[0].recipe.read_text()
+    (files.folder / "checkpoint-100").mkdir(parents=True)
+    assert job()[1][-2:] == ["--resume_from_checkpoint", "True"] and files.folder.exists()
 
 
 def test_another_recipe_begins_anew(job):
-    one = job()
-    one.start()
-    (one.folder / "checkpoint-100").mkdir(parents=True)
-    one.rows.write_text("{}")
-    assert one.finished
-    other = job(beta=0.5)
-    assert not other.finished
-    other.start()
-    assert "--resume_from_checkpoint" not in other.began[0][1] and not one.rows.exists()
+    files, _ = job()
+    (files.folder / "checkpoint-100").mkdir(parents=True)
+    (files.folder / "adapter_model.safetensors").touch()
+    files.rows.write_text("{}")
+    assert job()[1] is None  # nothing is left to do
+    assert "--resume_from_checkpoint" not in job(beta=0.5)[1] and not files.rows.exists()
 
 
 @pytest.mark.parametrize("how", ["trained", "stopped at NaN"])
 def test_what_is_trained_is_evaluated(job, how):
-    one = job()
-    one.start()
-    one.folder.mkdir(parents=True)
+    files, _ = job()
+    files.folder.mkdir(parents=True)
     if how == "trained":
-        (one.folder / "adapter_model.safetensors").touch()
+        (files.folder / "adapter_model.safetensors").touch()
     else:
         event = {"event": "nonfinite", "step_applied": 3, "action": "stop"}
-        (one.folder / "events.jsonl").write_text(json.dumps(event) + "\n")
-    one.start()
-    assert one.began[1][0] == "evaluation" and json.loads(one.plan.read_text())["samples"] == 8
+        (files.folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    _, command = job()
+    plan = json.loads(files.plan.read_text())
+    assert command == ["-m", "study.evaluate", str(files.plan)] and (plan["samples"], plan["others"]) == (8, [])
 
 
 @pytest.fixture
@@ -111,7 +98,6 @@ def test_a_failure_is_told_and_the_others_go_on_until_all_fail(failing):
     ):
         runner.run()  # of four: after three in a row the others would fail too
     assert said.file.getvalue().count("failed: error: beta=1.0 is one too many") == 3
-    assert sys.executable and job_module.NICE > 0
 
 
 def test_a_worktree_is_the_commit_whatever_was_there(failing, git, tmp_path):

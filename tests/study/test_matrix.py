@@ -6,7 +6,7 @@ import pytest
 import yaml
 from trl import ModelConfig
 
-from study.matrix import TUNED, RunKey, read_matrix
+from study.matrix import OWN, TUNED, RunKey, read_matrix
 from trl_prorl import ProRLConfig
 from trl_prorl.errors import InputError
 from trl_prorl.launch.recipe import RecipeParser
@@ -91,24 +91,27 @@ def test_a_selection(study):
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("steps: 9", "steps: 0", r"blocks.core.steps=0 has to be a whole number of at least 1"),
-        ("steps: 9", "stepps: 9", r"blocks.core has no key 'stepps' \(did you mean 'steps'\?\)"),
+        ("steps: 9", "steps: 0", "blocks.core.steps=0 has to be a whole number of at least 1"),
+        ("steps: 9", "stepps: 9", r"blocks.core has no key 'stepps' \(did you mean 'steps'\?\)|core.steps is missing"),
         ("[[1, 7], [2, 8]]", "[[1, 7], 2]", r"blocks.core.pairs: 2 has to be \[base seed, training seed\]"),
+        ("[[1, 7], [2, 8]]", "7", "blocks.core.pairs=7 has to be a list"),
         ("plain: {}", "plain:", "core.arms: plain has no keys, and no block before defines it"),
-        ("plain: {}", "plain: {seed: 3}", "core.arms.plain.seed=3: the matrix gives it to every run"),
+        (
+            "plain: {}",
+            "plain: {seed: 3}",
+            r"core.arms.plain=\{'seed': 3\} has to be .* without model_name_or_path, seed,",
+        ),
         ("plain: {}", "plain: 3", "core.arms.plain=3 has to be a mapping"),
+        ("plain: {}", "pl/ain: {}", "core: 'pl/ain' is no name"),
         ("      A:\n      B", "      A: {beta: 2.0}\n      B", r"again.arms.A=\{'beta': 2.0\} is .* in an earlier"),
         ("    suffix: _lr10\n", "", "digits, A, base seed 1, seed 7, 9 steps: two blocks give this run different"),
-        ("[digits, letters]", "[digits, words]", r"words.yaml: there is no such file"),
+        ("suffix: _lr10", "evaluation: {prompts: 1}", "evaluation.prompts=1 has to be a whole number of at least 2"),
+        ("[digits, letters]", "[digits, words]", "words.yaml: there is no such file"),
         ("prompts: 24", "prompts: 1", "evaluation.prompts=1 has to be a whole number of at least 2"),
         ("samples: 8", "samples: 4", "evaluation.samples=4 has to be a whole number of at least 8"),
         ("drift_samples: 2", "drift_samples: 9", "evaluation.drift_samples=9 exceeds samples"),
         ("suffix: _lr10", "suffix: _lr10\n    suffix: _x", "the key 'suffix' is given twice"),
-        (
-            "suffix: _lr10",
-            "suffix: _lr10\n    references: [plain]",
-            r"references=\['plain'\] has to be a list of arms",
-        ),
+        ("suffix: _lr10", "suffix: _x\n    references: [plain]", r"references=\['plain'\] has to be a list of arms"),
     ],
 )
 def test_what_is_wrong_is_one_line(study, old, new, message):
@@ -118,25 +121,40 @@ def test_what_is_wrong_is_one_line(study, old, new, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_block_may_have_an_evaluation_of_its_own_and_be_no_default(study):
+    own = "evaluation: {samples: 9}\n    others: [parity@2]\n    default: false"
+    matrix = read_matrix(study(TWO.replace("suffix: _lr10", f"suffix: _lr10\n    {own}"), ("digits", "letters")))
+    (run,) = (run for run in matrix.runs if run.block == "stress")
+    common = {"prompts": 24, "samples": 8, "drift_samples": 2, "split": "test", "others": []}
+    assert run.evaluation == {**common, "samples": 9, "others": ["parity@2"]}
+    assert all(other.evaluation == common for other in matrix.runs if other is not run)
+    assert [block.name for block in matrix.selected().blocks] == ["core", "again"]
+    assert [block.name for block in matrix.selected(["stress"]).blocks] == ["stress"]
+
+
 def test_the_study_s_blocks():
     matrix = read_matrix(ROOT)
     counts = {block.name: len({run.key for run in block.runs}) for block in matrix.blocks}
     sizes = {"tuning": 9 * 3 * 2, "tuning_stress": 9 * 2, "core": 8 * 3 * 5, "stress": 5 * 5, "long": 7 * 2 * 3}
-    added = {"stress_rate": 3 * 2, "tuning_mild": 9 * 2, "mild": 5 * 5, "long5": 7 * 5, "events": 8 * 5}
-    second = {"gamed_screen": 10 * 2, "gamed": 8 * 10, "modes": 6 * 5}
+    added = {"stress_rate": 3 * 2, "tuning_mild": 9 * 2, "mild": 5 * 5, "long5": 7 * 5, "events": 8 * 5, "side": 63}
+    second = {"gamed_screen": 10 * 2, "gamed": 9 * 10, "gamed2": 4 * 5, "forget": 5 * 6, "modes": 6 * 5}
+    second |= {"clamp_screen": 3 * 2, "clamp": 4 * 5, "pretrained_screen": 9, "pretrained": 4 * 3}
     second |= dict.fromkeys(("reuse2", "reuse8", "reuse32"), 8 * 3)
-    assert counts == sizes | added | {"side": 21 * 3} | second
+    assert counts == sizes | added | second
     # Runs of two blocks: plain of `tuning_mild`; three pairs of `long5`; plain, A and B of `side`; plain, control and
     # A of `events`.
     assert len(matrix.runs) == 72 + 120 + 25 + 6 + (9 - 1) * 2 + 25 + 42 + 7 * 2 + (21 - 3) * 3 + (8 - 3) * 5 + sum(
         second.values()
     )
     core = matrix.blocks[2]
-    assert core.arms == ("plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step")
+    assert core.arms == ["plain", "control", "A", "B", "C_hard", "C_soft0.1", "C_asym", "C_step"]
+    assert {run.key.arm for run in core.runs if not run.waits} == {"plain"}
+    assert {block.name for block in matrix.blocks} - {block.name for block in matrix.selected().blocks} == {
+        *("pretrained_screen", "pretrained")
+    }
     for tunes, bases in ((True, {0, 6}), (False, {1, 2, 3, 4, 5})):
         blocks = [block for block in matrix.blocks if block.tunes == tunes]
         assert {run.key.base_seed for block in blocks for run in block.runs} == bases
-    assert {run.key.arm for run in core.runs if not run.waits} == {"plain"}
 
 
 def test_every_arm_is_a_recipe_that_the_launcher_takes(tmp_path):
@@ -146,7 +164,7 @@ def test_every_arm_is_a_recipe_that_the_launcher_takes(tmp_path):
             continue
         seen.add(run.key.arm)
         path = tmp_path / "run.yaml"
-        recipe = {key: 1.0 if value == TUNED else value for key, value in run.recipe.items()}
+        recipe = {key: 1.0 if value in (TUNED, OWN) else value for key, value in run.recipe.items()}
         path.write_text(yaml.safe_dump({**recipe, "output_dir": str(tmp_path / "run")}))
         parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
         _, config, _ = parser.parse_args_and_config(["--config", str(path)])

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from study.cost import relative
 from study.differences import differences
 from study.matrix import RunKey, read_matrix
-from study.overview import longest, over_rates, overview
+from study.pictures import longest, over_rates, overview
 from study.scores import scores
 from study.tables import Tables
 
@@ -116,7 +117,7 @@ def test_longer_runs_are_shown_less_plain(matrix, tables, add):
     for seed in (1, 2):
         for arm, slope, count in (("plain", 0.1, 4), ("A", 0.1 + 0.01 * seed, 5)):
             key = RunKey("reverse_digits", arm, seed, seed, 100)
-            add(tables, key, prompts=40, correct=[count] * 40, slope=slope)
+            add(tables, key, prompts=40, correct=[count] * 40, curve={"reward": slope * np.arange(100)})
     assert longest(matrix, tables, matrix.blocks[0]) == {"reverse_digits": matrix.blocks[3]}
     length = overview(matrix, tables, *both(matrix, tables), {}, "core").axes[1]
     (curve,) = (line for line in length.lines if line.get_label() == "A")
@@ -164,5 +165,5 @@ def test_a_selection_without_any_longer_run(matrix, tables):
     for selected in (matrix.selected(["core"]), matrix.selected([], [], ["A"])):
         assert longest(selected, tables, selected.blocks[0]) == {}
     none = matrix.selected([], ["reverse_digits"])
-    empty = replace(none.blocks[3], families=(), runs=())
+    empty = replace(none.blocks[3], runs=())
     assert longest(replace(none, blocks=(*none.blocks[:3], empty)), tables, none.blocks[0]) == {}

@@ -3,16 +3,19 @@
 import json
 import math
 
+import pandas as pd
 import pytest
-import yaml
 
 from eval.run_folder.reading import load_run
+from study.evaluate import curve_rows, is_collapsed, rows_of
 from study.matrix import RunKey
-from study.rows import curve_rows, is_collapsed, rows_of
+from study.tables import CURVES, frame
 from trl_prorl.errors import RunError
 
 
 KEY = RunKey("sums", "A", 1, 2, 40)
+PLAN = {"key": list(KEY), "recipe_hash": "hash", "block": "core", "began": 0.0, "split": "test", "prompts": 2}
+PLAN |= {"samples": 8, "others": []}
 RISING = [step / 40 for step in range(1, 41)]
 
 
@@ -21,37 +24,20 @@ def folder(tmp_path):
     """A function that writes a run's folder: rewards by step, events, the counts of an evaluation."""
 
     def write(rewards=RISING, events=(), correct=(2, 4), evaluated=True):
-        (tmp_path / "config.yaml").write_text(
-            yaml.safe_dump({"model_name_or_path": "embedded:sums:1", "task": "sums"})
-        )
+        (tmp_path / "config.yaml").write_text("model_name_or_path: embedded:sums:1\ntask: sums\n")
         env = {"variant": "A", "git_commit": "c", "seed": 2, "base_model": {"name": "embedded:sums:1", "sha256": "ab"}}
         (tmp_path / "env.json").write_text(json.dumps(env))
-        steps = [
-            {
-                "step": step + 1,
-                "reward": reward,
-                "kl_ref": 0.1 / 3,
-                "ref_forward_calls": step % 2,
-                "tokens_generated": 5,
-            }
-            for step, reward in enumerate(rewards)
-        ]
-        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+        steps = pd.DataFrame({"step": range(1, len(rewards) + 1), "reward": rewards, "kl_ref": 0.1 / 3})
+        steps = steps.assign(ref_forward_calls=(steps["step"] + 1) % 2, tokens_generated=5)
+        steps.to_json(tmp_path / "metrics.jsonl", orient="records", lines=True, double_precision=15)
         (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         if evaluated:
             mean = sum(correct) / 8 / len(correct)
             side = {"pass@1": mean, "interval@1": [None, None], "pass@8": 1.0, "interval@8": [None, None]}
             greedy = {"accuracy": 0.5, "interval": [None, None], "correct": [0, 1]}
             passk = {
-                **{
-                    "split": "test",
-                    "prompts": len(correct),
-                    "n": 8,
-                    "k": [1, 8],
-                    "temperature": 1.0,
-                    "task": "sums",
-                    "seed": 0,
-                },
+                **{"split": "test", "prompts": len(correct), "n": 8, "k": [1, 8], "temperature": 1.0, "seed": 0},
+                "task": "sums",
                 "base": {**side, "pass@1": 0.125, "correct": [1] * len(correct)},
                 "trained": {**side, "correct": list(correct)},
                 "greedy": {"base": greedy, "trained": greedy},
@@ -59,7 +45,10 @@ def folder(tmp_path):
             }
             (tmp_path / "passk.json").write_text(json.dumps(passk))
             points = [{"step": step, "kl_to_base": kl, "mean_tokens": 6.5} for step, kl in ((0, 0.0), (40, 0.3))]
-            (tmp_path / "drift.json").write_text(json.dumps({"points": points}))
+            for point in points:
+                other = {"gold": 0.5 - point["kl_to_base"], "kl_to_base": 0.1, "mean_tokens": 9.0}
+                point |= {"gold": 0.25, "text_perplexity": 7.5, "others": {"parity@2": other}}
+            (tmp_path / "drift.json").write_text(json.dumps({"points": points, "task": "sums"}))
         return tmp_path
 
     return write
@@ -85,32 +74,41 @@ NAN = {
 }
 
 
-def test_a_run_s_rows(folder):
-    rows = rows_of(folder(events=[reset(20)]), KEY, "hash", "test", 2, 8, seconds=61.4, block="core", proxy=0.875)
-    assert {name: rows["run"][name] for name in ("pass@1", "pass@8", "greedy", "drift", "drift_tokens")} == {
-        **{"pass@1": 0.375, "pass@8": 1.0, "greedy": 0.5, "drift": 0.3, "drift_tokens": 6.5}
-    }
-    assert {name: rows["run"][name] for name in ("block", "gold", "proxy")} == {
-        **{"block": "core", "gold": 0.375, "proxy": 0.875}
-    }
-    counts = {"collapsed": 0, "steps_done": 40, "resets": 1, "ref_forward_calls": 20, "tokens_generated": 200}
-    assert counts.items() <= rows["run"].items() and rows["run"]["seconds"] == 61
+def test_a_run_s_rows(folder, monkeypatch):
+    monkeypatch.setattr("study.evaluate.time.time", lambda: 61.4)
+    rows = rows_of(folder(events=[reset(20)]), PLAN, proxy=0.875)
+    expected = {"pass@1": 0.375, "pass@8": 1.0, "greedy": 0.5, "drift": 0.3, "drift_tokens": 6.5, "block": "core"}
+    expected |= {"gold": 0.375, "proxy": 0.875, "collapsed": 0, "steps_done": 40, "resets": 1, "ref_forward_calls": 20}
+    expected |= {"tokens_generated": 200, "seconds": 61, "recipe": "hash", "commit": "c", "variant": "A"}
+    assert expected.items() <= rows["run"].items()
     assert [row["correct"] for row in rows["prompts"]] == [2, 4]
     assert [row["correct"] for row in rows["base_prompts"]] == [1, 1] and rows["base"]["base_pass@1"] == 0.125
-    assert (rows["base_prompts"][0]["arm"], rows["base_prompts"][0]["steps"]) == ("base", 0)
-    assert rows["curve"][6]["reward"] == 0.175 and rows["curve"][6]["kl_ref"] == 0.0333333
-    assert rows["curve"][6]["kl_base"] is None
+    curve = frame(rows["curve"], CURVES, KEY).set_index("step")
+    assert curve.loc[7, "reward"] == 0.175 and curve.loc[7, "kl_ref"] == pytest.approx(0.1 / 3)
+    assert curve["kl_base"].isna().all() and curve.loc[40, "drift"] == 0.3
     # The policy of step 20 becomes the reference: step 21 is the first that it acts on.
-    assert [row["step"] for row in rows["curve"] if row["event"]] == [21] and rows["curve"][20]["event"] == "periodic"
+    assert curve["event"][curve["event"] != ""].to_dict() == {21: "periodic"} and rows["points"] == []
+
+
+def test_other_tasks_along_the_way(folder):
+    rows = rows_of(folder(), {**PLAN, "others": ["parity@2"]})["points"]
+    assert [(row["step"], row["task"], row["gold"]) for row in rows] == [
+        *((0, "sums", 0.25), (0, "parity@2", 0.5), (40, "sums", 0.25), (40, "parity@2", 0.2))
+    ]
+    assert rows[0]["text_perplexity"] == 7.5 and "text_perplexity" not in rows[1]
 
 
 def test_events_that_are_no_resets_are_left_out(folder):
     events = [
         {"event": "resume", "step_applied": 7},
         {"event": "elastic_reset", "step_applied": 9, "reason": "periodic"},
+        {"event": "reset", "step_applied": 20, "reason": "kl_spike"},
+        {"event": "reset", "step_applied": 20, "reason": "stall"},
+        {"event": "reset", "step_applied": 30},
     ]
-    curve = curve_rows(load_run(folder(events=events)), KEY)
-    assert {row["step"]: row["event"] for row in curve if row["event"]} == {10: "elastic_reset"}
+    curve = curve_rows(load_run(folder(events=events)))
+    found = {row["step"]: row["event"] for row in curve if row["event"]}
+    assert found == {10: "elastic_reset", 21: "kl_spike stall", 31: "reset"}
 
 
 @pytest.mark.parametrize(
@@ -131,16 +129,20 @@ def test_what_counts_as_a_collapse(folder, rewards, events, collapsed):
 
 
 def test_a_run_that_stopped_at_nan_scores_nothing(folder):
-    rows = rows_of(folder(RISING[:12], [NAN], evaluated=False), KEY, "hash", "test", prompts=2, samples=8, seconds=1)
-    expected = {"collapsed": 1, "pass@1": 0, "pass@8": 0, "greedy": 0, "drift": None, "steps_done": 12}
+    rows = rows_of(folder(RISING[:12], [NAN], evaluated=False), PLAN)
+    expected = {"collapsed": 1, "pass@1": 0, "pass@8": 0, "greedy": 0, "steps_done": 12}
     assert expected.items() <= rows["run"].items()
     assert [(row["correct"], row["n"], row["greedy"]) for row in rows["prompts"]] == [(0, 8, 0)] * 2
-    assert "base" not in rows and len(rows["curve"]) == 12 and not math.isnan(rows["curve"][-1]["reward"])
+    assert (
+        not {"base", "drift"} & {*rows, *rows["run"]}
+        and len(rows["curve"]) == 12
+        and not math.isnan(rows["curve"][-1]["reward"])
+    )
 
 
 def test_a_run_that_is_not_at_its_end_is_refused(folder):
     with pytest.raises(RunError, match="12 of 40 steps"):
-        rows_of(folder(RISING[:12]), KEY, "hash", "test", 2, 8, 1)
+        rows_of(folder(RISING[:12]), PLAN)
     (folder() / "passk.json").unlink()
     with pytest.raises(RunError, match="not evaluated"):
-        rows_of(folder(evaluated=False), KEY, "hash", "test", 2, 8, 1)
+        rows_of(folder(evaluated=False), PLAN)

@@ -162,7 +162,7 @@ def test_ctrl_c_is_one_line(story):
 
 def test_status_and_figures_need_the_tables_alone(story):
     fresh, seen = story
-    assert seen["status"][0] == 0 and "2 of 2 runs finished" in seen["status"][1]
+    assert seen["status"][0] == 0 and "2 of 2 runs are in docs/study" in seen["status"][1]
     assert seen["figures"][0] == 0, seen["figures"][1]
     for name in ("core_curves.png", "core_forest.png"):
         assert (fresh / FOLDER / name).read_bytes().startswith(b"\x89PNG")

@@ -3,26 +3,17 @@
 import gzip
 import random
 import subprocess
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from study.matrix import RunKey
-from study.tables import (
-    BASES,
-    CURVE_COLUMNS,
-    CURVES,
-    FOLDER,
-    PROMPTS,
-    RUNS,
-    BaseKey,
-    Tables,
-    read_tables,
-    write_tables,
-)
+from study.tables import BASES, CURVE_COLUMNS, CURVES, FOLDER, POINTS, PROMPTS, RUNS, Tables, read_tables, write_tables
 from trl_prorl.errors import InputError
 
 
+ROOT = Path(__file__).parent.parent.parent
 KEYS = [RunKey("sums", arm, base, seed, 3) for arm in ("plain", "A") for base, seed in ((1, 1), (2, 1), (10, 2))]
 
 
@@ -35,16 +26,50 @@ def written(tmp_path, add):
     return tmp_path, tables
 
 
+def same(one, other):
+    for name in ("runs", "bases", "curves", "prompts", "points"):
+        pd.testing.assert_frame_equal(getattr(one, name), getattr(other, name))
+
+
 def bytes_of(root):
     return {path.name: path.read_bytes() for path in (root / FOLDER).iterdir()}
 
 
-def test_what_is_read_is_what_was_written(written):
+def test_what_is_read_is_what_was_written(written, tmp_path):
     root, tables = written
-    assert read_tables(root) == tables
-    assert read_tables(root).runs[KEYS[0]]["drift"] == 0.333333
-    assert read_tables(root).runs[KEYS[0]]["base_pass@1"] == 0.25  # from the base's row
-    assert read_tables(root / "elsewhere") == Tables()
+    read = read_tables(root)
+    row, made = read.runs.loc[KEYS[0]], tables.runs.loc[KEYS[0]]
+    assert row["drift"] == 0.333333 and row["base_pass@1"] == 0.25  # from the base's row
+    assert row.drop(["drift", "proxy"]).equals(made.drop(["drift", "proxy"])) and pd.isna(row["proxy"])
+    write_tables(tmp_path / "again", read)
+    assert bytes_of(tmp_path / "again") == bytes_of(root)
+    same(read_tables(tmp_path / "again"), read)
+    same(read_tables(root / "elsewhere"), Tables())
+
+
+def test_the_study_s_tables_are_read_and_written_to_the_byte(tmp_path):
+    write_tables(tmp_path, read_tables(ROOT))
+    assert all((ROOT / FOLDER / name).read_bytes() == content for name, content in bytes_of(tmp_path).items())
+    assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {RUNS, BASES, CURVES, PROMPTS}
+
+
+def test_text_that_looks_like_a_number_stays_text(tmp_path, add):
+    tables = Tables()
+    add(tables, KEYS[0], recipe="001e05", commit="1234567", block="nan")
+    write_tables(tmp_path, tables)
+    row = read_tables(tmp_path).runs.loc[KEYS[0]]
+    assert list(row[["recipe", "commit", "block"]]) == ["001e05", "1234567", "nan"]
+
+
+def test_points_are_a_table_of_their_own(written, add):
+    root, tables = written
+    assert not (root / FOLDER / POINTS).exists()
+    rows = [{"step": step, "task": "sums", "gold": 0.1 * step} for step in (0, 3)]
+    points = {"run": tables.runs.loc[KEYS[0]].to_dict(), "curve": [], "prompts": [], "points": rows}
+    assert tables.add(KEYS[0]._replace(arm="B"), points)
+    key = KEYS[0]._replace(arm="B")
+    assert tables.points.loc[key, "gold"].tolist() == pytest.approx([0, 0.3])
+    assert tables.without([key]).points.empty
 
 
 def test_bytes_depend_on_the_rows_and_not_on_their_order(written, tmp_path, add):
@@ -84,11 +109,14 @@ def test_a_new_run_leaves_the_bytes_of_the_others(written, add):
 
 def test_dropping_takes_the_base_with_its_last_run(written):
     _, tables = written
-    kept = tables.without(lambda key: key.base_seed == 10)
-    assert set(kept.runs) == {key for key in KEYS if key.base_seed != 10}
-    assert set(kept.bases) == {BaseKey("sums", 1), BaseKey("sums", 2)}
-    assert set(kept.prompts) == {*kept.runs, *(base.run for base in kept.bases)} and set(kept.curves) == set(kept.runs)
-    assert set(tables.without(lambda key: key.arm == "A").bases) == set(tables.bases)
+    kept = tables.without(key for key in KEYS if key.base_seed == 10)
+    left = {key for key in KEYS if key.base_seed != 10}
+    assert set(kept.runs.index) == set(kept.curves.index) == left
+    assert set(kept.bases.index) == {key.base for key in left} and set(kept.prompts.index) == left | set(
+        kept.bases.index
+    )
+    assert set(tables.without(key for key in KEYS if key.arm == "A").bases.index) == set(tables.bases.index)
+    same(tables.without([]), tables)
 
 
 def test_another_base_is_refused(written, add):
@@ -100,29 +128,32 @@ def test_another_base_is_refused(written, add):
     assert len(tables.runs) == len(KEYS)
 
 
+def test_a_run_without_a_policy_waits_for_its_base(written):
+    _, tables = written
+    row = tables.runs.loc[KEYS[0]].to_dict()
+    stopped = {"run": row, "curve": [], "prompts": []}
+    assert not tables.add(RunKey("sums", "A", 3, 3, 3), stopped) and len(tables.runs) == len(KEYS)
+    assert tables.add(KEYS[0]._replace(arm="B"), stopped)
+
+
 @pytest.mark.parametrize(
     "file, old, new, message",
     [
-        (RUNS, "sums,A,1,1,3", "sums,A,1,1,x", "runs.csv line 2: steps='x' is no int"),
+        (RUNS, "sums,A,1,1,3", "sums,A,1,1,x", "runs.csv cannot be read .*x"),
+        (RUNS, "sums,A,2,1,3", "sums,A,1,1,3", "runs.csv: sums, A, base seed 1, seed 1, 3 steps is there twice"),
+        (RUNS, ",0.5,0.9", ",,0.9", "runs.csv: pass@1 is empty in line 2"),
         (
             RUNS,
-            "sums,A,2,1,3",
-            "sums,A,1,1,3",
-            "runs.csv line 3: sums, A, base seed 1, seed 1, 3 steps is there twice",
+            "collapsed",
+            "fallen",
+            "its columns are not those of this version: (collapsed, fallen|fallen, collapsed)",
         ),
-        (RUNS, ",0.5,0.9", ",,0.9", "runs.csv line 2: pass@1 is empty"),
-        (RUNS, "collapsed", "fallen", r"runs.csv: the columns are not those of this version \(collapsed, fallen\)"),
-        (RUNS, ",c\n", "\n", "runs.csv line 2: 26 cells of 27"),
-        (
-            RUNS,
-            "sums,A,1,1,3",
-            "sums,B,1,1,3",
-            "curves.csv.gz: sums, B, base seed 1, seed 1, 3 steps has 0 of 3 steps",
-        ),
-        (CURVES, "sums,A,1,1,3,2,", "sums,A,2,1,3,2,", "base seed 1, seed 1, 3 steps has 2 of 3 steps"),
-        (PROMPTS, "sums,base,1,0,0,2,", "sums,base,2,0,0,2,", "sums, base, base seed 1, .* has not 4 prompts"),
+        (RUNS, ",c\n", "\n", "runs.csv: commit is empty in line 2"),
+        (RUNS, "sums,A,1,1,3", "sums,B,1,1,3", "curves.csv.gz: sums, A, base seed 1, seed 1, 3 steps has 3 of 0 rows"),
+        (CURVES, "sums,A,1,1,3,2,", "sums,A,2,1,3,2,", "base seed 1, seed 1, 3 steps has 2 of 3 rows"),
+        (PROMPTS, "sums,base,1,0,0,2,", "sums,base,2,0,0,2,", "sums, base, base seed 1, .* has 3 of 4 rows"),
         (BASES, "sums,1,ab", "sums,1,cd", "A, base seed 1, seed 1, 3 steps has no base of its hash in bases.csv"),
-        (BASES, "sums,1,ab", "sums,2,ab", "bases.csv line 3: sums 2 is there twice"),
+        (BASES, "sums,1,ab", "sums,2,ab", "bases.csv: sums, base, base seed 2, seed 0, 0 steps is there twice"),
     ],
 )
 def test_what_is_wrong_is_one_line(written, file, old, new, message):

@@ -30,23 +30,21 @@ ARMS = {"plain": 1.0, "control": 1.0, "A": 2.0, "C_step": 1.2}  # norm of update
 @pytest.fixture
 def made(study, add):
     (block,) = read_matrix(study(MATRIX, ("reverse_digits", "sorting"))).blocks
-    tables = Tables()
+    tables, steps = Tables(), np.arange(1, 101)
     for arm, norm in ARMS.items():
         for seed in (1, 2):
+            even = steps % 2 == 0  # the second pass over a batch
+            curve = {"update_norm": norm, "entropy": 0.1, "kl_ref": np.full(100, 0.02)}
+            curve["kl_old"] = np.where(steps == 50, 1000.0, 0.001 * even)
+            curve["clip_region_mean"] = 0.01 * seed * even
+            curve["reward"] = 0.5 if arm == "control" else 0.5 + 0.004 * steps
+            if arm in ("A", "C_step"):
+                curve["event"] = np.where(np.isin(steps, (41, 81)), "periodic", "")
+            if (arm, seed) == ("A", 1):
+                curve["kl_ref"][60] = 3.0  # a spike of its own anchor's KL, in one run of two
+            row = {"variant": arm[0] if arm[0] in "AC" else arm, "tokens_generated": 100 * seed, "pass@1": 0.1 * seed}
             key = RunKey("reverse_digits", f"{arm}_x", seed, seed, 100)
-            add(tables, key, pass1=0.1 * seed, slope=0.0)
-            tables.runs[key] |= {"variant": arm[0] if arm[0] in "AC" else arm, "tokens_generated": 100 * seed}
-            tables.runs[key] |= {"seconds": 10.0 * seed**2}
-            for row in tables.curves[key]:
-                even = row["step"] % 2 == 0  # the second pass over a batch
-                row |= {"update_norm": norm, "kl_old": 0.0, "clip_region_mean": 0.0, "entropy": 0.1, "kl_ref": 0.02}
-                row["reward"] = 0.5 if arm == "control" else 0.5 + 0.004 * row["step"]
-                if even:
-                    row |= {"kl_old": 1000.0 if row["step"] == 50 else 0.001, "clip_region_mean": 0.01 * seed}
-                if arm in ("A", "C_step") and row["step"] in (41, 81):
-                    row["event"] = "periodic"
-    key = RunKey("reverse_digits", "A_x", 1, 1, 100)
-    tables.curves[key][60]["kl_ref"] = 3.0  # a spike of its own anchor's KL, in one run of two
+            add(tables, key, seconds=10.0 * seed**2, curve=curve, **row)
     return block, tables
 
 
@@ -65,14 +63,15 @@ def test_what_an_arm_did_to_its_training(made):
     assert np.isnan(found["reconvergence"]["plain_x"]) and found["reconvergence"]["A_x"] == 0
 
 
-def test_resets_are_counted_from_the_steps_done_before_them(made):
+def test_resets_are_counted_from_the_steps_done_before_them(made, add):
     """The reward falls with the step that `event` stands at, and is back 20 steps later."""
     block, tables = made
+    steps = np.arange(1, 101)
+    reward = np.where((steps >= 41) & (steps <= 60), 0.2, 0.5)
     for seed in (1, 2):
-        for row in tables.curves[RunKey("reverse_digits", "A_x", seed, seed, 100)]:
-            row["reward"], row["event"] = (0.2 if 41 <= row["step"] <= 60 else 0.5), "x" * (row["step"] == 41)
-    reward = np.array([0.2 if 41 <= step <= 60 else 0.5 for step in range(1, 101)])
-    (expected,) = reset_responses(np.arange(1, 101), reward, [40])
+        curve = {"reward": reward, "event": np.where(steps == 41, "x", ""), "kl_ref": 0.02, "entropy": 0.1}
+        add(tables, RunKey("reverse_digits", "A_x", seed, seed, 100), curve=curve)
+    (expected,) = reset_responses(steps, reward, [40])
     assert training(block, tables).set_index("arm")["reconvergence"]["A_x"] == expected.reconvergence == 20
 
 
@@ -82,7 +81,7 @@ def test_all_families_in_one_row(made, add):
     values = {"plain": (0.30, 0.10), "A": (0.40, 0.10), "control": (0.20, 0.05), "C_step": (0.31, 0.12)}
     for arm, scores in values.items():
         for seed, score in enumerate(scores, start=1):
-            add(tables, RunKey("sorting", f"{arm}_x", seed, seed, 100), pass1=score)
+            add(tables, RunKey("sorting", f"{arm}_x", seed, seed, 100), **{"pass@1": score})
     found = aggregates(block, tables)
     # reverse_digits has 0.1 and 0.2 in every arm: ties. Four cells: plain 0.1, 0.1, 0.2, 0.3.
     assert list(found.index) == ["plain_x", "control_x", "A_x", "C_step_x"] and set(found["cells"]) == {4}

@@ -4,7 +4,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from study.matrix import TUNED, RunKey, read_matrix
+from study.matrix import OWN, TUNED, RunKey, read_matrix
 from study.pages import write_pages
 from study.runner import Options, Runner
 from study.tables import Tables
@@ -45,11 +45,13 @@ PASSED = {"plain": (0.9, 0.9), "A_beta1": (0.6, 0.5), "A_beta3": (0.5, 0.585), "
 def tuned(add):
     """A function: tables in which every value has been tried."""
 
-    def make(family="digits", **passed):
+    def make(family="digits", proxy=None, without=(), **passed):
         tables = Tables()
         for arm, both in {**PASSED, "B_beta_old2": (0.1, 0.1), **passed}.items():
             for base, seed, pass1 in ((0, 1, both[0]), (6, 2, both[1])):
-                add(tables, RunKey(family, arm, base, seed, 3), pass1=pass1)
+                if (arm, base) not in without:
+                    row = {"pass@1": pass1, "proxy": (proxy or {}).get(arm, 0.5)}
+                    add(tables, RunKey(family, arm, base, seed, 3), **row)
         return tables
 
     return make
@@ -73,17 +75,58 @@ def test_the_largest_value_within_a_hundredth_of_the_best(study, tuned):
 def test_a_block_may_choose_by_the_reward_that_training_paid(study, tuned):
     """The rule of the same numbers, where pass@1 would have chosen 3."""
     text = MATRIX.replace("split: validation", "split: validation\n    tuned_by: proxy", 1)
-    whole, tables = read_matrix(study(text, FAMILIES)), tuned()
-    for key, row in tables.runs.items():
-        row["proxy"] = {"A_beta1": 0.99, "A_beta3": 0.97, "A_beta9": 0.985}.get(key.arm, 0.5)
+    whole = read_matrix(study(text, FAMILIES))
+    tables = tuned(proxy={"A_beta1": 0.99, "A_beta3": 0.97, "A_beta9": 0.985})
     assert {choice.key: choice.value for choice in choices(whole, tables)} == {"beta": 9.0, "beta_old": 2.0}
-    with pytest.raises(InputError, match="tuned_by='gold' has to be one of pass@1, proxy"):
+    with pytest.raises(InputError, match="tuned_by='gold' has to be one of pass@1, proxy, gain"):
         read_matrix(study(text.replace("tuned_by: proxy", "tuned_by: gold"), FAMILIES))
 
 
+@pytest.mark.parametrize("lowest, chosen", [((0.28, 0.25), 3.0), ((0.25, 0.25), 1.0), ((0.3, 0.3), 9.0)])
+def test_the_smallest_value_at_which_the_policy_stands_still(study, tuned, lowest, chosen):
+    """Bases have 0.25. A mean gain of 0.02 is still; where nothing is, the largest value."""
+    passed = {"A_beta1": (0.25, 0.3), "A_beta3": (0.27, 0.27), "A_beta9": (0.25, 0.25)}
+    passed |= {"A_beta1": lowest} if chosen == 1 else dict.fromkeys(passed, lowest) if chosen == 9 else {}
+    whole = read_matrix(study(MATRIX.replace("validation", "validation\n    tuned_by: gain", 1), FAMILIES))
+    (choice, _) = choices(whole, tuned(**passed))
+    assert (choice.key, choice.by, choice.value) == ("beta", "gain", chosen)
+
+
+def test_a_block_may_take_the_choice_of_another_family(study, tuned):
+    text = MATRIX.replace("[digits, letters]", "[digits]", 1).replace("tuned_on", "tuned_family: digits\n    tuned_on")
+    whole = read_matrix(study(text, FAMILIES))
+    matrix = with_choices(whole, whole, tuned())
+    assert [recipes(matrix)[family, "A"]["beta"] for family in FAMILIES] == [3.0, 3.0]
+
+
+SCREEN = (
+    MATRIX.replace("      plain: {}", "      plain: {}\n      K_beta3: {beta: 3.0, ref_reset_every: 9}")
+    .replace(
+        "B: {beta_old: tuned}",
+        "K: {beta: tuned, ref_reset_every: 9}\n      K_own: {beta: tuned_own, ref_reset_every: 9}",
+    )
+    .replace("A_beta3: {beta: 3.0}", "K_beta1: {beta: 1.0, ref_reset_every: 9}")
+)
+
+
+@pytest.mark.parametrize("k1, own", [((0.1, 0.1), [3.0]), ((0.9, 0.9), [])])
+def test_an_arm_s_own_choice_counts_its_own_tuning_runs(study, tuned, k1, own):
+    """
+    A has 0.55 at 1 and 0.535 at 9, K has 0.4 at 3. With K's 0.1 at 1 the means are 0.325, 0.4 and 0.535: all take 9,
+    and K alone 3. With 0.9 all and K alone take 1, and the arm is the same as K.
+    """
+    whole = read_matrix(study(SCREEN, FAMILIES))
+    tables = tuned(K_beta1=k1, K_beta3=(0.4, 0.4))
+    matrix = with_choices(whole, whole, tables)
+    found = recipes(matrix)
+    assert found["digits", "K"]["beta"] == found["digits", "A"]["beta"] == (9.0 if own else 1.0)
+    assert [found[key]["beta"] for key in [("digits", "K_own")] if key in found] == own
+    (core,) = (block for block in matrix.blocks if block.name == "core")
+    assert ("K_own" in core.arms) and found["letters", "K_own"]["beta"] == OWN  # letters has not chosen yet
+
+
 def test_nothing_is_chosen_before_the_last_run(study, tuned):
-    whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned()
-    del tables.runs[RunKey("digits", "A_beta9", 6, 2, 3)]
+    whole, tables = read_matrix(study(MATRIX, FAMILIES)), tuned(without=[("A_beta9", 6)])
     assert [choice.key for choice in choices(whole, tables)] == ["beta_old"]
 
 
@@ -129,10 +172,10 @@ def test_runs_that_wait_go_on_once_the_choice_is_made(checkout, monkeypatch, add
     said = Console(record=True, width=200)
     trained = []
 
-    def train(runner, jobs):
-        for job in jobs:
-            trained.append((job.run.key.arm, job.run.recipe.get("beta"), job.run.recipe.get("beta_old")))
-            add(runner.tables, job.run.key, pass1=0.5)
+    def train(runner, runs, place, code):
+        for run in runs:
+            trained.append((run.key.arm, run.recipe.get("beta"), run.recipe.get("beta_old")))
+            add(runner.tables, run.key)
 
     monkeypatch.setattr(Runner, "_train", train)
     monkeypatch.setattr("study.runner.check_bases", lambda *arguments: set())
@@ -155,10 +198,10 @@ def test_runs_wait_for_a_base_that_the_frozen_code_lacks(checkout, monkeypatch, 
     path = checkout / "recipes" / "study" / "matrix.yaml"
     before, trained, said = path.read_text(), [], Console(record=True, width=200)
 
-    def train(runner, jobs):
-        for job in jobs:
-            trained.append(job.run.key.base_seed)
-            add(runner.tables, job.run.key)
+    def train(runner, runs, place, code):
+        for run in runs:
+            trained.append(run.key.base_seed)
+            add(runner.tables, run.key)
 
     monkeypatch.setattr(Runner, "_train", train)
     monkeypatch.setattr("study.runner.worktree", lambda root, commit, place: root)
@@ -170,7 +213,7 @@ def test_runs_wait_for_a_base_that_the_frozen_code_lacks(checkout, monkeypatch, 
         runner.run()
         assert (
             trained == [0, 0]
-            and "wait for bases that this code does not have: reverse_digits 99" in said.export_text()
+            and "wait for bases that this code does not have: embedded:reverse_digits:99" in said.export_text()
         )
         path.write_text(before.replace("[[0, 1]]", "[[99, 1]]"))
         whole = read_matrix(checkout)

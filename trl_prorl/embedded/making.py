@@ -28,7 +28,7 @@ from trl import SFTConfig, SFTTrainer
 from .. import tasks
 from ..environment import versions
 from .demonstrations import WRONG_ANSWERS
-from .settings import FAMILIES, EmbeddedSettings, settings_of
+from .settings import FAMILIES, TAUGHT, EmbeddedSettings, settings_of
 from .shipped import DEFAULT, EMBEDDED, MADE_WITH, embedded_model, shipped, weights_sha256, write_hashes
 
 
@@ -63,13 +63,14 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def demonstrations(settings: EmbeddedSettings) -> Dataset:
-    """Prompt-completion rows of mixed quality, from the task's train split alone."""
+    """Prompt-completion rows of mixed quality, from the train split of the task, or of each task, alone."""
     rng = random.Random(settings.seed)
-    task = tasks.get_task(settings.task, level=settings.level)
-    wrong_answer = WRONG_ANSWERS[settings.task]
+    names = TAUGHT.get(settings.task, (settings.task,))
+    task = tasks.get_task("mixture", tasks={name: {"level": settings.level, "weight": 1} for name in names})
 
     def demonstrate(row):
-        answer = wrong_answer(row, rng) if rng.random() < settings.wrong_share else task.gold(row)
+        wrong = row["task"] == names[0] and rng.random() < settings.wrong_share
+        answer = WRONG_ANSWERS[names[0]](row, rng) if wrong else task.gold(row)
         return {"prompt": row["prompt"], "completion": [{"role": "assistant", "content": answer}]}
 
     return Dataset.from_list([demonstrate(row) for row in task.rows("train", settings.rows, seed=settings.seed)])
