@@ -4,6 +4,7 @@ from eval.analysis.smoothing import SMOOTHING_STEPS, running_mean, running_media
 from eval.analysis.stability import kl_key
 from eval.pages.curves import (
     MOST_RESETS,
+    Curve,
     curves,
     draw_curves,
     mark_events,
@@ -53,6 +54,19 @@ def sheet_panels(sheet: Sheet) -> list[Panel]:
 
         return Panel(f"{title} over optimizer steps", draw)
 
+    def reward(axes):
+        """Gold, the share of correct completions, in the same panel: a reward that is gamed parts from it."""
+        golden = [curve for curve in shown if curve.series("gold")]
+        draw_curves(axes, shown, lambda variant: "reward", running_mean)
+        dotted = [
+            Curve(curve.runs, f"{curve.label}: gold", {**curve.style, "linestyle": ":", "marker": None})
+            for curve in golden
+        ]
+        if dotted:
+            draw_curves(axes, dotted, lambda variant: "gold", running_mean)
+        title = sheet.titled("Training reward, and gold (dotted)" if golden else "Training reward")
+        finish(axes, title=title, ylabel="mean of the batch")
+
     def kl(axes):
         draw_curves(axes, shown, anchor_key, running_median_of_positive)
         series = [values for curve in shown for values in curve.series(kl_key(curve.variant))]
@@ -63,7 +77,7 @@ def sheet_panels(sheet: Sheet) -> list[Panel]:
         finish(axes, title=title, ylabel="nats per token (k3), symlog")
 
     return [
-        metric("reward", "Training reward", "mean reward of the batch"),
+        Panel(sheet.titled("Training reward, and gold where measured, over optimizer steps"), reward),
         Panel(sheet.titled("KL to the arm's anchor over optimizer steps, running median"), kl),
         metric("entropy", "Entropy of the policy", "nats per token"),
         metric("tokens_per_second", "Throughput", "completion tokens in the loss per second", floor=0),

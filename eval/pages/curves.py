@@ -6,6 +6,7 @@ from eval.analysis.names import configuration_labels
 from eval.analysis.repetitions import repetitions, seed_count
 from eval.analysis.smoothing import band
 from eval.run_folder.run import Run
+from trl_prorl.run.keys import GAMED, GROWTH
 from trl_prorl.variants import VARIANTS
 
 
@@ -133,8 +134,11 @@ def note_not_measured(axes) -> None:
 # Why a reset was made, as its mark at the top of the axes says it; an own reason, or several at once, is a star.
 REASON_MARKERS = {"periodic": "|", "kl_spike": "d", "stall": "s", "drop": "v"}
 REASON_NAMES = {"kl_spike": "KL spike"}
-GROWTH_STYLE = {"marker": "^", "linestyle": "", "markersize": 6}
-GROWTH_LABEL = "growth of the rank"
+EVENT_MARKS = {
+    GROWTH: ({"marker": "^", "linestyle": "", "markersize": 6}, "growth of the rank"),
+    GAMED: ({"marker": "X", "linestyle": "", "markersize": 6}, "the reward is gamed"),
+}
+GAMED_NOTE = "Crosses at the bottom are where `guard_gap` fired: the reward rose while gold fell."
 MARK_ROWS, TOP_ROW, ROW_HEIGHT = 8, 0.985, 0.035
 
 
@@ -181,27 +185,24 @@ def mark_resets(axes, shown: list[Curve]) -> None:
         axes.plot([], [], color=OTHER_COLOUR, label=reason_label(reason), **marker)
 
 
-def mark_growths(axes, shown: list[Curve]) -> None:
-    """A triangle at the bottom, in the arm's colour, where the rank of an adapter grew."""
-    grown = [(curve, sorted({step for run in curve.runs for step in run.growth_steps()})) for curve in shown]
-    for curve, steps in grown:
-        if steps:
-            place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-            axes.plot(steps, [0.0] * len(steps), color=curve.style["color"], **GROWTH_STYLE, **place)
-    if any(steps for _, steps in grown):
-        axes.plot([], [], color=OTHER_COLOUR, label=GROWTH_LABEL, **GROWTH_STYLE)
-
-
 def mark_events(axes, shown: list[Curve]) -> None:
-    """Mark the resets of some curves, and the growths of their adapters."""
+    """Mark resets, and at the bottom in the arm's colour where a rank grew or a reward was seen to be gamed."""
     mark_resets(axes, shown)
-    mark_growths(axes, shown)
+    place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+    for event, (style, label) in EVENT_MARKS.items():
+        steps_of = [sorted({step for run in curve.runs for step in run.event_steps(event)}) for curve in shown]
+        for curve, steps in zip(shown, steps_of, strict=True):
+            if steps:
+                axes.plot(steps, [0.0] * len(steps), color=curve.style["color"], **style, **place)
+        if any(steps_of):
+            axes.plot([], [], color=OTHER_COLOUR, label=label, **style)
 
 
 def marks_note(runs: list[Run]) -> str:
-    """What the marks of resets and growths are, for a caption."""
-    grown = " Triangles at the bottom are growths of the adapter's rank." if any(map(Run.growth_steps, runs)) else ""
-    return f"Vertical lines are resets.{grown}"
+    """What the marks of resets and other events are, for a caption."""
+    notes = {GROWTH: "Triangles at the bottom are growths of the adapter's rank.", GAMED: GAMED_NOTE}
+    found = [note for event, note in notes.items() if any(run.event_steps(event) for run in runs)]
+    return " ".join(["Vertical lines are resets.", *found])
 
 
 def symlog_threshold(series: list[pd.Series]) -> float:

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from trl_prorl.errors import InputError
-from trl_prorl.run.keys import GROWTH
 from trl_prorl.run.run_files import EVALUATION_KEYS
 from trl_prorl.run.started import evaluation_of
 from trl_prorl.variants import VARIANTS, without_reset
@@ -139,11 +138,11 @@ class Run:
         steps = None if self.metrics.empty else int(self.metrics["step"].max())
         return without_reset(self.variant, self.config, None if applied is None else len(applied), steps)
 
-    def growth_steps(self) -> list[int]:
-        """Optimizer steps at which the adapter's rank grew."""
+    def event_steps(self, event: str) -> list[int]:
+        """Optimizer steps at which something else than a reset happened: `growth`, `guard_gap`."""
         if self.events is None or self.events.empty:
             return []
-        return [int(step) for step in self.events.loc[self.events["event"] == GROWTH, "step_applied"]]
+        return [int(step) for step in self.events.loc[self.events["event"] == event, "step_applied"]]
 
     def reset_reasons(self) -> list[tuple[int, str]]:
         """Step and reason of each reset, as recorded: `periodic`, `kl_spike+stall`; `""` where none is."""

@@ -153,6 +153,25 @@ def test_evaluations_during_training_are_drawn_with_the_resets(make_run, make_ro
     assert any(set(line.get_xdata()) == {10} for line in axes.lines)
 
 
+def test_gold_is_drawn_beside_the_reward(make_run, make_rows):
+    """The share of correct completions in the same panel, in dots of the arm's colour; the guard where it fired."""
+    event = {"event": "guard_gap", "step_applied": 15, "reason": "the reward rose while gold fell"}
+    rows = make_rows(20, reward=0.9, gold=lambda step: 0.5 - step / 100)
+    gamed = load_run(make_run("plain", "plain", rows, events=[event]))
+    other = load_run(make_run("A", "A", make_rows(20, reward=0.8)))
+    axes = Figure().subplots()
+    course.summary_panels([gamed, other])[0].draw(axes)
+    lines = {line.get_label(): line for line in axes.lines}
+    assert axes.get_title() == "Training reward, and gold (dotted)"
+    assert list(lines["plain: gold"].get_ydata())[-1] == pytest.approx(0.5 - 15.5 / 100)  # mean of steps 11 to 20
+    assert lines["plain: gold"].get_linestyle() == ":" and lines["plain"].get_ydata()[-1] == 0.9
+    assert lines["plain: gold"].get_color() == lines["plain"].get_color() and "A: gold" not in lines
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "X"] == [[15], []]
+    assert "the reward is gamed" in lines
+    course.summary_panels([other])[0].draw(axes := Figure().subplots())
+    assert axes.get_title() == "Training reward"
+
+
 def test_the_page_shows_them(make_run, make_rows, tmp_path):
     folder = make_run("A", "A", make_rows(20))
     (folder / "evaluations.jsonl").write_text('{"step": 5, "eval_reward": 0.5}\n')

@@ -82,8 +82,8 @@ def test_growths_of_the_rank_are_marked_as_resets_are(make_run, make_rows, monke
     events = [{**RESET, "step_applied": 20, "reason": "periodic"}, {**growth, "step_applied": 10}]
     run = load_run(make_run("A", "A", make_rows(60, reward=0.5), events=[*events, {**growth, "step_applied": 30}]))
     plain = load_run(make_run("plain", "plain", make_rows(60, reward=0.5), events=events[:1]))
-    assert (run.growth_steps(), plain.growth_steps(), run.reset_steps()) == ([10, 30], [], [20])
-    assert load_run(make_run("none", "plain", make_rows(60), events=None)).growth_steps() == []
+    assert (run.event_steps("growth"), plain.event_steps("growth"), run.reset_steps()) == ([10, 30], [], [20])
+    assert load_run(make_run("none", "plain", make_rows(60), events=None)).event_steps("growth") == []
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.touch()))
     course.sections([run, plain])[0].blocks[0].write(tmp_path)
