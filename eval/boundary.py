@@ -14,9 +14,9 @@ from eval import command_lines
 from eval.analysis.boundary import boundary
 from eval.command import command
 from eval.pages.boundary import boundary_statements, boundary_table, plot_boundary
+from eval.pages.comparison import objective_notes
 from eval.pages.curves import arm_label, colour_of
-from eval.pages.objective import objective_notes
-from eval.pages.terminal import print_bullets
+from eval.pages.table import print_bullets
 from eval.run_folder.reading import load_run
 from eval.run_folder.run import Run, require_passk
 from trl_prorl.errors import InputError

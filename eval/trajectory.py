@@ -14,7 +14,8 @@ from rich.console import Console
 from eval import command_lines
 from eval.analysis.trajectory import MIN_RESAMPLES, check_run, default_sizes, per_prompt_by_step
 from eval.command import command
-from eval.pages.terminal import print_bullets
+from eval.pages.comparison import objective_notes
+from eval.pages.table import print_bullets
 from eval.pages.trajectory import plot_trajectory, trajectory_statements, trajectory_table
 from eval.run_folder.reading import load_run
 from trl_prorl.errors import InputError
@@ -48,6 +49,7 @@ def main(argv=None) -> None:
             print_bullets(console, trajectory_statements(run, check))
         plot_trajectory(run, fitted, run.path / "trajectory.png")
         print(f"Wrote {run.path / 'trajectory.png'}.")
+    print_bullets(console, objective_notes(runs))
 
 
 if __name__ == "__main__":
