@@ -13,12 +13,10 @@ import sys
 from rich.console import Console
 
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.analysis.compare import common_sizes, compare
-from trl_prorl.eval.analysis.compare_arms import compare_arms
+from trl_prorl.eval.analysis.compare import all_pairs, common_sizes, compare
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.compare import arms_table, comparison_statements, comparison_table
-from trl_prorl.eval.pages.objective import objective_notes
-from trl_prorl.eval.pages.terminal import print_bullets
+from trl_prorl.eval.pages.comparison import arms_table, comparison_statements, comparison_table, objective_notes
+from trl_prorl.eval.pages.table import print_bullets
 from trl_prorl.eval.run_folder.finding import load_runs
 from trl_prorl.eval.run_folder.json_files import write_json
 from trl_prorl.eval.run_folder.reading import load_run
@@ -37,7 +35,7 @@ def main(argv=None) -> None:
     else:
         runs = load_runs(args.runs)
         sizes = args.k or sorted(set.intersection(*(set(common_sizes(runs[0], run)) for run in runs)))
-        found, notes = compare_arms(runs, sizes)
+        found, notes = all_pairs(runs, sizes)
         table, notes = arms_table(found), notes + objective_notes(runs)
     console = Console()
     console.print(table.to_rich())

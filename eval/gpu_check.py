@@ -1,5 +1,5 @@
 """
-One command that proves it on a GPU: `python -m eval.gpu_check`, or `make gpu-check`.
+One command that proves it on a GPU: `trl-prorl gpu-check`, or `make gpu-check`.
 
 It checks that the numbers are right there (parity with TRL, and the tests that run on a GPU, from a checkout), and
 measures what a step costs, generation included: on one card in at most 25 minutes, with the shapes of Qwen2.5 and

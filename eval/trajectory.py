@@ -15,7 +15,8 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.trajectory import MIN_RESAMPLES, check_run, default_sizes, per_prompt_by_step
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.terminal import print_bullets
+from trl_prorl.eval.pages.comparison import objective_notes
+from trl_prorl.eval.pages.table import print_bullets
 from trl_prorl.eval.pages.trajectory import plot_trajectory, trajectory_statements, trajectory_table
 from trl_prorl.eval.run_folder.reading import load_run
 
@@ -48,6 +49,7 @@ def main(argv=None) -> None:
             print_bullets(console, trajectory_statements(run, check))
         plot_trajectory(run, fitted, run.path / "trajectory.png")
         print(f"Wrote {run.path / 'trajectory.png'}.")
+    print_bullets(console, objective_notes(runs))
 
 
 if __name__ == "__main__":

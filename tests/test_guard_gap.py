@@ -8,7 +8,11 @@ import pytest
 
 from tasks import get_task
 from trl_prorl.guards.guard_gap import WINDOW, GuardGap
-from trl_prorl.train import task_reward
+from trl_prorl.train import main, task_reward
+
+
+RECIPES = Path(__file__).parent.parent / "recipes" / "tiny" / "gamed"
+FILES = ("events.jsonl", "metrics.jsonl")
 
 
 def read(trainer, file):
@@ -109,3 +113,13 @@ def test_sorting_by_inclusion_can_be_gamed_for_sure():
     columns = {"answer": ["1 1 2 3"] * 2, "prompt": ["sort"] * 2}
     assert reward(completions, **columns) == [1.0, 1.0]
     assert reward.verifier(completions, **columns) == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm, fires", [("plain", True), ("control", False)])
+def test_of_the_gamed_recipes_plain_is_caught_and_the_control_is_not(tmp_path, arm, fires):
+    main(argv=["--config", str(RECIPES / f"{arm}.yaml"), "--output_dir", str(tmp_path), "--report_to", "none"])
+    events, rows = ([json.loads(line) for line in (tmp_path / file).read_text().splitlines()] for file in FILES)
+    assert [event["event"] for event in events if event["event"] == "guard_gap"][:1] == ["guard_gap"] * fires
+    gold, reward = [sum(row[key] for row in rows[-20:]) / 20 for key in ("gold", "reward")]
+    assert reward > 0.95 and (gold < 0.45 if fires else gold > 0.5)

@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 
 from eval.analysis.compare import compare
+from eval.analysis.frame import Frame
 from eval.analysis.names import configuration_labels
 from eval.pages.arms import arm_list, lead
-from eval.pages.learning import learning_table
+from eval.pages.runs import learning_table
 from eval.run_folder.reading import load_run
 from trl_prorl.hub.card import model_card
 from trl_prorl.variants import NEVER_RESET, without_reset
@@ -109,5 +110,5 @@ def test_compare_report_and_card_say_it(tmp_path, steps, resets):
     assert ("a reference that is reset" in pages["lead"]) == (resets > 0)
     assert configuration_labels([[a], [control]])[0] == ("A (never reset)" if said == NEVER_RESET else "A")
     console = Console(width=300, record=True)
-    console.print(learning_table([a, control]).to_rich())
+    console.print(learning_table(Frame([a, control])).to_rich())
     assert ("KL to moving reference" in console.export_text()) == (resets > 0)

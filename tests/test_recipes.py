@@ -16,7 +16,8 @@ from trl_prorl.train import TaskArguments
 RECIPES = Path(__file__).parent.parent / "recipes"
 STUDY = RECIPES / "study"  # bases, and the file of the study's arms
 FILES = sorted(path for path in RECIPES.rglob("*.yaml") if path.stem != "base" and path.parent != STUDY)
-ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys", "tiny/growth")]  # they compare no variants
+# They compare no variants.
+ALONE = [RECIPES / name for name in ("prorl_v2", "prior_art", "keys", "tiny/growth", "tiny/gamed")]
 FOLDERS = sorted({file.parent for file in FILES} - set(ALONE))
 VARIANT_KEYS = {"output_dir", "beta", "beta_old", "ref_compute"}
 VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
@@ -81,6 +82,18 @@ def test_the_published_schemes_start_where_the_tiny_arms_do():
     """What a scheme may choose is no key of the base; the rest is the tiny recipes'."""
     tiny, own = (read_recipe(RECIPES / folder / "base.yaml") for folder in ("tiny", "prior_art"))
     assert own == {key: value for key, value in tiny.items() if key not in ("kl_estimator", "use_bias_correction_kl")}
+
+
+def test_the_gamed_recipes_are_the_tiny_ones_with_a_reward_that_can_be_gamed():
+    tiny, own = (read_recipe(RECIPES / folder / "base.yaml") for folder in ("tiny", "tiny/gamed"))
+    other = {key for key in tiny.keys() | own.keys() if tiny.get(key) != own.get(key)}
+    task = {"model_name_or_path", "task", "task_options", "max_completion_length", "learning_rate", "max_steps"}
+    assert other == task | {"guard_gap", "guard_gap_action"}
+    plain, control = (read_recipe(RECIPES / "tiny" / "gamed" / f"{arm}.yaml") for arm in ("plain", "control"))
+    assert {key for key in plain.keys() | control.keys() if plain.get(key) != control.get(key)} == {
+        "beta",
+        "output_dir",
+    }
 
 
 def test_the_command_line_wins_over_the_recipe():

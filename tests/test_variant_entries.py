@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from eval.analysis.frame import Frame
 from eval.pages.curves import colour_of
-from eval.pages.learning import learning_table
+from eval.pages.runs import learning_table
 from eval.run_folder.reading import load_run
 from eval.run_folder.run import sort_runs
 from trl_prorl import ProRLConfig
@@ -69,7 +70,7 @@ def test_report_and_card_know_it(name, tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     run, entry = load_run(tmp_path), VARIANTS[name]
     assert colour_of(run) == entry.colour
-    assert dict(zip(*_first_row(learning_table([run])), strict=True))["anchor"] == entry.anchor
+    assert dict(zip(*_first_row(learning_table(Frame([run]))), strict=True))["anchor"] == entry.anchor
     card = model_card(tmp_path).text
     assert f"**{name}**: {entry.description}." in card
     assert f"recipes/{entry.launcher} --config" in card

@@ -93,6 +93,12 @@ def rate_limit(n: int) -> float:
     return 1 - ERROR_RATE ** (1 / n)
 
 
+@cache
+def _fisher(base: int, trained: int, n: int) -> float:
+    """Fisher's exact test of equal rates, two-sided."""
+    return float(fisher_exact([[base, n - base], [trained, n - trained]]).pvalue)
+
+
 def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[PromptChange]]:
     """
     Prompts newly solved and prompts lost, with the evidence for each.
@@ -108,12 +114,8 @@ def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[Pro
         `tuple[list[PromptChange], list[PromptChange]]`: Newly solved and lost, each in the order of prompts.
     """
 
-    @cache
-    def p_value(b, t):
-        return float(fisher_exact([[b, n - b], [t, n - t]]).pvalue)
-
     counts = list(zip(base, trained, strict=True))
-    adjusted = holm([p_value(b, t) for b, t in counts])
+    adjusted = holm([_fisher(b, t, n) for b, t in counts])
     changes = [PromptChange(i, b, t, float(p)) for i, ((b, t), p) in enumerate(zip(counts, adjusted, strict=True))]
     newly_solved = [change for change in changes if change.base == 0 < change.trained]
     lost = [change for change in changes if change.trained == 0 < change.base]
@@ -123,7 +125,7 @@ def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[Pro
 def separable_from(n: int, prompts: int) -> int | None:
     """Fewest correct of `n` that Fisher's test tells from 0 of `n` at the strictest of Holm's `prompts` levels."""
     for correct in range(1, n + 1):
-        if fisher_exact([[0, n], [correct, n - correct]]).pvalue * prompts <= ERROR_RATE:
+        if _fisher(0, correct, n) * prompts <= ERROR_RATE:
             return correct
     return None
 

@@ -1,20 +1,31 @@
-"""Two runs on the same held-out prompts: paired differences, and how large a difference would be found."""
+"""Who is ahead: two runs, or arms over their seeds, on the same prompts; the best arm, and the success rule."""
 
-from dataclasses import dataclass, field
-from itertools import product
+import math
+import warnings
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import numpy as np
+from scipy import stats
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.pairing import ground, max_new_tokens, same_prompts
+from trl_prorl.eval.analysis.cost import mean_step_seconds
+from trl_prorl.eval.analysis.frame import Arm, Frame
+from trl_prorl.eval.analysis.pairing import max_new_tokens, same_prompts
 from trl_prorl.eval.analysis.passk import per_prompt
+from trl_prorl.eval.analysis.repetitions import seed_count
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
     McNemar,
     bootstrap_interval,
     detectable_difference,
+    fieller_ratio,
+    holm,
     mcnemar,
     paired_bootstrap_difference,
+    paired_bootstrap_ratio,
+    prompts_and_seeds,
+    t_interval,
 )
 from trl_prorl.eval.run_folder.run import Run, require_passk
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
@@ -173,18 +184,257 @@ def common_sizes(a: Run, b: Run) -> list[int]:
     return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
 
 
-COMPARED_WITH = ("control", "A")
+COMPARED = ("plain", "control", "A")  # variants that every arm of their ground is compared with
+SHARES = (0.8, 0.9)  # of A's score, that B is to keep at a lower step cost
+MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
 
 
-def arm_pairs(runs: list[Run]) -> list[tuple[Run, Run]]:
-    """Evaluated runs of one seed and one ground, each against the control and against A, each pair once."""
-    evaluated = [run for run in runs if run.passk]
-    chosen = {}
-    for reference, (first, second) in product(COMPARED_WITH, product(evaluated, evaluated)):
-        if second.variant != reference or first.variant == reference or first.repetition != second.repetition:
+@dataclass(frozen=True)
+class ArmComparison:
+    """
+    Two arms on the same prompts, over the seeds that both have.
+
+    Attributes:
+        first, second (`str`): Their names.
+        k (`int`): Size of the draw.
+        seeds (`int`): Pairs of runs.
+        first_value, second_value (`float`): pass@k of each, mean over the runs.
+        difference ([`Estimate`]): First less second: of one pair a paired bootstrap over prompts, else its hull with
+            the t-interval over seeds.
+        p_value (`float`): Of one pair exact McNemar, else the larger of t-tests over seeds and over prompts.
+        share ([`Estimate`] or `None`): First over second: the hull of Fieller's interval over runs and a bootstrap
+            over prompts, 0 to infinity with one pair; `None` where the second scored nothing.
+        step_time ([`Estimate`] or `None`): Ratio of mean step times, with the t-interval of log ratios over runs, 0 to
+            infinity with one pair; `None` where not measured.
+        warnings (`list[str]`): Why the step times may not compare.
+        adjusted (`float`): p after Holm over the comparisons of a k.
+    """
+
+    first: str
+    second: str
+    k: int
+    seeds: int
+    first_value: float
+    second_value: float
+    difference: Estimate
+    p_value: float
+    share: Estimate | None = None
+    step_time: Estimate | None = None
+    warnings: list[str] = field(default_factory=list)
+    adjusted: float = math.nan
+
+    @property
+    def detectable(self) -> float:
+        """The true difference that is found with 80 % power."""
+        return detectable_difference(self.difference)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the interval of the difference excludes 0."""
+        return self.difference.low > 0 or self.difference.high < 0
+
+    def rule(self, share: float) -> tuple[str, str, str]:
+        """The success rule: score, step cost and both, each met, not met or undecided."""
+        score = _at_least(self.share, share)
+        cost = {MET: NOT_MET, NOT_MET: MET}.get(_at_least(self.step_time, 1.0), UNDECIDED)
+        if NOT_MET in (score, cost):
+            return score, cost, NOT_MET
+        return score, cost, MET if (score, cost) == (MET, MET) else UNDECIDED
+
+
+def _at_least(estimate: Estimate | None, threshold: float) -> str:
+    """Met or not met if the whole interval is on one side of the threshold, else undecided."""
+    if estimate is None:
+        return UNDECIDED
+    return MET if estimate.low >= threshold else NOT_MET if estimate.high < threshold else UNDECIDED
+
+
+def compare_arms(first: Arm, second: Arm, k: int = 1, level: float = 0.95) -> ArmComparison:
+    """
+    Two arms, paired by seed and by prompt.
+
+    Args:
+        first, second ([`Arm`]): The arms; their evaluated runs are compared.
+        k (`int`, *optional*, defaults to `1`): Size of the draw.
+        level (`float`, *optional*, defaults to `0.95`): Coverage of the interval of the difference.
+
+    Raises:
+        InputError: They share no seed, or runs cannot be paired.
+    """
+    sides = [{run.repetition: run for run in arm.evaluated or arm.runs} for arm in (first, second)]
+    pairs = [(sides[0][seed], sides[1][seed]) for seed in sorted(set(sides[0]) & set(sides[1]), key=str)]
+    if not pairs and len(sides[0]) == len(sides[1]) == 1:
+        pairs = [(*sides[0].values(), *sides[1].values())]
+    if not pairs:
+        raise InputError("they have no seed in common; train both with the same seeds, or compare two runs alone")
+    for a, b in pairs:
+        check_comparable(a, b)
+        check_comparable(pairs[0][0], a)
+    values = [np.array([per_prompt(run.passk, "trained", k) for run in side]) for side in zip(*pairs, strict=True)]
+    means = [side.mean(axis=1) for side in values]
+    differences = values[0] - values[1]
+    if len(pairs) == 1:
+        p_value = mcnemar(*_right_or_wrong(*pairs[0])[:2]).p_value
+    else:
+        with np.errstate(invalid="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # where nothing differs
+            p_values = [stats.ttest_1samp(differences.mean(axis=axis), 0.0).pvalue for axis in (0, 1)]
+        p_value = float(np.max(np.nan_to_num(p_values, nan=1.0)))
+    share = None
+    if means[1].mean() > 0:
+        over_runs = fieller_ratio(*means, paired=True)
+        over_prompts = paired_bootstrap_ratio(*(side.mean(axis=0) for side in values))
+        ends = np.minimum(over_runs.low, over_prompts.low), np.maximum(over_runs.high, over_prompts.high)
+        share = Estimate(over_runs.value, *map(float, ends))
+    return ArmComparison(
+        first=first.label,
+        second=second.label,
+        k=k,
+        seeds=len(pairs),
+        first_value=float(means[0].mean()),
+        second_value=float(means[1].mean()),
+        difference=prompts_and_seeds(list(differences), True, -1.0, level),
+        p_value=p_value,
+        share=share,
+        step_time=_step_time(pairs),
+        warnings=_warnings(pairs),
+    )
+
+
+def _step_time(pairs: list[tuple[Run, Run]]) -> Estimate | None:
+    seconds = [(a, b) for a, b in ((mean_step_seconds(a), mean_step_seconds(b)) for a, b in pairs) if a and b]
+    if not seconds:
+        return None
+    b, a = np.array(seconds).T
+    if len(b) == 1:
+        return Estimate(float(b[0] / a[0]), 0.0, math.inf)
+    _, low, high = t_interval(np.log(b / a))
+    return Estimate(float(b.mean() / a.mean()), math.exp(low), math.exp(high))
+
+
+# These define B and are no other way of computing: it has no reference to score with, and its penalty is added to
+# TRL's loss.
+INHERENT_EXECUTION = ("ref_compute", "loss")
+
+
+def _warnings(pairs: list[tuple[Run, Run]]) -> list[str]:
+    """Differences within pairs, by `env.json`, that touch the step time."""
+
+    def noted(run, key):
+        value = run.env.get(key)
+        if key == "execution":
+            value = {name: way for name, way in (value or {}).items() if name not in INHERENT_EXECUTION}
+        return value
+
+    lines = []
+    for key in ("hardware", "execution", "versions"):
+        names = [f"`{b.name}` and `{a.name}`" for b, a in pairs if noted(b, key) != noted(a, key)]
+        if names:
+            lines.append(
+                f"`{key}` in `env.json` differs between {'; '.join(names)}: their step times may not compare."
+            )
+    return lines
+
+
+def compared(pairs: list[tuple[Arm, Arm]], ks: list[int]) -> tuple[list[ArmComparison], list[str]]:
+    """These pairs of arms at every k, by k, with Holm over the pairs of a k; and what was left out and why."""
+    rows, left = [], []
+    for k in ks:
+        found = []
+        for first, second in pairs:
+            try:
+                found.append(compare_arms(first, second, k))
+            except InputError as error:
+                left.append(f"{first.label} and {second.label} were not compared: {str(error).rstrip('.')}.")
+        adjusted = holm([each.p_value for each in found]) if found else []
+        rows += [replace(each, adjusted=float(p)) for each, p in zip(found, adjusted, strict=True)]
+    return rows, list(dict.fromkeys(left))
+
+
+def all_pairs(runs: list[Run], ks: list[int]) -> tuple[list[ArmComparison], list[str]]:
+    """
+    Every pair of arms at every k, and which pairs were left out and why.
+
+    Raises:
+        InputError: There is one arm only, or no pair can be compared.
+    """
+    arms = Frame(runs).arms
+    if len(arms) < 2:
+        raise InputError(f"--runs: all {len(runs)} runs are one arm with different seeds; give runs of another arm")
+    rows, left = compared(list(combinations(arms, 2)), ks)
+    if not rows:
+        raise InputError(left[0])
+    return rows, left
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """
+    The best arm of a ground.
+
+    Attributes:
+        title (`str`): The ground, "" if there is one.
+        best ([`Arm`]): The arm with the highest held-out pass@1.
+        arms (`int`): Evaluated arms of its ground.
+        seeds (`int`): Fewest seeds of an arm that is compared.
+        level (`float`): Coverage of the intervals: 95 % for one comparison, corrected for several (Bonferroni).
+        gain ([`Estimate`]): Trained less base.
+        against (`dict[str, Estimate | None]`): Best less each control and plain arm, without both less the second
+            best; `None` where the runs have no prompts or seeds in common.
+    """
+
+    title: str
+    best: Arm
+    arms: int
+    seeds: int
+    level: float
+    gain: Estimate
+    against: dict[str, Estimate | None]
+
+    @property
+    def differences(self) -> dict[str, Estimate | None]:
+        """Of the best arm to base and to each arm that it is compared with."""
+        return {"base": self.gain, **self.against}
+
+
+def score_of(arm: Arm) -> float:
+    """Held-out pass@1 of the trained models, mean over the runs."""
+    return float(np.mean([per_prompt(run.passk, "trained").mean() for run in arm.evaluated]))
+
+
+def verdicts(frame: Frame) -> list[Verdict]:
+    """The best arm of every ground with an evaluated run."""
+    found = []
+    for title, arms in frame.grounds.items():
+        ranked = sorted((arm for arm in arms if arm.evaluated), key=score_of, reverse=True)
+        if not ranked:
             continue
-        if ground(first) != ground(second):
-            continue
-        if frozenset((first.name, second.name)) not in chosen:
-            chosen[frozenset((first.name, second.name))] = first, second
-    return list(chosen.values())
+        best, *others = ranked
+        references = [arm for arm in others if arm.variant in ("control", "plain")] or others[:1]
+        # The best was chosen among all, so each arm could have been compared with each reference.
+        level = 1 - 0.05 / max(1, len(others) * len(references))
+        against = {}
+        for arm in references:
+            try:
+                against[arm.label] = compare_arms(best, arm, level=level).difference
+            except InputError:
+                against[arm.label] = None
+        seeds = min(seed_count(arm.evaluated) for arm in (best, *references))
+        found.append(Verdict(title, best, len(ranked), seeds, level, best.gain(level), against))
+    return found
+
+
+def against_references(frame: Frame) -> tuple[list[ArmComparison], list[str]]:
+    """
+    Every evaluated arm at k = 1 against plain, the control and A of its ground, of several of a variant the one with
+    the highest held-out pass@1; and which pairs were left out and why.
+    """
+    pairs = {}
+    for arms in frame.grounds.values():
+        evaluated = [arm for arm in arms if arm.evaluated]
+        for variant in COMPARED:
+            reference = max((arm for arm in evaluated if arm.variant == variant), key=score_of, default=None)
+            for arm in evaluated if reference else []:
+                if arm.variant != variant:
+                    pairs.setdefault(frozenset((arm.label, reference.label)), (arm, reference))
+    return compared(list(pairs.values()), [1])

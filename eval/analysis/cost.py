@@ -1,6 +1,5 @@
 """What the steps of a run took, and how that compares with the control."""
 
-from trl_prorl.eval.analysis.pairing import belonging
 from trl_prorl.eval.run_folder.run import Run
 
 
@@ -35,22 +34,6 @@ def reference_share(run: Run) -> float | None:
     """Seconds spent scoring with the reference over all seconds, in [0, 1]."""
     reference, step = run.stage_total("ref"), run.total("time_step")
     return None if reference is None or not step else reference / step
-
-
-def control_of(run: Run, runs: list[Run]) -> Run | None:
-    """
-    The control a run is compared with: on the same ground, or any where none is, the one of its seeds, else the first
-    one; `None` without a control.
-    """
-    controls = [other for other in runs if other.variant == "control"]
-    return belonging([(run, control) for control in controls])[0][1] if controls else None
-
-
-def step_time_over_control(run: Run, runs: list[Run]) -> float | None:
-    """Mean seconds of a step over those of its control among `runs`; `None` without one."""
-    control = control_of(run, runs)
-    seconds, control_seconds = mean_step_seconds(run), mean_step_seconds(control) if control else None
-    return seconds / control_seconds if seconds and control_seconds else None
 
 
 def stage_seconds(run: Run, stage: str) -> float | None:

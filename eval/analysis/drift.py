@@ -38,10 +38,11 @@ def drift_series(run: Run, key: str) -> pd.Series | None:
     return pd.Series(points, dtype=float).sort_index() if points else None
 
 
-def kl_interval(runs: list[Run]) -> pd.DataFrame | None:
-    """KL to base of the one run that measured it, with its interval; `None` if a point has none."""
-    points = next(drift_points(run) for run in runs if drift_series(run, "kl_to_base") is not None)
-    if not all(point.get("interval") for point in points):
+def drift_frame(run: Run, key: str) -> pd.DataFrame | None:
+    """One measure as `mean`, `low` and `high` over steps, with the interval of the KL; `None` if not measured."""
+    values = drift_series(run, key)
+    if values is None:
         return None
-    rows = {point["step"]: (point["kl_to_base"], *point["interval"]) for point in points}
-    return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high"])
+    intervals = {point["step"]: point.get("interval") for point in drift_points(run)} if key == "kl_to_base" else {}
+    ends = [intervals.get(step) or (value, value) for step, value in values.items()]
+    return pd.DataFrame({"mean": values, "low": [low for low, _ in ends], "high": [high for _, high in ends]})

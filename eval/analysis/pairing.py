@@ -41,11 +41,6 @@ def belonging(combinations: list[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
     return [(a, b) for a, b in same if a.repetition == b.repetition] or same
 
 
-def pairs(runs: list[Run], first: str, second: str) -> list[tuple[Run, Run]]:
-    """Runs of two variants that belong together ([`belonging`])."""
-    return belonging([(a, b) for a in runs if a.variant == first for b in runs if b.variant == second])
-
-
 def matched_control(run: Run, runs: list[Run]) -> Run | None:
     """
     The control on the same ground and of the same seeds of base and training, which differs from the run in nothing

@@ -42,9 +42,3 @@ def repetitions(runs: list[Run]) -> list[list[Run]]:
 def seed_count(group: list[Run]) -> int:
     """Different pairs of the base's seed and the training seed."""
     return len({run.repetition for run in group})
-
-
-def mean_measured(values: list[float | None]) -> float | None:
-    """Mean of the values that were measured; `None` if none was."""
-    values = [value for value in values if value is not None]
-    return sum(values) / len(values) if values else None

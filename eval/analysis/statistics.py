@@ -1,6 +1,7 @@
 """Estimates and their uncertainty: pass@k, intervals over prompts or seeds, exact tests of paired outcomes."""
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,10 @@ def pass_at_k_per_prompt(correct, n: int, k: int) -> np.ndarray:
     Raises:
         ValueError: As [`pass_at_k`].
     """
-    return np.array([pass_at_k(n, c, k) for c in correct])
+    return np.array([_pass_at_k(n, int(c), k) for c in correct])
+
+
+_pass_at_k = lru_cache(maxsize=None)(pass_at_k)
 
 
 def pass_at_k_upper_bound(per_prompt_pass1, k: int, n: int | None = None) -> float:
@@ -89,24 +93,26 @@ def pass_at_k_upper_bound(per_prompt_pass1, k: int, n: int | None = None) -> flo
     return 1 - mean_square ** (k / 2)
 
 
+@lru_cache(maxsize=4)
+def _draws(prompts: int, resamples: int, seed: int) -> np.ndarray:
+    """How often each resample has each prompt, shape (resamples, P)."""
+    chosen = np.random.default_rng(seed).integers(prompts, size=(resamples, prompts))
+    places = chosen + prompts * np.arange(resamples)[:, None]
+    counts = np.bincount(places.ravel(), minlength=prompts * resamples)
+    return counts.reshape(resamples, prompts).astype(float)
+
+
 def _percentile_bootstrap(samples, statistic, level, resamples, seed) -> tuple[float, float]:
     """
-    Percentile bootstrap (Efron 1979); samples of shape (P,) each are resampled together, prompt by prompt. NaN below
-    `MIN_PROMPTS`, where it covers far less often than it says.
+    Percentile bootstrap (Efron 1979) of a function of means; samples of shape (P,) each are resampled together, prompt
+    by prompt. NaN below `MIN_PROMPTS`, where it covers far less often than it says.
     """
-    if len(samples[0]) < MIN_PROMPTS:
+    prompts = len(samples[0])
+    if prompts < MIN_PROMPTS:
         return NO_INTERVAL
-    interval = stats.bootstrap(
-        samples,
-        statistic,
-        n_resamples=resamples,
-        paired=len(samples) > 1,
-        vectorized=True,
-        confidence_level=level,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+    means = (_draws(prompts, resamples, seed) @ np.stack(samples, axis=1) / prompts).T
+    low, high = np.percentile(statistic(*means), [50 * (1 - level), 50 * (1 + level)])
+    return float(low), math.inf if math.isnan(high) else float(high)  # NaN is between two resamples of inf
 
 
 def _paired(a, b) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +154,7 @@ def bootstrap_interval(
     if len(values) >= MIN_PROMPTS and np.allclose(values, values[0], rtol=0, atol=1e-12):
         unseen, (least, greatest), value = _share_unseen(len(values), level), bounds, float(values[0])
         return value - unseen * (value - least), value + unseen * (greatest - value)
-    return _percentile_bootstrap((values,), np.mean, level, resamples, seed)
+    return _percentile_bootstrap((values,), lambda mean: mean, level, resamples, seed)
 
 
 def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
@@ -233,11 +239,10 @@ def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int =
         ValueError: If the shapes differ.
     """
 
-    def ratio(x, y, axis=-1):
-        numerator, denominator = x.mean(axis=axis), y.mean(axis=axis)
+    def ratio(numerator, denominator):
         return np.divide(numerator, denominator, out=np.full_like(numerator, np.inf), where=denominator != 0)
 
-    with np.errstate(invalid="ignore"):  # SciPy also takes the spread of the resamples, undefined once one is inf
+    with np.errstate(invalid="ignore"):
         return _percentile_bootstrap(_paired(a, b), ratio, level, resamples, seed)
 
 
@@ -278,6 +283,31 @@ def t_interval(values, level: float = 0.95) -> Estimate:
     half_width = stats.sem(values) * stats.t.ppf((1 + level) / 2, df=len(values) - 1)
     mean = float(values.mean())
     return Estimate(mean, mean - float(half_width), mean + float(half_width))
+
+
+def prompts_and_seeds(
+    values: list[np.ndarray], same: bool, least: float = 0.0, level: float = 0.95
+) -> Estimate | None:
+    """
+    Mean over runs with an interval that covers the choice of prompts and, where there are several runs, of seeds.
+
+    Args:
+        values (`list[np.ndarray]`): One value per prompt for each run, shape (P,) each.
+        same (`bool`): Whether the prompts are the same in all runs; if not, only the t-interval over runs is left.
+        least (`float`, *optional*, defaults to `0.0`): The least value a prompt can have.
+        level (`float`, *optional*, defaults to `0.95`): Nominal coverage of each of the two.
+
+    Returns:
+        [`Estimate`] or `None`: The hull of the two intervals; `None` without runs.
+    """
+    if not values:
+        return None
+    means = [float(run_values.mean()) for run_values in values]
+    intervals = [t_interval(means, level)[1:]] if len(means) > 1 else []
+    if same:
+        intervals.append(bootstrap_interval(np.mean(values, axis=0), level, bounds=(least, 1.0)))
+    lows, highs = zip(*intervals, strict=True)
+    return Estimate(float(np.mean(means)), float(np.min(lows)), float(np.max(highs)))
 
 
 def prediction_interval(values, level: float = 0.95) -> Estimate:

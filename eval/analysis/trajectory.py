@@ -1,12 +1,10 @@
 """pass@k over training steps, and whether it rises towards 1 at one constant rate."""
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.stats import norm, t
 
 from trl_prorl.errors import InputError
@@ -18,6 +16,7 @@ MIN_CHECKPOINTS = 3
 ERROR_RATE = 0.05
 RESAMPLES = 1000
 MIN_RESAMPLES = 39
+ITERATIONS, LARGEST_CHANGE = 60, 5.0  # of a fit; in units of a rate by run length
 
 
 @dataclass(frozen=True)
@@ -162,6 +161,48 @@ def standard_errors(per_prompt) -> np.ndarray:
     return np.maximum(per_prompt.std(axis=1, ddof=1) / math.sqrt(prompts), math.sqrt(half * (1 - half) / prompts))
 
 
+def _least_squares(time, values, weights, p0, free_start: bool) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Fits of the curve to R series at once (Levenberg 1944, Marquardt 1963).
+
+    Args:
+        time, weights (`np.ndarray`): Shape (T,); the weights are standard errors.
+        values (`np.ndarray`): Shape (R, T).
+        p0 (`np.ndarray`): Value at time 0, shape (R,), or where the search for it begins.
+        free_start (`bool`): Whether p0 is fitted.
+
+    Returns:
+        `tuple[np.ndarray, np.ndarray]`: Rate and p0 of each series, shape (R, 2), and J'J of what was fitted, shape
+        (R, 1, 1) or (R, 2, 2).
+    """
+    size = 2 if free_start else 1
+    unsolved = np.maximum(1 - np.stack([p0, values[:, -1]]), 1e-3)
+    found = np.stack([np.log(unsolved[0] / unsolved[1]), p0], axis=1)
+
+    def residuals(found):
+        return (values - saturation(time, found[:, :1], found[:, 1:])) / weights
+
+    def slopes(found):
+        unsolved = np.exp(-found[:, :1] * time)
+        return np.stack([(1 - found[:, 1:]) * time * unsolved, unsolved][:size], axis=2) / weights[:, None]
+
+    damping, error = np.full(len(values), 1e-3), residuals(found)
+    for _ in range(ITERATIONS):
+        slope = slopes(found)
+        hessian = slope.transpose(0, 2, 1) @ slope
+        damped = hessian * (1 + damping[:, None, None] * np.eye(size)) + 1e-300 * np.eye(size)
+        change = np.linalg.solve(damped, slope.transpose(0, 2, 1) @ error[:, :, None])[:, :, 0]
+        tried = found.copy()
+        tried[:, :size] += np.clip(change, -LARGEST_CHANGE, LARGEST_CHANGE)
+        new = residuals(tried)
+        better = np.square(new).sum(axis=1) <= np.square(error).sum(axis=1)
+        found[better], error[better] = tried[better], new[better]
+        damping = np.clip(np.where(better, damping / 10, damping * 10), 1e-12, 1e12)
+        if (np.abs(change[better]) <= 1e-10).all() and better.all():
+            break
+    return found, hessian
+
+
 def fit_saturation(steps, values, errors=None, *, free_start: bool = False) -> SaturationFit:
     """
     Least-squares fit of 1 - (1 - p0) e^(-alpha t).
@@ -192,35 +233,19 @@ def fit_saturation(steps, values, errors=None, *, free_start: bool = False) -> S
     p0 = float(values[0])
     if p0 >= 1:
         raise ValueError("Everything is solved at the start: there is nothing left to shrink.")
-    # In units of the whole run, so that alpha is of order 1 for the optimiser.
+    # In units of the whole run, so that alpha is of order 1.
     length = float(steps[-1])
-    guess = math.log((1 - p0) / max(1 - values[-1], 1e-3))
-    start = [guess, p0] if free_start else [guess]
-
-    def model(time, alpha, p0=p0):
-        return saturation(time, alpha, p0)
-
-    def slopes(time, alpha, p0=p0):
-        unsolved = np.exp(-alpha * time)
-        return np.stack([(1 - p0) * time * unsolved, unsolved][:parameters], axis=1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OptimizeWarning)  # a rate that the points do not bound gets [-inf, inf]
-        best, covariance = curve_fit(
-            model,
-            steps[used] / length,
-            values[used],
-            p0=start,
-            sigma=weights[used],
-            absolute_sigma=errors is not None,
-            jac=slopes,
-        )
-    alpha, error = best[0] / length, math.sqrt(covariance[0, 0]) / length
+    best, hessian = _least_squares(steps[used] / length, values[None, used], weights[used], np.array([p0]), free_start)
+    with np.errstate(divide="ignore"):
+        covariance = np.linalg.inv(hessian[0]) if np.linalg.det(hessian[0]) > 0 else np.full_like(hessian[0], np.inf)
+    alpha, error = best[0, 0] / length, math.sqrt(covariance[0, 0]) / length
     degrees = len(steps[used]) - parameters
     quantile = t.ppf(1 - ERROR_RATE / 2, degrees) if errors is None else norm.ppf(1 - ERROR_RATE / 2)
-    p0 = float(best[1]) if free_start else p0
+    p0 = float(best[0, 1])
     fitted = saturation(steps[used], alpha, p0)
     residuals = values[used] - fitted
+    if errors is None:
+        error *= math.sqrt(float(np.sum(residuals**2)) / degrees)
     return SaturationFit(
         p0=p0,
         alpha=Estimate(float(alpha), float(alpha - quantile * error), float(alpha + quantile * error)),
@@ -270,17 +295,24 @@ def check_saturation(
     on_curve = fit.curve(steps)
     if not free_start:
         on_curve[0] = values[0]
-    rng = np.random.default_rng(seed)
-    alphas, chi2s, runs = np.empty(resamples), np.empty(resamples), np.empty(resamples)
-    for i in range(resamples):
-        resampled = per_prompt[:, rng.integers(per_prompt.shape[1], size=per_prompt.shape[1])].mean(axis=1)
-        if not free_start and resampled[0] >= 1:
-            raise ValueError(
-                "Too few prompts are unsolved at the start to tell anything; lower k or draw more prompts."
-            )
-        alphas[i] = fit_saturation(steps, resampled, errors, free_start=free_start).alpha.value
-        by_chance = fit_saturation(steps, on_curve + resampled - values, errors, free_start=free_start)
-        chi2s[i], runs[i] = by_chance.reduced_chi2, longest_run(by_chance.residuals)
+    rng, prompts = np.random.default_rng(seed), per_prompt.shape[1]
+    drawn = (rng.integers(prompts, size=prompts) for _ in range(resamples))
+    resampled = np.array([per_prompt[:, chosen].mean(axis=1) for chosen in drawn])
+    if not free_start and (resampled[:, 0] >= 1).any():
+        raise ValueError("Too few prompts are unsolved at the start to tell anything; lower k or draw more prompts.")
+    used, length = slice(0 if free_start else 1, None), float(steps[-1])
+
+    def fits(series):
+        best, _ = _least_squares(steps[used] / length, series[:, used], errors[used], series[:, 0], free_start)
+        return best, series[:, used] - saturation(steps[used] / length, best[:, :1], best[:, 1:])
+
+    alphas = fits(resampled)[0][:, 0] / length
+    _, residuals = fits(on_curve + resampled - values)
+    degrees = residuals.shape[1] - (2 if free_start else 1)
+    chi2s, runs = (
+        np.square(residuals / errors[used]).sum(axis=1) / degrees,
+        np.array(list(map(longest_run, residuals))),
+    )
     observed = longest_run(fit.residuals)
     low, high = np.percentile(alphas, [100 * ERROR_RATE / 2, 100 * (1 - ERROR_RATE / 2)])
     return SaturationCheck(
@@ -316,7 +348,7 @@ def check_run(run: Run, k: int, *, free_start: bool = False, resamples: int = RE
         )
     try:
         return check_saturation(steps, per_prompt, k, free_start=free_start, resamples=resamples)
-    except (ValueError, RuntimeError) as error:
+    except ValueError as error:
         raise InputError(f"run '{run.path}', --k {k}: {error}") from error
 
 

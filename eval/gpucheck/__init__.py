@@ -1,1 +1,1 @@
-"""What `python -m eval.gpu_check` checks and measures on a GPU: `parts.py` has the list."""
+"""What `trl-prorl gpu-check` checks and measures on a GPU: `parts.py` has the list."""

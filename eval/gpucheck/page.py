@@ -25,9 +25,7 @@ def page(folder: Path) -> str:
     machine = Result.read(folder, MACHINE.name)
     memory, versions = machine.facts["memory_gib"], machine.facts["versions"].items()
     said = "" if memory is None else f" {memory:.0f} GiB;"
-    said = (
-        f"Written by `python -m eval.gpu_check`.{said} {', '.join(f'{name} {version}' for name, version in versions)}."
-    )
+    said = f"Written by `trl-prorl gpu-check`.{said} {', '.join(f'{name} {version}' for name, version in versions)}."
     lines = [f"# {machine.facts['device']}", "", said, "", *(failure(check) + "\n" for check in machine.failed)]
     for name, part in PARTS.items():
         result = Result.read(folder, name)

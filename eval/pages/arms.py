@@ -1,5 +1,6 @@
 """What each arm is: in the lead in a few words, at the end in full."""
 
+from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages.document import Bullets, Section, Text
 from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.resets.triggers import KEYS as TRIGGERS
@@ -81,5 +82,5 @@ def lead(runs: list[Run]) -> list[Text]:
     ]
 
 
-def sections(runs: list[Run]) -> list[Section]:
-    return [Section("What each arm is", [Bullets(arm_list(runs))])]
+def sections(frame: Frame) -> list[Section]:
+    return [Section("What each arm is", [Bullets(arm_list(frame.runs))])]

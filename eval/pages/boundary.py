@@ -6,14 +6,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from trl_prorl.eval.analysis.boundary import Boundary, PromptChange, boundary
+from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.cells import interval_cell
-from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR
+from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, save_figure
 from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.objective import objective_notes
-from trl_prorl.eval.pages.panels import save_figure
 from trl_prorl.eval.pages.table import Column, Table, table_of
-from trl_prorl.eval.run_folder.run import Run
 
 
 LISTED_PROMPTS = 12
@@ -155,20 +153,18 @@ RUN_COLUMNS = [
 ]
 
 
-def runs_table(runs: list[Run]) -> Table | None:
+def runs_table(frame: Frame) -> Table | None:
     """Prompts newly solved and lost by each run against its base; `None` if no run was evaluated."""
-    rows = [(run, boundary(run.passk)) for run in runs if run.passk]
-    if not rows:
-        return None
+    rows = [(run, boundary(run.passk)) for run in frame.runs if run.passk]
     notes = [
         "Newly solved: no correct base sample, some of the trained model; lost: the reverse; in brackets those for "
         "which sampling noise is excluded (Fisher's exact test, Holm over all prompts of the run, 5 %). p: exact "
         "McNemar of newly solved against lost. No correct sample does not mean impossible: the last column is the "
         "highest rate that leaves a chance of 5 % of it. `trl-prorl boundary --run …` shows the prompts."
     ]
-    return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes + objective_notes(runs))
+    return table_of("Newly solved and lost prompts", RUN_COLUMNS, rows, notes) if rows else None
 
 
-def sections(runs: list[Run]) -> list[Section]:
-    table = runs_table(runs)
+def sections(frame: Frame) -> list[Section]:
+    table = runs_table(frame)
     return [Section(table.title, [table])] if table else []

@@ -1,5 +1,6 @@
 """What the numbers cannot show: evaluation, differences between the runs beyond their variants."""
 
+from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.pairing import max_new_tokens
 from trl_prorl.eval.analysis.repetitions import REPETITION_KEYS
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
@@ -84,5 +85,5 @@ def _config_differences(runs: list[Run]) -> list[str]:
     return [f"The runs differ beyond their variants, in {', '.join(differing)}."] if differing else []
 
 
-def sections(runs: list[Run]) -> list[Section]:
-    return [Section("Caveats", [Bullets(caveats(runs))])]
+def sections(frame: Frame) -> list[Section]:
+    return [Section("Caveats", [Bullets(caveats(frame.runs))])]

@@ -3,7 +3,6 @@
 import math
 
 from trl_prorl.eval.analysis.statistics import Estimate, t_interval
-from trl_prorl.eval.run_folder.run import Run
 
 
 NOT_MEASURED = "–"
@@ -35,9 +34,13 @@ def share_cell(share: Estimate) -> str:
     return f"{percent(share.value)} {interval}"
 
 
-def over_seeds(values: list[float | None], spec: str) -> str:
+def mean_cell(values: list[float], spec: str) -> str:
+    """The mean of the values, a dash where there is none."""
+    return format(sum(values) / len(values), spec) if values else NOT_MEASURED
+
+
+def over_seeds(values: list[float], spec: str) -> str:
     """Mean over seeds with its 95 % t-interval; the value alone where there is one, a dash where there is none."""
-    values = [value for value in values if value is not None]
     if not values:
         return NOT_MEASURED
     return interval_cell(t_interval(values), spec) if len(values) > 1 else format(values[0], spec)
@@ -58,9 +61,3 @@ def sides_cell(base: Estimate | None, trained: Estimate | None, spec: str) -> st
 def percent_cell(share: float | None, spec: str) -> str:
     """A share in [0, 1] as a number of percent, for a column whose heading has the sign."""
     return cell(None if share is None else 100 * share, spec)
-
-
-def resets_cell(run: Run) -> str:
-    """How many resets were applied."""
-    resets = run.reset_steps()
-    return NOT_MEASURED if resets is None else str(len(resets))

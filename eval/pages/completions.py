@@ -6,7 +6,8 @@ from itertools import islice
 import numpy as np
 import pandas as pd
 
-from trl_prorl.eval.analysis.best import verdicts
+from trl_prorl.eval.analysis.compare import verdicts
+from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.passk import SIDES
 from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import Column, Table, table_of
@@ -67,6 +68,6 @@ def completions_table(run: Run) -> Table | None:
     return table_of("Completions, base and trained", COLUMNS, rows, notes)
 
 
-def sections(runs: list[Run]) -> list[Section]:
-    tables = (completions_table(verdict.best.runs[0]) for verdict in verdicts(runs))
+def sections(frame: Frame) -> list[Section]:
+    tables = (completions_table(verdict.best.evaluated[0]) for verdict in verdicts(frame))
     return [Section(table.title, [table]) for table in islice(filter(None, tables), 1)]

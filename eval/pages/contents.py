@@ -3,66 +3,56 @@
 from itertools import chain
 from pathlib import Path
 
+from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages import (
     arms,
     boundary,
-    by_task,
     caveats,
-    checkpoints,
-    closeups,
-    compare,
+    comparison,
     completions,
-    cost,
     course,
     drift,
-    k_curve,
-    learning,
     matrix,
+    passk,
     reproduce,
     reset_effects,
-    success,
+    runs,
     trajectory,
-    verdict,
 )
-from trl_prorl.eval.pages.document import Report, said_once
-from trl_prorl.eval.run_folder.run import Run
-from trl_prorl.variants import DIFFERENT_OBJECTIVE
+from trl_prorl.eval.pages.document import Report
 
 
 CONTENTS = (
-    verdict,
-    matrix,
-    completions,
-    success,
-    course,
-    learning,
-    checkpoints,
-    trajectory,
-    k_curve,
-    boundary,
-    compare,
-    by_task,
-    drift,
-    reset_effects,
-    closeups,
-    cost,
-    caveats,
-    arms,
+    comparison.verdict_sections,
+    matrix.sections,
+    completions.sections,
+    course.sections,
+    comparison.sections,
+    runs.learned,
+    passk.checkpoints,
+    trajectory.sections,
+    passk.against_k,
+    boundary.sections,
+    passk.by_task,
+    drift.sections,
+    reset_effects.sections,
+    runs.costs,
+    caveats.sections,
+    arms.sections,
 )
 
 
-def build_report(runs: list[Run], command: str) -> Report:
+def build_report(frame: Frame, command: str) -> Report:
     """
     The report on runs, for [`~eval.pages.document.to_markdown`] and [`~eval.pages.html.to_html`].
 
     Args:
-        runs (`list[Run]`): The runs, sorted.
+        frame ([`Frame`]): The runs, sorted.
         command (`str`): The command that makes this report again.
     """
-    sections = [*chain.from_iterable(page.sections(runs) for page in CONTENTS), *reproduce.sections(runs, command)]
-    title = f"Prolonged GRPO: {len(runs)} {'run' if len(runs) == 1 else 'runs'}"
-    # Each table and picture says it, because it may stand alone; the report says it above the first of them.
-    return said_once(Report(title, arms.lead(runs), sections), DIFFERENT_OBJECTIVE)
+    sections = chain.from_iterable(page(frame) for page in CONTENTS)
+    title = f"Prolonged GRPO: {len(frame.runs)} {'run' if len(frame.runs) == 1 else 'runs'}"
+    return Report(title, arms.lead(frame.runs), [*sections, *reproduce.sections(frame.runs, command)])
 
 
 def draw_pictures(report: Report, out: Path) -> list[str]:

@@ -1,11 +1,22 @@
-"""What one line of a picture stands for, its colour, and how lines, bands and resets are drawn."""
+"""How a report draws: the look of an arm, curves over steps with their marks, panels, and the files made of them."""
 
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
 import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
 
-from trl_prorl.eval.analysis.names import configuration_labels
-from trl_prorl.eval.analysis.repetitions import repetitions, seed_count
+from trl_prorl.eval.analysis.frame import Arm, Frame
 from trl_prorl.eval.analysis.smoothing import band
 from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.files import replaced
+from trl_prorl.record.keys import GAMED, GROWTH
 from trl_prorl.variants import VARIANTS
 
 
@@ -14,194 +25,233 @@ LINE_STYLES = ("-", "--", "-.", ":")
 # From the fifth line of a colour on; not the circle that the points of some curves have anyway.
 MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 DPI = 100
+PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 160
+LEGEND_ROW_INCHES, LEGEND_COLUMNS = 0.22, 2
 MOST_CURVES = 10  # on one set of axes
 MOST_RESETS = 30  # of a curve, that are marked
-BAND_NOTE = "Strong line: mean over the seeds of a configuration; band: lowest to highest seed, where all of them ran."
+BAND_NOTE = "Strong line: mean over the seeds of an arm; band: lowest to highest seed, where all of them ran."
+SHEETS_NOTE = (
+    "Arms of one task, base, length and learning rate share axes; where these are more than "
+    f"{MOST_CURVES}, those of one variant do, beside one arm of plain and one of the control."
+)
+# Why a reset was made, as its mark at the top of the axes says it; an own reason, or several at once, is a star.
+REASON_MARKERS = {"periodic": "|", "kl_spike": "d", "stall": "s", "drop": "v"}
+REASON_NAMES = {"kl_spike": "KL spike"}
+MARK_ROWS, TOP_ROW, ROW_HEIGHT = 8, 0.985, 0.035
+# Other events, at the bottom of the axes: marker, label, and what a caption says.
+EVENT_MARKS = {
+    GROWTH: ("^", "growth of the rank", "Triangles at the bottom are growths of the adapter's rank."),
+    GAMED: ("X", "the reward is gamed", "Crosses at the bottom: `guard_gap` fired, the reward rose while gold fell."),
+}
 
 
-def colour_of(run: Run) -> str:
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """
+    One set of axes.
+
+    Attributes:
+        alt (`str`): What the picture shows, for readers who do not see it.
+        draw (`Callable`): Draws into the axes it is given; labels what belongs into a legend, but draws none.
+        rows (`int`): Rows of a panel of bars, which make it taller.
+    """
+
+    alt: str
+    draw: Callable
+    rows: int = 0
+
+    @cached_property
+    def png(self) -> bytes:
+        """The panel, 832 pixels wide: large enough type where it is shown 340 pixels wide, as on a phone."""
+        width, height = PANEL_INCHES
+        figure = Figure(
+            (width, max(height, 1.2 + 0.24 * self.rows)), PANEL_DPI, layout="constrained" if self.rows else None
+        )
+        axes = figure.subplots()
+        self.draw(axes)
+        labels, legend = axes.get_legend_handles_labels()[1], 0.0
+        if labels:
+            legend = LEGEND_ROW_INCHES * -(-len(labels) // LEGEND_COLUMNS)
+            figure.set_figheight(figure.get_figheight() + legend)
+            where = {"loc": "outside lower center" if self.rows else "lower center", "ncols": LEGEND_COLUMNS}
+            figure.legend(**where, fontsize=8, frameon=False, handlelength=2.5)
+        if not self.rows:  # a fifth of the time that a constrained layout takes
+            tall = figure.get_figheight()
+            figure.subplots_adjust(0.14, (legend + 0.5) / tall, 0.98, 1 - 0.3 / tall)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
+        # A palette makes the page a third as large; the few colours of a figure lose nothing by it.
+        buffer = io.BytesIO()
+        picture.quantize(256, dither=Image.Dither.NONE).save(buffer, format="png")
+        return buffer.getvalue()
+
+
+def write_sheet(panels: list[Panel], path: Path, columns: int) -> None:
+    """Write panels side by side as one PNG."""
+    pictures = [Image.open(io.BytesIO(panel.png)).convert("RGB") for panel in panels]
+    columns = min(columns, len(pictures))
+    rows = [pictures[start : start + columns] for start in range(0, len(pictures), columns)]
+    width, heights = pictures[0].width, [max(picture.height for picture in row) for row in rows]
+    sheet = Image.new("RGB", (columns * width, sum(heights)), "white")
+    for place, row in enumerate(rows):
+        for column, picture in enumerate(row):
+            sheet.paste(picture, (column * width, sum(heights[:place])))
+    with replaced(path) as aside:
+        sheet.save(aside, format="png")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG, whole or not at all."""
+    with replaced(path) as aside:
+        figure.savefig(aside, format="png")
+
+
+def colour_of(run: Run | Arm) -> str:
     """The colour of its variant; grey for one that is not known."""
     return VARIANTS[run.variant].colour if run.variant in VARIANTS else OTHER_COLOUR
 
 
-def line_styles(runs: list[Run]) -> list[dict]:
-    """Colour by variant, dashes and then markers by place within the colour: one `dict` of line properties per run."""
-    seen, styles = {}, []
-    for run in runs:
-        colour = colour_of(run)
-        place = seen[colour] = seen.get(colour, -1) + 1
-        marker = MARKERS[place // len(LINE_STYLES) % len(MARKERS)]
-        style = {"color": colour, "linestyle": LINE_STYLES[place % len(LINE_STYLES)]}
-        styles.append(style if marker is None else {**style, "marker": marker})
-    return styles
-
-
-def sparse(style: dict) -> dict:
-    """The same for a line of many points: some ten markers along it."""
-    return {**style, "markevery": 0.1, "markersize": 5} if "marker" in style else style
+def style_of(arm: Arm) -> dict:
+    """Line properties: colour by variant, dashes and then markers by place within the colour."""
+    style = {"color": colour_of(arm), "linestyle": LINE_STYLES[arm.place % len(LINE_STYLES)]}
+    marker = MARKERS[arm.place // len(LINE_STYLES) % len(MARKERS)]
+    return style if marker is None else {**style, "marker": marker, "markersize": 5}
 
 
 def arm_label(run: Run) -> str:
-    """The arm's name, with its variant where the name does not say it."""
+    """The name of a run, with its variant where the name does not say it."""
     return run.name if run.name == run.variant else f"{run.name} ({run.variant})"
 
 
-class Curve:
+def sheets(frame: Frame) -> list[tuple[str, list[Arm]]]:
     """
-    What one line stands for: a run, or all seeds of a configuration.
-
-    Attributes:
-        runs (`list[Run]`): One run, or the runs of one configuration with 2 seeds or more.
-        label (`str`): Name of the run, or of the configuration with its number of seeds.
-        style (`dict`): Colour, dashes and, where these do not suffice, a marker.
+    The arms as they share axes, and what those of a sheet have in common: ground by ground, and a ground of more than
+    10 arms variant by variant, with the first plain and control arm in each. Variants of one arm stand together.
     """
-
-    def __init__(self, runs: list[Run], label: str, style: dict):
-        self.runs, self.label, self.style = runs, label, style
-
-    @property
-    def variant(self) -> str:
-        return self.runs[0].variant
-
-    def series(self, key: str) -> list[pd.Series]:
-        """One metric of each run that measured it."""
-        return [values for run in self.runs if (values := run.measured(key)) is not None]
-
-
-def curves(runs: list[Run]) -> list[Curve]:
-    """
-    One curve per configuration with at least 2 seeds; one per run otherwise, named by its folder, or by its
-    configuration where it stands beside configurations of several seeds or beside more than 10 others.
-    """
-    groups = repetitions(runs)
-    several = any(seed_count(group) > 1 for group in groups)
-    split = []
-    for group, label in zip(groups, configuration_labels(groups), strict=True):
-        if seed_count(group) > 1:
-            split.append((group, f"{label}, {seed_count(group)} seeds"))
-        elif len(group) == 1 and (several or len(groups) > MOST_CURVES):
-            split.append((group, label))
-        else:
-            split += [([run], run.name) for run in group]
-    styles = line_styles([members[0] for members, _ in split])
-    return [Curve(members, label, style) for (members, label), style in zip(split, styles, strict=True)]
+    found = []
+    for title, arms in frame.grounds.items():
+        if len(arms) <= MOST_CURVES:
+            found.append((title, arms))
+            continue
+        by_variant = {}
+        for arm in arms:
+            by_variant.setdefault(arm.variant, []).append(arm)
+        references = [by_variant[variant][0] for variant in ("plain", "control") if variant in by_variant]
+        alone = [same[0] for same in by_variant.values() if len(same) == 1 and same[0] not in references]
+        groups = [(variant, same) for variant, same in by_variant.items() if len(same) > 1]
+        for name, same in [*groups, *([("other variants", alone)] if alone else [])]:
+            for place in range(0, len(same), MOST_CURVES):
+                part = same[place : place + MOST_CURVES]
+                others = [arm for arm in references if arm not in part]
+                found.append((", ".join(filter(None, [name, title])), [*others, *part]))
+    return found
 
 
-def with_band_note(runs: list[Run], text: str) -> str:
+def titled(sheet: str, title: str) -> str:
+    return f"{sheet}: {title}" if sheet else title
+
+
+def with_band_note(frame: Frame, text: str) -> str:
     """A caption, with what a strong line and a band mean where there are seeds to put together."""
-    return f"{text} {BAND_NOTE}" if any(seed_count(group) > 1 for group in repetitions(runs)) else text
+    return f"{text} {BAND_NOTE}" if any(len(arm.rows) > 1 for arm in frame.arms) else text
 
 
-def over_runs(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    """Of one run its `mean` with its interval over prompts; of several, mean and band over the runs."""
-    return frames[0] if len(frames) == 1 else band([frame["mean"] for frame in frames])
+def marks_note(frame: Frame) -> str:
+    """What the marks of resets and other events are, for a caption."""
+    notes = (note for event, (*_, note) in EVENT_MARKS.items() if any(run.event_steps(event) for run in frame.runs))
+    return " ".join(["Vertical lines are resets.", *notes])
 
 
-def draw_band(axes, frame: pd.DataFrame, label: str, style: dict) -> None:
-    """`mean` as a line of points, `low` to `high` as a band."""
-    axes.fill_between(frame.index, frame["low"], frame["high"], color=style["color"], alpha=0.15, linewidth=0)
-    axes.plot(frame.index, frame["mean"], markersize=4, linewidth=1.8, label=label, **{"marker": "o", **style})
-
-
-def draw_curves(axes, shown: list[Curve], key_of, smooth) -> None:
-    """One run: faint as recorded, strong smoothed. Several seeds: mean and band of what was smoothed run by run."""
-    for curve in shown:
-        key = key_of(curve.variant)
-        series = curve.series(key)
+def draw_lines(axes, arms: list[Arm], key_of: Callable, smooth=lambda values: values, suffix="", **style) -> None:
+    """One run: faint as recorded, strong smoothed. Several: mean and band of what was smoothed run by run."""
+    for arm in arms:
+        series = arm.series(key_of(arm.variant))
         smoothed = [line for line in map(smooth, series) if len(line)]
         if not smoothed:
             continue
-        label = curve.label if key_of(None) == key else f"{curve.label}: {key}"
-        if len(curve.runs) == 1:
-            axes.plot(series[0].index, series[0], color=curve.style["color"], linewidth=0.6, alpha=0.25)
-            strong = smoothed[0]
+        colour, strong = colour_of(arm), smoothed[0]
+        if len(arm.rows) == 1:
+            axes.plot(series[0].index, series[0], color=colour, linewidth=0.6, alpha=0.25)
         else:
             spread = band(smoothed)
-            axes.fill_between(
-                spread.index, spread["low"], spread["high"], color=curve.style["color"], alpha=0.18, linewidth=0
-            )
+            axes.fill_between(spread.index, spread["low"], spread["high"], color=colour, alpha=0.18, linewidth=0)
             strong = spread["mean"]
-        axes.plot(strong.index, strong, linewidth=1.8, label=label, **sparse(curve.style))
-    if not axes.lines:
-        note_not_measured(axes)
+        look = {"linewidth": 1.8, "markevery": 0.1, **style_of(arm), **style}
+        axes.plot(strong.index, strong, label=f"{arm.legend}{suffix}", **look)
 
 
-def note_not_measured(axes) -> None:
-    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
+def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> None:
+    """
+    Points, of one run its `mean` with the interval `low` to `high`, of several mean and band over the runs.
+    """
+    frame = frames[0] if len(frames) == 1 else band([each["mean"] for each in frames])
+    axes.fill_between(frame.index, frame["low"], frame["high"], color=style["color"], alpha=0.15, linewidth=0)
+    axes.plot(frame.index, frame["mean"], linewidth=1.8, label=label, **{"marker": "o", "markersize": 4, **style})
 
 
-# Why a reset was made, as its mark at the top of the axes says it; an own reason, or several at once, is a star.
-REASON_MARKERS = {"periodic": "|", "kl_spike": "d", "stall": "s", "drop": "v"}
-REASON_NAMES = {"kl_spike": "KL spike"}
-GROWTH_STYLE = {"marker": "^", "linestyle": "", "markersize": 6}
-GROWTH_LABEL = "growth of the rank"
-MARK_ROWS, TOP_ROW, ROW_HEIGHT = 8, 0.985, 0.035
+def steps_panel(title: str, arms: list[Arm], draw: Callable, **settings) -> Panel:
+    """A panel over optimizer steps, with the marks of resets and other events; `settings` are those of the axes."""
+
+    def whole(axes):
+        draw(axes)
+        if not axes.lines:
+            axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
+        mark_events(axes, arms)
+        axes.grid(alpha=0.2)
+        axes.set(**{"title": title, "xlabel": "optimizer step", **settings})
+
+    return Panel(f"{title} over optimizer steps", whole)
 
 
-def reason_marker(reason: str) -> str:
+def points_panel(title: str, frame: Frame, points_of: Callable[[Run], pd.DataFrame | None], unit: str) -> Panel:
+    """A panel of points over optimizer steps, of every run that has some."""
+
+    def draw(axes):
+        for arm in frame.arms:
+            frames = [found for run in arm.runs if (found := points_of(run)) is not None]
+            if frames:
+                draw_points(axes, frames, arm.legend, style_of(arm))
+
+    return steps_panel(title, frame.arms, draw, ylabel=unit)
+
+
+def mark_events(axes, arms: list[Arm]) -> None:
+    """
+    Resets as thin vertical lines, the dashes of the arms interlocking, so that resets at the same step all stay
+    visible; at the top of each, in a row of the arm's own, a mark of its reason. More than 30 resets of an arm would
+    hide the others. Other events are marks at the bottom.
+    """
+    resets = [(arm, sorted({at for run in arm.runs for at in run.reset_reasons()})) for arm in arms]
+    resets = [(arm, found) for arm, found in resets if 0 < len({step for step, _ in found}) <= MOST_RESETS]
+    known = list(REASON_MARKERS)
+    reasons = {reason for _, found in resets for _, reason in found} - {""}
+    for place, (arm, found) in enumerate(resets):
+        dashes = (12 * place, (12, 12 * (len(resets) - 1))) if len(resets) > 1 else "-"
+        height = TOP_ROW - ROW_HEIGHT * (place % MARK_ROWS)
+        for step in sorted({step for step, _ in found}):
+            axes.axvline(step, color=colour_of(arm), linewidth=0.8, alpha=0.6, linestyle=dashes, zorder=0)
+        for reason in {reason for _, reason in found} - {""}:
+            _mark(axes, arm, [step for step, why in found if why == reason], height, _marker(reason))
+    for reason in sorted(reasons, key=lambda reason: (known.index(reason) if reason in known else len(known), reason)):
+        names = " + ".join(REASON_NAMES.get(part, part) for part in reason.split("+"))
+        axes.plot([], [], _marker(reason), color=OTHER_COLOUR, label=f"reset: {names}", markersize=5)
+    for event, (marker, label, _) in EVENT_MARKS.items():
+        steps_of = [sorted({step for run in arm.runs for step in run.event_steps(event)}) for arm in arms]
+        for arm, steps in zip(arms, steps_of, strict=True):
+            if steps:
+                _mark(axes, arm, steps, 0.0, marker)
+        if any(steps_of):
+            axes.plot([], [], marker, color=OTHER_COLOUR, label=label)
+
+
+def _marker(reason: str) -> str:
     return REASON_MARKERS.get(reason, "*")
 
 
-def reason_label(reason: str) -> str:
-    """The reason in the legend, `reset: KL spike`."""
-    return f"reset: {' + '.join(REASON_NAMES.get(part, part) for part in reason.split('+'))}"
-
-
-def reasons_of(shown: list[Curve]) -> list[str]:
-    """Every reason in the record of these curves' resets, the known ones first."""
-    found = {reason for curve in shown for run in curve.runs for _, reason in run.reset_reasons()} - {""}
-    return sorted(found, key=lambda reason: (reason not in REASON_MARKERS, reason))
-
-
-def mark_resets(axes, shown: list[Curve]) -> None:
-    """
-    Thin vertical lines, the dashes of the arms interlocking, so that resets at the same step all stay visible; at the
-    top of each, in a row of the arm's own, a mark of its reason. More than 30 resets of a curve would hide the others.
-    """
-    steps_of = [sorted({step for run in curve.runs for step in run.reset_steps() or []}) for curve in shown]
-    with_resets = [
-        (curve, steps) for curve, steps in zip(shown, steps_of, strict=True) if 0 < len(steps) <= MOST_RESETS
-    ]
-    for place, (curve, steps) in enumerate(with_resets):
-        for step in steps:
-            dashes = (12 * place, (12, 12 * (len(with_resets) - 1))) if len(with_resets) > 1 else "-"
-            axes.axvline(step, color=curve.style["color"], linewidth=0.8, alpha=0.6, linestyle=dashes, zorder=0)
-    for reason in reasons_of(shown):
-        marker = {"marker": reason_marker(reason), "linestyle": "", "markersize": 5}
-        for place, (curve, _) in enumerate(with_resets):
-            height = TOP_ROW - ROW_HEIGHT * (place % MARK_ROWS)
-            steps = sorted({step for run in curve.runs for step, why in run.reset_reasons() if why == reason})
-            axes.plot(
-                steps,
-                [height] * len(steps),
-                transform=axes.get_xaxis_transform(),
-                color=curve.style["color"],
-                **marker,
-            )
-        axes.plot([], [], color=OTHER_COLOUR, label=reason_label(reason), **marker)
-
-
-def mark_growths(axes, shown: list[Curve]) -> None:
-    """A triangle at the bottom, in the arm's colour, where the rank of an adapter grew."""
-    grown = [(curve, sorted({step for run in curve.runs for step in run.growth_steps()})) for curve in shown]
-    for curve, steps in grown:
-        if steps:
-            place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-            axes.plot(steps, [0.0] * len(steps), color=curve.style["color"], **GROWTH_STYLE, **place)
-    if any(steps for _, steps in grown):
-        axes.plot([], [], color=OTHER_COLOUR, label=GROWTH_LABEL, **GROWTH_STYLE)
-
-
-def mark_events(axes, shown: list[Curve]) -> None:
-    """Mark the resets of some curves, and the growths of their adapters."""
-    mark_resets(axes, shown)
-    mark_growths(axes, shown)
-
-
-def marks_note(runs: list[Run]) -> str:
-    """What the marks of resets and growths are, for a caption."""
-    grown = " Triangles at the bottom are growths of the adapter's rank." if any(map(Run.growth_steps, runs)) else ""
-    return f"Vertical lines are resets.{grown}"
+def _mark(axes, arm: Arm, steps: list[int], height: float, marker: str) -> None:
+    place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+    axes.plot(steps, [height] * len(steps), marker, color=colour_of(arm), markersize=5, **place)
 
 
 def symlog_threshold(series: list[pd.Series]) -> float:

@@ -1,20 +1,19 @@
 """A report as a list of sections, from which both the markdown and the page are made."""
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from trl_prorl.eval.pages.panels import Panel, plot_sheet
+from trl_prorl.eval.pages.curves import Panel, write_sheet
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.shown import visible, without_html
 
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph in markdown; `note` sets it apart as a remark on what stands above."""
+    """A paragraph in markdown."""
 
     markdown: str
-    note: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class Picture:
         caption (`str`): Markdown below it.
         panels (`list[Panel]`): The panels, row by row.
         columns (`int`): Panels in a row where there is room.
-        footnote (`str`): Text below the panels of the file, which may stand alone.
     """
 
     file: str
@@ -50,11 +48,10 @@ class Picture:
     caption: str
     panels: list[Panel]
     columns: int = 2
-    footnote: str = ""
 
     def write(self, folder: Path) -> None:
         """Write the file into a folder."""
-        plot_sheet(self.panels, folder / self.file, self.columns, self.footnote)
+        write_sheet(self.panels, folder / self.file, self.columns)
 
 
 Block = Text | Bullets | Code | Picture | Table
@@ -90,44 +87,6 @@ class Report:
 
     def pictures(self) -> list[Picture]:
         return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
-
-
-def said_once(report: Report, sentence: str) -> Report:
-    """
-    The report with a sentence where it first stands, and nowhere else: a table or a picture of its own brings it
-    along.
-    """
-    seen = False
-
-    def first(text: str) -> str:
-        nonlocal seen
-        if sentence not in text:
-            return text
-        kept = sentence if not seen else ""
-        seen = True
-        before, after = text.split(sentence, 1)
-        return " ".join(filter(None, [before.strip(), kept, after.replace(sentence, "").strip()]))
-
-    def texts(lines: list[str]) -> list[str]:
-        return [text for line in lines if (text := first(line))]
-
-    def cleaned(block: Block) -> Block | None:
-        match block:
-            case Text():
-                return replace(block, markdown=text) if (text := first(block.markdown)) else None
-            case Bullets():
-                return replace(block, items=items) if (items := texts(block.items)) else None
-            case Picture():
-                return replace(block, caption=first(block.caption))
-            case Table():
-                return replace(block, notes=texts(block.notes))
-        return block
-
-    def all_cleaned(blocks: list) -> list:
-        return [block for each in blocks if (block := cleaned(each)) is not None]
-
-    lead = all_cleaned(report.lead)
-    return replace(report, lead=lead, sections=[replace(s, blocks=all_cleaned(s.blocks)) for s in report.sections])
 
 
 def _block_markdown(block: Block) -> str:

@@ -1,19 +1,17 @@
 """Distance from base: the points of one run, and the runs of a report side by side."""
 
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from trl_prorl.eval.analysis.drift import drift_series, kl_interval
-from trl_prorl.eval.analysis.smoothing import band
+from trl_prorl.eval.analysis.drift import drift_frame
+from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell
-from trl_prorl.eval.pages.curves import curves, draw_band, mark_events, marks_note, with_band_note
+from trl_prorl.eval.pages.curves import Panel, marks_note, points_panel, with_band_note
 from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.objective import objective_notes, with_objective
-from trl_prorl.eval.pages.panels import Panel
 from trl_prorl.eval.pages.table import Column, Table, table_of
-from trl_prorl.eval.run_folder.run import Run
 
 
 # Title and unit of each measure's panel.
@@ -82,39 +80,25 @@ def points_tables(run_dir: Path, result: dict) -> list[Table]:
     ]
 
 
-def runs_table(runs: list[Run]) -> Table | None:
+def runs_table(frame: Frame) -> Table | None:
     """The last point of each run; `None` if no run has one."""
-    rows = [(run.name, run.drift["points"][-1]) for run in runs if (run.drift or {}).get("points")]
-    if not rows:
-        return None
+    rows = [(run.name, run.drift["points"][-1]) for run in frame.runs if (run.drift or {}).get("points")]
     notes = [
         "The last checkpoint of each run. KL in nats per token, exact over the vocabulary, at the policy's own "
         f"samples; agreement is the share of positions where both have the same likeliest token. {NOT_MEASURED} means "
         "not measured."
     ]
-    return table_of("Distance from base", RUN_COLUMNS, rows, notes + objective_notes(runs))
+    return table_of("Distance from base", RUN_COLUMNS, rows, notes) if rows else None
 
 
-def drift_panels(runs: list[Run]) -> list[Panel]:
+def drift_panels(frame: Frame) -> list[Panel]:
     """A panel per measure; mean and band over seeds, or the interval of a single run where it has one."""
-    shown = curves(runs)
-
-    def panel(key, title, unit):
-        def draw(axes):
-            for curve in shown:
-                series = [values for run in curve.runs if (values := drift_series(run, key)) is not None]
-                if not series:
-                    continue
-                spread = kl_interval(curve.runs) if key == "kl_to_base" and len(series) == 1 else None
-                draw_band(axes, band(series) if spread is None else spread, curve.label, curve.style)
-            mark_events(axes, shown)
-            axes.set(title=title, xlabel="optimizer step", ylabel=unit)
-            axes.grid(alpha=0.2)
-
-        return Panel(f"{title} over optimizer steps", draw)
-
-    measured = [key for key in PANELS if any(drift_series(run, key) is not None for run in runs)]
-    return [panel(key, *PANELS[key]) for key in measured]
+    measured = [key for key in PANELS if any(drift_frame(run, key) is not None for run in frame.runs)]
+    return [
+        points_panel(title, frame, partial(drift_frame, key=key), unit)
+        for key, (title, unit) in PANELS.items()
+        if key in measured
+    ]
 
 
 def plot_drift(result: dict, path: Path) -> None:
@@ -122,29 +106,20 @@ def plot_drift(result: dict, path: Path) -> None:
     points = [point for point in result["points"] if point["step"] is not None]
     steps = [point["step"] for point in points]
     figure = Figure(figsize=(12, 3.2), layout="constrained")
-    panels = (
-        ("kl_to_base", "KL to base (nats per token)"),
-        ("token_agreement", "same greedy token as base (share)"),
-        ("entropy", "entropy (nats per token)"),
-        ("mean_tokens", "tokens of a sample"),
-    )
-    for axes, (key, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+    for axes, (key, (title, unit)) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         axes.plot(steps, [point[key] for point in points], marker="o", color="#0072B2")
         if key == "kl_to_base":
             low, high = zip(*(point["interval"] for point in points), strict=True)
             axes.fill_between(steps, low, high, alpha=0.25, color="#0072B2")
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("optimizer step")
+        axes.set(title=title, xlabel="optimizer step", ylabel=unit)
         axes.grid(alpha=0.2)
     figure.savefig(path, dpi=110)
 
 
-def sections(runs: list[Run]) -> list[Section]:
-    table = runs_table(runs)
+def sections(frame: Frame) -> list[Section]:
+    table = runs_table(frame)
     if table is None:
         return []
-    text = with_band_note(runs, f"Over checkpoints. Band of a single run: its 95 % interval. {marks_note(runs)}")
-    picture = Picture(
-        "drift.png", "Distance from base over optimizer steps", with_objective(runs, text), drift_panels(runs)
-    )
+    text = with_band_note(frame, f"Over checkpoints. Band of a single run: its 95 % interval. {marks_note(frame)}")
+    picture = Picture("drift.png", "Distance from base over optimizer steps", text, drift_panels(frame))
     return [Section(table.title, [picture, table])]

@@ -8,8 +8,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from trl_prorl.eval.pages.curves import Panel
 from trl_prorl.eval.pages.document import Report
-from trl_prorl.eval.pages.panels import Panel, panel_png
 from trl_prorl.shown import visible
 
 
@@ -46,7 +46,7 @@ def breakable(html: Markup) -> Markup:
 
 def data_uri(panel: Panel) -> str:
     """The panel as a PNG inside the page."""
-    return f"data:image/png;base64,{base64.b64encode(panel_png(panel)).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(panel.png).decode()}"
 
 
 def to_html(report: Report) -> str:

@@ -1,28 +1,200 @@
-"""The result of an evaluation on a terminal: pass@k of one run, base against trained."""
+"""pass@k: over checkpoints, against k, per task, on tasks that were not trained; of one evaluation on a terminal."""
 
-from collections.abc import Sequence
+import math
 from pathlib import Path
 
-from trl_prorl.eval.analysis.passk import SIDES, gain, summary_score
+from trl_prorl.eval.analysis.frame import Arm, Frame
+from trl_prorl.eval.analysis.passk import (
+    SIDES,
+    checkpoint_curve,
+    checkpoint_ks,
+    draw_sizes,
+    gain,
+    k_curve,
+    largest_k,
+    per_prompt,
+    summary_score,
+)
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.pages.cells import interval_cell
+from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell, sides_cell
+from trl_prorl.eval.pages.curves import (
+    MOST_CURVES,
+    OTHER_COLOUR,
+    Panel,
+    draw_points,
+    marks_note,
+    points_panel,
+    sheets,
+    style_of,
+    titled,
+    with_band_note,
+)
+from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.table import Column, Table, table_of
 from trl_prorl.shown import visible
 
 
-def _row(name: str, result: dict, k: int, digits: int = 3) -> list[str]:
-    """Name, base, trained and gain at one k."""
-    sides = [interval_cell(summary_score(result[side], k), f".{digits}f") for side in SIDES]
-    return [name, *sides, interval_cell(gain(result, k), f"+.{digits}f")]
+BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}
 
 
-def _greedy_row(greedy: dict) -> list[str]:
-    sides = [interval_cell(Estimate(greedy[side]["accuracy"], *greedy[side]["interval"]), ".3f") for side in SIDES]
-    return ["greedy", *sides, interval_cell(Estimate(*greedy["gain"]), "+.3f")]
+def checkpoint_panels(frame: Frame) -> list[Panel]:
+    """pass@k over checkpoints, a panel per k."""
+    return [
+        points_panel(f"Held-out pass@{k}", frame, lambda run, k=k: checkpoint_curve(run, k), f"pass@{k}")
+        for k in checkpoint_ks(frame.runs)
+    ]
 
 
-def _side_by_side(what: str, title: str, rows: Sequence[list[str]]) -> Table:
-    return Table(title, [what, *SIDES, "gain"], list(rows))
+def _at(place):
+    """The cell of one checkpoint, chosen among the trained ones."""
+
+    def text(row):
+        trained = row[2].drop(index=0)
+        step = place(trained)
+        return f"at {step}: {interval_cell(trained.loc[step], '.3f')}"
+
+    return text
+
+
+CHECKPOINT_COLUMNS = [
+    Column("arm", lambda row: row[0].name),
+    Column("k", lambda row: str(row[1])),
+    Column("base", lambda row: cell(row[2]["mean"][0], ".3f")),
+    Column("best, at step …", _at(lambda trained: trained["mean"].idxmax())),
+    Column("last, at step …", _at(lambda trained: trained.index[-1])),
+]
+
+
+def checkpoints_table(frame: Frame) -> Table | None:
+    """The best and the last checkpoint of each run, per k; `None` without checkpoints."""
+    measured = [(run, k, checkpoint_curve(run, k)) for run in frame.runs for k in checkpoint_ks(frame.runs)]
+    rows = [row for row in measured if row[2] is not None]
+    notes = [
+        "Intervals are 95 % over prompts. The best of many checkpoints is chosen on the same prompts it is reported "
+        "on, and so too high by chance."
+    ]
+    return table_of("Held-out pass@k over checkpoints", CHECKPOINT_COLUMNS, rows, notes) if rows else None
+
+
+def k_panels(frame: Frame) -> list[Panel]:
+    """A panel per arm, base against trained over k, or of more than 10 the trained ones as they share axes."""
+
+    def panel(title: str, lines: list[tuple[Arm, str, str, dict]]) -> Panel:
+        def draw(axes):
+            for arm, side, label, style in lines:
+                interval = len(arm.evaluated) == 1
+                draw_points(axes, [k_curve(run, side, interval) for run in arm.evaluated], label, style)
+            ks = draw_sizes(max(run.passk["n"] for arm, *_ in lines for run in arm.evaluated))
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(ks, list(map(str, ks)))
+            axes.set(title=title, xlabel="k (samples drawn)", ylabel="held-out pass@k", ylim=(0, 1.02))
+            axes.grid(alpha=0.2)
+
+        return Panel(f"Held-out pass@k against k: {title}", draw)
+
+    evaluated = [arm for arm in frame.arms if arm.evaluated]
+    if len(evaluated) <= MOST_CURVES:
+        return [
+            panel(arm.legend, [(arm, "base", "base", BASE_STYLE), (arm, "trained", "trained", style_of(arm))])
+            for arm in evaluated
+        ]
+    found = ((title, [arm for arm in arms if arm.evaluated]) for title, arms in sheets(frame))
+    return [
+        panel(titled(title, "trained"), [(arm, "trained", arm.legend, style_of(arm)) for arm in arms])
+        for title, arms in found
+        if arms
+    ]
+
+
+PART_COLUMNS = [
+    Column("arm", lambda row: row[0].name),
+    Column("task", lambda row: str(row[1]["task"])),
+    Column("level", lambda row: str(row[1]["level"])),
+    Column("prompts", lambda row: str(row[1]["prompts"])),
+]
+
+
+def _part_cell(part: dict, k: int) -> str:
+    return sides_cell(*(summary_score(part[side], k) for side in SIDES), ".3f")
+
+
+TASK_COLUMNS = [
+    *PART_COLUMNS,
+    Column("pass@1, base → trained [95 %]", lambda row: _part_cell(row[1], 1)),
+    Column(
+        "pass at the largest k, base → trained [95 %]",
+        lambda row: _part_cell(row[1], largest_k(row[0])) if largest_k(row[0]) > 1 else NOT_MEASURED,
+        shown=lambda rows: any(largest_k(run) > 1 for run, _ in rows),
+    ),
+]
+
+
+def tasks_table(frame: Frame) -> Table | None:
+    """Held-out pass@1 and pass@k per task and level, a row each per run; `None` where prompts are of one kind."""
+    rows = [(run, part) for run in frame.runs for part in (run.passk or {}).get("by") or []]
+    notes = ["The prompts of each task and level alone; intervals over prompts."]
+    return table_of("Per task and level", TASK_COLUMNS, rows, notes) if rows else None
+
+
+def _finding(row) -> str:
+    change = gain(row[1], 1)
+    if math.isnan(change.low):
+        return NOT_MEASURED
+    return "worse" if change.high < 0 else "better" if change.low > 0 else "no change found"
+
+
+FORGETTING_COLUMNS = [
+    *PART_COLUMNS,
+    Column(
+        "pass@1, base → trained",
+        lambda row: " → ".join(f"{per_prompt(row[1], side).mean():.3f}" for side in SIDES),
+    ),
+    Column("change [95 %]", lambda row: interval_cell(gain(row[1], 1), "+.3f")),
+    Column("so", _finding),
+]
+
+
+def forgetting_table(frame: Frame) -> Table | None:
+    """Tasks that were not trained: base against trained, paired over prompts; `None` if none was evaluated."""
+    rows = [(run, other) for run in frame.runs for other in ((run.passk or {}).get("others") or {}).values()]
+    notes = ["The change is paired over prompts; better or worse where its interval leaves 0 out."]
+    return table_of("Tasks that were not trained", FORGETTING_COLUMNS, rows, notes) if rows else None
+
+
+def checkpoints(frame: Frame) -> list[Section]:
+    table = checkpoints_table(frame)
+    if table is None:
+        return []
+    text = f"Base at step 0. Bands of a single run: 95 % over prompts. {marks_note(frame)}"
+    picture = Picture("checkpoints.png", table.title, with_band_note(frame, text), checkpoint_panels(frame))
+    return [Section(table.title, [picture, table])]
+
+
+def against_k(frame: Frame) -> list[Section]:
+    text = (
+        "Dotted: base, where arms are few; strong: trained. From the counts of correct samples, k on a base-2 axis. "
+        "Bands: 95 % over prompts for a single run, lowest to highest seed where there are several."
+    )
+    panels = k_panels(frame)
+    picture = Picture("passk.png", "Held-out pass@k against k", text, panels, 3)
+    return [Section("pass@k against k", [picture])] if panels else []
+
+
+def by_task(frame: Frame) -> list[Section]:
+    return [Section(table.title, [table]) for table in (tasks_table(frame), forgetting_table(frame)) if table]
+
+
+def _side_by_side(what: str, title: str, rows: list[tuple[str, list[Estimate], Estimate]], digits: int = 3) -> Table:
+    """Base, trained and gain, a row each."""
+    cells = [
+        [name, *(interval_cell(side, f".{digits}f") for side in sides), interval_cell(change, f"+.{digits}f")]
+        for name, sides, change in rows
+    ]
+    return Table(title, [what, *SIDES, "gain"], cells)
+
+
+def _row(name: str, result: dict, k: int) -> tuple[str, list[Estimate], Estimate]:
+    return name, [summary_score(result[side], k) for side in SIDES], gain(result, k)
 
 
 def result_table(run_dir: Path, result: dict) -> Table:
@@ -32,7 +204,10 @@ def result_table(run_dir: Path, result: dict) -> Table:
         f"{result['n']}, temperature {result['temperature']:g}"
     )
     rows = [_row(str(k), result, k) for k in result["k"]]
-    return _side_by_side("k", title, [*rows, _greedy_row(result["greedy"])] if "greedy" in result else rows)
+    if greedy := result.get("greedy"):
+        sides = [Estimate(greedy[side]["accuracy"], *greedy[side]["interval"]) for side in SIDES]
+        rows.append(("greedy", sides, Estimate(*greedy["gain"])))
+    return _side_by_side("k", title, rows)
 
 
 def parts_table(result: dict) -> Table | None:
@@ -40,14 +215,10 @@ def parts_table(result: dict) -> Table | None:
     The smallest k of every task and level among the prompts, and of the tasks that were not trained; `None` if
     neither.
     """
-    k = result["k"][0]
-    rows = [
-        _row(visible(f"{part['task']}@{part['level']}"), {**part, "n": result["n"]}, k, digits=2)
-        for part in result.get("by", [])
-    ]
-    for name, other in result.get("others", {}).items():
-        rows.append(_row(f"{visible(name)},\nnot trained", other, k, digits=2))
-    return _side_by_side("task", f"pass@{k} by task", rows) if rows else None
+    k, n = result["k"][0], result["n"]
+    rows = [_row(visible(f"{part['task']}@{part['level']}"), {**part, "n": n}, k) for part in result.get("by", [])]
+    rows += [_row(f"{visible(name)},\nnot trained", other, k) for name, other in result.get("others", {}).items()]
+    return _side_by_side("task", f"pass@{k} by task", rows, digits=2) if rows else None
 
 
 def checkpoint_table(result: dict) -> Table:

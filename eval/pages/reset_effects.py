@@ -2,70 +2,42 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trl_prorl.eval.analysis.clamp import LEAST_GAIN, WINDOW, gain_since, stalled_at
-from trl_prorl.eval.analysis.names import configuration_labels
-from trl_prorl.eval.analysis.pairing import matched_control
-from trl_prorl.eval.analysis.repetitions import repetitions
+from trl_prorl.eval.analysis.frame import Arm, Frame
 from trl_prorl.eval.analysis.resets import AFTER, BEFORE, Response, mean_dip, median_reconvergence, reset_responses
 from trl_prorl.eval.analysis.smoothing import LAST_SHARE
 from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, over_seeds
 from trl_prorl.eval.pages.curves import REASON_NAMES
 from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.objective import objective_notes
 from trl_prorl.eval.pages.table import Column, Table, table_of
 from trl_prorl.eval.run_folder.run import Run
 
 
-@dataclass(frozen=True)
-class Arm:
-    """
-    A configuration, each run beside the control of its seeds.
+class ResetEffects(NamedTuple):
+    """An arm's reward after every reset of every run, and that of the controls at the same steps."""
 
-    Attributes:
-        label (`str`): Its name.
-        pairs (`list[tuple[Run, Run | None]]`): Every run with its control; `None` where there is none.
-    """
-
-    label: str
-    pairs: list[tuple[Run, Run | None]]
-
-    @property
-    def responses(self) -> list[Response]:
-        """After every reset of every run."""
-        return [one for run, _ in self.pairs for one in responses(run, run)]
-
-    @property
-    def control_responses(self) -> list[Response]:
-        """Of the controls at the same steps, where they reset nothing."""
-        return [one for run, control in self.pairs if control for one in responses(control, run)]
+    arm: Arm
+    own: list[Response]
+    control: list[Response]
 
 
-def arms(runs: list[Run]) -> list[Arm]:
-    groups = repetitions(runs)
-    return [
-        Arm(label, [(run, matched_control(run, runs)) for run in group])
-        for label, group in zip(configuration_labels(groups), groups, strict=True)
-    ]
+def reset_effects(arm: Arm) -> ResetEffects:
+    def responses(run, resetting):
+        reward = run and run.measured("reward")
+        if reward is None:
+            return []
+        return reset_responses(reward.index.to_numpy(), reward.to_numpy(), resetting.reset_steps() or [])
+
+    own = [one for row in arm.rows for one in responses(row.run, row.run)]
+    # A control without resets alone has none of its own at those steps.
+    return ResetEffects(arm, own, [one for row in arm.rows for one in responses(row.own_control, row.run)])
 
 
-def responses(run: Run, resetting: Run) -> list[Response]:
-    """The reward of one run after the resets of a run, its own or another's."""
-    reward = run.measured("reward")
-    if reward is None:
-        return []
-    return reset_responses(reward.index.to_numpy(), reward.to_numpy(), resetting.reset_steps() or [])
-
-
-def _reasons_cell(arm: Arm) -> str:
-    counts = Counter(
-        REASON_NAMES.get(part, part)
-        for run, _ in arm.pairs
-        for _, reason in run.reset_reasons()
-        for part in reason.split("+")
-        if part
-    )
+def _reasons(arm: Arm) -> str:
+    reasons = (reason.split("+") for run in arm.runs for _, reason in run.reset_reasons())
+    counts = Counter(REASON_NAMES.get(part, part) for parts in reasons for part in parts if part)
     return ", ".join(f"{reason} {count}" for reason, count in counts.most_common()) or NOT_MEASURED
 
 
@@ -80,85 +52,83 @@ def _reconvergence_cell(found: list[Response]) -> str:
 
 
 RESET_COLUMNS = [
-    Column("arm", lambda arm: arm.label),
+    Column("arm", lambda row: row.arm.label),
     Column(
         "resets",
-        lambda arm: str(sum(len(run.reset_steps() or []) for run, _ in arm.pairs)),
+        lambda row: str(sum(row.arm.values(lambda one: one.resets))),
         "**resets**, **reasons**: over all seeds; a reset for several reasons counts under each.",
     ),
-    Column("reasons", _reasons_cell),
+    Column("reasons", lambda row: _reasons(row.arm)),
     Column(
         "dip",
-        lambda arm: cell(mean_dip(arm.responses), ".3f"),
+        lambda row: cell(mean_dip(row.own), ".3f"),
         f"**dip**: the mean training reward of the {BEFORE} steps before a reset less the lowest mean over {AFTER} "
         "steps in a row between it and the next reset, at least 0; mean over the resets.",
     ),
     Column(
         "control's dip",
-        lambda arm: cell(mean_dip(arm.control_responses), ".3f"),
+        lambda row: cell(mean_dip(row.control), ".3f"),
         "**control's dip**, **control's steps**: the same of the control of the same base and training seed at the "
         "same steps, where it resets nothing. The lowest of many means lies below the level before by chance alone: a "
         "reset costs reward where its dip is deeper than the control's.",
     ),
     Column(
         "steps to reconverge",
-        lambda arm: _reconvergence_cell(arm.responses),
+        lambda row: _reconvergence_cell(row.own),
         f"**steps to reconverge**: from a reset to the first {AFTER} steps in a row, all after it, whose mean reward "
         f"is at least that of the {BEFORE} steps before it; 0 if the first {AFTER} are. Not back: not before the next "
         "reset or the end. The median is that of Kaplan and Meier, which counts these as longer than they were "
         "watched.",
     ),
-    Column("control's steps", lambda arm: _reconvergence_cell(arm.control_responses)),
+    Column("control's steps", lambda row: _reconvergence_cell(row.control)),
 ]
 
 
-def reset_table(runs: list[Run]) -> Table | None:
-    """Dip and reconvergence of every configuration with resets; `None` if there is none."""
-    rows = [arm for arm in arms(runs) if arm.responses]
-    if not rows:
-        return None
-    return table_of("Dips and reconvergence after the resets", RESET_COLUMNS, rows, objective_notes(runs))
+def reset_table(frame: Frame) -> Table | None:
+    """Dip and reconvergence of every arm with resets; `None` if there is none."""
+    rows = [row for row in map(reset_effects, frame.arms) if row.own]
+    return table_of("Dips and reconvergence after the resets", RESET_COLUMNS, rows) if rows else None
 
 
-def _stalled(control: Run) -> int | None:
-    reward = control.measured("reward")
-    return None if reward is None else stalled_at(reward.index.to_numpy(), reward.to_numpy())
-
-
-def _gain(run: Run, since: int) -> float | None:
-    reward = run.measured("reward")
-    return None if reward is None else gain_since(reward.index.to_numpy(), reward.to_numpy(), since)
-
-
-@dataclass(frozen=True)
-class ClampGain:
+class ClampGain(NamedTuple):
     """
-    A configuration since its controls stalled; of the runs whose control did.
+    An arm since its controls stalled; of the runs whose control did.
 
     Attributes:
-        label (`str`): Its name.
+        arm ([`Arm`]): The arm.
         controls (`int`): Runs that have a control.
         since (`list[int]`): Step at which each control stalled.
         gains, differences (`list[float]`): Gain since that step, and that gain less the control's own.
     """
 
-    label: str
+    arm: Arm
     controls: int
     since: list[int]
     gains: list[float]
     differences: list[float]
 
 
-def clamp_gain(arm: Arm) -> ClampGain:
-    since, gains, differences = [], [], []
-    for run, control in arm.pairs:
-        step = None if control is None else _stalled(control)
-        gain, own = (None, None) if step is None else (_gain(run, step), _gain(control, step))
+def clamp_gain(arm: Arm, stalled: dict[int, int | None]) -> ClampGain:
+    """
+    Args:
+        arm ([`Arm`]): The arm.
+        stalled (`dict[int, int | None]`): Where each control stalled, by its `id`; filled as it is asked for.
+    """
+
+    def of(run: Run, function, *args):
+        reward = run.measured("reward")
+        return None if reward is None else function(reward.index.to_numpy(), reward.to_numpy(), *args)
+
+    found = ClampGain(arm, sum(row.own_control is not None for row in arm.rows), [], [], [])
+    for run, control in ((row.run, row.own_control) for row in arm.rows if row.own_control):
+        if id(control) not in stalled:
+            stalled[id(control)] = of(control, stalled_at)
+        step = stalled[id(control)]
+        gain, own = (None, None) if step is None else (of(one, gain_since, step) for one in (run, control))
         if gain is not None and own is not None:
-            since.append(step)
-            gains.append(gain)
-            differences.append(gain - own)
-    return ClampGain(arm.label, sum(control is not None for _, control in arm.pairs), since, gains, differences)
+            for values, value in zip(found[2:], (step, gain, gain - own), strict=True):
+                values.append(value)
+    return found
 
 
 def _since_cell(row: ClampGain) -> str:
@@ -168,7 +138,7 @@ def _since_cell(row: ClampGain) -> str:
 
 
 CLAMP_COLUMNS = [
-    Column("arm", lambda row: row.label),
+    Column("arm", lambda row: row.arm.label),
     Column(
         "control stalled",
         lambda row: f"{len(row.since)} of {row.controls}",
@@ -194,15 +164,16 @@ CLAMP_COLUMNS = [
 ]
 
 
-def clamp_table(runs: list[Run]) -> Table | None:
-    """The gain of every configuration since its control stalled; `None` if no control did."""
-    rows = [clamp_gain(arm) for arm in arms(runs) if arm.pairs[0][0].variant != "control"]
+def clamp_table(frame: Frame) -> Table | None:
+    """The gain of every arm since its control stalled; `None` if no control did."""
+    stalled: dict[int, int | None] = {}
+    rows = [clamp_gain(arm, stalled) for arm in frame.arms if arm.variant != "control"]
     rows = [row for row in rows if row.controls]
     if not any(row.since for row in rows):
         return None
     notes = ["Training reward. Does an arm go on improving where the fixed reference of the control holds it?"]
-    return table_of("Gain after the clamp", CLAMP_COLUMNS, rows, notes + objective_notes(runs))
+    return table_of("Gain after the clamp", CLAMP_COLUMNS, rows, notes)
 
 
-def sections(runs: list[Run]) -> list[Section]:
-    return [Section(table.title, [table]) for table in (reset_table(runs), clamp_table(runs)) if table]
+def sections(frame: Frame) -> list[Section]:
+    return [Section(table.title, [table]) for table in (reset_table(frame), clamp_table(frame)) if table]

@@ -1,14 +1,21 @@
 """A table for the terminal, for markdown and for the page, and the columns that it is made of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
 from trl_prorl.shown import visible, without_html
+
+
+def print_bullets(console: Console, lines: Iterable[str]) -> None:
+    """A list on a terminal; nothing in a line acts there."""
+    for line in lines:
+        console.print(f"- {visible(line)}", markup=False, highlight=False)
 
 
 @dataclass

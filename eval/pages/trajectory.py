@@ -7,13 +7,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.analysis.trajectory import MIN_CHECKPOINTS, SaturationCheck, check_run, default_sizes
 from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell
-from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, arm_label, colour_of
+from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, arm_label, colour_of, save_figure
 from trl_prorl.eval.pages.document import Block, Bullets, Section, Text
-from trl_prorl.eval.pages.objective import objective_notes
-from trl_prorl.eval.pages.panels import save_figure
 from trl_prorl.eval.pages.table import Column, Table, table_of
 from trl_prorl.eval.run_folder.run import Run
 
@@ -46,13 +45,12 @@ COLUMNS = [
 
 def trajectory_table(checks: list[tuple[Run, SaturationCheck]]) -> Table:
     """A row per run and k: where it began and ended, the rate, and whether the curve holds."""
-    runs = [run for run, _ in checks]
     notes = [
         "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base unless fitted; 'halves in' is "
         "the steps in which the unsolved part halves; [95 %] and p from resampled prompts, p at least 1/(resamples + "
         "1). 'holds' means that no departure was seen, at 5 %."
     ]
-    return table_of("pass@k over training", COLUMNS, checks, notes + objective_notes(runs))
+    return table_of("pass@k over training", COLUMNS, checks, notes)
 
 
 def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
@@ -114,10 +112,10 @@ def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None
     save_figure(figure, path)
 
 
-def saturation_blocks(runs: list[Run]) -> list[Block]:
+def saturation_blocks(frame: Frame) -> list[Block]:
     """Whether pass@k rises towards 1 at one constant rate, for runs with at least 3 evaluated checkpoints."""
     checks, lines = [], []
-    for run in runs:
+    for run in frame.runs:
         if len((run.passk or {}).get("checkpoints") or []) < MIN_CHECKPOINTS:
             continue
         for k in default_sizes(run):
@@ -134,7 +132,7 @@ def saturation_blocks(runs: list[Run]) -> list[Block]:
     return [trajectory_table(checks), Bullets([*lines, *([seen] if seen else []), rest])]
 
 
-def sections(runs: list[Run]) -> list[Section]:
-    blocks = saturation_blocks(runs)
+def sections(frame: Frame) -> list[Section]:
+    blocks = saturation_blocks(frame)
     curve = Text("Fitted: 1 - (1 - p0) e^(-alpha t), what is unsolved shrinking by the same share each step.")
     return [Section("One constant rate?", [curve, *blocks])] if blocks else []

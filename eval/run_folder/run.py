@@ -2,13 +2,13 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from trl_prorl.errors import InputError
-from trl_prorl.record.keys import GROWTH
 from trl_prorl.record.run_files import EVALUATION_KEYS
 from trl_prorl.record.started import evaluation_of
 from trl_prorl.variants import VARIANTS, without_reset
@@ -43,7 +43,7 @@ def base_family(model: Any) -> tuple[Any, int | None]:
     return f"embedded:{match['task'] or 'reverse_digits'}", int(match["seed"] or 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """
     One training run as its folder records it.
@@ -95,13 +95,18 @@ class Run:
         """What tells it from other runs of its configuration: the seed of its base, and the training seed."""
         return self.base[1], str(self.seed)
 
+    @cached_property
+    def _series(self) -> dict[str, pd.Series | None]:
+        return {}
+
     def measured(self, key: str) -> pd.Series | None:
         """Values of one metric at the steps where it was measured, indexed by step; `None` if it never was."""
-        rows = self.evaluations if key.startswith("eval_") else self.metrics
-        if rows is None or key not in rows:
-            return None
-        values = pd.to_numeric(rows.set_index("step")[key], errors="coerce").dropna()
-        return None if values.empty else values
+        if key not in self._series:
+            rows, values = self.evaluations if key.startswith("eval_") else self.metrics, None
+            if rows is not None and key in rows:
+                values = pd.to_numeric(rows.set_index("step")[key], errors="coerce").dropna()
+            self._series[key] = None if values is None or values.empty else values
+        return self._series[key]
 
     def total(self, key: str) -> float | None:
         """Sum of one metric over the steps; `None` if it was never measured."""
@@ -139,11 +144,11 @@ class Run:
         steps = None if self.metrics.empty else int(self.metrics["step"].max())
         return without_reset(self.variant, self.config, None if applied is None else len(applied), steps)
 
-    def growth_steps(self) -> list[int]:
-        """Optimizer steps at which the adapter's rank grew."""
+    def event_steps(self, event: str) -> list[int]:
+        """Optimizer steps at which something else than a reset happened: `growth`, `guard_gap`."""
         if self.events is None or self.events.empty:
             return []
-        return [int(step) for step in self.events.loc[self.events["event"] == GROWTH, "step_applied"]]
+        return [int(step) for step in self.events.loc[self.events["event"] == event, "step_applied"]]
 
     def reset_reasons(self) -> list[tuple[int, str]]:
         """Step and reason of each reset, as recorded: `periodic`, `kl_spike+stall`; `""` where none is."""

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from eval.analysis import boundary, compare, trajectory
+from eval.analysis.frame import Frame
 from eval.pages.contents import build_report
 from eval.run_folder.reading import load_run
 from eval.samples.held_out import check_run
@@ -138,7 +139,7 @@ def readers(folders, monkeypatch):
     run, other = folders / "damaged", folders / "sound"
 
     def over(run_dir):
-        return build_report([load_run(run_dir), load_run(other)], "report")
+        return build_report(Frame([load_run(run_dir), load_run(other)]), "report")
 
     return {
         "report": lambda: over(run),

@@ -2,7 +2,7 @@ import pytest
 
 from eval import compare as command
 from eval.analysis.compare import compare
-from eval.pages.compare import comparison_statements
+from eval.pages.comparison import comparison_statements
 from eval.run_folder.reading import load_run
 from trl_prorl.errors import InputError
 from trl_prorl.variants import DIFFERENT_OBJECTIVE

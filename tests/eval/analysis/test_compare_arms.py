@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from eval import compare as command
-from eval.analysis.compare_arms import compare_arms
+from eval.analysis.compare import all_pairs
 from eval.run_folder.reading import load_run
 from trl_prorl.errors import InputError
 
@@ -43,7 +43,7 @@ def mean_of(folder):
 
 
 def test_the_difference_is_that_of_the_seeds_both_have(grid):
-    rows, left = compare_arms([load_run(folder) for folder in grid.values()], [1])
+    rows, left = all_pairs([load_run(folder) for folder in grid.values()], [1])
     assert [(row.first, row.second, row.seeds) for row in rows] == [
         ("control", "A", 3),
         ("control", "B", 2),
@@ -71,12 +71,12 @@ def test_seeds_that_are_nowhere_shared(evaluated):
         for arm, seed in zip("AABB", (1, 2, 3, 4), strict=True)
     ]
     with pytest.raises(InputError, match="no seed in common"):
-        compare_arms([load_run(folder) for folder in sides], [1])
+        all_pairs([load_run(folder) for folder in sides], [1])
 
 
 def test_runs_that_answer_alike(evaluated):
     runs = [evaluated(f"{arm}_{seed}", arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)]
-    (row,), _ = compare_arms([load_run(folder) for folder in runs], [1])
+    (row,), _ = all_pairs([load_run(folder) for folder in runs], [1])
     assert row.difference.value == 0 and row.p_value == row.adjusted == 1.0
 
 

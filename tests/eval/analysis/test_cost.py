@@ -1,4 +1,4 @@
-from eval.analysis.cost import control_of
+from eval.analysis.frame import Frame
 from eval.run_folder.reading import load_run
 
 
@@ -7,6 +7,7 @@ def test_control_of_the_same_seed(make_run, make_rows):
         load_run(make_run(f"{variant}{seed}", variant, make_rows(2), env={"seed": seed}))
         for variant, seed in (("control", 0), ("control", 1), ("A", 1), ("A", 2))
     ]
-    assert control_of(runs[2], runs).name == "control1"
-    assert control_of(runs[3], runs).name == "control0"
-    assert control_of(runs[3], runs[2:]) is None
+    of_a, other = Frame(runs).rows[2:]
+    assert (of_a.control.name, other.control.name) == ("control1", "control0")
+    assert (of_a.own_control.name, other.own_control) == ("control1", None)
+    assert Frame(runs[2:]).rows[0].control is None

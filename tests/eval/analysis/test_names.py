@@ -2,7 +2,7 @@ from itertools import count
 
 import pytest
 
-from eval.analysis.names import configuration_labels, unnamed_settings
+from eval.analysis.names import configuration_labels
 from eval.analysis.repetitions import repetitions
 from eval.run_folder.reading import load_run
 
@@ -37,17 +37,10 @@ def test_a_name_says_what_differs_and_nothing_else(groups):
         ("B", 2, {"beta_old": 1.0}),
     )
     assert configuration_labels(found) == [
-        "A", "A K=100", "A β=0.5", "A KL>0.015",
+        "A K=40 β=1", "A K=100 β=1", "A K=40 β=0.5", "A KL>0.015 over 10 steps β=1",
         "C hard", "C soft 0.1", "C soft 0.25", "C hard stall 2",
         "B",
     ]  # fmt: skip
-    assert unnamed_settings(found) == ["reverse_digits: K=40, β=1"]
-
-
-def test_of_two_settings_equally_common_both_are_named(groups):
-    found = groups(*(("A", 2, {"ref_reset_every": every}) for every in (100, 200)))
-    assert configuration_labels(found) == ["A K=100", "A K=200"]
-    assert unnamed_settings(found) == []
 
 
 def test_one_configuration_needs_no_settings(groups):
@@ -55,7 +48,6 @@ def test_one_configuration_needs_no_settings(groups):
 
 
 def test_a_task_is_named_and_stands_for_what_goes_with_it(groups):
-    """The commonest K is that of the task: all sums have 80, so no name of theirs says it."""
     tasks = {
         "reverse_digits": {"model_name_or_path": "embedded:reverse_digits:1", "ref_reset_every": 40},
         "sums": {"model_name_or_path": "embedded:sums:1", "max_completion_length": 48, "ref_reset_every": 80},
@@ -63,21 +55,15 @@ def test_a_task_is_named_and_stands_for_what_goes_with_it(groups):
     arms = [("A", 2, {"task": task, "max_steps": 240, **keys}) for task, keys in tasks.items()]
     longer = ("A", 1, {"task": "sums", "max_steps": 1000, **tasks["sums"]})
     found = groups(*arms, longer, ("elastic", 1, {"task": "sums"}))
-    assert configuration_labels(found) == ["A reverse_digits", "A sums", "A sums 1000 steps", "elastic"]
+    assert configuration_labels(found) == ["A reverse_digits", "A sums 240 steps", "A sums 1000 steps", "elastic"]
 
 
 def test_another_setting_is_named_by_its_key(groups):
     found = groups(("plain", 2, {"epsilon": 0.2, "mask": True}), ("plain", 1, {"epsilon": 0.3, "mask": True}))
-    assert configuration_labels(found) == ["plain", "plain epsilon=0.3"]
+    assert configuration_labels(found) == ["plain epsilon=0.2", "plain epsilon=0.3"]
 
 
 def test_no_two_names_are_alike(groups):
-    """Off in two ways, a number and its text: the names show all there is, or count."""
-    found = groups(
-        ("A", 1, {"ref_reset_stall": 0}),
-        ("A", 1, {"ref_reset_stall": None}),
-        ("A", 1, {"ref_reset_stall": "0"}),
-    )
-    names = configuration_labels(found)
-    assert len(set(names)) == 3
-    assert all(name.startswith("A stall ") for name in names)
+    """Off in two ways: they are counted."""
+    found = groups(("A", 1, {"ref_reset_stall": 0}), ("A", 1, {"ref_reset_stall": None}))
+    assert configuration_labels(found) == ["A", "A (2)"]

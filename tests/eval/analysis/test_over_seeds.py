@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.analysis.over_seeds import prompts_and_seeds
+from eval.analysis.statistics import prompts_and_seeds
 
 
 def test_hull_of_prompts_and_seeds():

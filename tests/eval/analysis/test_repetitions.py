@@ -21,7 +21,7 @@ def test_what_changes_no_number_makes_no_other_configuration(make_run, make_rows
     assert [[one.name for one in group] for group in groups] == [["s0", "s1"], ["s2"], ["s3"], ["s4"]]
     labels = configuration_labels(groups)
     assert not any(key in label for label in labels for key in harmless)
-    assert labels == ["A", "A big", "A dataset_name=other", "A β=1"]
+    assert labels == ["A tiny", "A big", "A tiny dataset_name=other", "A tiny β=1"]
 
 
 def test_seeds_of_base_and_training_make_no_other_configuration(make_run, make_rows):

@@ -1,18 +1,19 @@
 import pytest
 
-from eval.analysis.compare import arm_pairs
-from eval.pages import boundary, compare, trajectory
+from eval.analysis import compare
+from eval.analysis.frame import Frame
+from eval.pages import boundary, comparison, trajectory
 from eval.pages.document import Bullets
 from eval.pages.table import Table
 from eval.run_folder.reading import load_run
-from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 @pytest.fixture
 def arm(make_run, make_rows, passk_result):
-    def make(variant, seed=0, base=None, trained=None, **passk):
+    def make(variant, seed=0, base=None, trained=None, name=None, beta=0.0, **passk):
         result = passk_result(base or [2] * 40, trained or [4] * 40, **passk)
-        return load_run(make_run(f"{variant}{seed}", variant, make_rows(3), passk=result, env={"seed": seed}))
+        keys = {"env": {"seed": seed}, "config": {"beta": beta}}
+        return load_run(make_run(f"{name or variant}{seed}", variant, make_rows(3), passk=result, **keys))
 
     return make
 
@@ -22,54 +23,51 @@ def test_solved_and_lost_by_hand(arm, make_run, make_rows):
     base = [0] * 5 + [8] + [4] * 30 + [0] * 4
     trained = [8] * 3 + [1] * 2 + [0] + [4] * 30 + [0] * 4
     bare = load_run(make_run("bare", "plain", make_rows(2)))
-    table = boundary.runs_table([arm("A", base=base, trained=trained), bare])
+    table = boundary.runs_table(Frame([arm("A", base=base, trained=trained), bare]))
     # 1.6e-4 is Fisher's p of 0 against 8 of 8, times at most 40 by Holm; of 0 against 1 it is 1.
     # McNemar: 5 against 1, 2·(1 + 6)/2⁶ = 0.22. 1 - 0.05^(1/8) = 0.312.
     assert table.rows == [["A0", "40 × 8", "5 (3)", "1 (1)", "30", "4", "0.22", "0.312"]]
-    assert boundary.runs_table([bare]) is None
+    assert boundary.runs_table(Frame([bare])) is None
 
 
-def test_pairs_are_of_one_seed_against_control_and_a(arm):
-    runs = [arm(variant, seed) for seed in (0, 1) for variant in ("plain", "control", "A", "B")]
-    names = [(first.name, second.name) for first, second in arm_pairs(runs)]
-    assert sorted(names) == sorted(
-        (f"{first}{seed}", f"{second}{seed}")
-        for seed in (0, 1)
-        for first, second in (
-            ("plain", "control"),
-            ("A", "control"),
-            ("B", "control"),
-            ("plain", "A"),
-            ("B", "A"),
-        )
-    )
+def test_arms_stand_against_plain_control_and_the_best_a(arm):
+    """Each pair once; of two arms of A the one with the higher score."""
+    scores = {"plain": 3, "control": 2, "A": 4, "B": 5}
+    runs = [arm(variant, seed, trained=[score] * 40) for seed in (0, 1) for variant, score in scores.items()]
+    runs += [arm("A", seed, trained=[1] * 40, name="worse", beta=0.5) for seed in (0, 1)]
+    rows, left = compare.against_references(Frame(runs))
+    assert not left and all(row.seeds == 2 for row in rows)
+    assert [(row.first, row.second) for row in rows] == [
+        *((first, "plain") for first in ("control", "A", "A β=0.5", "B")),
+        *((first, "control") for first in ("A", "A β=0.5", "B")),
+        ("B", "A"),
+    ]
 
 
 def test_paired_table_by_hand(arm):
     runs = [arm("A", trained=[0] * 20 + [8] * 20), arm("B", trained=[8] * 40)]
-    (table,) = compare.pairs_blocks(runs)
+    table, _, said = comparison.sections(Frame(runs))[0].blocks
     (row,) = table.rows
-    assert row[:2] == ["B0 − A0", "1"]
-    assert row[2].startswith("+0.500 [+0.3")
-    assert (row[3], row[4], row[7]) == ("–", "8", "20 : 0")
-    assert float(row[8]) == pytest.approx(2 / 2**20, rel=0.1)
-    assert DIFFERENT_OBJECTIVE in table.notes
+    assert row[:5] == ["B − A", "1", "1", "1.000", "0.500"] and row[5].startswith("+0.500 [+0.3")
+    assert float(row[7]) == pytest.approx(2 / 2**20, rel=0.1)  # McNemar of 20 against 0
+    assert row[8:] == ["200 %", "–"]  # of one pair
+    assert said.items[0].startswith("B has 200 % of A's held-out pass@1 (too few runs for an interval)")
 
 
 def test_equal_arms_say_what_would_be_found(arm):
     noisy = [2, 6] * 20
-    (table,) = compare.pairs_blocks([arm("control", trained=noisy), arm("A", trained=noisy[::-1])])
-    difference, found = table.rows[0][2:4]
+    frame = Frame([arm("control", trained=noisy), arm("A", trained=noisy[::-1])])
+    difference, found = comparison.sections(frame)[0].blocks[0].rows[0][5:7]
     assert difference.startswith(("+0.000", "-0.000"))
     # ±0.5 per prompt, 40 prompts: (1.96 + 0.84) · 0.5 / √40 = 0.221.
     assert float(found) == pytest.approx(0.221, abs=0.02)
 
 
 def test_other_prompts_are_said_not_compared(arm):
-    blocks = compare.pairs_blocks([arm("control"), arm("A", split="train")])
+    ((blocks,),) = [[section.blocks] for section in comparison.sections(Frame([arm("control"), arm("A", split="x")]))]
     assert [type(block) for block in blocks] == [Bullets]
     assert "not evaluated on the same prompts" in blocks[0].items[0]
-    assert compare.pairs_blocks([arm("B", 5)]) == []
+    assert comparison.sections(Frame([arm("B", 5)])) == []
 
 
 def test_constant_rate(arm):
@@ -83,9 +81,9 @@ def test_constant_rate(arm):
         ]
 
     two = arm("A", 0, checkpoints=checkpoints([0.3, 0.4]))
-    assert trajectory.saturation_blocks([two]) == []
+    assert trajectory.saturation_blocks(Frame([two])) == []
     falling = arm("B", 0, checkpoints=checkpoints([0.9, 0.25, 0.9, 0.25]))
-    table, said = trajectory.saturation_blocks([two, falling])
+    table, said = trajectory.saturation_blocks(Frame([two, falling]))
     assert isinstance(table, Table)
     assert {row[0].split()[0] for row in table.rows} == {"B0"}
     not_fitted, seen, _ = said.items

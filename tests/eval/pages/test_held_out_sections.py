@@ -5,9 +5,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from eval.analysis import passk
-from eval.pages import by_task, checkpoints, drift, k_curve
+from eval.analysis.frame import Frame
+from eval.pages import drift, runs
+from eval.pages import passk as page
 from eval.run_folder.reading import load_run
-from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 def drawn(panel):
@@ -43,8 +44,8 @@ def test_k_curve_by_hand(arm):
 
 
 def test_one_panel_per_arm_base_and_trained_on_a_base_2_axis(arm, make_run, make_rows):
-    runs = [arm("A", 0), arm("A", 1, trained=[6] * 10), arm("B", 0), load_run(make_run("bare", "C", make_rows(2)))]
-    a, b = map(drawn, k_curve.k_panels(runs))
+    several = [arm("A", 0), arm("A", 1, trained=[6] * 10), arm("B", 0), load_run(make_run("bare", "C", make_rows(2)))]
+    a, b = map(drawn, page.k_panels(Frame(several)))
     assert (a.get_title(), b.get_title()) == ("A, 2 seeds", "B")
     assert a.get_xscale() == "log"
     base, trained = a.lines
@@ -58,16 +59,16 @@ def test_checkpoints_with_base_at_0(arm):
     frame = passk.checkpoint_curve(run, 1)
     assert dict(frame["mean"]) == pytest.approx({0: 0.25, 10: 0.4, 20: 0.7, 30: 0.6})
     assert frame["low"][0] == pytest.approx(0.2)
-    panels = checkpoints.checkpoint_panels([run])
+    panels = page.checkpoint_panels(Frame([run]))
     assert [drawn(panel).get_title() for panel in panels] == ["Held-out pass@1", "Held-out pass@8"]
-    table = checkpoints.checkpoint_table([run])
+    table = page.checkpoints_table(Frame([run]))
     assert table.rows[0] == ["A0", "1", "0.250", "at 20: 0.700 [0.600, 0.800]", "at 30: 0.600 [0.500, 0.700]"]
     assert [row[1] for row in table.rows] == ["1", "8"]
 
 
 def test_checkpoints_over_seeds(arm):
-    runs = [arm("A", seed, checkpoints=[point(10, value)]) for seed, value in ((0, 0.4), (1, 0.8))]
-    axes = drawn(checkpoints.checkpoint_panels(runs)[0])
+    several = [arm("A", seed, checkpoints=[point(10, value)]) for seed, value in ((0, 0.4), (1, 0.8))]
+    axes = drawn(page.checkpoint_panels(Frame(several))[0])
     (line,) = axes.lines
     assert list(line.get_ydata()) == pytest.approx([0.25, 0.6])
     corners = axes.collections[0].get_paths()[0].vertices[:, 1]
@@ -75,16 +76,16 @@ def test_checkpoints_over_seeds(arm):
 
 
 def test_older_files_have_none_of_it(arm):
-    runs = [arm("A"), arm("B")]
+    frame = Frame([arm("A"), arm("B")])
     for view in (
-        checkpoints.checkpoint_table,
-        by_task.tasks_table,
-        by_task.forgetting_table,
-        k_curve.decoding_table,
+        page.checkpoints_table,
+        page.tasks_table,
+        page.forgetting_table,
+        runs.decoding_table,
         drift.runs_table,
     ):
-        assert view(runs) is None
-    assert checkpoints.checkpoint_panels(runs) == drift.drift_panels(runs) == []
+        assert view(frame) is None
+    assert page.checkpoint_panels(frame) == drift.drift_panels(frame) == []
 
 
 def other(base, trained):
@@ -104,7 +105,7 @@ def test_forgetting_is_paired(arm, trained, interval, found):
     # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
     # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from -1 to 1.
     base = [2, 6] * 10
-    table = by_task.forgetting_table([arm(others=other(base, [count + trained - 4 for count in base]))])
+    table = page.forgetting_table(Frame([arm(others=other(base, [count + trained - 4 for count in base]))]))
     change = (trained - 4) / 8
     assert table.rows == [
         [
@@ -121,14 +122,14 @@ def test_forgetting_is_paired(arm, trained, interval, found):
 
 def test_tasks_table(arm):
     part = {"task": "add", "level": 1, "prompts": 5, "base": point(0, 0.2), "trained": point(0, 0.6)}
-    table = by_task.tasks_table([arm(by=[part, {**part, "level": 2}])])
+    table = page.tasks_table(Frame([arm(by=[part, {**part, "level": 2}])]))
     assert table.rows[0] == ["A0", "add", "1", "5", *["0.200 → 0.600 [0.500, 0.700]"] * 2]
     assert table.rows[1][2] == "2"
 
 
 def test_decoding_table(arm):
     greedy = {side: {"accuracy": value} for side, value in (("base", 0.25), ("trained", 0.5))}
-    assert k_curve.decoding_table([arm(greedy=greedy), arm("B")]).rows == [["A0", "0.250 → 0.500", "–", "–"]]
+    assert runs.decoding_table(Frame([arm(greedy=greedy), arm("B")])).rows == [["A0", "0.250 → 0.500", "–", "–"]]
 
 
 def test_drift(arm):
@@ -136,10 +137,9 @@ def test_drift(arm):
         {"step": step, "kl_to_base": step / 100, "interval": [step / 200, step / 50], "token_agreement": 0.9}
         for step in (10, 20)
     ]
-    runs = [arm("A", drift={"points": points}), arm("B")]
-    assert drift.runs_table(runs).rows == [["A0", "20", "0.2000 [0.1000, 0.4000]", "0.900", "–", "–"]]
-    assert DIFFERENT_OBJECTIVE in drift.runs_table(runs).notes
-    kl, agreement = map(drawn, drift.drift_panels(runs))
+    frame = Frame([arm("A", drift={"points": points}), arm("B")])
+    assert drift.runs_table(frame).rows == [["A0", "20", "0.2000 [0.1000, 0.4000]", "0.900", "–", "–"]]
+    kl, agreement = map(drawn, drift.drift_panels(frame))
     assert list(kl.lines[0].get_ydata()) == [0.1, 0.2]
     corners = kl.collections[0].get_paths()[0].vertices[:, 1]
     assert (corners.min(), corners.max()) == (0.05, 0.4)

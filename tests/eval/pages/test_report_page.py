@@ -188,8 +188,8 @@ def test_source_is_whole(page):
     source = page.read_text()
     assert problems_in_source(source) == []
     parsed = Page(source)
-    # The verdict, 4 curves, 2 checkpoints, 4 + 0 of pass@k, 2 drift, 5 metrics of 2 arms, 3 of cost.
-    assert len(parsed.images) == 1 + 4 + 2 + 4 + 2 + 10 + 3
+    # The verdict, 4 curves, 2 checkpoints, 4 of pass@k, 2 drift, 1 of cost.
+    assert len(parsed.images) == 1 + 4 + 2 + 4 + 2 + 1
     assert len([link for link in parsed.links if link.startswith("#")]) == parsed.tags.count("h2") >= 15
     assert len(source) < 5e6
 

@@ -3,8 +3,8 @@
 import pytest
 from matplotlib.figure import Figure
 
-from eval.pages import closeups, course, curves, matrix, reset_effects
-from eval.pages.sheets import sheets
+from eval.analysis.frame import Frame
+from eval.pages import course, curves, matrix, reset_effects
 from eval.run_folder.reading import load_run
 
 
@@ -26,34 +26,25 @@ def forty(make_run, make_rows):
 
 
 def test_forty_looks_and_names_differ(forty):
-    shown = curves.curves(forty)
-    assert len({curve.label for curve in shown}) == len({repr(sorted(curve.style.items())) for curve in shown}) == 40
-    colours = {curve.variant: curve.style["color"] for curve in shown}
+    arms = Frame(forty).arms
+    assert len({arm.label for arm in arms}) == len({repr(sorted(curves.style_of(arm).items())) for arm in arms}) == 40
+    colours = {arm.variant: curves.colour_of(arm) for arm in arms}
     assert len(set(colours.values())) == len(colours) == 7  # its own colour for each variant
 
 
-def test_no_axes_hold_more_than_ten_curves_and_two_for_comparison(forty):
-    found = sheets(curves.curves(forty))
-    assert max(len(sheet.curves) for sheet in found) <= 12
-    assert {id(curve) for sheet in found for curve in sheet.curves} and len({sheet.title for sheet in found}) > 1
-    for sheet in found:
-        assert len({curve.runs[0].config["task"] for curve in sheet.curves}) == 1
-    drawn = {curve.label for sheet in found for curve in sheet.curves}
-    assert drawn == {curve.label for curve in curves.curves(forty)}
-    assert len(course.summary_panels(forty)) == 4 * len(found)
+def test_no_axes_hold_more_than_ten_arms_and_two_for_comparison(forty):
+    frame = Frame(forty)
+    found = curves.sheets(frame)
+    assert max(len(arms) for _, arms in found) <= 12 and len({title for title, _ in found}) == len(found) > 1
+    for _, arms in found:
+        assert len({arm.runs[0].config["task"] for arm in arms}) == 1
+    assert {arm.label for _, arms in found for arm in arms} == {arm.label for arm in frame.arms}
+    assert len(course.sections(frame)[0].blocks[0].panels) == 4 * len(found)
 
 
-def test_few_curves_share_one_sheet(forty):
-    (sheet,) = sheets(curves.curves([run for run in forty if run.config["task"] == "sums"][:10]))
-    assert (sheet.title, len(sheet.curves)) == ("", 10)
-
-
-def test_closeups_of_many_arms_are_medians_by_variant_and_task(forty):
-    panels = closeups.closeup_panels(forty)
-    assert len(panels) == 4 * len(closeups.METRICS) == 20  # A and C, of two tasks
-    axes = Figure().subplots()
-    panels[0].draw(axes)
-    assert len(axes.get_legend_handles_labels()[1]) == 9  # A of reverse_digits
+def test_few_arms_share_one_sheet(forty):
+    ((title, arms),) = curves.sheets(Frame([run for run in forty if run.config["task"] == "sums"][:10]))
+    assert (title, len(arms)) == ("", 10)
 
 
 def test_reasons_are_marked_at_their_steps(make_run, make_rows):
@@ -66,33 +57,32 @@ def test_reasons_are_marked_at_their_steps(make_run, make_rows):
     run = load_run(make_run("A", "A", make_rows(60, reward=0.5), events=events))
     assert run.reset_reasons() == [(10, "periodic"), (20, "kl_spike"), (30, "kl_spike+stall"), (40, "kl_spike")]
     axes = Figure().subplots()
-    curves.mark_resets(axes, curves.curves([run]))
+    curves.mark_events(axes, Frame([run]).arms)
     marks = {line.get_marker(): list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "None"}
     steps = {line.get_marker(): list(line.get_xdata()) for line in axes.lines if len(line.get_xdata())}
     assert (steps["d"], steps["|"], steps["*"]) == ([20, 40], [10], [30])
     assert set(marks) == {"d", "|", "*"}
     named = {"reset: periodic", "reset: KL spike", "reset: KL spike + stall"}
     assert set(axes.get_legend_handles_labels()[1]) == named
-    (row,) = reset_effects.reset_table([run]).rows
+    (row,) = reset_effects.reset_table(Frame([run])).rows
     assert row[:3] == ["A", "4", "KL spike 3, periodic 1, stall 1"]
 
 
-def test_growths_of_the_rank_are_marked_as_resets_are(make_run, make_rows, monkeypatch, tmp_path):
+def test_growths_of_the_rank_are_marked_as_resets_are(make_run, make_rows):
     growth = {"event": "growth", "rank_before": 4, "rank": 8, "reason": "periodic"}
     events = [{**RESET, "step_applied": 20, "reason": "periodic"}, {**growth, "step_applied": 10}]
     run = load_run(make_run("A", "A", make_rows(60, reward=0.5), events=[*events, {**growth, "step_applied": 30}]))
     plain = load_run(make_run("plain", "plain", make_rows(60, reward=0.5), events=events[:1]))
-    assert (run.growth_steps(), plain.growth_steps(), run.reset_steps()) == ([10, 30], [], [20])
-    assert load_run(make_run("none", "plain", make_rows(60), events=None)).growth_steps() == []
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.touch()))
-    course.sections([run, plain])[0].blocks[0].write(tmp_path)
-    for axes in figures[0].axes:
-        triangles = [(list(line.get_xdata()), line.get_color()) for line in axes.lines if line.get_marker() == "^"]
-        assert triangles == [([10, 30], curves.colour_of(run)), ([], curves.OTHER_COLOUR)]
-    assert "growth of the rank" in [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
-    told = "Triangles at the bottom are growths of the adapter's rank."
-    assert told in curves.marks_note([run, plain]) and told not in curves.marks_note([plain])
+    assert (run.event_steps("growth"), plain.event_steps("growth"), run.reset_steps()) == ([10, 30], [], [20])
+    assert load_run(make_run("none", "plain", make_rows(60), events=None)).event_steps("growth") == []
+    frame = Frame([run, plain])
+    axes = Figure().subplots()
+    course.sections(frame)[0].blocks[0].panels[0].draw(axes)
+    triangles = [(list(line.get_xdata()), line.get_color()) for line in axes.lines if line.get_marker() == "^"]
+    assert triangles == [([10, 30], curves.colour_of(run)), ([], curves.OTHER_COLOUR)]
+    assert "growth of the rank" in axes.get_legend_handles_labels()[1]
+    said = "Triangles at the bottom are growths of the adapter's rank."
+    assert said in curves.marks_note(frame) and said not in curves.marks_note(Frame([plain]))
 
 
 def test_dips_and_the_clamp_beside_the_control_of_the_same_seeds(make_run, make_rows):
@@ -110,15 +100,15 @@ def test_dips_and_the_clamp_beside_the_control_of_the_same_seeds(make_run, make_
     a = run("A", "A", of_a, events)
     control = run("control", "control", lambda step: min(step, 40) / 100)
     other_base = run("other", "control", 0.9, model_name_or_path="embedded:sums:4")
-    (row,) = reset_effects.reset_table([a, control, other_base]).rows
+    (row,) = reset_effects.reset_table(Frame([a, control, other_base])).rows
     # Back with the first five steps of which three are at 0.7: the window that begins 8 steps after the reset.
     assert row == ["A", "1", "periodic 1", "0.200", "0.000", "8", "0"]
-    (row,) = reset_effects.clamp_table([a, control, other_base]).rows
+    (row,) = reset_effects.clamp_table(Frame([a, control, other_base])).rows
     # Flat at 0.4 from step 40 on. The 20 steps from 32 to 51 lack (8 + 7 + … + 1) / 100 = 0.36 of that in all, 0.018
     # in the mean; those from 31 to 50 lack 0.45, 0.0225. So 0.38 is reached at 51.
     assert row[:3] == ["A", "1 of 1", "51"]
     assert row[3:] == ["+0.200", "+0.182"]  # 0.5 then, 0.7 in the last 20 steps; the control gained 0.018
-    assert reset_effects.clamp_table([a, other_base]) is None
+    assert reset_effects.clamp_table(Frame([a, other_base])) is None
 
 
 def test_spikes_in_the_matrix(make_run, make_rows):
@@ -139,7 +129,7 @@ def test_spikes_in_the_matrix(make_run, make_rows):
         )
         for seed in (0, 1)
     ]
-    table = matrix.result_matrix(runs)
+    table = matrix.result_matrix(Frame(runs))
     cells = dict(zip(table.header, table.rows[0], strict=True))
     assert (cells["KL spikes"], cells["entropy spikes"]) == ("1.5 (× 150)", "0.5 (× 3)")
     assert any("10 times" in line and "1.5 times" in line for line in table.definitions)

@@ -1,11 +1,7 @@
-import pytest
-
-from eval.pages.cost import cost_table
-from eval.pages.learning import learning_table
+from eval.analysis.frame import Frame
 from eval.pages.matrix import result_matrix
-from eval.pages.overview import overview_table
+from eval.pages.runs import cost_table, learning_table, overview_table
 from eval.run_folder.reading import load_run
-from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 def column(table, name):
@@ -17,7 +13,7 @@ def test_learning_table_by_hand(make_run, make_rows, passk_result):
     rows = make_rows(40, reward=float, kl_ref=lambda step: step / 100)
     result = passk_result(base=[0, 2, 0, 2], trained=[8, 4, 8, 4])
     events = [{"event": "reset", "step_applied": step} for step in (10, 20)]
-    table = learning_table([load_run(make_run("arm", "A", rows, events=events, passk=result))])
+    table = learning_table(Frame([load_run(make_run("arm", "A", rows, events=events, passk=result))]))
     assert table.rows == [
         [
             "arm",
@@ -41,7 +37,7 @@ def test_cost_table_by_hand(make_run, make_rows):
     control = make_rows(4, time_step=2.0, time_ref=0.5, ref_forward_calls=500, old_forward_calls=1)
     b = make_rows(4, time_step=lambda step: [1.0, 1.0, 1.0, 9.0][step - 1], ref_forward_calls=0)
     runs = [load_run(make_run("control", "control", control)), load_run(make_run("B", "B", b))]
-    table = cost_table(runs)
+    table = cost_table(Frame(runs))
     assert table.rows == [
         ["control", "control", "2,000", "4", "25.0", "2", "2", "1.00"],
         ["B", "B", "0", "–", "0.0", "1", "3", "1.50"],
@@ -50,16 +46,16 @@ def test_cost_table_by_hand(make_run, make_rows):
 
 def test_what_was_not_measured_is_a_dash(make_run, make_rows):
     runs = [load_run(make_run("plain", "plain", make_rows(5), events=None))]
-    assert learning_table(runs).rows == [["plain", "plain", "none", "–", "5", *["–"] * 7]]
-    assert cost_table(runs).rows == [["plain", "plain", *["–"] * 6]]
+    assert learning_table(Frame(runs)).rows == [["plain", "plain", "none", "–", "5", *["–"] * 7]]
+    assert cost_table(Frame(runs)).rows == [["plain", "plain", *["–"] * 6]]
 
 
 def test_measured_zeros_stay_zeros(make_run, make_rows):
     rows = make_rows(5, reward=0.0, kl_old=0.0, ref_forward_calls=0, time_step=1.0)
     runs = [load_run(make_run("B", "B", rows))]
-    assert column(learning_table(runs), "final kl_old") == {"B": "0.00e+00"}
-    assert column(learning_table(runs), "resets") == {"B": "0"}
-    assert column(cost_table(runs), "reference forward calls") == {"B": "0"}
+    assert column(learning_table(Frame(runs)), "final kl_old") == {"B": "0.00e+00"}
+    assert column(learning_table(Frame(runs)), "resets") == {"B": "0"}
+    assert column(cost_table(Frame(runs)), "reference forward calls") == {"B": "0"}
 
 
 def test_clip_ratio_appears_when_measured(make_run, make_rows):
@@ -67,15 +63,8 @@ def test_clip_ratio_appears_when_measured(make_run, make_rows):
         load_run(make_run("A", "A", make_rows(5, clip_region_mean=0.02))),
         load_run(make_run("B", "B", make_rows(5))),
     ]
-    assert column(learning_table(runs), "final clip ratio") == {"A": "0.0200", "B": "–"}
-    assert "final clip ratio" not in learning_table(runs[1:]).header
-
-
-@pytest.mark.parametrize(("variants", "noted"), [(["A", "B"], True), (["control", "B"], False), (["A", "C"], False)])
-def test_a_and_b_side_by_side_are_told_apart(make_run, make_rows, variants, noted):
-    runs = [load_run(make_run(variant, variant, make_rows(2))) for variant in variants]
-    for table in (learning_table(runs), cost_table(runs)):
-        assert (DIFFERENT_OBJECTIVE in table.notes) is noted
+    assert column(learning_table(Frame(runs)), "final clip ratio") == {"A": "0.0200", "B": "–"}
+    assert "final clip ratio" not in learning_table(Frame(runs[1:])).header
 
 
 def test_overview_table_by_hand(make_run, make_rows, passk_result):
@@ -86,7 +75,7 @@ def test_overview_table_by_hand(make_run, make_rows, passk_result):
         load_run(make_run("control", "control", control, passk=result)),
         load_run(make_run("B", "B", b, events=None)),
     ]
-    assert overview_table(runs).rows == [
+    assert overview_table(Frame(runs)).rows == [
         ["control", "0.12 → 0.75 [0.70, 0.80]", "0", "40", "25", "2.00", "1.00"],
         ["B", "–", "–", "0", "0", "1.00", "0.50"],
     ]
@@ -98,11 +87,11 @@ def test_an_arm_is_charged_for_its_validation(make_run, make_rows):
     event = load_run(make_run("A", "A", make_rows(4, time_step=2.0, time_eval=lambda step: 12.0 * (step % 2 == 0))))
     older = load_run(make_run("old", "B", make_rows(4, time_step=2.0)))  # a record from before it was measured
     runs = [control, event, older]
-    overview, cost = overview_table(runs), cost_table(runs)
+    overview, cost = overview_table(Frame(runs)), cost_table(Frame(runs))
     assert [row[-2:] for row in overview.rows] == [["2.00", "1.00"], ["8.00", "4.00"], ["2.00", "1.00"]]
     shown = [dict(zip(cost.header, row, strict=True)) for row in cost.rows]
     names = ["median seconds a step", "validation, mean seconds a step", "mean seconds a step"]
     assert [[row[name] for name in names] for row in shown] == [["2", "0", "2"], ["2", "6", "8"], ["2", "–", "2"]]
-    table = result_matrix(runs)
+    table = result_matrix(Frame(runs))
     (matrix,) = [row for row in table.rows if row[0] == "A"]
     assert "4.00" in matrix

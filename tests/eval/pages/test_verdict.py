@@ -1,9 +1,10 @@
 import pytest
 from matplotlib.figure import Figure
 
-from eval.analysis.pairing import pairs, same_prompts
-from eval.pages import caveats, reproduce, verdict
-from eval.pages.curves import curves
+from eval.analysis.frame import Frame
+from eval.analysis.pairing import same_prompts
+from eval.pages import caveats, reproduce
+from eval.pages import comparison as verdict
 from eval.run_folder.reading import load_run
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
@@ -30,7 +31,7 @@ def arm(make_run, make_rows, passk_result):
 
 def said(runs):
     """The sentences of the verdict as one text, without emphasis."""
-    return " ".join(verdict.statements(runs)).replace("**", "")
+    return " ".join(verdict.statements(Frame(runs))).replace("**", "")
 
 
 def test_the_best_is_named_with_its_lead_by_hand(arm):
@@ -94,12 +95,12 @@ def test_every_ground_has_its_verdict(arm):
     runs = [
         arm(v, [s] * 40, name=f"{v}{t}", config={"task": t}) for t, v, s in (("sums", "A", 4), ("sorting", "C", 6))
     ]
-    (section,) = verdict.sections(runs)
+    (section,) = verdict.verdict_sections(Frame(runs))
     assert [item.split(" is highest")[0] for item in section.blocks[0].items[:2]] == ["**sums: A", "**sorting: C"]
 
 
 def test_the_picture_shows_base_and_trained(arm):
-    panel = verdict.scores_panel(curves([arm("control", [2] * 40), arm("A", [4] * 40)]))
+    panel = verdict.scores_panel(Frame([arm("control", [2] * 40), arm("A", [4] * 40)]).arms)
     axes = Figure().subplots()
     panel.draw(axes)
     points = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in axes.lines[1::2]]
@@ -109,12 +110,6 @@ def test_the_picture_shows_base_and_trained(arm):
 
 def test_other_task_seed_is_other_prompts(arm):
     assert not same_prompts(arm("A", [4] * 40), arm("B", [4] * 40, config={"task_seed": 1}))
-
-
-def test_pairs_share_the_seed_where_they_can(arm):
-    runs = [arm("A", name="A0"), arm("A", name="A1", seed=1), arm("B", name="B1", seed=1)]
-    assert [(b.name, a.name) for b, a in pairs(runs, "B", "A")] == [("B1", "A1")]
-    assert [(b.name, a.name) for b, a in pairs([runs[0], runs[2]], "B", "A")] == [("B1", "A0")]
 
 
 def test_missing_evaluation_says_how_to_make_it(arm):
@@ -136,7 +131,7 @@ def test_no_command_for_runs_it_would_refuse(arm):
 
 
 def test_unevaluated_a_and_b_are_still_told_apart(arm):
-    assert any(DIFFERENT_OBJECTIVE in line for line in verdict.statements([arm("A"), arm("B")]))
+    assert any(DIFFERENT_OBJECTIVE in line for line in verdict.statements(Frame([arm("A"), arm("B")])))
 
 
 def test_caveats(arm):

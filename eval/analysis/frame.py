@@ -1,0 +1,193 @@
+"""The frame of a report: its runs, the arms that they repeat, and the numbers that several sections show, once."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from trl_prorl.eval.analysis import cost
+from trl_prorl.eval.analysis.names import TASK, configuration_labels, setting
+from trl_prorl.eval.analysis.pairing import GROUND, belonging, ground, matched_control, same_prompts
+from trl_prorl.eval.analysis.passk import gain, largest_k, per_prompt, score
+from trl_prorl.eval.analysis.repetitions import repetitions, seed_count
+from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
+from trl_prorl.eval.run_folder.run import MODEL, Run
+from trl_prorl.variants import VARIANTS
+
+
+class Row:
+    """A run among those of a report, with the numbers that several tables show."""
+
+    def __init__(self, run: Run, runs: list[Run]):
+        self.run, self._runs = run, runs
+
+    @cached_property
+    def base(self) -> Estimate | None:
+        return score(self.run, "base", 1)
+
+    @cached_property
+    def trained(self) -> Estimate | None:
+        return score(self.run, "trained", 1)
+
+    @cached_property
+    def gain(self) -> Estimate | None:
+        return gain(self.run.passk, 1) if self.run.passk else None
+
+    @cached_property
+    def resets(self) -> int | None:
+        steps = self.run.reset_steps()
+        return None if steps is None else len(steps)
+
+    @cached_property
+    def steps(self) -> int:
+        return int(self.run.metrics["step"].max())
+
+    @cached_property
+    def seconds(self) -> float | None:
+        return cost.mean_step_seconds(self.run)
+
+    @cached_property
+    def reference_calls(self) -> float | None:
+        return self.run.total("ref_forward_calls")
+
+    @cached_property
+    def reference_share(self) -> float | None:
+        return cost.reference_share(self.run)
+
+    @cached_property
+    def control(self) -> Run | None:
+        """The control whose step time is compared: of its ground and seeds, else of its ground, else the first."""
+        controls = [other for other in self._runs if other.variant == "control"]
+        return belonging([(self.run, control) for control in controls])[0][1] if controls else None
+
+    @cached_property
+    def own_control(self) -> Run | None:
+        """The control of its ground and of its seeds."""
+        return matched_control(self.run, self._runs)
+
+    @cached_property
+    def over_control(self) -> float | None:
+        """Mean seconds of a step over those of its control."""
+        control = None if self.control is None else cost.mean_step_seconds(self.control)
+        return self.seconds / control if self.seconds and control else None
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """
+    Runs that differ in seeds alone.
+
+    Attributes:
+        label (`str`): Its name, which no other arm of the report has.
+        rows (`list[Row]`): Its runs.
+        place (`int`): Its place among the arms of its colour.
+    """
+
+    label: str
+    rows: list[Row]
+    place: int = 0
+
+    @property
+    def runs(self) -> list[Run]:
+        return [row.run for row in self.rows]
+
+    @property
+    def evaluated(self) -> list[Run]:
+        return [run for run in self.runs if run.passk]
+
+    @property
+    def variant(self) -> str:
+        return self.rows[0].run.variant
+
+    @cached_property
+    def ground(self) -> str:
+        return ground(self.rows[0].run)
+
+    @cached_property
+    def seeds(self) -> int:
+        return seed_count(self.runs)
+
+    @property
+    def legend(self) -> str:
+        return self.label if self.seeds == 1 else f"{self.label}, {self.seeds} seeds"
+
+    def series(self, key: str) -> list[pd.Series]:
+        """One metric of each run that measured it."""
+        return [values for run in self.runs if (values := run.measured(key)) is not None]
+
+    def values(self, measure: Callable[[Row], float | None]) -> list[float]:
+        """A number of each run that has it."""
+        return [value for row in self.rows if (value := measure(row)) is not None]
+
+    @cached_property
+    def same_prompts(self) -> bool:
+        return all(same_prompts(self.evaluated[0], run) for run in self.evaluated)
+
+    def estimate(
+        self, values_of: Callable[[Run], np.ndarray], least: float = 0.0, level: float = 0.95
+    ) -> Estimate | None:
+        """A score, whose value at each prompt is at least `least`, with its interval over prompts and seeds."""
+        found = prompts_and_seeds([values_of(run) for run in self.evaluated], self.same_prompts, least, level)
+        # A t-interval of two shares may leave the range they can take.
+        return found and Estimate(*np.clip(found, least, 1.0).tolist())
+
+    @cached_property
+    def sides(self) -> dict[str, Estimate | None]:
+        """Held-out pass@1 of base and of the trained models."""
+        return {
+            side: self.estimate(lambda run, side=side: per_prompt(run.passk, side)) for side in ("base", "trained")
+        }
+
+    def gain(self, level: float = 0.95) -> Estimate | None:
+        return self.estimate(lambda run: per_prompt(run.passk, "trained") - per_prompt(run.passk, "base"), -1.0, level)
+
+    @cached_property
+    def at_largest_k(self) -> Estimate | None:
+        return self.estimate(lambda run: per_prompt(run.passk, "trained", largest_k(run)))
+
+    @property
+    def largest_ks(self) -> list[int]:
+        return sorted({largest_k(run) for run in self.evaluated})
+
+
+class Frame:
+    """
+    The runs of a report, sorted.
+
+    Attributes:
+        runs (`list[Run]`), rows (`list[Row]`): The runs, and their numbers.
+        arms (`list[Arm]`): The configurations, in the order of the runs.
+    """
+
+    def __init__(self, runs: list[Run]):
+        self.runs, self.rows = runs, [Row(run, runs) for run in runs]
+        of, groups, counts = {id(row.run): row for row in self.rows}, repetitions(runs), Counter()
+        self.arms = []
+        for label, group in zip(configuration_labels(groups), groups, strict=True):
+            colour = group[0].variant if group[0].variant in VARIANTS else None
+            self.arms.append(Arm(label, [of[id(run)] for run in group], counts[colour]))
+            counts[colour] += 1
+
+    @cached_property
+    def grounds(self) -> dict[str, list[Arm]]:
+        """The arms of every ground, by its title: its task, and what else sets it apart from most; "" if it is one."""
+        first = [arm.runs[0] for arm in self.arms]
+        keys = [key for key in GROUND if len({repr(run.config.get(key) or None) for run in first}) > 1]
+        if len({run.base[0] for run in first}) > 1 and TASK not in keys:
+            keys.append(MODEL)
+        usual = {key: Counter(repr(run.config.get(key)) for run in first).most_common(1)[0][0] for key in keys}
+        titles, found = {}, {}
+        for arm, run in zip(self.arms, first, strict=True):
+            if arm.ground not in titles:
+                named = (key for key in keys if run.config.get(key))
+                title = ", ".join(
+                    setting(key, run.config[key])
+                    for key in named
+                    if key == TASK or repr(run.config[key]) != usual[key]
+                )
+                titles[arm.ground] = title if title not in found else f"{title} ({len(found) + 1})"
+            found.setdefault(titles[arm.ground], []).append(arm)
+        return found

@@ -1,0 +1,213 @@
+"""Who is ahead: the verdict, arms against their references, the success rule; two runs in full."""
+
+import math
+
+from trl_prorl.eval.analysis.compare import (
+    SHARES,
+    ArmComparison,
+    Comparison,
+    Verdict,
+    against_references,
+    verdicts,
+)
+from trl_prorl.eval.analysis.frame import Arm, Frame
+from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE, Estimate
+from trl_prorl.eval.pages.cells import NOT_MEASURED, POWER, cell, interval_cell, percent, share_cell
+from trl_prorl.eval.pages.curves import OTHER_COLOUR, Panel, colour_of
+from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
+from trl_prorl.eval.pages.reproduce import passk_command
+from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.record.started import evaluation_of
+from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
+
+
+def objective_notes(runs: list[Run]) -> list[str]:
+    """What is said where A stands beside a variant of another objective."""
+    variants = {run.variant for run in runs}
+    return [DIFFERENT_OBJECTIVE] if "A" in variants and any(map(optimises_another_objective, variants)) else []
+
+
+def comparison_table(comparisons: list[Comparison]) -> Table:
+    """A row per k."""
+    first, second = comparisons[0].first, comparisons[0].second
+    columns = [
+        Column("k", lambda row: str(row.k)),
+        Column(first, lambda row: interval_cell(row.first_value, ".3f")),
+        Column(second, lambda row: interval_cell(row.second_value, ".3f")),
+        Column("difference", lambda row: interval_cell(row.difference, "+.3f")),
+        Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
+    ]
+    notes = [
+        "Trained models, [95 % bootstrap over prompts], differences paired by prompt. A true difference of the last "
+        "column is found with 80 % power, a smaller one less often."
+    ]
+    return table_of(f"pass@k, {first} less {second}", columns, comparisons, notes)
+
+
+def _unbounded(ratio: Estimate) -> bool:
+    """Whether the runs exclude no ratio at all."""
+    return (ratio.low, ratio.high) == (0.0, math.inf)
+
+
+def _share_cell(row: ArmComparison) -> str:
+    if row.share is None:
+        return NOT_MEASURED
+    return percent(row.share.value) if _unbounded(row.share) else share_cell(row.share)
+
+
+def _time_cell(row: ArmComparison) -> str:
+    if row.step_time is None:
+        return NOT_MEASURED
+    return f"{row.step_time.value:.2f}" if _unbounded(row.step_time) else interval_cell(row.step_time, ".2f")
+
+
+ARM_COLUMNS = [
+    Column("arms", lambda row: f"{row.first} − {row.second}"),
+    Column("k", lambda row: str(row.k)),
+    Column("seeds in common", lambda row: str(row.seeds)),
+    Column("first", lambda row: f"{row.first_value:.3f}"),
+    Column("second", lambda row: f"{row.second_value:.3f}"),
+    Column("difference [95 %]", lambda row: interval_cell(row.difference, "+.3f")),
+    Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
+    Column("p (Holm)", lambda row: f"{row.adjusted:.2g}"),
+    Column("first / second [95 %]", _share_cell),
+    Column("step time, first / second [95 %]", _time_cell),
+]
+
+
+def arms_table(comparisons: list[ArmComparison], title: str = "Arms, pair by pair") -> Table:
+    """A row per pair of arms and k."""
+    notes = [
+        "pass@k of trained models, mean over seeds; runs are paired by seed where both arms have it, and by prompt. "
+        "The interval covers prompts and, of several runs, seeds. p: exact McNemar of one run on each side, else the "
+        "larger of t-tests over seeds and over prompts; Holm over the pairs of a k. Ratios have an interval over runs "
+        "where there are several."
+    ]
+    return table_of(title, ARM_COLUMNS, comparisons, notes)
+
+
+def comparison_statements(comparisons: list[Comparison]) -> list[str]:
+    """What the differences say, the counts behind them once, and what the pair leaves open."""
+    lines = []
+    for each in comparisons:
+        if each.differ:
+            body = f"`{each.first if each.difference.value > 0 else each.second}` is higher."
+        elif each.better == each.worse == 0:
+            body = "no difference at any prompt."
+        elif math.isnan(each.difference.low):
+            body = NO_INTERVAL_NOTE
+        else:
+            body = f"no difference found; detectable difference ({POWER}): {each.detectable:.3f}."
+        difference = interval_cell(each.difference, "+.3f")
+        lines.append(f"pass@{each.k}: `{each.first}` less `{each.second}` {difference}: {body}")
+    each = comparisons[0]
+    lines.append(
+        f"Of {each.prompts} prompts `{each.first}` is right more often at {each.better}, less often at {each.worse}, "
+        f"equally often at {each.equal} ({each.n} samples each)."
+    )
+    lines.append(
+        f"Exact McNemar on {each.paired_on}: only `{each.first}` right at {each.paired.first_only}, only "
+        f"`{each.second}` at {each.paired.second_only}, p = {each.paired.p_value:.2g}."
+    )
+    return lines + each.notes
+
+
+def verdict_statement(verdict: Verdict) -> str:
+    """Two sentences: is the best arm told apart, and by how much is it ahead?"""
+    sides = verdict.best.sides
+    unclear = " or ".join(
+        name
+        for name, difference in verdict.differences.items()
+        if difference is None or not (difference.low > 0 or difference.high < 0)
+    )
+    heading = f"{verdict.best.label} is highest in held-out pass@1, {sides['trained'].value:.3f}"
+    heading += f" (base {sides['base'].value:.3f})" + (f", but not told apart from {unclear}" if unclear else "")
+    ahead = [
+        f"{interval_cell(difference, '+.3f')} over {name}"
+        if difference
+        else f"not compared with {name}, because the runs share no prompts or no seeds"
+        for name, difference in verdict.differences.items()
+    ]
+    return f"**{f'{verdict.title}: ' if verdict.title else ''}{heading}.** It is {'; '.join(ahead)}."
+
+
+def _interval_note(verdict: Verdict) -> str:
+    """What the intervals of a verdict cover."""
+    corrected = f" (95 %, corrected for the choice among {verdict.arms} arms)" if verdict.level > 0.95 else ""
+    alone = "prompts alone: one training seed says nothing of the variation between seeds"
+    over = f"prompts and {verdict.seeds} training seeds" if verdict.seeds > 1 else alone
+    return f"Intervals: {100 * verdict.level:.3g} %{corrected}, over {over}."
+
+
+def missing_statements(runs: list[Run]) -> list[str]:
+    """Which runs lack a held-out evaluation, and the command that makes it."""
+    missing = [run for run in runs if run.passk is None]
+    if not missing:
+        return []
+    names = ", ".join(f"`{run.name}`" for run in missing)
+    can_be = [run for run in missing if run.can_be_evaluated]
+    if not can_be:
+        how = evaluation_of(missing[0].config, missing[0].env, missing[0].path)
+        return [f"Not evaluated on held-out prompts: {names}. {how} does it."]
+    return [f"Not evaluated on held-out prompts: {names}. Run `{passk_command(can_be)}`, then this report again."]
+
+
+def statements(frame: Frame) -> list[str]:
+    """The verdict on every ground, and the runs of which it knows nothing."""
+    found = verdicts(frame)
+    lines = [*map(verdict_statement, found), *dict.fromkeys(map(_interval_note, found))]
+    return [*lines, *objective_notes(frame.runs), *missing_statements(frame.runs)]
+
+
+def scores_panel(arms: list[Arm]) -> Panel:
+    """Held-out pass@1 of every arm with its interval, base beside it."""
+
+    def draw(axes):
+        for row, arm in enumerate(arms):
+            for side, style in (("base", {"color": OTHER_COLOUR, "marker": "s"}), ("trained", {"marker": "o"})):
+                value, low, high = arm.sides[side]
+                style = {"color": colour_of(arm), **style}
+                axes.plot([low, high], [row, row], color=style["color"])
+                axes.plot([value], [row], linestyle="", label=None if row else side, **style)
+        axes.set_yticks(range(len(arms)), [arm.legend for arm in arms])
+        axes.set(ylim=(len(arms) - 0.5, -0.5), title="Held-out pass@1 and its 95 % interval", xlabel="pass@1")
+        axes.grid(alpha=0.2)
+
+    return Panel("Held-out pass@1 of base and of every trained arm, with intervals", draw, 2 * len(arms))
+
+
+def verdict_sections(frame: Frame) -> list[Section]:
+    lines = statements(frame)
+    blocks = [Bullets(lines)] if lines[2:] and lines[1].startswith("**") else list(map(Text, lines))
+    if evaluated := [arm for arm in frame.arms if arm.evaluated]:
+        blocks.append(Picture("verdict.png", "Held-out pass@1 of every arm", "", [scores_panel(evaluated)]))
+    return [Section("Verdict", blocks)]
+
+
+def success_statements(rows: list[ArmComparison]) -> list[str]:
+    """The success rule of B against A: a line per comparison, and what speaks against comparing step times."""
+    lines = []
+    for row in rows:
+        rules = []
+        for share in SHARES:
+            score, cost, rule = row.rule(share)
+            rules.append(f"at least {100 * share:.0f} % at a lower step cost **{rule}** (score {score}, cost {cost})")
+        few = " (too few runs for an interval)" if row.share and _unbounded(row.share) else ""
+        lines.append(
+            f"{row.first} has {_share_cell(row)} of {row.second}'s held-out pass@1{few}, and its mean step takes "
+            f"{_time_cell(row)} times as long: {', '.join(rules)}."
+        )
+    return [*lines, *dict.fromkeys(f"Careful: {warning}" for row in rows for warning in row.warnings)]
+
+
+def sections(frame: Frame) -> list[Section]:
+    rows, left = against_references(frame)
+    if not rows and not left:
+        return []
+    variants = {arm.label: arm.variant for arm in frame.arms}
+    rule = success_statements([row for row in rows if (variants[row.first], variants[row.second]) == ("B", "A")])
+    said = Text("The success rule: B keeps 80 to 90 % of A's held-out score at a lower step cost.")
+    title = "Arms against plain, control and A"
+    blocks = [arms_table(rows, title)] if rows else []
+    return [Section(title, [*blocks, *([said, Bullets(rule)] if rule else []), *([Bullets(left)] if left else [])])]
