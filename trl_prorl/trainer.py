@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from accelerate.utils import is_peft_model
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 from trl.models.utils import disable_gradient_checkpointing, unwrap_model_for_generation
@@ -54,7 +55,9 @@ from .run.recorder import LOGGED, Recorder
 from .run.terminal import Terminal, event_line
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32
+from .scoring.frozen_head import add_frozen_head
 from .scoring.grouping import whole_groups
+from .scoring.lean_lora import lean
 from .scoring.references import PolicyItself, base_of, reference_of
 from .scoring.scorer import PolicyPass, Scorer, scored_rows
 
@@ -121,7 +124,12 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
+        cheap = is_peft_model(policy) and args.pack_groups != "off"
+        if cheap and not (args.cast_lm_head_to_fp32 or self._entropy_bonus_enabled):
+            add_frozen_head(policy.get_base_model(), self.temperature)
         self.ways = Ways.of(self, policy, self._padded_logps)
+        if cheap and self.ways.packs:
+            lean(policy)
         self.recipe: tuple = ()  # dataclasses of a recipe that `config.yaml` shall hold beside `args`
         if args.loss_mode == "unclipped":
             self.epsilon_low = self.epsilon_high = math.inf
