@@ -19,7 +19,7 @@ from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.growing_cache import GrowingLayer
 from trl_prorl.rollout.merged_copy import MergedCopy, why_not_merged
-from trl_prorl.rollout.packed_head import can_be_packed
+from trl_prorl.rollout.packed_linear import PackedLinear, can_be_packed, packs_bf16
 from trl_prorl.rollout.thinking import interrupted_rollout
 
 
@@ -250,10 +250,12 @@ def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_m
 def test_the_copy_shares_what_lora_does_not_touch(tiny_model):
     policy = adapted(tiny_model, **LORA)
     merged = MergedCopy(policy)
-    own = {param.data_ptr() for param in merged.model.parameters()} - {p.data_ptr() for p in policy.parameters()}
+    shared = {id(param) for param in policy.parameters()}
+    assert all(id(param) in shared for param in merged.model.parameters())
+    packed = [layer for layer in merged.model.modules() if isinstance(layer, PackedLinear)]
     targets = [m for name, m in policy.named_modules() if name.endswith((".q_proj", ".v_proj", ".down_proj"))]
     weights = [param for module in targets for param in module.base_layer.parameters()]
-    assert len(own) == len(weights)
+    assert len(packed) == len(targets) + 1
     head = policy.get_output_embeddings().weight  # held once more, in the order in which a CPU reads it
     assert merged.bytes == sum(param.numel() * 4 for param in [*weights, head])
     assert not any("lora" in name for name, _ in merged.model.named_parameters())
@@ -271,15 +273,34 @@ def test_the_copy_follows_a_head_that_changes(tiny_model):
     assert (merged.model(tokens).logits - before).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize(
-    "dtype, bias, packed", [("float32", False, True), ("bfloat16", False, False)] + [("float32", True, False)]
-)
-def test_which_heads_are_packed(dtype, bias, packed):
-    head = torch.nn.Linear(8, 300, bias=bias, dtype=getattr(torch, dtype))
-    assert can_be_packed(head) is packed
-    head.forward = head.forward
-    assert not can_be_packed(head)
-    assert not can_be_packed(None) and not can_be_packed(torch.nn.Sequential(head))
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype, packed", [("float32", True), ("bfloat16", packs_bf16()), ("float64", False)])
+def test_which_layers_are_packed_and_that_they_give_their_products(dtype, bias, packed):
+    layer = torch.nn.Linear(64, 300, bias=bias, dtype=getattr(torch, dtype))
+    assert can_be_packed(layer) is packed
+    if packed:
+        states, ours = torch.randn(3, 2, 64, dtype=layer.weight.dtype), PackedLinear(layer)
+        ours.pack()
+        unit = torch.finfo(layer.weight.dtype).eps
+        torch.testing.assert_close(ours(states), layer(states), atol=4 * unit, rtol=4 * unit)
+    hook = layer.register_forward_hook(lambda *given: None)
+    assert not can_be_packed(layer)
+    hook.remove()
+    layer.forward = layer.forward
+    assert not can_be_packed(layer)
+    assert not can_be_packed(None) and not can_be_packed(torch.nn.Sequential(layer))
+
+
+def test_a_copy_holds_the_merged_weights_once(tiny_model):
+    """Beside the packed ones its layers hold the policy's own, which stay what they were through a second merge."""
+    policy = adapted(tiny_model, **LORA)
+    before = {name: param.clone() for name, param in policy.named_parameters()}
+    merged = MergedCopy(policy)
+    merged.refresh(), merged.refresh()
+    assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
+    own = {param.data_ptr() for param in policy.parameters()}
+    packed = [layer for layer in merged.model.modules() if isinstance(layer, PackedLinear)]
+    assert packed and all(layer.weight.data_ptr() in own for layer in packed)
 
 
 def test_a_forward_that_is_replaced_is_not_copied(tiny_model):

@@ -108,3 +108,26 @@ def test_dropout_drops_weights_and_keeps_their_mean():
     )
     assert sorted(set(result[0, 0].flatten().tolist())) == [0.0, 2.0]  # the first place sees itself alone
     assert abs(result.mean() - 1) < 0.05
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+def test_in_bf16_its_backward_errs_as_torchs_does(heads):
+    """Against a dense mask in double precision; torch's kernel under the same mask is the control."""
+    sequences = row_of([(9, [5, 30, 2]), (20, [3, 7])])
+    mask = dense(sequences)
+    torch.manual_seed(0)
+    states = [torch.randn(1, count, len(mask), 16).bfloat16() for count in (heads[0], heads[1], heads[1])]
+    weights = torch.randn(1, len(mask), heads[0], 16).bfloat16()
+
+    def gradients(states, attend):
+        query, key, value = (state.clone().requires_grad_() for state in states)
+        result = attend(query, key, value)
+        return torch.autograd.grad(result, (query, key, value), weights.to(result.dtype))
+
+    def in_one(query, key, value):
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+
+    exact = gradients([state.double() for state in states], in_one)
+    mine = gradients(states, lambda *states: prefix_attention(*states, layout(sequences)))
+    for true, theirs, ours in zip(exact, gradients(states, in_one), mine, strict=True):
+        assert (ours - true).norm() <= 1.5 * (theirs - true).norm()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from accelerate.utils import is_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
 from .adapters.growable import check_growing_model
@@ -18,6 +19,8 @@ from .resets.elastic import ElasticAverage, ElasticResets
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.fp32_head import cast_head_to_fp32
+from .scoring.frozen_head import add_frozen_head
+from .scoring.lean_lora import lean
 from .scoring.references import Reference, base_of, reference_of
 
 
@@ -40,7 +43,13 @@ def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..
         keep_base_in_syncs(trainer.vllm_generation, policy)
     args.check_or_give_up(check_dropout, trainer.model)
     args.check_or_give_up(check_randomness, policy, accelerator.autocast(), shards_weights(trainer))
-    return Ways.of(trainer, policy, padded)
+    cheap = is_peft_model(policy) and args.pack_groups != "off"
+    if cheap and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
+        add_frozen_head(policy.get_base_model(), trainer.temperature)
+    ways = Ways.of(trainer, policy, padded)
+    if cheap and ways.packs:
+        lean(policy)
+    return ways
 
 
 def identity_of(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:

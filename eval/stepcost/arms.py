@@ -16,5 +16,9 @@ ARMS = {
     "B packed": (ProRLTrainer, {"beta_old": 0.02, **PACKED}),
     "C packed": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **PACKED}),
 }
+FP32_ARMS = {  # frozen weights in fp32 where those of the run are in bf16; both compute in bf16
+    f"{name}, fp32": (GRPOTrainer, ARMS[name][1] | {"dtype": "float32"}) for name in (BASELINE, "TRL β=0")
+}
 OVERHEAD_ARMS = {BASELINE: ARMS[BASELINE], "ours, all off": (ProRLTrainer, {"beta": 0.02})}
+FLOOR = "floor"  # no trainer: what the products and the weights' way through memory cost
 GROWTH_ARMS = (BASELINE, "A packed", "B packed")

@@ -42,6 +42,8 @@ def make_trainer(
     """
     place, keys = arm
     cls = resolve_name(place) if isinstance(place, str) else place
+    dtype = getattr(torch, keys["dtype"]) if "dtype" in keys else None
+    keys = {key: value for key, value in keys.items() if key != "dtype"}
     count = {"generations": 0}
 
     def rollout(prompts, trainer):
@@ -75,7 +77,7 @@ def make_trainer(
     rows = Dataset.from_dict({"prompt": ["x"] * args.prompts})
     tokenizer = byte_tokenizer()
     with tempfile.TemporaryDirectory() as model_folder:
-        model = new_model(args, tokenizer)
+        model = new_model(args, tokenizer, dtype)
         if lora is None:
             model.save_pretrained(model_folder)
             model.config._name_or_path = model_folder

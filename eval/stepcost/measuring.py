@@ -1,12 +1,15 @@
 """Rounds of all arms in turns, and the medians of their stages."""
 
+import functools
 import statistics
 import tempfile
 import warnings
 from collections import defaultdict
 
+from trl_prorl.eval.stepcost.arms import FLOOR
 from trl_prorl.eval.stepcost.batches import Batches
 from trl_prorl.eval.stepcost.comparing import ROUNDS
+from trl_prorl.eval.stepcost.floor import Floor
 from trl_prorl.eval.stepcost.generating import generation_seconds
 from trl_prorl.eval.stepcost.making import make_trainer, silent
 
@@ -26,7 +29,9 @@ def measure(
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainers = {
-            name: make_trainer(name, arm, args, batches, iterations, checkpointing, folder)
+            name: Floor(args, batches, iterations)
+            if arm is None
+            else make_trainer(name, arm, args, batches, iterations, checkpointing, folder)
             for name, arm in arms.items()
         }
         order = list(trainers)
@@ -34,7 +39,8 @@ def measure(
             # In turns, and not always in the same order.
             for name in order[number % len(order) :] + order[: number % len(order)]:
                 trainer = trainers[name]
-                generation = generation_seconds(trainer, batches, number) if generate else 0.0
+                times = trainer.generation_seconds if name == FLOOR else functools.partial(generation_seconds, trainer)
+                generation = times(batches, number) if generate else 0.0
                 trainer.watch.begin()
                 with silent():
                     trainer.train()

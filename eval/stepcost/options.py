@@ -5,7 +5,7 @@ import functools
 from pathlib import Path
 
 from trl_prorl.eval.command import program
-from trl_prorl.eval.stepcost.arms import ARMS, BASELINE
+from trl_prorl.eval.stepcost.arms import ARMS, BASELINE, FLOOR, FP32_ARMS
 from trl_prorl.eval.stepcost.shapes import SHAPES
 
 
@@ -26,12 +26,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--arms",
         nargs="+",
-        choices=[name for name in ARMS if name != BASELINE],
+        choices=[*(name for name in ARMS | FP32_ARMS if name != BASELINE), FLOOR],
         default=None,
         metavar="ARM",
         help=f"compared with {BASELINE}: everything, and in growth A and B packed",
     )
     parser.add_argument("--shape", choices=list(SHAPES), default="small", metavar="SHAPE", help=", ".join(SHAPES))
+    parser.add_argument(
+        "--task", choices=["gsm8k", "instructions"], default="gsm8k", metavar="TASK", help="has the lengths"
+    )
     parser.add_argument("--rank", type=int, metavar="N", default=16, help="rank of LoRA; 0 is full fine-tuning")
     parser.add_argument("--iterations", type=int, nargs="+", default=[2], metavar="μ", help="inner passes; B needs 2")
     parser.add_argument(

@@ -3,7 +3,7 @@
 import argparse
 import itertools
 
-from trl_prorl.eval.stepcost.arms import ARMS, BASELINE, GROWTH_ARMS, OVERHEAD_ARMS
+from trl_prorl.eval.stepcost.arms import ARMS, BASELINE, FLOOR, FP32_ARMS, GROWTH_ARMS, OVERHEAD_ARMS
 from trl_prorl.eval.stepcost.batches import Batches, mean_answer
 
 
@@ -12,14 +12,18 @@ def settings(args: argparse.Namespace):
     Title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting asked for.
     """
     checkpointing = {"off": [False], "on": [True], "both": [False, True]}[args.checkpointing]
-    arms = {name: arm for name, arm in ARMS.items() if name == BASELINE or args.arms is None or name in args.arms}
+    asked = args.arms or [*ARMS, FLOOR]
+    arms = {name: arm for name, arm in (ARMS | FP32_ARMS).items() if name == BASELINE or name in asked}
+    if FLOOR in asked and args.mode == "arms":
+        arms[FLOOR] = None
     if args.mode == "growth":
         arms = {name: arm for name, arm in arms.items() if name in GROWTH_ARMS}
         sizes = [(length, 8) for length in args.lengths] + [(256, group) for group in args.groups if group != 8]
         for length, group in sizes:
             args.num_generations = args.micro_batch = group
             if args.spread:
-                title, batches = f"{length} tokens on average, G={group}", Batches(args, length / mean_answer())
+                scale = length / mean_answer(args.task)
+                title, batches = f"{length} tokens on average, G={group}", Batches(args, scale)
             else:
                 title, batches = f"every completion of {length} tokens, G={group}", Batches(args, 1.0, fixed=length)
             yield title, arms, batches, 2, checkpointing[0], not args.no_generation
@@ -28,7 +32,8 @@ def settings(args: argparse.Namespace):
         chosen = OVERHEAD_ARMS if args.mode == "overhead" else arms
         if iterations == 1:  # where B's penalty could do nothing, and is refused
             chosen = {name: arm for name, arm in chosen.items() if not name.startswith("B")}
-        title = f"μ={iterations}, {scale:g}× gold answers" + (", gradient checkpointing" if checkpoint else "")
+        texts = {"gsm8k": "gold answers", "instructions": "SmolLM2's texts"}[args.task]
+        title = f"μ={iterations}, {scale:g}× {texts}" + (", gradient checkpointing" if checkpoint else "")
         yield (
             title,
             chosen,

@@ -5,7 +5,7 @@ import statistics
 from rich.console import Console
 from rich.table import Table
 
-from trl_prorl.eval.stepcost.arms import BASELINE
+from trl_prorl.eval.stepcost.arms import BASELINE, FLOOR
 from trl_prorl.eval.stepcost.comparing import ROUNDS, generates, ratio
 
 
@@ -25,6 +25,12 @@ def show(console: Console, title: str, result: dict[str, dict]) -> None:
         ratios.add_row(name, *(f"{median:.2f} [{least:.2f}, {most:.2f}]" for median, least, most in shown))
     console.print(seconds)
     console.print(ratios)
+    if FLOOR in result:
+        multiples = Table("arm", *(f"{name} ×" for name in timed), title="multiples of the floor, [least, greatest]")
+        for name in result:
+            shown = (ratio(result, FLOOR, name, rounds) for rounds in timed.values())
+            multiples.add_row(name, *(f"{median:.2f} [{least:.2f}, {most:.2f}]" for median, least, most in shown))
+        console.print(multiples)
 
 
 def show_memory(console: Console, results: dict[str, dict[str, float]]) -> None:

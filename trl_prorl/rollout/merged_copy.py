@@ -2,7 +2,8 @@
 
 Merging into the policy itself and taking it out again would leave rounding behind in every weight, in bf16 visibly.
 The copy shares every parameter with the policy but the weights that LoRA changes, which are computed anew from base
-and adapter, and on a CPU the LM head, which is held in another order ([`~trl_prorl.rollout.packed_head`]).
+and adapter, and on a CPU the LM head. There the weights of linear layers are held in another order
+([`~trl_prorl.rollout.packed_linear`]).
 """
 
 import copy
@@ -14,7 +15,7 @@ from peft import PeftModel, PeftType
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from ..scoring.packing_probe import evaluating, tokens
-from .packed_head import PackedHead, can_be_packed
+from .packed_linear import PackedLinear, can_be_packed
 
 
 # A trial of the copy: tokens, the noise of the adapter's weights, and nats a token by which a copy in fp32 may differ.
@@ -48,7 +49,7 @@ class MergedCopy:
         for module in self.model.modules():
             if getattr(module, "gradient_checkpointing", False):
                 module.gradient_checkpointing = False  # in training mode it would switch the cache off
-        self._layers: list[tuple[BaseTunerLayer, dict[str, torch.Tensor]]] = []
+        self._layers: list[tuple[BaseTunerLayer, dict[str, torch.Tensor], PackedLinear | None]] = []
         self.bytes = 0
         for name, layer in adapted_layers(self.model, adapter):
             weights = layer.get_base_layer()
@@ -60,23 +61,30 @@ class MergedCopy:
             for key, param in originals.items():
                 setattr(weights, key, torch.nn.Parameter(param.detach().clone(), requires_grad=False))
                 self.bytes += param.numel() * param.element_size()
-            self._layers.append((layer, originals))
-            self.model.set_submodule(name, weights)
+            packed = PackedLinear(weights) if can_be_packed(weights) else None
+            self._layers.append((layer, originals, packed))
+            self.model.set_submodule(name, packed or weights)
         self._head = None
         if can_be_packed(head := self.model.get_output_embeddings()):
-            self._head = PackedHead(head)
+            self._head = PackedLinear(head)
             self.bytes += self._head.bytes
             self.model.set_output_embeddings(self._head)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the policy's weights as they are now."""
-        for layer, originals in self._layers:
+        for layer, originals, packed in self._layers:
             weights = layer.get_base_layer()
             for key, original in originals.items():
-                getattr(weights, key).copy_(original)
+                if packed is None:
+                    getattr(weights, key).copy_(original)
+                else:
+                    getattr(weights, key).data = original.detach().clone()
             layer.merged_adapters.clear()
             layer.merge(adapter_names=[self.adapter])
+            if packed is not None:
+                packed.pack()
+                weights.weight.data = originals["weight"].detach()  # the merged ones are held once
         if self._head is not None:
             self._head.refresh()
 

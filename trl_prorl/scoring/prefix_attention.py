@@ -14,6 +14,7 @@ where its queries end. Only the padding of prefixes to the longest one, the padd
 half of every block on the diagonal are computed in vain.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -77,9 +78,11 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
     real = (column >= -prefix_length) & (column < length)
     keys = torch.where(column < 0, prefix + prefix_length + column, start + column).where(real, 0)
     masks, places, counts = [], [], []
-    for first in range(0, longest, QUERY_BLOCK):
+    ends = {*range(QUERY_BLOCK, longest, QUERY_BLOCK), longest}
+    ends.add(int(length[prefix_length > 0].max()) if before else longest)  # prompts may be longer than completions
+    for first, end in pairwise([0, *sorted(ends)]):
         rows = int((length > first).sum())
-        seen = slice(0, before + min(first + QUERY_BLOCK, longest))
+        seen = slice(0, before + end)
         queries = slice(before + first, seen.stop)
         masks.append(real[:rows, None, None, seen] & (column[seen] <= column[queries, None]))
         places.append(keys[:rows, queries].flatten())
@@ -118,20 +121,56 @@ def prefix_attention(
     Returns:
         `torch.Tensor` of shape `(1, T, H, D)`.
     """
-    keys, values = (repeat_kv(taken(each, layout.keys), query.shape[1] // key.shape[1]) for each in (key, value))
+    by_products = query.device.type == "cpu" and query.dtype is torch.bfloat16 and not dropout
+    keys, values = (taken(each, layout.keys) for each in (key, value))
+    groups = query.shape[1] // key.shape[1]
+    if not by_products:
+        keys, values = repeat_kv(keys, groups), repeat_kv(values, groups)
     results = []
     for mask in layout.masks:
         rows, _, queries, seen = mask.shape
-        result = scaled_dot_product_attention(
-            taken(query, layout.keys[:rows, seen - queries : seen]),
-            keys[:rows, :, :seen],
-            values[:rows, :, :seen],
-            attn_mask=mask,
-            dropout_p=dropout,
-            scale=scale,
-        )
+        states = taken(query, layout.keys[:rows, seen - queries : seen])
+        visible = keys[:rows, :, :seen], values[:rows, :, :seen]
+        if by_products:
+            result = BackwardByProducts.apply(
+                states.reshape(rows, -1, groups * queries, states.shape[-1]),
+                *visible,
+                torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -torch.inf).repeat(1, 1, groups, 1),
+                scale or states.shape[-1] ** -0.5,
+            ).view(states.shape)
+        else:
+            result = scaled_dot_product_attention(states, *visible, attn_mask=mask, dropout_p=dropout, scale=scale)
         results.append(result.transpose(1, 2).flatten(0, 1))
     return torch.cat(results).index_select(0, layout.order).unsqueeze(0)
+
+
+class BackwardByProducts(torch.autograd.Function):
+    """
+    Attention in bf16 on a CPU, with torch's kernel forward and matrix products backward, where torch's kernel takes
+    three to six times as long. Scores and their gradients are in fp32, as in that kernel.
+
+    Queries `(S, H', R, D)`, all those of one head of keys together; keys and values `(S, H', K, D)`; a mask to add
+    `(S, 1, R, K)`; the factor of the scores.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, value, mask, scale):
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        result, _ = attend(query, key, value, attn_mask=mask, scale=scale)
+        ctx.save_for_backward(query, key, value, mask, result)
+        ctx.scale = scale
+        return result
+
+    @staticmethod
+    def backward(ctx, gradient):
+        query, key, value, mask, result = ctx.saved_tensors
+        scores = (query.float() * ctx.scale) @ key.float().transpose(-1, -2)
+        weights = scores.add_(mask).softmax(dim=-1)
+        of_value = weights.to(value.dtype).transpose(-1, -2) @ gradient
+        mean = (gradient.float() * result).sum(dim=-1, keepdim=True)
+        of_scores = (gradient @ value.transpose(-1, -2)).float().sub_(mean).mul_(weights).mul_(ctx.scale)
+        of_scores = of_scores.to(query.dtype)
+        return of_scores @ key, of_scores.transpose(-1, -2) @ query, of_value, None, None
 
 
 def taken(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

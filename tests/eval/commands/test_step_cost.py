@@ -69,7 +69,7 @@ def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, caplog,
     step_cost.main(arguments(*sizes))
     written = json.loads((tmp_path / f"{mode}.json").read_text())
     assert written["settings"]["rounds"] == 1
-    arms = set(step_cost.ARMS) if mode == "arms" else {"TRL β>0", "A packed", "B packed"}
+    arms = {*step_cost.ARMS, "floor"} if mode == "arms" else {"TRL β>0", "A packed", "B packed"}
     for result in written["results"].values():
         assert set(result) == arms
         for values in result.values():

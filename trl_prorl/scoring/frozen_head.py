@@ -1,0 +1,86 @@
+"""
+Log-probabilities by a frozen LM head on a CPU, as attention of a state over the vocabulary.
+
+TRL's fused head computes the logits of every place of a row, of prompts too where there is no Triton, once forward and
+once backward, in some ten passes over memory. A state h that attends to the head's rows W, its keys and its values,
+gives log Z = log Σ exp(h·W_j / T) and w = Σ p_j W_j in one pass, from which all else follows:
+
+    log p_t = h·W_t / T − log Z        entropy = log Z − h·w / T        ∂ log p_t / ∂h = (W_t − w) / T
+"""
+
+import functools
+import types
+
+import torch
+from torch import nn
+from trl.trainer.utils import FusedCausalLMOutput
+
+
+# Of a configuration: what TRL's fused head also does to logits.
+OTHER_LOGITS = "final_logit_softcapping logit_scale output_multiplier lm_head_multiplier logits_scaling".split()
+
+
+class FrozenHead(torch.autograd.Function):
+    """Log-probabilities `(N,)` of labels, with gradient, and entropies `(N,)`, which have none."""
+
+    @staticmethod
+    def forward(ctx, states, weight, labels, scale):
+        rows = weight[None, None]
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        mean, log_z = attend(states[None, None], rows, rows, scale=scale)
+        mean, log_z, wide, of_label = mean[0, 0].float(), log_z.reshape(-1), states.float(), weight[labels].float()
+        ctx.save_for_backward((of_label - mean) * scale)
+        ctx.dtype = states.dtype
+        entropy = log_z - (wide * mean).sum(-1) * scale
+        ctx.mark_non_differentiable(entropy)
+        return (wide * of_label).sum(-1) * scale - log_z, entropy
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        (direction,) = ctx.saved_tensors
+        return (gradient[:, None] * direction).to(ctx.dtype), None, None, None
+
+
+def add_frozen_head(model: nn.Module, temperature: float) -> None:
+    """
+    Let a model with TRL's fused head score packed rows by [`FrozenHead`], wherever it gives the same; all other calls
+    stay as they are. Entropies then have no gradient.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]):
+            Without adapters around it, after `trl.trainer.utils.add_fused_lm_head`.
+        temperature (`float`):
+            That of the fused head.
+    """
+    fused = model.forward
+    plain = all(getattr(model.config, key, None) is None for key in OTHER_LOGITS)
+
+    @functools.wraps(type(model).forward)
+    def forward(self, *args, fused_lm_head=False, labels=None, **kwargs):
+        head = self.get_output_embeddings()
+        if not (fused_lm_head and plain and kwargs.get("prefix_layout") is not None and can_attend(head)):
+            given = {"fused_lm_head": True} if fused_lm_head else {}
+            return fused(*args, **given, **kwargs, **({} if labels is None else {"labels": labels}))
+        mask = labels[:, 1:] != -100
+        if not mask.any():
+            return fused(*args, fused_lm_head=True, labels=labels, **kwargs)
+        states = self.base_model(*args, **kwargs | {"use_cache": False}).last_hidden_state[:, :-1][mask]
+        mixed = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if mixed else head.weight.dtype
+        found = FrozenHead.apply(states.to(dtype), head.weight.to(dtype), labels[:, 1:][mask], 1 / temperature)
+        logps, entropies = (part.new_zeros(mask.shape).masked_scatter(mask, part) for part in found)
+        return FusedCausalLMOutput(log_probs=logps, entropy=entropies)
+
+    model.forward = types.MethodType(forward, model)
+
+
+def can_attend(head: nn.Module) -> bool:
+    """Whether a head is a plain linear layer without gradient on a CPU."""
+    return (
+        type(head) is nn.Linear
+        and "forward" not in vars(head)  # replaced, to cast
+        and head.bias is None
+        and not head.weight.requires_grad
+        and head.weight.device.type == "cpu"
+        and head.weight.dtype in (torch.float32, torch.bfloat16)
+    )
