@@ -61,7 +61,7 @@ def test_three_words_twice():
     ("text", "makes"),
     [
         ("We walked the old street and it is quiet.", True),
-        ("We walked the old sea and it is quiet.", False),  # another topic
+        ("We walked the old glass and it is quiet.", False),  # another topic
         ("Wa wolkod tha street ond ot is quiet.", False),  # no words
         ("The old street and the old street.", False),  # over and over
         ("We walked, and the street is old.", False),  # not the form

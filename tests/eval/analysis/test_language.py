@@ -38,15 +38,16 @@ def test_real_text_is_english_and_long_enough():
 
 
 class Uniform(torch.nn.Module):
-    """Every token is as likely as any other of 7, but the token after a 3 is surely 4."""
+    """In bf16: every token is as likely as any other of 7, but the token after a 3 is surely 4."""
 
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, input_ids):
-        logits = torch.zeros(*input_ids.shape, 7)
-        logits[input_ids == 3] = torch.where(torch.arange(7) == 4, 0.0, -torch.inf)
+        assert not torch.is_grad_enabled()
+        logits = torch.zeros(*input_ids.shape, 7, dtype=torch.bfloat16)
+        logits[input_ids == 3] = torch.where(torch.arange(7) == 4, 0.0, -torch.inf).bfloat16()
         return SimpleNamespace(logits=logits)
 
 
