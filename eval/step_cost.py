@@ -18,18 +18,15 @@ from rich.console import Console
 from rich.progress import track
 
 from eval.command import command
-from eval.stepcost.arms import ARMS, BASELINE, OVERHEAD_ARMS
+from eval.stepcost.arms import ARMS, BASELINE, OVERHEAD_ARMS, settings
 from eval.stepcost.batches import Batches
-from eval.stepcost.charts import draw, draw_growth
-from eval.stepcost.comparing import ratio
 from eval.stepcost.generating import generation_seconds
 from eval.stepcost.making import make_trainer
 from eval.stepcost.measuring import measure
 from eval.stepcost.memory import memory
 from eval.stepcost.options import parse
-from eval.stepcost.settings import settings
 from eval.stepcost.shapes import SHAPES
-from eval.stepcost.tables import show, show_memory
+from eval.stepcost.tables import draw, draw_growth, ratio, show, show_memory
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 
 

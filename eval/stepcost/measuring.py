@@ -8,10 +8,10 @@ from collections import defaultdict
 
 from eval.stepcost.arms import FLOOR
 from eval.stepcost.batches import Batches
-from eval.stepcost.comparing import ROUNDS
 from eval.stepcost.floor import Floor
 from eval.stepcost.generating import generation_seconds
 from eval.stepcost.making import make_trainer, silent
+from eval.stepcost.tables import ROUNDS
 
 
 def measure(
