@@ -18,18 +18,15 @@ from rich.console import Console
 from rich.progress import track
 
 from trl_prorl.eval.command import command
-from trl_prorl.eval.stepcost.arms import ARMS, BASELINE, OVERHEAD_ARMS
+from trl_prorl.eval.stepcost.arms import ARMS, BASELINE, OVERHEAD_ARMS, settings
 from trl_prorl.eval.stepcost.batches import Batches
-from trl_prorl.eval.stepcost.charts import draw, draw_growth
-from trl_prorl.eval.stepcost.comparing import ratio
 from trl_prorl.eval.stepcost.generating import generation_seconds
 from trl_prorl.eval.stepcost.making import make_trainer
 from trl_prorl.eval.stepcost.measuring import measure
 from trl_prorl.eval.stepcost.memory import memory
 from trl_prorl.eval.stepcost.options import parse
-from trl_prorl.eval.stepcost.settings import settings
 from trl_prorl.eval.stepcost.shapes import SHAPES
-from trl_prorl.eval.stepcost.tables import show, show_memory
+from trl_prorl.eval.stepcost.tables import draw, draw_growth, ratio, show, show_memory
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 
 

@@ -41,12 +41,13 @@ class Floor:
         for weight in self.weights:
             inputs[weight.shape[1]] @ weight.t()
         a_product = (self.watch.now() - began) / (PLACES * size)
-        larger = max(self.weights, key=torch.Tensor.numel)
-        copy, began = torch.empty_like(larger), self.watch.now()
-        copy.copy_(larger)
-        reading = (self.watch.now() - began) / (2 * larger.numel()) * size  # a copy reads and writes
-        computed = sum(map(len, distinct(prompts)[0])) + sum(map(len, completions))
-        return max(map(len, completions)) * reading + computed * a_product * size
+        head = max(self.weights, key=torch.Tensor.numel)
+        copy = head.clone()  # its memory is there
+        began = self.watch.now()
+        copy.copy_(head)
+        reading = (self.watch.now() - began) / (2 * head.numel()) * size  # a copy reads and writes
+        once, each = (sum(map(len, part)) for part in (distinct(prompts)[0], completions))
+        return max(map(len, completions)) * reading + a_product * (once * (size - head.numel()) + each * size)
 
     def train(self) -> None:
         """The updates of one generation."""

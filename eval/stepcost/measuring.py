@@ -8,10 +8,10 @@ from collections import defaultdict
 
 from trl_prorl.eval.stepcost.arms import FLOOR
 from trl_prorl.eval.stepcost.batches import Batches
-from trl_prorl.eval.stepcost.comparing import ROUNDS
 from trl_prorl.eval.stepcost.floor import Floor
 from trl_prorl.eval.stepcost.generating import generation_seconds
 from trl_prorl.eval.stepcost.making import make_trainer, silent
+from trl_prorl.eval.stepcost.tables import ROUNDS
 
 
 def measure(

@@ -9,10 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 from rich.progress import track
 
-from trl_prorl.eval.stepcost.arms import ARMS
+from trl_prorl.eval.stepcost.arms import ARMS, FLOOR, FP32_ARMS, settings
 from trl_prorl.eval.stepcost.generating import generation_seconds
 from trl_prorl.eval.stepcost.making import make_trainer, silent
-from trl_prorl.eval.stepcost.settings import settings
 
 
 def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
@@ -23,7 +22,7 @@ def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
     _, batches, iterations, checkpoint, generate = setting
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = make_trainer(name, ARMS[name], args, batches, iterations, checkpoint, folder)
+        trainer = make_trainer(name, (ARMS | FP32_ARMS)[name], args, batches, iterations, checkpoint, folder)
         trainer.watch.begin()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if generate:
@@ -41,7 +40,7 @@ def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     results = {}
     for title, *setting in settings(args):
         results[title] = {}
-        for name in track(list(setting[0]), description=title):
+        for name in track([name for name in setting[0] if name != FLOOR], description=title):
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
                 results[title][name] = pool.submit(peak_memory, name, args, ({}, *setting[1:])).result()
     return results

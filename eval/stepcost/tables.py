@@ -1,12 +1,41 @@
-"""What was measured as tables of a terminal."""
+"""What was measured: how an arm compares with TRL, as tables of a terminal and as charts."""
 
+import re
 import statistics
+from pathlib import Path
 
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from rich.console import Console
 from rich.table import Table
 
 from trl_prorl.eval.stepcost.arms import BASELINE, FLOOR
-from trl_prorl.eval.stepcost.comparing import ROUNDS, generates, ratio
+from trl_prorl.variants import VARIANTS
+
+
+ROUNDS = {"generation": "generated", "update phase": "phase", "whole step": "whole"}  # heading and key of every round
+COLOURS = {"generation": "#BBBBBB", "scoring": "#CC79A7", "update": "#56B4E9"}
+GROWTH_STYLES = {  # of `GROWTH_ARMS`
+    BASELINE: {"color": "#000000", "marker": "o"},
+    "A packed": {"color": VARIANTS["A"].colour, "marker": "s"},
+    "B packed": {"color": VARIANTS["B"].colour, "marker": "^"},
+}
+
+
+def ratio(
+    result: dict[str, dict], name: str, baseline: str = BASELINE, rounds: str = "phase"
+) -> tuple[float, float, float]:
+    """
+    How many times as fast as the baseline an arm is in what `ROUNDS` names: median, least and greatest over paired
+    rounds.
+    """
+    pairs = [theirs / mine for mine, theirs in zip(result[name][rounds], result[baseline][rounds], strict=True)]
+    return statistics.median(pairs), min(pairs), max(pairs)
+
+
+def generates(result: dict[str, dict]) -> bool:
+    """Whether generation was timed."""
+    return all(values["generation"] > 0 for values in result.values())
 
 
 def show(console: Console, title: str, result: dict[str, dict]) -> None:
@@ -40,3 +69,62 @@ def show_memory(console: Console, results: dict[str, dict[str, float]]) -> None:
         for name, peak in peaks.items():
             table.add_row(name, f"{peak:.2f}", f"{peak / peaks[BASELINE]:.2f}")
         console.print(table)
+
+
+def draw(results: dict[str, dict[str, dict]], path: Path) -> None:
+    """One panel a setting: bars of generation, scoring and update, and the ratio of the whole to TRL's."""
+    figure = Figure(figsize=(5.2 * min(3, len(results)), 3.4 * ((len(results) + 2) // 3)), layout="constrained")
+    axes = figure.subplots((len(results) + 2) // 3, min(3, len(results)), squeeze=False).flatten()
+    for panel, (title, result) in zip(axes, results.items(), strict=False):
+        names = list(result)[::-1]
+        left = [0.0] * len(names)
+        for stage, colour in COLOURS.items():
+            widths = [result[name][stage] for name in names]
+            panel.barh(names, widths, left=left, color=colour, label=stage)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        for place, name in enumerate(names):
+            panel.text(left[place], place, f" {ratio(result, name, rounds='whole')[0]:.2f}×", va="center", fontsize=8)
+        panel.set_title(title, fontsize=9)
+        panel.set_xlim(0, 1.18 * max(left))
+        panel.set_xlabel("seconds an optimizer step; ×: against TRL's", fontsize=8)
+        panel.tick_params(labelsize=8)
+    for panel in axes[len(results) :]:
+        panel.set_visible(False)
+    axes[0].legend(fontsize=8, loc="lower right")
+    figure.supxlabel("B optimises another objective than A.", fontsize=8, style="italic")
+    figure.savefig(path, dpi=110)
+
+
+def draw_growth(results: dict[str, dict[str, dict]], path: Path) -> None:
+    """
+    Seconds a step over the completions' length at G=8, and over G at 256 tokens, on logarithmic axes: of generation
+    and of the whole step, or of the update phase alone if generation was not timed.
+    """
+    sizes = {
+        tuple(map(int, re.findall(r"(\d+) tokens.*G=(\d+)", title)[0])): result for title, result in results.items()
+    }
+    columns = (
+        ("tokens of a completion, G=8", {length: size for (length, group), size in sizes.items() if group == 8}),
+        ("completions of a prompt, G, of 256 tokens", {group: size for (n, group), size in sizes.items() if n == 256}),
+    )
+    timed = ("generation", "whole step") if all(map(generates, results.values())) else ("update phase",)
+    figure = Figure(figsize=(9, 0.6 + 3 * len(timed)), layout="constrained")
+    for stage, row in zip(timed, figure.subplots(len(timed), 2, squeeze=False), strict=True):
+        for panel, (label, by_size) in zip(row, columns, strict=True):
+            for name, style in GROWTH_STYLES.items():
+                points = sorted(
+                    (size, statistics.median(result[name][ROUNDS[stage]])) for size, result in by_size.items()
+                )
+                if points:
+                    panel.plot(*zip(*points, strict=True), label=name, **style)
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            panel.set_xticks(sorted(by_size), sorted(by_size))
+            panel.set_xlabel(label)
+            panel.set_ylabel(f"{stage}, seconds a step")
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter(NullFormatter())
+            panel.grid(alpha=0.3)
+    panel.legend()
+    figure.supxlabel("B optimises another objective than A.", fontsize=8, style="italic")
+    figure.savefig(path, dpi=110)
