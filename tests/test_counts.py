@@ -174,7 +174,8 @@ def test_trl_s_requests_are_told_apart_by_the_model_and_not_by_their_order(make_
     tokens = torch.randint(5, 50, (4, 9))
     trainer.model.train()
     for name in order:
-        with torch.no_grad(), use_adapter(model, None) if lora and name == "ref" else nullcontext():
+        active = use_adapter(model, None) if lora and name == "ref" else nullcontext()
+        with torch.no_grad(), trainer.scorer.sampling(), active:
             asked = trainer.ref_model if name == "ref" and not lora else trainer.model
             trainer._get_per_token_logps_and_entropies(asked, tokens, torch.ones_like(tokens), 4)
     assert dict(trainer.meter.calls) == {name: order.count(name) for name in order}

@@ -8,7 +8,7 @@ from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl import GRPOTrainer
 
-from trl_prorl import trainer as trainer_module
+from trl_prorl import assembly
 from trl_prorl.scoring.dropout import check_dropout, check_dropout_config, check_randomness
 
 
@@ -115,12 +115,12 @@ def test_the_look_leaves_no_trace(kind):
 
 def test_a_run_s_random_numbers_stay_the_same(run, make_trainer, weights, monkeypatch):
     looked = run(beta_old=0.1)
-    monkeypatch.setattr(trainer_module, "check_randomness", lambda *args: None)
+    monkeypatch.setattr(assembly, "check_randomness", lambda *args: None)
     without = run(beta_old=0.1)
     a, b = weights(looked), weights(without)
     assert all(torch.equal(a[name], b[name]) for name in a)
     seen = []
-    monkeypatch.setattr(trainer_module, "check_randomness", lambda *args: seen.append(args))
+    monkeypatch.setattr(assembly, "check_randomness", lambda *args: seen.append(args))
     make_trainer(beta=0.1)
     assert not seen  # plain TRL is not looked at
 

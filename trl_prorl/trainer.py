@@ -232,7 +232,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         """
         counted = {name: len(values) for name, values in self._metrics["train"].items()}
         rows = Rows(inputs)
-        with self.guard.sampling(rows, self.state.global_step + 1):
+        with self.guard.sampling(rows, self.state.global_step + 1), self.scorer.sampling():
             batch = super()._generate_and_score_completions(rows)
         rows.outcome.tokens -= written_by_others(batch)
         for name, values in self._metrics["train"].items() if again else ():

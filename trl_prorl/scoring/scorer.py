@@ -63,13 +63,14 @@ class Scorer:
         self.args, self.meter, self.packs, self.text_only, self.autocast = args, meter, packs, text_only, autocast
         self.models = {"old": PolicyItself(), **models}
         self._loss: PolicyPass | None = None  # while TRL computes its loss
+        self._samples = False  # while TRL makes a generation batch
 
     def asked_by_trl(self, plain: Callable, model: Callable, training: bool, *args, **kwargs) -> tuple:
         """
         The answer to TRL's `_get_per_token_logps_and_entropies` (`plain`) for a model that scores. Calls of an
         evaluation are not counted.
         """
-        if self._loss is not None or not training:
+        if not self._samples:
             return self._of_policy(plain, model, training, *args, **kwargs)
         ref = self.models.get("ref")
         name = "ref" if ref is not None and ref.scores_as(model) else "old"
@@ -78,6 +79,15 @@ class Scorer:
         return self._counted(name, plain, model, *args, **kwargs)
 
     # Requests of TRL while it makes a generation batch.
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """The context in which TRL makes a generation batch, and asks for its anchors; other requests are a user's."""
+        self._samples = True
+        try:
+            yield
+        finally:
+            self._samples = False
 
     def leaves_out(self, name: str) -> bool:
         """Whether TRL's own scoring under `"old"` or `"ref"` gets an empty answer."""
