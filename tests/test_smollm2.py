@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2ForCausalLM
 from eval.samples.local_paths import with_local_paths
 from trl_prorl.embedded import shipped, smollm2
 from trl_prorl.embedded.shipped import embedded_model, weights_sha256
-from trl_prorl.hub.card_text import base_model, usage
+from trl_prorl.hub.card import model_card
 from trl_prorl.record.base_model import identify
 from trl_prorl.train import find_model
 
@@ -128,13 +128,15 @@ def test_a_damaged_cache_is_told_and_mended(cache, package):
     assert smollm2.install() == embedded_model("smollm2") == str(cache)
 
 
-def test_a_record_names_it_by_name_and_hash_wherever_it_lies(cache, package):
+def test_a_record_names_it_by_name_and_hash_wherever_it_lies(cache, package, tmp_path):
     smollm2.install()
     base = identify(str(cache))
     assert (base.name, base.hub_id, base.sha256) == ("smollm2", None, weights_sha256("smollm2"))
     assert identify("smollm2") == base and identify("C:\\x\\trl_prorl\\smollm2\\").name == "smollm2"
-    assert "`smollm2`, which `trl-prorl smollm2` installs" in base_model(base)
-    assert 'embedded_model("smollm2")' in usage("run", base, adapter=True)
+    (tmp_path / "config.yaml").write_text(f"model_name_or_path: {cache}\n")
+    card = model_card(tmp_path, adapter=True).text
+    assert "`smollm2`, which `trl-prorl smollm2` installs" in card
+    assert "from trl_prorl import embedded_model\n" in card and 'from_pretrained(embedded_model("smollm2"))' in card
 
 
 def test_the_hubs_model_is_another():

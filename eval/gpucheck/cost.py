@@ -16,9 +16,9 @@ from trl_prorl.eval.gpucheck.parts import Size
 from trl_prorl.eval.gpucheck.result import Result, Table
 from trl_prorl.eval.stepcost.arms import ARMS, BASELINE
 from trl_prorl.eval.stepcost.batches import Batches
-from trl_prorl.eval.stepcost.comparing import ratio
 from trl_prorl.eval.stepcost.measuring import measure
 from trl_prorl.eval.stepcost.shapes import new_model
+from trl_prorl.eval.stepcost.tables import ratio
 
 
 # At other settings than the first: TRL with a reference, and the fastest of A and B.

@@ -8,7 +8,7 @@ from pathlib import Path
 from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS
 from trl_prorl.eval.gpucheck.result import Result, Table
 from trl_prorl.eval.stepcost.arms import BASELINE
-from trl_prorl.eval.stepcost.comparing import ratio
+from trl_prorl.eval.stepcost.tables import ratio
 
 
 BEGIN_LIST = "<!-- Written by eval.gpu_check. -->"

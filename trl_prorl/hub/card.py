@@ -1,6 +1,6 @@
 """
-A run folder as a model card: its metadata, and its assembly from the record (record.py) and the sentences
-(card_text.py). The card names what the record lacks.
+A run folder as a model card: its metadata here, its sentences in `model_card.md.jinja`. The card names what the record
+lacks.
 """
 
 import os
@@ -10,10 +10,12 @@ from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from trl import GRPOTrainer
 
 from ..files import replaced
 from ..record.base_model import is_hub_name
-from . import card_text
+from ..record.started import evaluation_of, plugin_options
+from ..variants import DIFFERENT_OBJECTIVE, without_reset
 from .record import ADAPTER, Record, base_of, greedy_of, read_if_there, read_record, sizes
 
 
@@ -70,21 +72,51 @@ def model_card(
         data,
         template_path=str(TEMPLATE),
         name=name,
-        summary=card_text.summary(record, adapter),
-        base=card_text.base_model(base),
-        variant=record.variant,
-        variant_meaning=card_text.variant(record),
-        resets=card_text.resets(record),
-        results=card_text.results(record, Path(run_dir)),
-        usage=card_text.usage(repo or str(weights_dir or folder), base, adapter),
-        usage_note=card_text.usage_note(base, adapter),
-        training=card_text.training(record),
-        recipe=yaml.safe_dump(record.config, sort_keys=True).strip() if record.config else None,
-        reproduce=card_text.reproduce(record),
-        versions=record.env.get("versions"),
-        sources=card_text.SOURCES,
-        citations=card_text.CITATIONS,
+        record=record,
+        base=base,
+        adapter=adapter,
+        source=repo or str(weights_dir or folder),
+        variant_meaning=_variant_meaning(record),
+        evaluation=evaluation_of(record.config, record.env, run_dir),
+        plugins=plugin_options(record.env),
+        passk_rows=_passk_rows,
+        recipe=yaml.safe_dump(record.config, sort_keys=True).strip(),
+        grpo_citation=GRPOTrainer._paper["citation"],
     )
+
+
+def _variant_meaning(record: Record) -> str:
+    known = record.known_variant
+    if known is None:
+        return "the record does not say which."
+    applied = None if record.events is None else len(record.resets)
+    told = without_reset(known.name, record.config, applied, record.steps)
+    more = [f"{known.name} {told}."] * bool(told) + [DIFFERENT_OBJECTIVE] * known.different_objective
+    return " ".join([f"{known.description}.", *more])
+
+
+def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
+    """The cells of a part of `passk.json`, a row for each size of the draw and one for greedy decoding."""
+    rows = {}
+    for k in sizes(part):
+        sides = [[part[side][f"pass@{k}"], *part[side][f"interval@{k}"]] for side in ("base", "trained")]
+        rows[f"pass@{k}"] = (*sides, part.get("gain", {}).get(f"pass@{k}"))
+    if greedy := greedy_of(part):
+        sides = [[greedy[side]["accuracy"], *greedy[side]["interval"]] for side in ("base", "trained")]
+        rows["greedy"] = (*sides, greedy.get("gain"))
+    return [
+        [name, _with_interval(base, ".3f"), _with_interval(trained, ".3f"), _with_interval(gain, "+.3f")]
+        for name, (base, trained, gain) in rows.items()
+    ]
+
+
+def _with_interval(values: list[float] | None, spec: str) -> str:
+    """`value [low, high]`, `(n/a)` where there were too few prompts for an interval, or a dash."""
+    return "–" if values is None else f"{values[0]:{spec}} {_interval(values[1:], spec)}"
+
+
+def _interval(ends: list[float | None], spec: str = ".3f") -> str:
+    return "(n/a)" if None in ends else "[{}, {}]".format(*(format(end, spec) for end in ends))
 
 
 def write_card(card: ModelCard, folder: str | os.PathLike) -> Path:
@@ -115,7 +147,7 @@ def eval_results(record: Record) -> list[EvalResult]:
                 _eval_result(
                     (task, level, passk["split"], dataset_id),
                     f"pass@{k}",
-                    card_text.named(f"pass@{k}", interval),
+                    f"pass@{k}",
                     part["trained"][f"pass@{k}"],
                     {
                         "interval_95": interval,
@@ -135,7 +167,7 @@ def eval_results(record: Record) -> list[EvalResult]:
             _eval_result(
                 (passk["task"], passk.get("level"), passk["split"], dataset),
                 "accuracy",
-                card_text.named("greedy accuracy", interval),
+                "greedy accuracy",
                 greedy["trained"]["accuracy"],
                 arguments | {"decoding": "greedy"},
             )
@@ -145,6 +177,8 @@ def eval_results(record: Record) -> list[EvalResult]:
 
 def _eval_result(where: tuple, metric: str, name: str, value: float, arguments: dict[str, Any]) -> EvalResult:
     task, level, split, dataset = where
+    if None not in arguments["interval_95"]:
+        name = f"{name}, 95 % interval {_interval(arguments['interval_95'])}"
     return EvalResult(
         task_type="text-generation",
         dataset_type=dataset or task,

@@ -53,7 +53,11 @@ class Record:
 
     @property
     def resets(self) -> list[dict[str, Any]]:
-        return [event for event in self.events or [] if event.get("event") in RESETS]
+        return self.events_of(*RESETS)
+
+    def events_of(self, *kinds: str) -> list[dict[str, Any]]:
+        """The events of some kinds."""
+        return [event for event in self.events or [] if event.get("event") in kinds]
 
     @property
     def evaluated(self) -> bool:
