@@ -122,12 +122,13 @@ def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story):
     assert before[1] in after and [row["arm"] for row in rows(fresh)] == ["A", "plain"]
     assert (fresh / FOLDER / BASES).read_bytes() == seen["first"][BASES]  # measured once
     tables = read_tables(fresh)
-    assert all(len(curve) == 3 for curve in tables.curves.values()) and len(tables.prompts) == 3
+    assert tables.curves.groupby(level="arm").size().to_dict() == {"A": 3, "plain": 3}
+    assert tables.prompts.groupby(level="arm").size().to_dict() == {"A": 24, "base": 24, "plain": 24}
     a, plain = rows(fresh)
     assert a["base_pass@1"] == plain["base_pass@1"] and a["base_hash"] == plain["base_hash"]
     # The reward is the verdict here, so gold, proxy and pass@1 are one number.
     assert all(row["block"] == "core" and row["gold"] == row["proxy"] == row["pass@1"] for row in (a, plain))
-    assert all(row["gold"] == row["reward"] for curve in tables.curves.values() for row in curve)
+    assert (tables.curves["gold"] == tables.curves["reward"]).all()
     assert (a["ref_forward_calls"], plain["ref_forward_calls"], a["resets"]) == ("2", "0", "1")
     code, written = seen["third"]
     assert code == 0 and "2 of 2 runs are in docs/study" in written and "left: nothing" in written
