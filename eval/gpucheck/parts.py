@@ -21,7 +21,7 @@ class Part:
         title (`str`): Of its section.
         run (`str` or `Callable`): `"MODULE:FUNCTION"` of this package, which takes seconds to import, or the function:
             from a size and a folder of its own to a `Result`.
-        limit (`int`): Seconds after which it is stopped.
+        limit (`int`): Seconds on a card after which it is stopped.
     """
 
     name: str
