@@ -416,7 +416,8 @@ def verdicts(frame: Frame) -> list[Verdict]:
         against = {}
         for arm in references:
             try:
-                against[arm.label] = compare_arms(best, arm, level=level).difference
+                difference = compare_arms(best, arm, level=level).difference
+                against[arm.label] = Estimate(*np.clip(difference, -1.0, 1.0).tolist())
             except InputError:
                 against[arm.label] = None
         seeds = min(seed_count(arm.evaluated) for arm in (best, *references))

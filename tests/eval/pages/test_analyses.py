@@ -38,8 +38,8 @@ def test_arms_stand_against_plain_control_and_the_best_a(arm):
     rows, left = compare.against_references(Frame(runs))
     assert not left and all(row.seeds == 2 for row in rows)
     assert [(row.first, row.second) for row in rows] == [
-        *((first, "plain") for first in ("control", "A", "A β=0.5", "B")),
-        *((first, "control") for first in ("A", "A β=0.5", "B")),
+        *((first, "plain") for first in ("control", "A", "B", "A β=0.5")),
+        *((first, "control") for first in ("A", "B", "A β=0.5")),
         ("B", "A"),
     ]
 
