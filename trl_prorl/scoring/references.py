@@ -165,7 +165,9 @@ class AdapterReference(Reference):
         ]
 
     def scores_as(self, model) -> bool:
-        layer = next(module for module in self.model.modules() if isinstance(module, BaseTunerLayer))
+        layer = next((module for module in self.model.modules() if isinstance(module, BaseTunerLayer)), None)
+        if layer is None:  # an adapter of prompts
+            return self.name is None and self.model._adapters_disabled
         return layer.disable_adapters if self.name is None else self.name in layer.active_adapters
 
     @contextmanager
