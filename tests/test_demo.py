@@ -92,7 +92,7 @@ def test_with_a_pretrained_model_it_is_two_arms_and_their_texts(monkeypatch, tmp
     monkeypatch.setattr(sys, "argv", ["trl-prorl demo", "--model", "smollm2", "--out", str(tmp_path)])
     monkeypatch.setattr(demo_module.console, "_width", 200)
     demo_module.main()
-    assert [(arm.name, arm.steps) for arm in trained] == [("control", 50), ("plain", 50)]
+    assert [(arm.name, arm.steps) for arm in trained] == [("control", 40), ("plain", 40)]
     assert all("smollm2" in " ".join(arm.command) for arm in trained)
     assert asked[0][:4] == ("passk", "--n", "4", "--no-greedy") and "--checkpoints" not in asked[0]
     said = capsys.readouterr().out

@@ -47,7 +47,7 @@ DEMOS = {
         "samples": "4",
     },
 }
-SMOLLM2_STEPS = "50"
+SMOLLM2_STEPS = "40"
 SHOWN = 6  # prompts whose texts are shown
 KEPT = "arms that came to their end and samples that were drawn are kept. The same command goes on from there."
 CHECKPOINTS = 4  # of an arm, including its end, for held-out pass@k over training
