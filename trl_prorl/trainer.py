@@ -124,7 +124,7 @@ class ProRLTrainer(CheckpointMixin, HubMixin, AdapterMixin, ExchangeMixin, GRPOT
             watched(function, name, args.reward_timeout, args.nonfinite, training=lambda: self.model.training)
             for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True)
         ]
-        cheap = is_peft_model(policy) and args.pack_groups != "off"
+        cheap = is_peft_model(policy) and args.pack_groups != "off" and not shards_weights(self)
         if cheap and not (args.cast_lm_head_to_fp32 or self._entropy_bonus_enabled):
             add_frozen_head(policy.get_base_model(), self.temperature)
         self.ways = Ways.of(self, policy, self._padded_logps)
