@@ -43,7 +43,7 @@ def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..
         keep_base_in_syncs(trainer.vllm_generation, policy)
     args.check_or_give_up(check_dropout, trainer.model)
     args.check_or_give_up(check_randomness, policy, accelerator.autocast(), shards_weights(trainer))
-    cheap = is_peft_model(policy) and args.pack_groups != "off"
+    cheap = is_peft_model(policy) and args.pack_groups != "off" and not shards_weights(trainer)
     if cheap and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
         add_frozen_head(policy.get_base_model(), trainer.temperature)
     ways = Ways.of(trainer, policy, padded)

@@ -1,9 +1,6 @@
 """
-LoRA around a frozen linear layer on a CPU, with no more than its products.
-
-Under autocast PEFT widens the input to fp32 and narrows it again for every layer, keeps both, and adds the adapter's
-product in three more passes over memory. [`Adapted`] computes x·W' + s·(x·A')·B' in the dtype of the products, and
-keeps x and x·A' alone.
+LoRA around a frozen linear layer on a CPU: x·W' + s·(x·A')·B' in the dtype of the products, of which x and x·A' alone
+are kept. Under autocast PEFT widens the input of every layer to fp32, narrows it again, and keeps both.
 """
 
 import torch
