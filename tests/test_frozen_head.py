@@ -78,7 +78,7 @@ def test_which_calls_it_scores_and_that_values_stay(monkeypatch, case, groups, c
 )
 def test_an_entropy_bonus_needs_trls(make_trainer, monkeypatch, keys, added):
     calls = []
-    monkeypatch.setattr("trl_prorl.trainer.add_frozen_head", lambda *given: calls.append(given))
+    monkeypatch.setattr("trl_prorl.assembly.add_frozen_head", lambda *given: calls.append(given))
     make_trainer(pack_groups="on", **keys)
     assert bool(calls) is added
     make_trainer()

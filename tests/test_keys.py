@@ -14,7 +14,7 @@ from trl_prorl.checkpoint.config_change import check_change
 from trl_prorl.descriptor import Effect, Key, acts, declared, free, needs, one_of, whole
 from trl_prorl.keys import FREE_KEYS, KEYS, TASK_KEYS, TRIGGER_KEYS, ProlongedKeys
 from trl_prorl.objective import advantages, kl
-from trl_prorl.resets import optimizer_state, triggers
+from trl_prorl.resets import treatments, triggers
 from trl_prorl.train import TaskArguments
 
 
@@ -155,7 +155,7 @@ def test_a_right_descriptor_knows_its_field():
 # ----------------------------------------------------------------------------- the objects that a choice names
 
 OBJECTS = {
-    "optimizer_reset": optimizer_state.MODES,
+    "optimizer_reset": treatments.MODES,
     "kl_estimator": kl.ESTIMATORS,
     "advantage_estimator": (None, *advantages.ESTIMATORS),
 }

@@ -98,7 +98,7 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     assert steps == [1, 2, 3]
     hub.failures.clear()
     (tmp_path / "push.py").write_text("import sys\nfrom eval.push import main\nsys.exit(main())\n")
-    status, written = hub_forks.run(tmp_path / "push.py", *line.split("eval.push ")[1].rstrip("`").split())
+    status, written = hub_forks.run(tmp_path / "push.py", *line.split("trl-prorl push ")[1].rstrip("`").split())
     assert status == 0, written
     for file in (*MODEL, *TOKENIZER, "metrics.jsonl", "events.jsonl"):
         assert hub.files("someone/a-run")[file] == (out / file).read_bytes(), file

@@ -96,7 +96,7 @@ def test_what_cannot_be_paired_is_refused_with_the_cure(evaluated, changes, mess
 
 def test_completions_cut_at_other_lengths_are_refused(evaluated):
     a = evaluated("a", [1, 2], max_new_tokens=16, config={"max_completion_length": 16})
-    with pytest.raises(InputError, match=r"'b' 32; evaluate them alike: `python .* --max-new-tokens 32`"):
+    with pytest.raises(InputError, match=r"'b' 32; evaluate them alike: `trl-prorl passk .* --max-new-tokens 32`"):
         compare(a, evaluated("b", [1, 2], max_new_tokens=32), k=1)
     # An older result, which was cut at the run's own length.
     compare(a, evaluated("c", [1, 2], config={"max_completion_length": 16}), k=1)

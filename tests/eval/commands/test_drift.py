@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from eval import drift
 from eval.analysis.drift import drift_series
+from eval.analysis.frame import Frame
 from eval.pages.drift import runs_table
 from eval.run_folder.reading import load_run
 from eval.samples.held_out import HeldOut
@@ -114,4 +115,4 @@ def test_a_point_whose_step_is_not_known_is_shown_and_not_drawn(make_run, make_r
     ]
     run = load_run(make_run("A", "A", make_rows(20), drift={"points": points}))
     assert list(drift_series(run, "kl_to_base").index) == [0]
-    assert runs_table([run]).rows[0][1] == "–"
+    assert runs_table(Frame([run])).rows[0][1] == "–"

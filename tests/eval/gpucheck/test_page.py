@@ -33,7 +33,7 @@ def results(tmp_path):
 
 def test_the_page(results, tmp_path):
     written = page.page(results)
-    assert written.startswith("# NVIDIA H100 80GB HBM3\n\nWritten by `python -m eval.gpu_check`. 80 GiB; torch 2.9.\n")
+    assert written.startswith("# NVIDIA H100 80GB HBM3\n\nWritten by `trl-prorl gpu-check`. 80 GiB; torch 2.9.\n")
     assert "- **Failed: bf16 is supported**: only emulated" in written
     assert "1 of 2 checks hold.\n\n- **Failed: difference**: 1, by hand 2\n" in written
     assert "| A | 0.123 |" in written and "| B | – |" in written and "A note." in written

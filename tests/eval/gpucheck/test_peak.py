@@ -85,7 +85,7 @@ def test_on_a_gpu_an_arm_s_memory_is_the_gpu_s(arm, generate, peak):
 
 
 def test_an_arm_s_peak_leaves_out_the_models_of_the_others(arm):
-    found = measuring.measure({"A": None}, SimpleNamespace(rounds=1), None, 2, False, True)
+    found = measuring.measure({"A": ()}, SimpleNamespace(rounds=1), None, 2, False, True)
     assert found["A"]["peak"] == pytest.approx(5.0)
 
 
