@@ -170,9 +170,8 @@ def resample(
     the bases agree on a difference, this noise is all there is, and the interval is up to twice as wide as it need be.
 
     Args:
-        values (`Mapping`):
-            By arm, by (base seed, training seed): a value per prompt, shape (P,). Pairs that not all arms have are
-            left out.
+        values (`Mapping`): By arm, by (base seed, training seed): a value per prompt, shape (P,). Pairs that not all
+            arms have are left out.
         resamples, seed (`int`): R, and the seed of their drawing.
         family (`int`): Families that [`mean_over`] averages have numbers of their own: with the same seed they draw
             the same pairs, and each its own prompts.

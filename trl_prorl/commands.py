@@ -62,8 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     Run a command.
 
     Args:
-        argv (`list[str]`, *optional*):
-            The command and its arguments; defaults to the process's own.
+        argv (`list[str]`, *optional*): The command and its arguments; defaults to the process's own.
 
     Returns:
         `int`: the exit code; 2 if there is no such command.

@@ -30,12 +30,9 @@ class Values:
     The values that a key may have.
 
     Attributes:
-        is_right (`Callable`):
-            Whether a value is one of them.
-        words (`str`):
-            What they are, after "must be".
-        names (`tuple[str, ...]`, *optional*):
-            All of them, where they are names.
+        is_right (`Callable`): Whether a value is one of them.
+        words (`str`): What they are, after "must be".
+        names (`tuple[str, ...]`, *optional*): All of them, where they are names.
     """
 
     is_right: Callable[[Any], bool]
@@ -66,10 +63,8 @@ class Need:
     Without what a key has no effect.
 
     Attributes:
-        is_met (`Callable[[ValueOf], bool]`):
-            Whether it is there.
-        line (`str`):
-            What refuses a key without it; `{key}` and `{value!r}` stand for the key and its value.
+        is_met (`Callable[[ValueOf], bool]`): Whether it is there.
+        line (`str`): What refuses a key without it; `{key}` and `{value!r}` stand for the key and its value.
         adjusted (`bool`, *optional*, defaults to `False`):
             Whether the key does no more than to adjust it, so that reports leave the key out.
     """
@@ -124,21 +119,15 @@ class Key:
     A key, as `Annotated[TYPE, Key(...)] = DEFAULT` declares it in [`~trl_prorl.keys`].
 
     Attributes:
-        values (`Values`):
-            Its values, beside `None` where the type says so.
+        values (`Values`): Its values, beside `None` where the type says so.
         effect (`Effect` or `Callable[[Any], Effect]`):
             What it changes where it is not at its default, or what a value changes.
-        resume (`Resume`):
-            [`acts`], [`free`] or a rule of its own.
-        need (`Need`, *optional*), example (`Any`, *optional*):
-            Without what it has no effect, and a value that shows it in docs/reference.md; neither goes without the
-            other.
-        short (`str`, *optional*):
-            Its form in the names of arms; `None`: `key=value`.
-        fast (`Any`, *optional*):
-            The value that the key `fast` gives it.
-        default (`Any`), nullable (`bool`):
-            Of the field that it describes.
+        resume (`Resume`): [`acts`], [`free`] or a rule of its own.
+        need (`Need`, *optional*), example (`Any`, *optional*): Without what it has no effect, and a value that shows
+            it in docs/reference.md; neither goes without the other.
+        short (`str`, *optional*): Its form in the names of arms; `None`: `key=value`.
+        fast (`Any`, *optional*): The value that the key `fast` gives it.
+        default (`Any`), nullable (`bool`): Of the field that it describes.
     """
 
     values: Values
@@ -211,10 +200,8 @@ def check_keys(configuration: Any, keys: Mapping[str, Key]) -> None:
     Refuse a value that is wrong by itself, then one that nothing would ever look at.
 
     Args:
-        configuration (dataclass instance):
-            Whose fields are asked for.
-        keys (`Mapping[str, Key]`):
-            Their descriptors.
+        configuration (dataclass instance): Whose fields are asked for.
+        keys (`Mapping[str, Key]`): Their descriptors.
 
     Raises:
         `ValueError`: naming the first such key, its value and the cure.

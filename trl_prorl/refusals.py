@@ -100,13 +100,10 @@ class Refusal:
     A combination of keys that is refused.
 
     Attributes:
-        example (`dict[str, Any]`):
-            Keys that are refused for this reason and no other.
-        when (`Callable`):
-            Whether a configuration, whose values are right one by one, is refused.
-        words (`str`):
-            The key, the value and the cure; `{args}` stands for the configuration, `{trigger}` for the first key that
-            is set of those that request resets.
+        example (`dict[str, Any]`): Keys that are refused for this reason and no other.
+        when (`Callable`): Whether a configuration, whose values are right one by one, is refused.
+        words (`str`): The key, the value and the cure; `{args}` stands for the configuration, `{trigger}` for the
+            first key that is set of those that request resets.
     """
 
     example: dict[str, Any]

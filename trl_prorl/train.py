@@ -112,9 +112,8 @@ def task_reward(task) -> Callable[..., list[float]]:
     A TRL reward function from a task, and its verifier for evaluations.
 
     Args:
-        task ([`~tasks.Task`]):
-            Its `reward_many(completions, rows)` and `verify_many` get the plain text of the last messages, and the
-            rows' columns.
+        task ([`~tasks.Task`]): Its `reward_many(completions, rows)` and `verify_many` get the plain text of the last
+            messages, and the rows' columns.
     """
 
     def asked(completions, columns):
@@ -141,8 +140,7 @@ def build(
     The trainer of a recipe, and the checkpoint that it resumes from, as `Trainer.train` takes it.
 
     Args:
-        task_args ([`TaskArguments`]), args ([`ProRLConfig`]), model_args ([`~trl.ModelConfig`]):
-            The parsed recipe.
+        task_args ([`TaskArguments`]), args ([`ProRLConfig`]), model_args ([`~trl.ModelConfig`]): The parsed recipe.
 
     Raises:
         `ValueError`: the recipe asks for something that cannot be done; raised before a model is loaded.
@@ -230,10 +228,8 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
     process looks, for all processes: by the time another one looked, the run might have begun.
 
     Args:
-        args ([`ProRLConfig`]):
-            The configuration.
-        recipe (`tuple` of dataclass instances):
-            The other parts of the recipe.
+        args ([`ProRLConfig`]): The configuration.
+        recipe (`tuple` of dataclass instances): The other parts of the recipe.
 
     Returns:
         `bool`: whether there is a checkpoint to resume from. A run that was cut short before its first one begins
@@ -365,10 +361,8 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
     code 1; Ctrl-C is one line and exit code 130. An unforeseen error keeps its traceback.
 
     Args:
-        default_recipe (`str` or `Path`, *optional*):
-            YAML file that is run if no `--config` is given.
-        argv (`list[str]`, *optional*):
-            Defaults to the process's own.
+        default_recipe (`str` or `Path`, *optional*): YAML file that is run if no `--config` is given.
+        argv (`list[str]`, *optional*): Defaults to the process's own.
     """
     argv = first_look(default_recipe, argv)
     trainer = args = None

@@ -27,23 +27,15 @@ class Variant:
     One variant.
 
     Attributes:
-        name (`str`):
-            As [`ProRLConfig.variant`] gives it and `env.json` records it.
-        when (`Callable`):
-            Whether a configuration is of this variant. Every configuration is of exactly one.
-        short (`str`):
-            What it is in a few words, in a list of variants.
-        description (`str`):
-            What it is in a sentence, without the full stop.
-        anchor (`str`):
-            What its KL is taken to, in a cell of a table.
-        recipe (`str`):
-            What a recipe of it does, in a table of recipes.
-        colour (`str`):
-            Of its lines and bars: from Okabe & Ito's palette, which colour-blind readers can tell apart, and from Paul
-            Tol's in the place of its yellow, which is lost on white.
-        kl (`str`, *optional*, defaults to `"kl_ref"`):
-            The key of the record that holds the KL to its own anchor.
+        name (`str`): As [`ProRLConfig.variant`] gives it and `env.json` records it.
+        when (`Callable`): Whether a configuration is of this variant. Every configuration is of exactly one.
+        short (`str`): What it is in a few words, in a list of variants.
+        description (`str`): What it is in a sentence, without the full stop.
+        anchor (`str`): What its KL is taken to, in a cell of a table.
+        recipe (`str`): What a recipe of it does, in a table of recipes.
+        colour (`str`): Of its lines and bars: from Okabe & Ito's palette, which colour-blind readers can tell apart,
+            and from Paul Tol's in the place of its yellow, which is lost on white.
+        kl (`str`, *optional*, defaults to `"kl_ref"`): The key of the record that holds the KL to its own anchor.
         launcher (`str`, *optional*, defaults to `"grpo_variantA.py"`):
             The script in `recipes/` that its model card names.
         different_objective (`bool`, *optional*, defaults to `False`):

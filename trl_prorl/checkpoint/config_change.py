@@ -45,12 +45,9 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
     Refuse changes that could not act.
 
     Args:
-        changed (`Mapping[str, list]`):
-            `{key: [then, now]}`, from [`~trl_prorl.checkpoint.identity.check_same_run`].
-        now (`Mapping[str, Any]`):
-            What is asked now.
-        checkpoint (`Path`):
-            Where the run goes on.
+        changed (`Mapping[str, list]`): `{key: [then, now]}`, from [`~trl_prorl.checkpoint.identity.check_same_run`].
+        now (`Mapping[str, Any]`): What is asked now.
+        checkpoint (`Path`): Where the run goes on.
 
     Raises:
         `ValueError`: naming the key, its two values, why, and what to do.

@@ -59,14 +59,10 @@ def publish(aside: Path, final: Path, step: int, resumable: bool) -> None:
     Give a checkpoint that was written aside its name.
 
     Args:
-        aside (`Path`):
-            Where it was written, on the same file system.
-        final (`Path`):
-            Its name. A checkpoint that is there already is replaced.
-        step (`int`):
-            Optimizer steps done.
-        resumable (`bool`):
-            Whether optimizer, schedule and random states are in it.
+        aside (`Path`): Where it was written, on the same file system.
+        final (`Path`): Its name. A checkpoint that is there already is replaced.
+        step (`int`): Optimizer steps done.
+        resumable (`bool`): Whether optimizer, schedule and random states are in it.
     """
     files = {
         str(path): {"bytes": (aside / path).stat().st_size, "sha256": sha256(aside / path)} for path in files_of(aside)
@@ -90,12 +86,9 @@ class WholeCheckpoint:
     A checkpoint under construction: written aside, and given its name when it is whole.
 
     Args:
-        run_dir (`Path`):
-            Where checkpoints lie.
-        step (`int`):
-            Optimizer steps done.
-        resumable (`bool`):
-            Whether optimizer, schedule and random states will be in it.
+        run_dir (`Path`): Where checkpoints lie.
+        step (`int`): Optimizer steps done.
+        resumable (`bool`): Whether optimizer, schedule and random states will be in it.
     """
 
     def __init__(self, run_dir: Path, step: int, resumable: bool):
@@ -110,12 +103,9 @@ class WholeCheckpoint:
         The time in which all processes write it; at the end one of them publishes it, and the record with it.
 
         Args:
-            accelerator ([`~accelerate.Accelerator`]):
-                Its processes wait for each other.
-            publishes (`bool`):
-                Whether this process does.
-            record (`Iterable[Path]`):
-                Files that have to be on disk with it.
+            accelerator ([`~accelerate.Accelerator`]): Its processes wait for each other.
+            publishes (`bool`): Whether this process does.
+            record (`Iterable[Path]`): Files that have to be on disk with it.
 
         Raises:
             [`~trl_prorl.errors.CheckpointError`]: it could not be written whole; nothing of it is left.
@@ -154,8 +144,7 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     Why a run cannot be resumed from a folder, or `None` if it can.
 
     Args:
-        checkpoint (`Path`):
-            The folder.
+        checkpoint (`Path`): The folder.
         content (`bool`, *optional*, defaults to `True`):
             Compare the hashes of all files, and not only those of small files and the sizes of the others.
     """
@@ -188,8 +177,7 @@ def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tupl
     The newest checkpoint of a run that can be resumed from.
 
     Args:
-        output_dir (`str` or `os.PathLike`):
-            Where the checkpoints are.
+        output_dir (`str` or `os.PathLike`): Where the checkpoints are.
         content (`bool`, *optional*, defaults to `True`):
             Compare the hashes of all files, and not only those of small files and the sizes of the others.
 
@@ -216,12 +204,9 @@ def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] 
     steps, and the next resume would take the newest of them for its own.
 
     Args:
-        checkpoint (`Path`):
-            Where the run goes on.
-        output_dir (`Path`):
-            Where it saves. Checkpoints beside one of another folder stay as they are.
-        unusable (`Collection[str]`, *optional*):
-            Names of checkpoints that no resume takes, which stay too.
+        checkpoint (`Path`): Where the run goes on.
+        output_dir (`Path`): Where it saves. Checkpoints beside one of another folder stay as they are.
+        unusable (`Collection[str]`, *optional*): Names of checkpoints that no resume takes, which stay too.
 
     Returns:
         `dict[str, str]`: new name by old.
@@ -246,14 +231,11 @@ def rotate(output_dir: Path, step: int, limit: int | None, best: str | os.PathLi
     one.
 
     Args:
-        output_dir (`Path`):
-            Where they lie.
+        output_dir (`Path`): Where they lie.
         step (`int`):
             The newest one's. Later ones are not of this run: no resume could take them, or they would be abandoned.
-        limit (`int`, *optional*):
-            How many may stay; `None` or 0: all.
-        best (`str` or `os.PathLike`, *optional*):
-            The best one.
+        limit (`int`, *optional*): How many may stay; `None` or 0: all.
+        best (`str` or `os.PathLike`, *optional*): The best one.
     """
     steps = {path: int(match[1]) for path in output_dir.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
     checkpoints = sorted((path for path in steps if steps[path] <= step), key=steps.get)

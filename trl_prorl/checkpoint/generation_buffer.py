@@ -20,8 +20,7 @@ def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
     Write micro-batches.
 
     Args:
-        path (`Path`):
-            The file.
+        path (`Path`): The file.
         batches (`list[Mapping[str, Any]]`):
             One mapping for each micro-batch, of tensors and of values that JSON can hold.
     """

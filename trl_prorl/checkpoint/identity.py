@@ -28,8 +28,7 @@ def changing_keys(*configs: Any) -> dict[str, Any]:
     The arguments on which the numbers of a run depend, as JSON values.
 
     Args:
-        configs (dataclass instances):
-            The trainer's configuration, and what else a recipe holds.
+        configs (dataclass instances): The trainer's configuration, and what else a recipe holds.
     """
     keys = {}
     for config in configs:
@@ -59,10 +58,8 @@ def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], sample: int 
     Hash of names, shapes and a few values of every tensor: enough to tell one model from another, at no cost.
 
     Args:
-        named_tensors (`Iterable[tuple[str, torch.Tensor]]`):
-            Parameters by name.
-        sample (`int`, *optional*, defaults to `64`):
-            Values that are read at each end of a tensor.
+        named_tensors (`Iterable[tuple[str, torch.Tensor]]`): Parameters by name.
+        sample (`int`, *optional*, defaults to `64`): Values that are read at each end of a tensor.
     """
     digest = hashlib.sha256()
     for name, tensor in named_tensors:
@@ -93,10 +90,8 @@ def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: boo
     Refuse a resume that would change the run.
 
     Args:
-        then (`Mapping`), now (`Mapping`):
-            What a checkpoint says, and what is asked now.
-        allowed (`bool`):
-            `allow_config_change`.
+        then (`Mapping`), now (`Mapping`): What a checkpoint says, and what is asked now.
+        allowed (`bool`): `allow_config_change`.
 
     Returns:
         `dict[str, list]`: the differences, `{key: [then, now]}`.

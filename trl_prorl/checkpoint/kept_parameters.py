@@ -17,8 +17,7 @@ def kept_parameters(model: torch.nn.Module) -> Iterator[None]:
     continues, and parts that hold its parameters would hold those that are no longer trained.
 
     Args:
-        model (`torch.nn.Module`):
-            The policy.
+        model (`torch.nn.Module`): The policy.
     """
     before = dict(model.named_parameters())
     yield

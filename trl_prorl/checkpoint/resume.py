@@ -32,20 +32,13 @@ class Resume:
     Where a run goes on.
 
     Attributes:
-        checkpoint (`Path`):
-            The checkpoint.
-        step (`int`):
-            Optimizer steps done.
-        epochs (`int`):
-            Epochs that were completed.
-        skipped (`dict[str, str]`):
-            Newer checkpoints that were not usable, with the reason.
-        changed (`dict[str, list]`):
-            Keys that differ from the checkpoint's, `[then, now]`.
-        began (`float`):
-            When the search for the checkpoint began, by `time.perf_counter`.
-        abandoned (`list[str]`):
-            Newer checkpoints that were renamed.
+        checkpoint (`Path`): The checkpoint.
+        step (`int`): Optimizer steps done.
+        epochs (`int`): Epochs that were completed.
+        skipped (`dict[str, str]`): Newer checkpoints that were not usable, with the reason.
+        changed (`dict[str, list]`): Keys that differ from the checkpoint's, `[then, now]`.
+        began (`float`): When the search for the checkpoint began, by `time.perf_counter`.
+        abandoned (`list[str]`): Newer checkpoints that were renamed.
     """
 
     checkpoint: Path

@@ -108,10 +108,8 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
     Make an embedded model, and write down what it was made with and the hashes of its files.
 
     Args:
-        folder (`Path`):
-            Where it goes; it must not exist yet.
-        settings ([`EmbeddedSettings`], *optional*):
-            Defaults to the settings of the demo's model.
+        folder (`Path`): Where it goes; it must not exist yet.
+        settings ([`EmbeddedSettings`], *optional*): Defaults to the settings of the demo's model.
 
     Raises:
         `ValueError`: the folder is there.

@@ -19,9 +19,8 @@ class EmbeddedSettings:
             The supervised run. Another number of threads rounds differently as well.
         hidden_size, layers, heads, intermediate_size (`int`), initializer_range (`float`):
             The network. Its weights start larger than a wide network's 0.02.
-        stored (`str`):
-            `"bfloat16"`: the trained weights are rounded to bf16 and stored in two bytes each. `"float32"`: as they
-            are. They are loaded as fp32 either way.
+        stored (`str`): `"bfloat16"`: the trained weights are rounded to bf16 and stored in two bytes each.
+            `"float32"`: as they are. They are loaded as fp32 either way.
     """
 
     task: str = "reverse_digits"

@@ -37,18 +37,13 @@ def model_card(
     The model card of a run.
 
     Args:
-        run_dir (`str` or `os.PathLike`):
-            Where the record is.
-        model_dir (`str` or `os.PathLike`, *optional*):
-            Where the trained model is; defaults to `run_dir`.
-        repo (`str`, *optional*):
-            Its repository on the Hub; defaults to the folder's name.
+        run_dir (`str` or `os.PathLike`): Where the record is.
+        model_dir (`str` or `os.PathLike`, *optional*): Where the trained model is; defaults to `run_dir`.
+        repo (`str`, *optional*): Its repository on the Hub; defaults to the folder's name.
         weights_dir (`str` or `os.PathLike`, *optional*):
             Where the lines that load the model find it without a repository; defaults to `model_dir`.
-        adapter (`bool`, *optional*):
-            Whether the model is a PEFT adapter; `None` looks into the folder.
-        tags (iterable of `str`), datasets (iterable of `str`):
-            Further metadata.
+        adapter (`bool`, *optional*): Whether the model is a PEFT adapter; `None` looks into the folder.
+        tags (iterable of `str`), datasets (iterable of `str`): Further metadata.
 
     Raises:
         `ValueError`: a file of the record cannot be read.

@@ -94,14 +94,10 @@ def files_to_push(
     checkpoint, no log, no secret.
 
     Args:
-        model_dir (`str` or `os.PathLike`):
-            Where model, tokenizer and card are.
-        run_dir (`str` or `os.PathLike`):
-            Where the record is.
-        reference (`bool`, *optional*, defaults to `False`):
-            Whether to push the frozen adapter `ref`, too.
-        record (`bool`, *optional*, defaults to `True`):
-            Whether to push the record of the run, too.
+        model_dir (`str` or `os.PathLike`): Where model, tokenizer and card are.
+        run_dir (`str` or `os.PathLike`): Where the record is.
+        reference (`bool`, *optional*, defaults to `False`): Whether to push the frozen adapter `ref`, too.
+        record (`bool`, *optional*, defaults to `True`): Whether to push the record of the run, too.
 
     Returns:
         `dict[str, Path | bytes]`: file or content by its path in the repository.
@@ -176,12 +172,9 @@ def open_repo(name: str, private: bool | None = None, api: HfApi | None = None) 
     Make sure that the repository is there and that the token is good, before anything is trained.
 
     Args:
-        name (`str`):
-            The repository, with or without its namespace.
-        private (`bool`, *optional*):
-            Whether a new one is private; `None` is the Hub's default.
-        api (`HfApi`, *optional*):
-            The client.
+        name (`str`): The repository, with or without its namespace.
+        private (`bool`, *optional*): Whether a new one is private; `None` is the Hub's default.
+        api (`HfApi`, *optional*): The client.
 
     Returns:
         `str`: its full name.
@@ -210,18 +203,12 @@ def push(
     Push files as one commit. Files that have not changed are not sent again.
 
     Args:
-        repo (`str`):
-            The repository.
-        files (`Mapping[str, Path | bytes]`):
-            See [`files_to_push`].
-        message (`str`):
-            Of the commit.
-        again (`str`):
-            The command that tries it again, for the error.
-        revision (`str`, *optional*):
-            The branch.
-        api (`HfApi`, *optional*):
-            The client.
+        repo (`str`): The repository.
+        files (`Mapping[str, Path | bytes]`): See [`files_to_push`].
+        message (`str`): Of the commit.
+        again (`str`): The command that tries it again, for the error.
+        revision (`str`, *optional*): The branch.
+        api (`HfApi`, *optional*): The client.
 
     Raises:
         [`~trl_prorl.errors.PushError`]: it failed, after some attempts if the failure was transient.
@@ -238,10 +225,8 @@ def push_folder(
     Args:
         repo (`str`), message (`str`), again (`str`), revision (`str`, *optional*), api (`HfApi`, *optional*):
             As in [`push`].
-        folder (`Path`):
-            The folder here.
-        name (`str`):
-            Its name in the repository.
+        folder (`Path`): The folder here.
+        name (`str`): Its name in the repository.
 
     Raises:
         [`~trl_prorl.errors.PushError`]: it failed.
@@ -352,8 +337,7 @@ def stage(files: Mapping[str, Content], folder: Path) -> dict[str, Content]:
     checkpoints.
 
     Args:
-        files (`Mapping[str, Path | bytes]`):
-            See [`files_to_push`].
+        files (`Mapping[str, Path | bytes]`): See [`files_to_push`].
         folder (`Path`):
             Where they are put. Files of weights, which nobody appends to, are hard links where that is possible.
     """

@@ -26,14 +26,10 @@ class Record:
     The content of a run folder; parts that are missing are empty.
 
     Attributes:
-        config (`dict`), env (`dict`):
-            `config.yaml`, without secrets, and `env.json`.
-        events (`list[dict]` or `None`):
-            `events.jsonl`.
-        passk (`dict` or `None`):
-            `passk.json`.
-        steps (`int` or `None`):
-            Optimizer steps done, by `metrics.jsonl`.
+        config (`dict`), env (`dict`): `config.yaml`, without secrets, and `env.json`.
+        events (`list[dict]` or `None`): `events.jsonl`.
+        passk (`dict` or `None`): `passk.json`.
+        steps (`int` or `None`): Optimizer steps done, by `metrics.jsonl`.
     """
 
     config: dict[str, Any]

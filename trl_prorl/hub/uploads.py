@@ -33,8 +33,7 @@ class Uploads:
     The effect of TRL's `push_to_hub` settings on a trainer.
 
     Args:
-        trainer ([`ProRLTrainer`]):
-            The trainer, which is about to be made.
+        trainer ([`ProRLTrainer`]): The trainer, which is about to be made.
         args ([`ProRLConfig`]), given (`dict`), moves (`bool`):
             Its configuration and other arguments, and whether its reference moves.
 

@@ -14,10 +14,8 @@ def check_columns(rows: Any, name: str = "train_dataset") -> None:
     Refuse a dataset that is empty, or has no prompts.
 
     Args:
-        rows ([`~datasets.Dataset`]):
-            The dataset; a dataset of another type is left to TRL.
-        name (`str`, *optional*, defaults to `"train_dataset"`):
-            Its name in the message.
+        rows ([`~datasets.Dataset`]): The dataset; a dataset of another type is left to TRL.
+        name (`str`, *optional*, defaults to `"train_dataset"`): Its name in the message.
 
     Raises:
         `ValueError`: naming the columns that are there, and the one that is needed.
@@ -38,14 +36,10 @@ def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, 
     Refuse a pass@k that no evaluation will measure.
 
     Args:
-        asked (`Mapping[str, str]`):
-            Names of metrics by the key that asks for them; other metrics are TRL's affair.
-        functions (`Iterable`):
-            The reward functions.
-        n (`int`):
-            Completions of a prompt in an evaluation.
-        evaluation ([`~datasets.Dataset`] or `dict` of them):
-            The evaluation set, or several by name.
+        asked (`Mapping[str, str]`): Names of metrics by the key that asks for them; other metrics are TRL's affair.
+        functions (`Iterable`): The reward functions.
+        n (`int`): Completions of a prompt in an evaluation.
+        evaluation ([`~datasets.Dataset`] or `dict` of them): The evaluation set, or several by name.
 
     Raises:
         `ValueError`: naming the key, its value and what is measured.
@@ -93,10 +87,8 @@ def check_rows(rows: Any, batch: int, num_generations: int) -> None:
     Refuse a training set that does not fill one generation batch: TRL would train 0 steps.
 
     Args:
-        rows ([`~datasets.Dataset`]):
-            The training set; a dataset of another type is left to TRL.
-        batch (`int`), num_generations (`int`):
-            Completions of one generation batch, and of one prompt.
+        rows ([`~datasets.Dataset`]): The training set; a dataset of another type is left to TRL.
+        batch (`int`), num_generations (`int`): Completions of one generation batch, and of one prompt.
 
     Raises:
         `ValueError`: naming both numbers.
@@ -116,8 +108,7 @@ def check_in_one_place(model: Any) -> None:
     every forward would move that part, and nothing could read its weights.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]):
-            Loaded with a device map, or without one.
+        model ([`~transformers.PreTrainedModel`]): Loaded with a device map, or without one.
 
     Raises:
         `ValueError`: naming how much was left.
@@ -137,14 +128,10 @@ def check_pack_limit(limit: int | None, lengths: Sequence[int], max_completion_l
     Refuse a `pack_max_tokens` that would stop the run when its longest prompt comes.
 
     Args:
-        limit (`int`, *optional*):
-            `pack_max_tokens`.
-        lengths (`Sequence[int]`):
-            Tokens of every prompt.
-        max_completion_length (`int`, *optional*):
-            Most tokens of a completion; `None` if nothing bounds them.
-        which (`str`):
-            Which prompts: `"training"` or `"validation"`.
+        limit (`int`, *optional*): `pack_max_tokens`.
+        lengths (`Sequence[int]`): Tokens of every prompt.
+        max_completion_length (`int`, *optional*): Most tokens of a completion; `None` if nothing bounds them.
+        which (`str`): Which prompts: `"training"` or `"validation"`.
 
     Raises:
         `ValueError`: naming the prompt and what it needs.
@@ -167,12 +154,9 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], li
     Refuse prompts that exceed `pack_max_tokens` with the longest completion; streamed prompts are checked later.
 
     Args:
-        train ([`~datasets.Dataset`]), evaluation ([`~datasets.Dataset`] or `dict` of them):
-            The sets of prompts.
-        tokenize (`Callable`):
-            Token ids of prompts.
-        args ([`ProRLConfig`]):
-            The limit, and the longest completion.
+        train ([`~datasets.Dataset`]), evaluation ([`~datasets.Dataset`] or `dict` of them): The sets of prompts.
+        tokenize (`Callable`): Token ids of prompts.
+        args ([`ProRLConfig`]): The limit, and the longest completion.
 
     Raises:
         `ValueError`: as [`check_pack_limit`].

@@ -42,8 +42,7 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
     Args:
         default_recipe (`str` or `Path`, *optional*):
             The recipe if no `--config` is given; without either, the command line gives all keys.
-        argv (`list[str]`, *optional*):
-            Defaults to the process's own.
+        argv (`list[str]`, *optional*): Defaults to the process's own.
 
     Returns:
         `list[str]`: the command line, with `--config PATH` and the launcher's precision in front where the default

@@ -35,8 +35,7 @@ def end_at_once(what: str | None = None) -> None:
     `KeyboardInterrupt`, and where the line was written already. SIGINT stays ignored where it is.
 
     Args:
-        what (`str`, *optional*):
-            What was kept, and how to go on; without it no line is written.
+        what (`str`, *optional*): What was kept, and how to go on; without it no line is written.
     """
     ours = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread():
@@ -76,10 +75,8 @@ def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoRetur
     End the process after Ctrl-C: one line on stderr, and exit code 130.
 
     Args:
-        what (`str`):
-            The line: what was kept, and how to go on.
-        tell (`bool`, *optional*, defaults to `True`):
-            Whether this process prints it.
+        what (`str`): The line: what was kept, and how to go on.
+        tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
         processes (`int`, *optional*, defaults to `1`):
             Processes of the run. Several do not wait for one another, because not all may still be there.
     """
@@ -98,12 +95,9 @@ def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None 
     The line about what an interrupted run has left behind.
 
     Args:
-        output_dir (`str` or `os.PathLike`):
-            The run's.
-        begun (`bool`):
-            Whether a step was begun, in this process.
-        model (`Path`, *optional*):
-            A file of the model, if the run had come to its end.
+        output_dir (`str` or `os.PathLike`): The run's.
+        begun (`bool`): Whether a step was begun, in this process.
+        model (`Path`, *optional*): A file of the model, if the run had come to its end.
     """
     checkpoint, _ = newest_complete(output_dir, content=False)
     go_on = "Go on with the same command and --resume_from_checkpoint True"

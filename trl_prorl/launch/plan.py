@@ -37,21 +37,14 @@ class Plan:
     The arguments of a trainer, and the facts that follow from them.
 
     Attributes:
-        given (`dict[str, Any]`):
-            Arguments of [`~trl.GRPOTrainer`] by name; [`Plan.wrap`] replaces the model.
-        keys (`dict[str, Any]`):
-            The configuration as it was given, before TRL changes any of it.
-        resets (`bool`):
-            Whether a reset can be requested.
-        moves (`bool`):
-            Whether a reset moves a reference.
-        fresh_adapter (`bool`):
-            Whether the policy begins as the base: a new LoRA adapter that is zero.
-        given_wrapped (`bool`):
-            Whether the model was given as a [`~peft.PeftModel`].
-        casts_head (`bool`):
-            Whether the LM head of a model with adapters is cast to fp32, by us: TRL looks for the embeddings of a tied
-            head in the adapter's wrapper, where they are not.
+        given (`dict[str, Any]`): Arguments of [`~trl.GRPOTrainer`] by name; [`Plan.wrap`] replaces the model.
+        keys (`dict[str, Any]`): The configuration as it was given, before TRL changes any of it.
+        resets (`bool`): Whether a reset can be requested.
+        moves (`bool`): Whether a reset moves a reference.
+        fresh_adapter (`bool`): Whether the policy begins as the base: a new LoRA adapter that is zero.
+        given_wrapped (`bool`): Whether the model was given as a [`~peft.PeftModel`].
+        casts_head (`bool`): Whether the LM head of a model with adapters is cast to fp32, by us: TRL looks for the
+            embeddings of a tied head in the adapter's wrapper, where they are not.
     """
 
     given: dict[str, Any]

@@ -112,10 +112,8 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> dict[str, Any]:
     The keys of a YAML recipe, as [`read_recipe`], checked with the types of their values.
 
     Args:
-        path (`str` or `Path`):
-            The recipe.
-        hints (`Mapping[str, Any]`):
-            By key, its type.
+        path (`str` or `Path`): The recipe.
+        hints (`Mapping[str, Any]`): By key, its type.
 
     Raises:
         `ValueError`: naming the recipe, the key, the value and the type that it takes.

@@ -20,14 +20,10 @@ class Key:
     A key of a recipe: a field of a dataclass.
 
     Attributes:
-        name (`str`), hint (`Any`):
-            Its name and its type.
-        default (`str` or `None`):
-            Its default as Python spells it; `None` if that is made by a factory.
-        text (`str`):
-            Its meaning: its entry in the docstring, or the help of its field.
-        group (`str` or `None`):
-            The purpose that the docstring gives the keys around it.
+        name (`str`), hint (`Any`): Its name and its type.
+        default (`str` or `None`): Its default as Python spells it; `None` if that is made by a factory.
+        text (`str`): Its meaning: its entry in the docstring, or the help of its field.
+        group (`str` or `None`): The purpose that the docstring gives the keys around it.
     """
 
     name: str

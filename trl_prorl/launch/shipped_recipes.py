@@ -37,8 +37,7 @@ def recipe_file(asked: str) -> Path:
     The file of a recipe.
 
     Args:
-        asked (`str`):
-            A file, or the name of a shipped recipe. A file that is there wins.
+        asked (`str`): A file, or the name of a shipped recipe. A file that is there wins.
 
     Raises:
         `ValueError`: it is neither.
@@ -66,8 +65,7 @@ def with_recipe(arguments: Iterable[str]) -> list[str]:
     name of a shipped one.
 
     Args:
-        arguments (`Iterable[str]`):
-            The command line.
+        arguments (`Iterable[str]`): The command line.
 
     Raises:
         `ValueError`: as [`recipe_file`].

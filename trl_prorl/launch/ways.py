@@ -21,10 +21,8 @@ logger = logging.getLogger(__name__)
 class Ways:
     """
     Attributes:
-        packing (`str`):
-            `"on"`, with a remark if the model's numbers were not tried, or `"off"` with the reason.
-        generation (`str`):
-            `"on"` for compact sampling, or `"off"` with the reason.
+        packing (`str`): `"on"`, with a remark if the model's numbers were not tried, or `"off"` with the reason.
+        generation (`str`): `"on"` for compact sampling, or `"off"` with the reason.
     """
 
     packing: str
@@ -41,10 +39,8 @@ class Ways:
         Try what a configuration asks for.
 
         Args:
-            trainer ([`~trl.GRPOTrainer`]):
-                Made by TRL, with all that may stand against it: images, another engine.
-            policy (`torch.nn.Module`):
-                Its policy, unwrapped.
+            trainer ([`~trl.GRPOTrainer`]): Made by TRL, with all that may stand against it: images, another engine.
+            policy (`torch.nn.Module`): Its policy, unwrapped.
             padded (`Callable`):
                 TRL's log-probabilities: policy, `input_ids`, `attention_mask`, `logits_to_keep` → `(B, C)`.
 

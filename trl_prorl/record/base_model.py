@@ -28,14 +28,10 @@ class BaseModel:
     The model that a run trained.
 
     Attributes:
-        name (`str`):
-            As the run was given it; of an embedded model `embedded:TASK:SEED`.
-        hub_id (`str` or `None`):
-            Its name on the Hub; `None` if it is a local folder.
-        origin (`str` or `None`):
-            The Hub model that a local folder's `config.json` says it was made from.
-        sha256 (`str` or `None`):
-            Hash of the weights, of an embedded model; see [`~trl_prorl.embedded.shipped`].
+        name (`str`): As the run was given it; of an embedded model `embedded:TASK:SEED`.
+        hub_id (`str` or `None`): Its name on the Hub; `None` if it is a local folder.
+        origin (`str` or `None`): The Hub model that a local folder's `config.json` says it was made from.
+        sha256 (`str` or `None`): Hash of the weights, of an embedded model; see [`~trl_prorl.embedded.shipped`].
     """
 
     name: str
@@ -94,10 +90,8 @@ def hub_commit(name: str, revision: str | None = None) -> str | None:
     model was never loaded here, or is not on the Hub.
 
     Args:
-        name (`str`):
-            The model.
-        revision (`str`, *optional*, defaults to `"main"`):
-            Branch, tag or commit.
+        name (`str`): The model.
+        revision (`str`, *optional*, defaults to `"main"`): Branch, tag or commit.
     """
     if not is_hub_name(name):
         return None

@@ -30,10 +30,8 @@ def set_earlier_run_aside(output_dir: Path, run_dir: Path, base: str | None) -> 
     Other files stay.
 
     Args:
-        output_dir (`Path`), run_dir (`Path`):
-            Of the run that begins.
-        base (`str`, *optional*):
-            Hub name or folder of its model.
+        output_dir (`Path`), run_dir (`Path`): Of the run that begins.
+        base (`str`, *optional*): Hub name or folder of its model.
 
     Raises:
         `ValueError`: the model is a part of the earlier run, and would move with it.

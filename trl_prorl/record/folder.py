@@ -28,10 +28,8 @@ def set_keys(config: Any, always: frozenset[str] = frozenset()) -> dict[str, Any
     The fields of a dataclass instance that differ from their defaults, as plain YAML values.
 
     Args:
-        config (dataclass instance):
-            The configuration.
-        always (`frozenset[str]`, *optional*):
-            Fields to include whatever their value, unless it is `None`.
+        config (dataclass instance): The configuration.
+        always (`frozenset[str]`, *optional*): Fields to include whatever their value, unless it is `None`.
     """
     keys = {}
     for field in dataclasses.fields(config):
@@ -69,12 +67,9 @@ def write_config(run_dir: str | os.PathLike, args: GRPOConfig, recipe: tuple = (
     Tokens are left out.
 
     Args:
-        run_dir (`str` or `os.PathLike`):
-            The run folder.
-        args ([`ProRLConfig`]):
-            The trainer's configuration.
-        recipe (`tuple` of dataclass instances, *optional*):
-            What the trainer does not see: the task, the model.
+        run_dir (`str` or `os.PathLike`): The run folder.
+        args ([`ProRLConfig`]): The trainer's configuration.
+        recipe (`tuple` of dataclass instances, *optional*): What the trainer does not see: the task, the model.
     """
     ours = field_names(args) - field_names(GRPOConfig)
     keys = set_keys(args, always=ours | {"beta", "temperature", "seed", "max_completion_length"})
@@ -102,20 +97,13 @@ def write_env(
     Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed.
 
     Args:
-        run_dir (`str` or `os.PathLike`):
-            The run folder.
-        args ([`ProRLConfig`]):
-            The configuration.
-        model (`torch.nn.Module`):
-            The policy.
-        packing (`str`, *optional*, defaults to `"off"`):
-            Whether groups are packed, and if not as asked, why.
-        generation (`Mapping[str, Any]`, *optional*):
-            How rollouts are sampled.
-        base (`str`, *optional*):
-            Hub name or folder of the model that the run began from.
-        run_id (`str`, *optional*):
-            The run's id, which is also saved beside its weights.
+        run_dir (`str` or `os.PathLike`): The run folder.
+        args ([`ProRLConfig`]): The configuration.
+        model (`torch.nn.Module`): The policy.
+        packing (`str`, *optional*, defaults to `"off"`): Whether groups are packed, and if not as asked, why.
+        generation (`Mapping[str, Any]`, *optional*): How rollouts are sampled.
+        base (`str`, *optional*): Hub name or folder of the model that the run began from.
+        run_id (`str`, *optional*): The run's id, which is also saved beside its weights.
     """
     revision = (getattr(args, "model_init_kwargs", None) or {}).get("revision")
     env = {

@@ -15,14 +15,10 @@ class RecordKey:
     A key of `metrics.jsonl` or `events.jsonl`.
 
     Args:
-        unit (`str`):
-            Its unit.
-        meaning (`str`):
-            What it says.
-        when (`str`, *optional*, defaults to `""`):
-            The condition on which the key is there; empty if it always is.
-        events (`tuple[str, ...]`, *optional*):
-            The kinds of event that have it; not for `metrics.jsonl`.
+        unit (`str`): Its unit.
+        meaning (`str`): What it says.
+        when (`str`, *optional*, defaults to `""`): The condition on which the key is there; empty if it always is.
+        events (`tuple[str, ...]`, *optional*): The kinds of event that have it; not for `metrics.jsonl`.
     """
 
     unit: str

@@ -32,8 +32,7 @@ class FolderLock:
     a file behind and no lock. Forked children do not inherit it: one that outlives its parent holds nothing.
 
     Args:
-        folders (`str` or `os.PathLike`):
-            Made if they do not exist.
+        folders (`str` or `os.PathLike`): Made if they do not exist.
     """
 
     def __init__(self, *folders: str | os.PathLike):

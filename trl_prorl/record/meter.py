@@ -127,8 +127,7 @@ class Meter:
     Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`.
 
     Args:
-        device (`torch.device`):
-            Where the model runs.
+        device (`torch.device`): Where the model runs.
     """
 
     KINDS = ("policy", "ref", "old", "base")
@@ -221,10 +220,8 @@ class Meter:
         Stop the clock.
 
         Args:
-            reduce (`Callable`):
-                Sums a tensor over processes.
-            processes (`int`, *optional*, defaults to `1`):
-                Number of processes.
+            reduce (`Callable`): Sums a tensor over processes.
+            processes (`int`, *optional*, defaults to `1`): Number of processes.
 
         Returns:
             `dict[str, float]`: the row, without the keys that only the trainer knows. Counts are sums over processes;
@@ -265,8 +262,7 @@ class UpdateNorm:
     The norm of an optimizer's last update, over all its parameters.
 
     Args:
-        optimizer (`torch.optim.Optimizer`):
-            Gets hooks; its parameters are copied before every update.
+        optimizer (`torch.optim.Optimizer`): Gets hooks; its parameters are copied before every update.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
@@ -309,13 +305,10 @@ class JsonLines:
     A file with one JSON object on each line, written line by line.
 
     Args:
-        path (`str` or `os.PathLike`):
-            The file.
-        keep (`Callable`, *optional*):
-            Continue a file: the lines for which this is true stay, those that a run cut short left behind are dropped.
-            `None`: a new file; one that is there is kept under a numbered name.
-        shape (`Shape`, *optional*):
-            What each of these lines must be.
+        path (`str` or `os.PathLike`): The file.
+        keep (`Callable`, *optional*): Continue a file: the lines for which this is true stay, those that a run cut
+            short left behind are dropped. `None`: a new file; one that is there is kept under a numbered name.
+        shape (`Shape`, *optional*): What each of these lines must be.
 
     Raises:
         InputError: A line of a file that is continued cannot be read.

@@ -36,14 +36,10 @@ class Recorder(Part):
     Gathers what a step measures and writes it down.
 
     Args:
-        args ([`ProRLConfig`]):
-            What is recorded.
-        meter ([`~trl_prorl.record.meter.Meter`]):
-            Counts, times and means of the step under way.
-        anchors ([`~trl_prorl.objective.anchors.Anchors`]):
-            The active one's coefficient is recorded.
-        accelerator ([`~accelerate.Accelerator`]):
-            For sums and means over processes.
+        args ([`ProRLConfig`]): What is recorded.
+        meter ([`~trl_prorl.record.meter.Meter`]): Counts, times and means of the step under way.
+        anchors ([`~trl_prorl.objective.anchors.Anchors`]): The active one's coefficient is recorded.
+        accelerator ([`~accelerate.Accelerator`]): For sums and means over processes.
     """
 
     def __init__(self, args, meter: Meter, anchors: Anchors, accelerator):
@@ -79,8 +75,7 @@ class Recorder(Part):
         Begin the three files, or continue those of a run that is resumed.
 
         Args:
-            folder (`Path`):
-                The run folder.
+            folder (`Path`): The run folder.
             keep_row (`Callable`, *optional*), keep_event (`Callable`, *optional*):
                 Which rows and events stay; `None` begins new files.
         """
@@ -106,12 +101,9 @@ class Recorder(Part):
         Write the metrics of one evaluation, without its own speed.
 
         Args:
-            step (`int`):
-                Optimizer steps done.
-            metrics (`Mapping[str, float]`):
-                TRL's.
-            sets (`Iterable[str]`):
-                Names of the evaluation sets where there are several; the metrics' names hold them.
+            step (`int`): Optimizer steps done.
+            metrics (`Mapping[str, float]`): TRL's.
+            sets (`Iterable[str]`): Names of the evaluation sets where there are several; the metrics' names hold them.
         """
         of_speed = {f"eval_{of_set}{speed}" for of_set in ("", *(f"{name}_" for name in sets)) for speed in SPEEDS}
         if self.evaluations is not None:
@@ -180,8 +172,7 @@ class Recorder(Part):
         Close the step, write its row and return it.
 
         Args:
-            step (`int`), skips (`int`):
-                Optimizer steps done, and those of them that were left out so far.
+            step (`int`), skips (`int`): Optimizer steps done, and those of them that were left out so far.
         """
         row = {"step": step}
         row |= {name: sum(values) / len(values) for name, values in self._generation_row.items()}

@@ -225,12 +225,9 @@ def read_jsonl(
     the run is still writing or the power failed, is left out with a warning.
 
     Args:
-        path (`str` or `os.PathLike`):
-            The file.
-        shape (`Shape`, *optional*):
-            What every line must be.
-        unique (`str`, *optional*):
-            A key of which no two lines may have the same value.
+        path (`str` or `os.PathLike`): The file.
+        shape (`Shape`, *optional*): What every line must be.
+        unique (`str`, *optional*): A key of which no two lines may have the same value.
         growing (`bool`, *optional*, defaults to `False`):
             The file is still being written, so that half a line at its end needs no warning.
 

@@ -108,12 +108,9 @@ def table(needed: Mapping[str, Shape] = {}, known: Mapping[str, Shape] = {}, res
     An object.
 
     Args:
-        needed (`Mapping`):
-            Shapes of the keys that must be there.
-        known (`Mapping`):
-            Shapes of keys that may be there.
-        rest (`Shape`, *optional*):
-            The shape of the values of all other keys.
+        needed (`Mapping`): Shapes of the keys that must be there.
+        known (`Mapping`): Shapes of keys that may be there.
+        rest (`Shape`, *optional*): The shape of the values of all other keys.
     """
     shapes = {**known, **needed}
 

@@ -12,10 +12,8 @@ def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
     process's.
 
     Args:
-        is_main (`bool`):
-            Whether this is the main process.
-        find (`Callable`):
-            Without arguments; the result must be picklable.
+        is_main (`bool`): Whether this is the main process.
+        find (`Callable`): Without arguments; the result must be picklable.
     """
     found = [None]
     if is_main:

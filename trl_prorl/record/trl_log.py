@@ -11,10 +11,8 @@ def saved(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | N
     The metrics and the table as JSON values.
 
     Args:
-        metrics (`Mapping[str, list[float]]`):
-            TRL's metrics of training since its last log.
-        completions (`Mapping[str, Any]`, *optional*):
-            TRL's table of completions, which it writes with every log.
+        metrics (`Mapping[str, list[float]]`): TRL's metrics of training since its last log.
+        completions (`Mapping[str, Any]`, *optional*): TRL's table of completions, which it writes with every log.
     """
     state: dict[str, Any] = {"metrics": dict(metrics), "completions": None}
     if completions is not None:

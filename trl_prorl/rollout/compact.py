@@ -44,23 +44,16 @@ def compact_sample(
     A decoding loop for `generate(..., custom_generate=compact_sample, copies=copies)`, greedy or sampling.
 
     Args:
-        model ([`~transformers.GenerationMixin`]):
-            A decoder of text.
-        input_ids (`torch.LongTensor` of shape `(P, W)`):
-            Prompts that differ, padded on the left.
+        model ([`~transformers.GenerationMixin`]): A decoder of text.
+        input_ids (`torch.LongTensor` of shape `(P, W)`): Prompts that differ, padded on the left.
         logits_processor ([`~transformers.LogitsProcessorList`]):
             As `generate` prepares it. It is given the rows that have not ended, with their prompts.
-        stopping_criteria ([`~transformers.StoppingCriteriaList`]):
-            The same.
-        generation_config ([`~transformers.GenerationConfig`]):
-            As `generate` prepares it.
-        copies (`torch.LongTensor` of shape `(R,)`):
-            For every completion the index of its prompt.
-        logps_at (`float`, *optional*):
-            Also give log-probabilities, at this temperature. It is not called `temperature`, because `generate` would
-            then hand its own argument to this loop and sample at 1.
-        model_kwargs:
-            Of the model's forward, as `generate` prepares them.
+        stopping_criteria ([`~transformers.StoppingCriteriaList`]): The same.
+        generation_config ([`~transformers.GenerationConfig`]): As `generate` prepares it.
+        copies (`torch.LongTensor` of shape `(R,)`): For every completion the index of its prompt.
+        logps_at (`float`, *optional*): Also give log-probabilities, at this temperature. It is not called
+            `temperature`, because `generate` would then hand its own argument to this loop and sample at 1.
+        model_kwargs: Of the model's forward, as `generate` prepares them.
 
     Returns:
         [`Samples`], in the order of `copies`.

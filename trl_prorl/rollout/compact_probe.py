@@ -33,10 +33,8 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     The model is in evaluation mode meanwhile; nothing of it changes, and no random number is drawn.
 
     Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The model, whole and on its devices.
-        vocabulary (`int`):
-            Number of its tokens.
+        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The model, whole and on its devices.
+        vocabulary (`int`): Number of its tokens.
     """
     if (kind := rope_by_longest_row(model.config)) is not None:
         return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped."

@@ -61,10 +61,8 @@ def select_rows(cache: Cache, rows: torch.Tensor) -> None:
     Keep some rows of a cache, in place; a row may be kept several times.
 
     Args:
-        cache ([`~transformers.Cache`]):
-            Of layers that can select rows.
-        rows (`torch.LongTensor` of shape `(R,)`):
-            Their indices.
+        cache ([`~transformers.Cache`]): Of layers that can select rows.
+        rows (`torch.LongTensor` of shape `(R,)`): Their indices.
     """
     for place, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.get_seq_length() > 0:

@@ -28,16 +28,12 @@ class MergedCopy:
     A model whose weights are the policy's with the adapter merged.
 
     Args:
-        policy ([`~peft.PeftModel`]):
-            With an adapter that [`why_not_merged`] accepts.
-        adapter (`str`, *optional*):
-            Its name; the active one, unless another is named.
+        policy ([`~peft.PeftModel`]): With an adapter that [`why_not_merged`] accepts.
+        adapter (`str`, *optional*): Its name; the active one, unless another is named.
 
     Attributes:
-        model ([`~transformers.PreTrainedModel`]):
-            The copy. It has the values of the last [`~MergedCopy.refresh`].
-        bytes (`int`):
-            Memory that it takes beside the policy.
+        model ([`~transformers.PreTrainedModel`]): The copy. It has the values of the last [`~MergedCopy.refresh`].
+        bytes (`int`): Memory that it takes beside the policy.
     """
 
     def __init__(self, policy: PeftModel, adapter: str | None = None):

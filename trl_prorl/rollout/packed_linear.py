@@ -16,12 +16,10 @@ class PackedLinear(torch.nn.Module):
     A linear layer for inference: the values of another, after a [`~PackedLinear.refresh`] or [`~PackedLinear.pack`].
 
     Args:
-        layer (`torch.nn.Linear`):
-            A layer that [`can_be_packed`] accepts.
+        layer (`torch.nn.Linear`): A layer that [`can_be_packed`] accepts.
 
     Attributes:
-        bytes (`int`):
-            Memory that it takes beside that layer.
+        bytes (`int`): Memory that it takes beside that layer.
     """
 
     def __init__(self, layer: torch.nn.Linear):

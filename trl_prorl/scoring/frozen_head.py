@@ -49,8 +49,7 @@ def add_frozen_head(model: nn.Module, temperature: float) -> None:
     Args:
         model ([`~transformers.PreTrainedModel`]):
             Without adapters around it, after `trl.trainer.utils.add_fused_lm_head`.
-        temperature (`float`):
-            That of the fused head.
+        temperature (`float`): That of the fused head.
     """
     fused = model.forward
     plain = all(getattr(model.config, key, None) is None for key in OTHER_LOGITS)

@@ -53,22 +53,18 @@ def packed_logps(
     in padded rows.
 
     Args:
-        model (`Callable`):
-            A causal language model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`), or a function
-            that calls it; `input_ids.numel()` is the number of positions of a call.
+        model (`Callable`): A causal language model with TRL's fused LM head (`trl.trainer.utils.add_fused_lm_head`),
+            or a function that calls it; `input_ids.numel()` is the number of positions of a call.
         input_ids (`torch.Tensor` of shape `(B, P + C)`):
             Prompts padded on the left, then completions padded on the right.
         attention_mask (`torch.Tensor` of shape `(B, P + C)`):
             1 where a token counts. A completion may be masked altogether.
-        logits_to_keep (`int`):
-            C.
-        max_tokens (`int`, *optional*):
-            The most tokens of one call. By default there is one call. Processes that train one model must make equally
-            many calls, or they wait for each other for ever (DDP synchronises buffers in every call, a sharded model
-            its weights); a limit does not ensure that. With gradient, the activations of all calls are kept until the
-            backward pass unless they are checkpointed.
-        compute_entropy (`bool`, *optional*, defaults to `False`):
-            Whether to return the entropies too.
+        logits_to_keep (`int`): C.
+        max_tokens (`int`, *optional*): The most tokens of one call. By default there is one call. Processes that train
+            one model must make equally many calls, or they wait for each other for ever (DDP synchronises buffers in
+            every call, a sharded model its weights); a limit does not ensure that. With gradient, the activations of
+            all calls are kept until the backward pass unless they are checkpointed.
+        compute_entropy (`bool`, *optional*, defaults to `False`): Whether to return the entropies too.
         autocast (`Callable`, *optional*, defaults to `nullcontext`):
             Makes the context for a call of the model, such as `accelerator.autocast`.
 
@@ -157,14 +153,10 @@ def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_to
     Without `max_tokens` there are never more tokens than in padded rows.
 
     Args:
-        groups (`list`):
-            Rows of the batch with the same prompt.
-        prompts (`list[int]`):
-            Number of prompt tokens of every row of the batch.
-        completions (`list[int]`):
-            Number of completion tokens of every row of the batch.
-        max_tokens (`int`, *optional*):
-            Most tokens of one call; by default there is one call.
+        groups (`list`): Rows of the batch with the same prompt.
+        prompts (`list[int]`): Number of prompt tokens of every row of the batch.
+        completions (`list[int]`): Number of completion tokens of every row of the batch.
+        max_tokens (`int`, *optional*): Most tokens of one call; by default there is one call.
     """
 
     def length(piece: Piece) -> int:
@@ -207,18 +199,13 @@ def choose_packing(
     Whether a run packs.
 
     Args:
-        args ([`ProRLConfig`]):
-            `pack_groups` and `pack_max_tokens`.
-        model (`torch.nn.Module`):
-            The policy.
-        objections (`dict[str, bool]`):
-            Reasons against packing that lie outside the model, and whether each holds; the first that holds is
-            reported.
-        processes (`int`):
-            The number of processes that train together.
-        probed (`Callable`, *optional*):
-            Tests the model's numbers and returns why they forbid packing, or `None`. It is missing if the weights are
-            sharded.
+        args ([`ProRLConfig`]): `pack_groups` and `pack_max_tokens`.
+        model (`torch.nn.Module`): The policy.
+        objections (`dict[str, bool]`): Reasons against packing that lie outside the model, and whether each holds; the
+            first that holds is reported.
+        processes (`int`): The number of processes that train together.
+        probed (`Callable`, *optional*): Tests the model's numbers and returns why they forbid packing, or `None`. It
+            is missing if the weights are sharded.
 
     Returns:
         `str`: `"on"`, with a remark if the model's numbers were not tested, or `"off"` with the reason.

@@ -33,12 +33,10 @@ class Layout(NamedTuple):
     The places of the sequences in a row of T tokens, in the form that an attention layer needs.
 
     Attributes:
-        keys (`torch.LongTensor` of shape `(S, W)`):
-            The places of every sequence's prefix, ending at the same column, and of its own tokens, padded with 0; the
-            longest sequence first.
-        masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`):
-            For each block of queries, the keys that they see. The queries are the last Q of the first K keys of the
-            first S' sequences.
+        keys (`torch.LongTensor` of shape `(S, W)`): The places of every sequence's prefix, ending at the same column,
+            and of its own tokens, padded with 0; the longest sequence first.
+        masks (`list[torch.BoolTensor]` of shape `(S', 1, Q, K)`): For each block of queries, the keys that they see.
+            The queries are the last Q of the first K keys of the first S' sequences.
         order (`torch.LongTensor` of shape `(T,)`):
             For each place of the row, the position of its result among all queries of all blocks.
     """
@@ -66,8 +64,7 @@ def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | st
     Args:
         sequences (`list` of four `int` each):
             The first place and the length of the prefix, the first place and the length of the sequence itself.
-        device (`torch.device`, *optional*, defaults to `"cpu"`):
-            The device of the layout.
+        device (`torch.device`, *optional*, defaults to `"cpu"`): The device of the layout.
     """
     sequences = torch.tensor(sequences)
     sequences = sequences[sequences[:, 3].argsort(descending=True, stable=True)]
@@ -105,18 +102,12 @@ def prefix_attention(
     The result of scaled dot-product attention under the mask that `layout` describes.
 
     Args:
-        query (`torch.Tensor` of shape `(1, H, T, D)`):
-            Queries of one row.
-        key (`torch.Tensor` of shape `(1, H', T, D)`):
-            Keys; H' divides H (grouped-query attention).
-        value (`torch.Tensor` of shape `(1, H', T, D)`):
-            Values.
-        layout ([`Layout`]):
-            The layout of a row of T tokens, on the device of `query`.
-        dropout (`float`, *optional*, defaults to `0.0`):
-            Probability with which a weight is dropped.
-        scale (`float`, *optional*):
-            Factor of the scores, by default `D ** -0.5`.
+        query (`torch.Tensor` of shape `(1, H, T, D)`): Queries of one row.
+        key (`torch.Tensor` of shape `(1, H', T, D)`): Keys; H' divides H (grouped-query attention).
+        value (`torch.Tensor` of shape `(1, H', T, D)`): Values.
+        layout ([`Layout`]): The layout of a row of T tokens, on the device of `query`.
+        dropout (`float`, *optional*, defaults to `0.0`): Probability with which a weight is dropped.
+        scale (`float`, *optional*): Factor of the scores, by default `D ** -0.5`.
 
     Returns:
         `torch.Tensor` of shape `(1, T, H, D)`.
