@@ -17,6 +17,7 @@ FOLDER = ROOT / "docs" / "study"
 PAGE, FINDINGS = ((ROOT / "docs" / name).read_text() for name in ("study.md", "study/findings.md"))
 FAMILIES = ["reverse_digits", "sorting", "sums"]
 RUNS, BASES = (pd.read_csv(FOLDER / name) for name in ("runs.csv", "bases.csv"))
+FIRST = RUNS[~RUNS.block.str.startswith("gamed")]  # the runs of the second protocol are not on this page yet
 CORE = RUNS[RUNS.block == "core"].set_index(["arm", "family", "base_seed"]).sort_index()
 ONE_LINE = " ".join(PAGE.split())
 
@@ -96,7 +97,7 @@ def test_the_size_of_updates_and_the_study_s_own_cost():
     for arm in ("hard", "asym", "soft0.1", "step"):
         low, high = sorted((sizes[f"C_{arm}"] / sizes["A"] - 1) * 100, key=abs)[::2]
         assert f"| {low:+.0f} to {high:+.0f} % |".replace("-", "−") in PAGE
-    assert f"{len(RUNS)} runs, {RUNS.seconds.sum() / 3600:.1f} core-hours" in ONE_LINE
+    assert f"{len(FIRST)} runs, {FIRST.seconds.sum() / 3600:.1f} core-hours" in ONE_LINE
     later = curves[(curves.arm == "B") & (curves.kl_old > 0)].groupby("family").clip_region_mean.mean()
     assert "{:.2%}, {:.2%} and {:.2%}".format(*later).replace("%", " %") in ONE_LINE
 
