@@ -36,10 +36,11 @@ help:
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
 # A new environment whenever the packaging changes; the stamp is written last, so that a broken install is repeated.
+# Python compiles a module when it is first imported; pip would compile 16,000, of which few are.
 $(READY): setup.py setup.cfg pyproject.toml
 	rm -f $(READY)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]"
 	touch $(READY)
 
 demo: $(READY)

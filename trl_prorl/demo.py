@@ -36,21 +36,22 @@ DEMOS = {
         "recipes": recipes_folder() / "tiny",
         "out": Path("runs/demo"),
         "arms": ("control", "variantA", "variantB", "variantC", "plain"),
-        "prompts": "256",
-        "samples": "16",
+        "prompts": 256,
+        "samples": 16,
     },
     SMOLLM2: {
         "recipes": recipes_folder() / SMOLLM2,
         "out": Path("runs/demo-smollm2"),
         "arms": ("control", "plain"),
-        "prompts": "24",
-        "samples": "4",
+        "prompts": 24,
+        "samples": 4,
     },
 }
 SMOLLM2_STEPS = "40"
 SHOWN = 6  # prompts whose texts are shown
 KEPT = "arms that came to their end and samples that were drawn are kept. The same command goes on from there."
 CHECKPOINTS = 4  # of an arm, including its end, for held-out pass@k over training
+DRIFT_PROMPTS = 64  # at most: a KL over the whole vocabulary needs fewer samples than a pass rate
 console = Console()
 
 
@@ -175,8 +176,8 @@ def run_demo() -> None:
     parser.add_argument("--arms", nargs="+", help="recipes of the folder, without .yaml")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="one run of every arm for each seed")
     parser.add_argument("--side-by-side", type=int, default=os.cpu_count(), help="arms that train at the same time")
-    parser.add_argument("--prompts", help="held-out prompts of the evaluation")
-    parser.add_argument("--samples", help="samples per prompt")
+    parser.add_argument("--prompts", type=int, help="held-out prompts of the evaluation")
+    parser.add_argument("--samples", type=int, help="samples per prompt")
     parser.set_defaults(**DEMOS[parser.parse_known_args()[0].model])
     args, overrides = parser.parse_known_args()
     pretrained = args.model == SMOLLM2
@@ -206,9 +207,10 @@ def run_demo() -> None:
     train(arms, max(1, args.side_by_side))
     runs = [str(arm.out) for arm in arms]
     of_runs = [part for run in runs for part in ("--run", run)]
-    held_out = ["--prompts", args.prompts, *([] if pretrained else ["--checkpoints", "all"]), *of_runs]
-    evaluate("passk", "--n", args.samples, *(["--no-greedy"] if pretrained else []), *held_out)
-    evaluate("drift", *held_out)
+    held_out = [*([] if pretrained else ["--checkpoints", "all"]), *of_runs]
+    greedy = ["--no-greedy"] if pretrained else []
+    evaluate("passk", "--prompts", str(args.prompts), "--n", str(args.samples), *greedy, *held_out)
+    evaluate("drift", "--prompts", str(min(DRIFT_PROMPTS, args.prompts)), *held_out)
     evaluate("report", "--runs", *runs, "--out", str(args.out))
     if pretrained:
         console.print(texts([arm.out for arm in arms]))
