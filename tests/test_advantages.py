@@ -18,6 +18,8 @@ BY_HAND = {
     "centered": [0.0, -1.0, -1.0, 2.0, 0, 0, 0, 0],
     "group_normalized": [0.0, -1 / (S + 1e-4), -1 / (S + 1e-4), 2 / (S + 1e-4), 0, 0, 0, 0],
     "batch_normalized": [0.0, -1 / (B + 1e-4), -1 / (B + 1e-4), 2 / (B + 1e-4), 0, 0, 0, 0],
+    # The mean is 3/4, and the squares of the differences sum to 6.5.
+    "global_normalized": [x / (math.sqrt(6.5 / 7) + 1e-4) for x in (0.25, -0.75, -0.75, 2.25, *[-0.25] * 4)],
     "rloo": [1 - 1.0, 0 - 4 / 3, 0 - 4 / 3, 3 - 1 / 3, 0, 0, 0, 0],
     "max": [0.0, 0.0, 0.0, 3 - 1.0, 0, 0, 0, 0],
     "best_of_group": [0.0, 0.0, 0.0, 3 - 1.0, 0, 0, 0, 0],

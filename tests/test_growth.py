@@ -528,11 +528,11 @@ def test_what_cannot_grow_is_refused_in_one_line(make_trainer, monkeypatch):
 
 def test_a_factor_that_two_layers_share_is_refused(adapted):
     model = adapted()
-    check_growing_model(model)
+    check_growing_model(model, "lora_growth_every")
     first, second = [factor for factor in factors_of(model) if "q_proj" in factor.place and factor.side == "A"][::2]
     second.layer.lora_A["default"] = first.linear
     with pytest.raises(ValueError, match="each of its own, and .*layers.1.self_attn.q_proj"):
-        check_growing_model(model)
+        check_growing_model(model, "lora_growth_every")
 
 
 @pytest.mark.parametrize(

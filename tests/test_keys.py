@@ -34,7 +34,7 @@ def changes_at_boundary(args):
 
 def adds_penalty(args):
     ours = args.kl_estimator != "k3" or args.drop_zero_rows or args.loss_mode == "no_ratio"
-    ours = ours or args.kl_clamp is not None
+    ours = ours or args.kl_clamp is not None or args.kl_in == "reward"
     return args.beta_old != 0.0 or args.beta_base != 0.0 or (args.beta != 0.0 and ours)
 
 
@@ -155,7 +155,7 @@ def test_a_right_descriptor_knows_its_field():
 # ----------------------------------------------------------------------------- the objects that a choice names
 
 OBJECTS = {
-    "optimizer_reset": treatments.MODES,
+    "optimizer_reset": (*treatments.TREATMENTS, *treatments.SCALE_FORMS),
     "kl_estimator": kl.ESTIMATORS,
     "advantage_estimator": (None, *advantages.ESTIMATORS),
 }
@@ -180,7 +180,8 @@ def test_on_which_keys_of_ours_no_number_depends():
 
 
 # By hand: refused when switched on, when switched off, and without another trigger.
-ON, OFF, LAST = ["elastic_reset_every"], ["lora_growth_every"], "every kl stall drop".split()
+ON, OFF = ["elastic_reset_every", "adapter_restart"], ["lora_growth_every", "adapter_restart"]
+LAST = "every kl stall drop".split()
 
 
 def refused_change(key, old, new, folder, **now):

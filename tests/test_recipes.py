@@ -25,6 +25,7 @@ VARIANT_PREFIXES = ("ref_reset_", "optimizer_reset")
 OTHERS = {"prorl_v1": "C", "cosmos_rl": "C", "elastic_reset": "elastic", "kimi_k1.5": "B", "rpg_urkl": "B"}
 OTHERS |= dict.fromkeys(("prorl_v2", "sync_ref_model", "ema_pg", "async_grpo"), "A")
 OTHERS |= dict.fromkeys(("slime", "dr_grpo", "dapo", "gspo", "cispo", "olmo3"), "plain")
+OTHERS |= {"restarted_adapter": "C", "reinforce_pp": "control"}
 OTHERS |= {"mixture": "A", "adaptive_beta": "control", "base_anchor": "B", "qlora_8bit": "C"}
 OTHERS |= dict.fromkeys(("grown", "rank4", "rank16"), "plain")
 EXPECTED = {"plain": "plain", "control": "control", "variantA": "A", "variantB": "B", "variantC": "C"}

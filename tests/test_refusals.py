@@ -81,6 +81,9 @@ ON = {
     "kl_clamp": {"beta": 0.1},
     "ref_compute": {"beta": 0.1},
     "kl_target": {"beta_base": 0.1},
+    "kl_in": {"beta": 0.1, "advantage_estimator": "rloo"},
+    "adapter_restart": RESET,
+    "rollback_rate": {"rollback": 1, "save_steps": 5},
     "ref_reset_cooldown": RESET,
     "optimizer_reset": {"guard_gap": 0.1, "guard_gap_action": "reset", "beta": 0.1},
     "optimizer_reset_schedule": RESET,
@@ -160,6 +163,7 @@ WRONG = {
     "in [0, 1]; 1 is a hard copy": (-0.1, 1.1, float("nan"), True, None),
     "in [0, 1)": (-0.1, 1, float("nan"), True, None),
     "in (0, 1]; to clear the state use optimizer_reset: hard": (0, 1.1, float("nan"), True, None),
+    "in (0, 1]": (0, 1.1, float("nan"), True, None),
     "a list of names of reward functions": ("mine", [], [1], ("mine",)),
     "true or false": ("yes", 1, None),
     "a text": (1, ["a"]),
@@ -171,7 +175,7 @@ WRONG = {
 RANGES = {
     "a finite number that is not negative": "beta beta_old beta_base ref_reset_min_delta",
     "a whole number from 0": "ref_reset_every ref_reset_stall ref_reset_cooldown optimizer_reset_rewarmup_steps "
-    "elastic_reset_every lora_growth_every dynamic_sampling_rounds length_off",
+    "elastic_reset_every lora_growth_every rollback dynamic_sampling_rounds length_off",
     "a whole number from 1": "base_anchor_every ref_reset_kl_window kl_horizon entropy_patience lora_growth_step "
     "lora_growth_max_rank pack_max_tokens length_on length_target length_margin thinking_budget "
     "thinking_answer_tokens",
@@ -180,6 +184,7 @@ RANGES = {
     "in [0, 1]; 1 is a hard copy": "ref_reset_mix",
     "in [0, 1)": "elastic_ema",
     "in (0, 1]; to clear the state use optimizer_reset: hard": "optimizer_reset_alpha",
+    "in (0, 1]": "rollback_rate",
 }
 NULLABLE = "pack_max_tokens ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap "
 NULLABLE += "length_target length_margin thinking_budget"

@@ -1,6 +1,7 @@
 """What a trainer has beside TRL: a model made ready, the models of its anchors, the parts that keys ask for."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from accelerate.utils import is_peft_model
@@ -8,7 +9,9 @@ from trl.trainer.utils import add_fused_lm_head
 
 from .adapters.growable import check_growing_model
 from .adapters.growing import Growth
+from .adapters.restart import Restart
 from .checkpoint.identity import base_parameters, dataset_hash, weights_hash
+from .checkpoint.rollback import Rollback
 from .guards.entropy_watch import EntropyWatch
 from .guards.guard_gap import GuardGap
 from .launch.checks import check_in_one_place
@@ -82,10 +85,15 @@ def asked_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
         trained = {name: param for name, param in policy.named_parameters() if param.requires_grad}
         average = ElasticAverage(trained, args.elastic_ema)
     if args.lora_growth_every:  # before Elastic Reset, which then copies the grown average
-        check_growing_model(policy)
+        check_growing_model(policy, "lora_growth_every")
         found["growth"] = Growth(
             args, policy, [average.average, average.initial] if average is not None else [], timer
         )
+    if args.adapter_restart == "merge":
+        check_growing_model(policy, "adapter_restart")
+        found["restart"] = trainer.resets.restart = Restart(policy, args.seed)
+    if args.rollback:
+        found["rollback"] = Rollback(args.rollback, args.rollback_rate, trainer.run_dir, Path(args.output_dir))
     if average is not None:
         processes = trainer.accelerator.num_processes
         found["elastic"] = ElasticResets(average, args.elastic_reset_every, timer, processes)

@@ -10,7 +10,7 @@ from .descriptor import Effect, check_keys
 from .keys import FAST, KEYS, ProlongedKeys, effects
 from .objective.kl import gradient_bias
 from .refusals import CHECKED, UNCLEAN_SCHEDULE, check_batch, check_combinations, check_launcher, check_machine
-from .resets.treatments import TREATMENTS
+from .resets.treatments import treatment_of
 from .variants import variant_of
 
 
@@ -121,7 +121,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
     def restarts_schedule(self) -> bool:
         """Whether a reset starts the learning-rate schedule again."""
         if self.optimizer_reset_schedule is None:
-            return TREATMENTS[self.optimizer_reset].restarts_schedule
+            return treatment_of(self.optimizer_reset).restarts_schedule
         return self.optimizer_reset_schedule == "restart"
 
     @property
@@ -150,7 +150,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         Whether every first-pass micro-batch lies before the first update on its samples, and nothing needs π_old's
         log-probabilities earlier.
         """
-        return self.gradient_accumulation_steps % self.steps_per_generation == 0 and not self.corrects_sampler
+        whole = self.gradient_accumulation_steps % self.steps_per_generation == 0
+        return whole and not self.corrects_sampler and self.kl_in == "loss"
 
     @property
     def corrects_sampler(self) -> bool:
@@ -163,7 +164,7 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         Where π_old's log-probabilities come from: `"policy"` (they are the policy's own), `"first_pass"` or
         `"forward"`.
         """
-        if self.on_policy and not self.corrects_sampler:
+        if self.on_policy and not self.corrects_sampler and self.kl_in == "loss":
             return "policy"
         reuses = self.reuse_old_logps and not self.gives_up("reuse_old_logps")
         return "first_pass" if reuses and self.first_pass_is_old_policy else "forward"
@@ -173,6 +174,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         """Why π_old takes a forward of its own though `reuse_old_logps` is set; `None` if it does not."""
         if not self.reuse_old_logps or self.old_logps_source != "forward":
             return None
+        if self.kl_in == "reward":
+            return "kl_in='reward' needs π_old's log-probabilities at once."
         if self.gives_up("reuse_old_logps") or self.corrects_sampler:
             return self.given_up or "vllm_importance_sampling_correction=True needs π_old's log-probabilities at once."
         return (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from .descriptor import Effect, Key, Need, ValueOf, Values, acts, declared, free, is_on, needs, number, one_of, whole
-from .resets.treatments import TREATMENTS, WITH_ALPHA
+from .resets.treatments import SCALE_FORMS, TREATMENTS, WITH_ALPHA, is_treatment
 
 
 NOTHING, STEP, TERM, KL, BOUNDARY, RESET = (Effect(0), *Effect)
@@ -23,6 +23,8 @@ OFF_ON_AUTO = one_of("off", "on", "auto")
 SHARE = number(lambda value: 0 <= value <= 1, "in [0, 1]; 1 is a hard copy")
 DECAY = number(lambda value: 0 <= value < 1, "in [0, 1)")
 FACTOR = number(lambda value: 0 < value <= 1, "in (0, 1]; to clear the state use optimizer_reset: hard")
+RATE_FACTOR = number(lambda value: 0 < value <= 1, "in (0, 1]")
+TREATMENT = Values(is_treatment, names=(*TREATMENTS, *SCALE_FORMS))
 TEXT = Values(lambda value: isinstance(value, str), "a text")
 PATH = Values(lambda value: isinstance(value, (str, os.PathLike)), "a path")
 NAMES = Values(
@@ -30,9 +32,21 @@ NAMES = Values(
     "a list of names of reward functions",
 )
 
-ADVANTAGES = ("raw", "centered", "group_normalized", "batch_normalized", "rloo", "max", "best_of_group")
+ADVANTAGES = (
+    "raw",
+    "centered",
+    "group_normalized",
+    "batch_normalized",
+    "global_normalized",
+    "rloo",
+    "max",
+    "best_of_group",
+)
 
 A_REFERENCE = needs("beta", line="{key}={value!r} needs a reference: set beta > 0, or {key}: cached.")
+IN_REWARD = needs(
+    "beta", "beta_base", line="{key}={value!r} needs a reference or the base: set beta or beta_base > 0."
+)
 A_PUSHED_REFERENCE = needs(
     "beta",
     line="{key}={value!r} pushes the reference, but beta=0 means that there is none. Leave {key} out, or set "
@@ -68,6 +82,10 @@ def has_average(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
 def has_grown(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
     why = "its adapter may have grown, and would not be made again; a larger value acts"
     return why if is_on(then) and not is_on(now) else None
+
+
+def has_restarted(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
+    return "a run with restarts keeps its reference in the frozen weights, another one in an adapter"
 
 
 def has_moved(then: Any, now: Any, keys: Mapping[str, Any]) -> str | None:
@@ -119,6 +137,12 @@ class ProlongedKeys:
             nothing pulls it back; `kl_clamped` in the record counts such tokens. `kl_ref`, `kl_old` and `kl_base` stay
             unbounded, and so does what `ref_reset_kl` and `kl_target` watch; one that overflows is left out of the
             record and stops nothing (`nonfinite`). `None`: no bound.
+        kl_in (`str`, *optional*, defaults to `"loss"`):
+            Where the KL to the reference and to the base acts. `"loss"`: as a term of every update. `"reward"`: it is
+            taken once, as a batch is sampled, and out of the reward of each completion, less coefficient · Σ (log
+            π_old − log π_ref) over its tokens (k1; REINFORCE++, arXiv 2501.03262). The loss then has no KL term;
+            `kl_ref` is measured as ever. Which groups are equal is told by the task's reward alone. Needs an
+            `advantage_estimator`, and π_old's forward.
         ref_compute (`str`, *optional*, defaults to `"cached"`):
             `"cached"`: the reference scores each generation batch once. `"naive_epoch"`: it scores it again in every
             inner pass, with the same numbers; the wasteful baseline.
@@ -159,12 +183,19 @@ class ProlongedKeys:
             `ref_reset_every: 1` makes the reference a moving average of the policy (the soft update of TR-DPO, arXiv
             2404.09656), which moves once at each generation boundary. In bf16 weights a move of less than some 0.2 %
             of a parameter is lost in rounding.
+        adapter_restart (`str`, *optional*, defaults to `"off"`):
+            `"merge"`: a reset merges the LoRA adapter into the frozen weights, and a new one begins (B = 0, A drawn
+            from the run's seed), as in ReLoRA (arXiv 2307.05695). The reference is then the model without its adapter,
+            so that none is held beside it; works with `beta=0` too. Files hold one adapter over the model that the run
+            began from, whose rank is `lora_r` times one more than the restarts. In the host's memory each weight that
+            is merged into takes 4 bytes, and its own once more. Not for full fine-tuning and quantised models.
         optimizer_reset (`str`, *optional*, defaults to `"keep"`):
             What happens to Adam's state at a reset: `"keep"`, `"hard"` (moments and step count cleared, the learning
             rate schedule starts again, an AMP scaler goes back to its initial scale), `"soft"` (moments times
             `optimizer_reset_alpha`), `"asym"` (first moment cleared, the rest kept), `"step"` (step count cleared, the
-            moments kept: Adam-Rel, arXiv 2412.17113; Adam's family alone). See [`~trl_prorl.resets.optimizer_state`]
-            for each optimizer.
+            moments kept: Adam-Rel, arXiv 2412.17113; Adam's family alone), `"scale(F, G)"` (the first moment times F,
+            the second times G, each in [0, 1]), `"scale(F, G, step)"` (and the step count cleared). See
+            [`~trl_prorl.resets.optimizer_state`] for each optimizer.
         optimizer_reset_alpha (`float`, *optional*, defaults to `0.1`):
             Factor of `optimizer_reset: soft`, in (0, 1]. The next updates are smaller at first (0.6 of the usual at
             0.1, where gradients agree), then larger (up to 2.9 times): see [`~trl_prorl.resets.optimizer_state`].
@@ -240,9 +271,9 @@ class ProlongedKeys:
             the first one that has a weight and a reward for the group, which in a recipe is the task's; a length
             reward, which tells apart any two completions of unequal lengths, does not decide.
         advantage_estimator (`str`, *optional*):
-            How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`, `"rloo"`,
-            `"max"`, `"best_of_group"`; see [`~trl_prorl.objective.advantages`]. TRL's `scale_rewards` then has no
-            effect. `None`: TRL's own.
+            How rewards become advantages: `"raw"`, `"centered"`, `"group_normalized"`, `"batch_normalized"`,
+            `"global_normalized"`, `"rloo"`, `"max"`, `"best_of_group"`; see [`~trl_prorl.objective.advantages`].
+            TRL's `scale_rewards` then has no effect. `None`: TRL's own.
         loss_mode (`str`, *optional*):
             The ratio in the policy gradient: `"no_ratio"` (A ∇log π, as if every sample were fresh), `"unclipped"`
             (ratio · A) or `"clipped"`. The penalties keep their own ratio, and TRL's `off_policy_mask_threshold` and
@@ -264,6 +295,14 @@ class ProlongedKeys:
             What then happens: `"event"` (an event in the record, and a warning), `"reset"` (a reset of the reference
             is requested too) or `"stop"` (the run ends, with a checkpoint).
 
+        rollback (`int`, *optional*, defaults to `0`):
+            How often a run that collapses may go back to its last good checkpoint, with weights, optimizer, reference,
+            schedule and position in the data, at a lower learning rate; then it stops. A collapse is a mean reward of
+            the last 10 % of the steps, at least 10, below half of the best mean of 10 steps. Whatever else stops a run
+            (`nonfinite: stop`, `entropy_stop`, `guard_gap_action: stop`) goes back as well. Needs checkpoints that can
+            be resumed from, and one process.
+        rollback_rate (`float`, *optional*, defaults to `0.5`):
+            Factor of every roll-back on the learning rate.
         nonfinite (`str`, *optional*, defaults to `"stop"`):
             What NaN or infinity in a reward, the loss, a KL or a gradient does: `"stop"` ends the run before the next
             checkpoint; `"skip"` leaves out that optimizer step (weights and optimizer state stay, the step still
@@ -291,6 +330,9 @@ class ProlongedKeys:
     base_anchor_every: Annotated[int, adjusts(whole(1), needs("beta_base", written="beta_base > 0"), 4)] = 1
     kl_estimator: Annotated[str, Key(one_of("k1", "k2", "k3"), KL, acts)] = "k3"
     kl_clamp: Annotated[float | None, Key(POSITIVE, KL, acts, AN_ANCHOR, example=10.0)] = None
+    kl_in: Annotated[str, Key(one_of("loss", "reward"), KL, acts, IN_REWARD, example="reward", short="KL in {}")] = (
+        "loss"
+    )
     ref_compute: Annotated[
         str, Key(one_of("cached", "naive_epoch"), STEP, acts, A_REFERENCE, example="naive_epoch")
     ] = "cached"
@@ -311,7 +353,10 @@ class ProlongedKeys:
     ref_reset_min_delta: Annotated[float, adjusts(NOT_NEGATIVE, AN_EVALUATION, 0.01)] = 0.0
     ref_reset_cooldown: Annotated[int, adjusts(whole(0), A_RESET, 20, short="cooldown {}")] = 0
     ref_reset_mix: Annotated[float, Key(SHARE, NOTHING, acts, short="mix {}")] = 1.0
-    optimizer_reset: Annotated[str, adjusts(one_of(*TREATMENTS), A_RESET, "hard", short="{}")] = "keep"
+    adapter_restart: Annotated[
+        str, Key(one_of("off", "merge"), NOTHING, has_restarted, A_RESET, example="merge", short="restart")
+    ] = "off"
+    optimizer_reset: Annotated[str, adjusts(TREATMENT, A_RESET, "hard", short="{}")] = "keep"
     optimizer_reset_alpha: Annotated[
         float, adjusts(FACTOR, needs("optimizer_reset", value=WITH_ALPHA), 0.25, short="{}")
     ] = 0.1
@@ -350,6 +395,8 @@ class ProlongedKeys:
     guard_gap_action: Annotated[
         str, Key(one_of("event", "reset", "stop"), _of_guard, acts, needs("guard_gap"), example="stop")
     ] = "event"
+    rollback: Annotated[int, Key(whole(0), NOTHING, acts)] = 0
+    rollback_rate: Annotated[float, adjusts(RATE_FACTOR, needs("rollback"), 0.3)] = 0.5
     nonfinite: Annotated[str, Key(one_of("stop", "skip"), NOTHING, acts)] = "stop"
     reward_timeout: Annotated[float | None, Key(POSITIVE, NOTHING, free)] = 600.0
     allow_config_change: Annotated[bool, Key(SWITCH, NOTHING, free)] = False

@@ -3,6 +3,7 @@ A part of a run: one idea that remembers something from step to step, and owns h
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -126,6 +127,10 @@ class Part:
             changed (`Mapping[str, Any]`): Keys of the configuration whose values differ from that process's, `[then,
                 now]`.
         """
+
+    def written(self) -> AbstractContextManager[None]:
+        """A context in which the policy's weights are written, into a checkpoint or at the end."""
+        return nullcontext()
 
     def save(self, folder: Path) -> None:
         """Write tensors into a checkpoint that has not got its name yet. Called on the main process."""

@@ -224,7 +224,7 @@ REFUSALS = (
     ),
     Refusal(
         {"ref_reset_every": 100},
-        lambda args: args.resets and args.beta == 0.0 and args.ref_reset_mix != 0.0,
+        lambda args: args.resets and args.beta == 0.0 and args.ref_reset_mix != 0.0 and args.adapter_restart == "off",
         "{trigger}={value} moves a reference, but beta=0 means that there is none. Set beta > 0 (variants A and C), "
         "or ref_reset_mix: 0 to reset the optimizer alone.",
     ),
@@ -253,6 +253,74 @@ REFUSALS = (
         lambda args: args.resets and args.sync_ref_model,
         "sync_ref_model=True and {trigger} both move the reference, and TRL's callback moves it in the "
         "middle of a generation batch. Set sync_ref_model: false.",
+    ),
+    *(
+        Refusal(
+            {"beta": 0.1, "ref_reset_every": 100, "adapter_restart": "merge", **example},
+            lambda args, key=key, when=when: args.adapter_restart == "merge" and when(getattr(args, key)),
+            f"adapter_restart='merge' {words}",
+        )
+        for key, example, when, words in (
+            (
+                "ref_reset_mix",
+                {"ref_reset_mix": 0.5},
+                lambda mix: mix != 1.0,
+                "makes the merged model the reference, and ref_reset_mix={args.ref_reset_mix} asks for another one. "
+                "Leave ref_reset_mix out, or set adapter_restart: off.",
+            ),
+            (
+                "beta_base",
+                {"beta_base": 0.1},
+                bool,
+                "changes the weights in which beta_base={args.beta_base} finds the base. Leave one of them out.",
+            ),
+            (
+                "lora_growth_every",
+                {"lora_growth_every": 100},
+                bool,
+                "with lora_growth_every={args.lora_growth_every}: an adapter that begins anew has the rank with which "
+                "the run began. Leave one of them out.",
+            ),
+            (
+                "elastic_reset_every",
+                {"elastic_reset_every": 100},
+                bool,
+                "with elastic_reset_every={args.elastic_reset_every}, whose average is one of a single adapter. Leave "
+                "one of them out.",
+            ),
+        )
+    ),
+    Refusal(
+        {"kl_in": "reward", "beta_base": 0.1, "beta_old": 0.1, "num_iterations": 2, "advantage_estimator": "rloo"},
+        lambda args: args.kl_in == "reward" and args.beta_old != 0.0,
+        "kl_in='reward' takes the KL as a batch is sampled, where that to pi_old is 0: beta_old={args.beta_old} would "
+        "do nothing. Set kl_in: loss, or beta_old: 0.",
+    ),
+    Refusal(
+        {"kl_in": "reward", "beta": 0.1},
+        lambda args: args.kl_in == "reward" and args.advantage_estimator is None,
+        "kl_in='reward' changes rewards before they become advantages, which TRL has computed by then. Set "
+        "advantage_estimator: global_normalized (REINFORCE++), group_normalized (GRPO), or another.",
+    ),
+    Refusal(
+        {"kl_in": "reward", "beta": 0.1, "advantage_estimator": "rloo", "kl_clamp": 10.0},
+        lambda args: args.kl_in == "reward" and args.kl_clamp is not None,
+        "kl_in='reward' sums log-ratios over a completion, and kl_clamp={args.kl_clamp} bounds a KL term of the loss. "
+        "Leave kl_clamp out, or set kl_in: loss.",
+    ),
+    Refusal(
+        {"rollback": 2, "save_strategy": "no"},
+        lambda args: args.rollback > 0 and (args.save_strategy == "no" or args.save_only_model),
+        "rollback={args.rollback} goes back to a checkpoint with the optimizer's state, and save_strategy="
+        "{args.save_strategy.value!r} with save_only_model={args.save_only_model} writes none. Set save_strategy: "
+        "steps, save_steps, and save_only_model: false.",
+    ),
+    Refusal(
+        {"rollback": 2, "lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"},
+        lambda args: args.rollback > 0 and args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"),
+        "rollback={args.rollback} lowers the learning rate, and "
+        "lr_scheduler_type={args.lr_scheduler_type.value!r} sets it by itself. "
+        "Set lr_scheduler_type: constant, or another.",
     ),
     UNCLEAN_SCHEDULE,
 )

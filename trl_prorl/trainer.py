@@ -195,7 +195,9 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             for name in self.scorer.missing(batch, base_acts):
                 batch[logps_key(name)] = self._score(name, batch, self.args.per_device_train_batch_size)
         process, size, logged = self.accelerator.process_index, self.num_generations, self._logs["advantages"]
-        set_advantages(batch["advantages"], outcome, self.reward_weights, size, process, self.args, logged)
+        taken_off = self.anchors.in_reward(batch)
+        taken_off = self.accelerator.gather(taken_off) if taken_off is not None else None
+        set_advantages(batch["advantages"], outcome, self.reward_weights, size, process, self.args, logged, taken_off)
         batch |= outcome.rows(process, len(batch["advantages"]), size)
         self._generations += 1
         measured = {name: self._metrics["train"][theirs][-1] for name, theirs in OF_TRL.items()} | outcome.measured
@@ -338,7 +340,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             if (event := part.row(step, row)) is not None:
                 self._event(event)
                 if event.get("action") == "stop":
-                    self.control.should_training_stop = self.control.should_save = True
+                    self._stop(event)
         for name in LOGGED:
             if name in row:
                 self._metrics["train"][f"prorl/{name}"].append(row[name])

@@ -39,6 +39,7 @@ class TrainerHeldOut(HeldOut):
         self.trained, self.base = Point("trained", trainer.state.global_step, None), Point("base", 0, None)
         self.policy = trainer.accelerator.unwrap_model(trainer.model)
         self.base_below = isinstance(self.policy, PeftModel)
+        self.restart = trainer.resets.restart  # has changed the model below the adapter
         env = read_env(self.run_dir)
         noted = (env.get("base_model") or {}).get("name")
         self.config = {"model_name_or_path": noted, "model_revision": env.get("base_commit")}
@@ -54,7 +55,12 @@ class TrainerHeldOut(HeldOut):
         if point is self.base and not self.base_below:
             return identity(None, self.config)
         named = base_parameters(self.policy) if point is self.base else self.policy.named_parameters()
-        return {"weights": weights_hash(named)}
+        with self._below(point):
+            return {"weights": weights_hash(named)}
+
+    def _below(self, point: Point):
+        """The weights below the adapter are those with which the run began, if it is the base that is asked for."""
+        return self.restart.undone() if point is self.base and self.restart is not None else nullcontext()
 
     @contextmanager
     def _model(self, point: Point) -> Iterator[tuple]:
@@ -62,6 +68,6 @@ class TrainerHeldOut(HeldOut):
             yield for_sampling(load_base_model(self.config))
             return
         trains = self.policy.training
-        with self.policy.disable_adapter() if point is self.base else nullcontext():
+        with self._below(point), self.policy.disable_adapter() if point is self.base else nullcontext():
             yield for_sampling(self.policy.eval(), merge=False)
         self.policy.train(trains)

@@ -197,7 +197,13 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     in_metrics |= read(gamed, "metrics.jsonl")[0].keys() & {"gold"}
     assert in_metrics | on_a_gpu == set(METRICS)
 
-    events += [event for run_ in (again, bf16, gamed) for event in read(run_, "events.jsonl")]
+    def falls(completions, trainer_state, **kwargs):
+        return [float(trainer_state.global_step < 14)] * len(completions)
+
+    back = {"rollback": 1, "save_strategy": "steps", "save_steps": 5, "max_steps": 24, "num_iterations": 1}
+    restarts = {"beta": 0.1, "ref_reset_every": 5, "adapter_restart": "merge"}
+    fell = run(reward=falls, **back, **restarts)
+    events += [event for run_ in (again, bf16, gamed, fell) for event in read(run_, "events.jsonl")]
     kinds = {kind for key in EVENTS.values() for kind in key.events}
     assert {event["event"] for event in events} == kinds
     for event in events:

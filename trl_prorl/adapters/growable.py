@@ -1,4 +1,4 @@
-"""Which adapters can grow: the plain LoRA of linear layers, each of the same rank."""
+"""Which adapters can grow, or restart: the plain LoRA of linear layers, each of the same rank."""
 
 from typing import Any
 
@@ -11,19 +11,14 @@ from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 OTHER_PRODUCTS = "use_qalora alora_invocation_tokens velora_config use_bdlora monteclora_config arrow_config".split()
 
 
-def check_growing_config(every: int, largest: int, config: Any | None) -> None:
-    """
-    Refuse, before a model is loaded, an adapter that cannot grow `every` so many steps up to the rank `largest`.
-    Raises `ValueError`: naming the key, the value and the cure.
-    """
-    leave = "or leave lora_growth_every out."
+def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
     if config is None:
         raise ValueError(
-            f"lora_growth_every={every} grows a LoRA adapter named 'default', and the model has none. Set use_peft: "
-            f"true (in a script, pass a peft_config), {leave}"
+            f"{given} {does} a LoRA adapter named 'default', and the model has none. Set use_peft: true (in a script, "
+            f"pass a peft_config), {leave}"
         )
     if config.peft_type != PeftType.LORA:
-        raise ValueError(f"lora_growth_every={every} grows LoRA, and the adapter is {config.peft_type.value}: {leave}")
+        raise ValueError(f"{given} {does} LoRA, and the adapter is {config.peft_type.value}: {leave}")
     other = [name for name in OTHER_PRODUCTS if getattr(config, name, None)]
     init = config.init_lora_weights
     if str(init).lower() == "mica":
@@ -31,9 +26,37 @@ def check_growing_config(every: int, largest: int, config: Any | None) -> None:
     other += [name for name in ("rank_pattern", "alpha_pattern") if getattr(config, name, None)]
     if other:
         raise ValueError(
-            f"lora_growth_every={every} grows a plain LoRA whose layers have one rank, and the adapter has "
-            f"{', '.join(other)}. Use init_lora_weights=True without it, {leave}"
+            f"{given} {does} a plain LoRA whose layers have one rank, and the adapter has {', '.join(other)}. Use "
+            f"init_lora_weights=True without it, {leave}"
         )
+
+
+def check_restarting_config(config: Any | None) -> None:
+    """
+    Refuse, before a model is loaded, an adapter that cannot be merged and begin anew. Raises `ValueError`: naming the
+    key, the value and the cure.
+    """
+    leave = "or leave adapter_restart out."
+    _check_plain(config, "adapter_restart='merge'", "restarts", leave)
+    other = [f"use_dora={config.use_dora}"] if config.use_dora else []
+    other += [f"modules_to_save={config.modules_to_save}"] if config.modules_to_save else []
+    other += [f"bias={config.bias!r}"] if config.bias != "none" else []
+    if config.init_lora_weights not in (True, "gaussian"):
+        other.append(f"init_lora_weights={config.init_lora_weights!r}")
+    if other:
+        raise ValueError(
+            f"adapter_restart='merge' merges products of two factors, which begin at 0, and the adapter has "
+            f"{', '.join(other)}. Leave that out, {leave}"
+        )
+
+
+def check_growing_config(every: int, largest: int, config: Any | None) -> None:
+    """
+    Refuse, before a model is loaded, an adapter that cannot grow `every` so many steps up to the rank `largest`.
+    Raises `ValueError`: naming the key, the value and the cure.
+    """
+    leave = "or leave lora_growth_every out."
+    _check_plain(config, f"lora_growth_every={every}", "grows", leave)
     if config.r >= largest:
         raise ValueError(
             f"lora_growth_max_rank={largest} leaves no room to grow: the adapter begins with rank {config.r} "
@@ -41,19 +64,19 @@ def check_growing_config(every: int, largest: int, config: Any | None) -> None:
         )
 
 
-def check_growing_model(policy: PeftModel) -> None:
+def check_growing_model(policy: PeftModel, key: str) -> None:
     """
-    Refuse a model with an adapted layer that cannot grow, or with an adapter that would not grow beside the policy's.
-    Raises `ValueError`: naming the layer or the adapter.
+    Refuse a model with an adapted layer that cannot grow or restart, or with an adapter that would not grow beside the
+    policy's. Raises `ValueError`: naming `key`, which asks for it, and the layer or the adapter.
     """
     rank = policy.peft_config["default"].r
     for name, config in policy.peft_config.items():
         odd = [key for key in ("rank_pattern", "alpha_pattern") if getattr(config, key, None)]
         if config.r != rank or odd:
             raise ValueError(
-                f"lora_growth_every grows all adapters of a model together, and {name!r} has "
+                f"{key} changes all adapters of a model together, and {name!r} has "
                 f"{odd[0] if odd else f'rank {config.r}'}, where 'default' has rank {rank}. Remove it with "
-                f"delete_adapter({name!r}), or leave lora_growth_every out."
+                f"delete_adapter({name!r}), or leave {key} out."
             )
     seen: set[int] = set()
     for name, layer in policy.named_modules():
@@ -65,7 +88,7 @@ def check_growing_model(policy: PeftModel) -> None:
         if odd or shared or not all(type(factor) is torch.nn.Linear for factor in factors):
             kind = type(layer.get_base_layer()).__name__
             raise ValueError(
-                f"lora_growth_every grows adapters of linear layers, each of its own, and {name} ({kind}) has another "
-                "kind of adapter. Take it out of lora_target_modules, or leave lora_growth_every out."
+                f"{key} changes adapters of linear layers, each of its own, and {name} ({kind}) has another "
+                f"kind of adapter. Take it out of lora_target_modules, or leave {key} out."
             )
         seen |= {id(factor.weight) for factor in factors}

@@ -10,11 +10,11 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part
-from .growth import drawn_rows, factors_of, random_state, set_factors, with_rank
+from .growth import CONFIG_FILE, drawn_rows, factors_of, random_state, set_factors, with_rank
 from .growth_state import migrated
 
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 class Growth(Part):

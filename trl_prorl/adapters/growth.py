@@ -19,6 +19,7 @@ from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer
 
 
+CONFIG_FILE = "adapter_config.json"
 RANK_AXIS = {"A": 0, "B": 1}  # A has shape (r, in), B has shape (out, r)
 
 
@@ -73,10 +74,10 @@ def resized(tensor: torch.Tensor, axis: int, size: int, new: torch.Tensor | None
     return torch.cat([tensor, new.to(tensor)], dim=axis)
 
 
-def random_state(seed: int, step: int) -> torch.Generator:
-    """A random state that the run's seed and the optimizer steps done decide, and nothing else."""
+def random_state(seed: int, step: int, purpose: str = "rank growth") -> torch.Generator:
+    """A random state that the run's seed, a count of steps and the purpose decide, and nothing else."""
     # torch takes the low 32 bits of a seed on a CPU, so two numbers need a hash.
-    digest = hashlib.sha256(f"rank growth, seed {seed}, step {step}".encode()).digest()
+    digest = hashlib.sha256(f"{purpose}, seed {seed}, step {step}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
 
 
@@ -87,10 +88,15 @@ def drawn_rows(factor: Factor, rank: int, initialisation: object, generator: tor
     CPU, so that the rows do not depend on the machine.
     """
     old, columns = factor.linear.weight.shape
-    rows = torch.empty(rank - old, columns)
+    return drawn(rank - old, columns, rank, initialisation, generator)
+
+
+def drawn(rows: int, columns: int, rank: int, initialisation: object, generator: torch.Generator) -> torch.Tensor:
+    """Rows of the A of a new adapter, see [`drawn_rows`]; shape `(rows, columns)`, fp32."""
+    values = torch.empty(rows, columns)
     if isinstance(initialisation, str) and initialisation.lower() == "gaussian":
-        return torch.nn.init.normal_(rows, std=1 / rank, generator=generator)
-    return torch.nn.init.kaiming_uniform_(rows, a=math.sqrt(5), generator=generator)
+        return torch.nn.init.normal_(values, std=1 / rank, generator=generator)
+    return torch.nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
 
 
 def alpha_for(scaling: float, rank: int, rank_stabilised: bool) -> float:

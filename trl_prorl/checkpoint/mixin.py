@@ -3,17 +3,18 @@
 import json
 import logging
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 from accelerate.utils import broadcast_object_list
 from trl.trainer.utils import get_config_model_id
 
-from ..errors import CheckpointError, RewardError, RunError
+from ..errors import CheckpointError, NonFiniteError, RewardError, RunError
 from ..quiet import without_warning
 from ..record.earlier import set_earlier_run_aside
 from ..record.folder import write_config, write_env
+from ..record.keys import NONFINITE
 from ..record.lock import FolderLock
 from ..record.meter import check_record
 from ..record.run_id import id_of_run, write_run_id
@@ -25,6 +26,7 @@ from .generation_buffer import buffer_file, load_buffer, save_buffer
 from .identity import IDENTITY_FILE, changing_keys
 from .kept_parameters import kept_parameters
 from .resume import Resume, best_beside, clear_leftovers, read_state, write_state
+from .rollback import RollbackRequest
 
 
 logger = logging.getLogger(__name__)
@@ -83,12 +85,37 @@ class CheckpointMixin:
                 identity = self._identity | changing_keys(*self.recipe)
                 allowed = self.args.allow_config_change
                 check_record(self.run_dir)
-                self._resume = Resume.find(resume_from_checkpoint, self.args.output_dir, identity, allowed)
-            try:
-                return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
-            except RewardError as error:
-                # The frames that matter are those of its cause, which it keeps.
-                raise error.with_traceback(None)  # noqa: B904
+                folders = self.args.output_dir, self.run_dir
+                self._resume = Resume.find(resume_from_checkpoint, *folders, identity, allowed)
+            while True:
+                try:
+                    return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
+                except RewardError as error:
+                    # The frames that matter are those of its cause, which it keeps.
+                    raise error.with_traceback(None)  # noqa: B904
+                except (RollbackRequest, NonFiniteError) as error:
+                    self._resume = self._go_back(error)
+
+    def _stop(self, event) -> None:
+        """End the run with a checkpoint, because of an event; or go back, if the run may."""
+        if "rollback" in self.parts and self.parts["rollback"].go_back(event) is not None:
+            raise RollbackRequest(event)
+        self.control.should_training_stop = self.control.should_save = True
+
+    def _go_back(self, error: RunError) -> Resume:
+        """The resume from the last good checkpoint. Raises the error where there is none, or no roll-back is left."""
+        step = self.state.global_step
+        event = getattr(error, "event", {"event": NONFINITE, "step_applied": step, "last_good": step})
+        found = self.parts["rollback"].go_back(event) if "rollback" in self.parts else None
+        if found is None:
+            raise error
+        checkpoint, rollback = found
+        self._event(rollback)
+        self.parts["rollback"].noted()
+        identity = self._identity | changing_keys(*self.recipe)
+        return Resume.find(
+            str(checkpoint), self.args.output_dir, self.run_dir, identity, self.args.allow_config_change
+        )
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
@@ -245,7 +272,10 @@ class CheckpointMixin:
     def _save(self, *args, **kwargs):
         token, self.args.hub_token = self.args.hub_token, None  # the arguments are pickled beside the weights
         try:
-            super()._save(*args, **kwargs)
+            with ExitStack() as stack:
+                for part in self.parts.values():
+                    stack.enter_context(part.written())
+                super()._save(*args, **kwargs)
         finally:
             self.args.hub_token = token
         if not self.args.should_save:  # Trainer calls this in every process, where the folder may not be there yet

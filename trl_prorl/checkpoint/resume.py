@@ -19,6 +19,7 @@ from ..record.run_files import read_json
 from .config_change import check_change
 from .files import abandon_newer, find_checkpoint, leftovers
 from .identity import IDENTITY_FILE, check_same_run
+from .rollback import after_rollback
 
 
 STATE_FILE = "prorl_state.json"
@@ -51,7 +52,12 @@ class Resume:
 
     @classmethod
     def find(
-        cls, asked: str | os.PathLike | bool, output_dir: str, identity: Mapping[str, Any], allowed: bool
+        cls,
+        asked: str | os.PathLike | bool,
+        output_dir: str,
+        run_dir: Path,
+        identity: Mapping[str, Any],
+        allowed: bool,
     ) -> "Resume":
         """
         Raises:
@@ -59,6 +65,8 @@ class Resume:
         """
         began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(asked, output_dir)
+        if asked is True or str(asked).lower() == "true":
+            checkpoint = after_rollback(checkpoint, run_dir, read_state(checkpoint))
         for name, reason in skipped.items():
             logger.warning("Checkpoint %s is skipped: %s.", name, reason)
         changed = check_same_run(read_json(checkpoint / IDENTITY_FILE), identity, allowed)

@@ -44,6 +44,7 @@ class EntropyWatch(Part):
             "value": entropy,
             "threshold": self.floor,
             "action": "stop" if self.stop else "log",
+            "last_good": max(0, step - self.patience),
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -29,8 +29,9 @@ class GuardGap(Part):
     def begin(self) -> None:
         self._values: deque[list[float]] = deque(maxlen=WINDOW)  # gold and reward
         self._best: list[float] | None = None  # their averages where gold's was highest
+        self._best_step = 0
 
-    def observe(self, gold: float | None, reward: float | None) -> float | None:
+    def observe(self, gold: float | None, reward: float | None, step: int = 0) -> float | None:
         """How far gold has fallen, if this step makes the guard fire."""
         if gold is None or reward is None:
             return None
@@ -39,7 +40,7 @@ class GuardGap(Part):
             return None
         now = [sum(values) / WINDOW for values in zip(*self._values, strict=True)]
         if self._best is None or now[0] >= self._best[0]:
-            self._best = now
+            self._best, self._best_step = now, step
             return None
         fall = self._best[0] - now[0]
         if fall <= self.gap or now[1] < self._best[1]:
@@ -48,7 +49,7 @@ class GuardGap(Part):
         return fall
 
     def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
-        fall = self.observe(row.get("gold"), row.get("reward"))
+        fall = self.observe(row.get("gold"), row.get("reward"), step)
         if fall is None:
             return None
         logger.warning("The reward is gamed at step %d: it rose while gold fell by %.3g.", step, fall)
@@ -62,10 +63,12 @@ class GuardGap(Part):
             "value": fall,
             "threshold": self.gap,
             "action": self.action,
+            "last_good": self._best_step,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"values": list(self._values), "best": self._best}
+        return {"values": list(self._values), "best": self._best, "best_step": self._best_step}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._values, self._best = deque(state["values"], maxlen=WINDOW), state["best"]
+        self._best_step = state.get("best_step", 0)  # of a checkpoint of an earlier version

@@ -15,7 +15,7 @@ from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
 
-from ..adapters.growable import check_growing_config
+from ..adapters.growable import check_growing_config, check_restarting_config
 from ..adapters.growth_state import check_growing_optimizer
 from ..adapters.initialisation import check_initialisation
 from ..checkpoint.identity import changing_keys
@@ -90,11 +90,19 @@ class Plan:
         if resets:
             args.check_reset_schedule()
         _check_sharding(args, resets)
+        if args.rollback and args.world_size > 1:
+            raise ValueError(
+                f"rollback={args.rollback} with {args.world_size} processes is not supported. Train in one, or leave "
+                "rollback out."
+            )
         if args.lora_growth_every:
             _check_growth(args, model, given.get("peft_config"), given.get("optimizers"))
         if not args.disable_dropout:
             args.check_or_give_up(check_dropout_config, given.get("peft_config"))
-        moves = args.beta != 0.0 and resets
+        restarts = args.adapter_restart == "merge"
+        if restarts:
+            _check_restart(args, model, given.get("peft_config"), given.get("quantization_config"))
+        moves = args.beta != 0.0 and resets and not restarts
         if moves or args.beta_base:
             check_adapter(model, given.get("peft_config"))
         fresh_adapter = getattr(given.get("peft_config"), "init_lora_weights", None) in (True, "gaussian")
@@ -206,6 +214,28 @@ def _check_growth(args: ProRLConfig, model, peft_config, optimizers) -> None:
     else:
         cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
         check_growing_optimizer(cls, arguments.get("is_paged", False))
+    _check_one_process(args, f"lora_growth_every={args.lora_growth_every}", "lora_growth_every")
+
+
+def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -> None:
+    """Refuse restarts of what is no new, plain LoRA over floating-point weights, or lies in several processes."""
+    if isinstance(model, PeftModel):
+        raise ValueError(
+            "adapter_restart='merge' begins with a new adapter, and the model is a PeftModel. Pass the model below "
+            "and a peft_config; an adapter that is trained is merged first: model.merge_and_unload()."
+        )
+    check_restarting_config(peft_config)
+    init = args.model_init_kwargs or {}
+    asked = quantization_config or init.get("quantization_config") or getattr(model, "hf_quantizer", None)
+    if asked is not None:
+        raise ValueError(
+            "adapter_restart='merge' with a quantised model, into whose weights nothing can be merged without loss. "
+            "Leave load_in_4bit and load_in_8bit out, or leave adapter_restart out."
+        )
+    _check_one_process(args, "adapter_restart='merge'", "adapter_restart")
+
+
+def _check_one_process(args: ProRLConfig, given: str, key: str) -> None:
     fsdp = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     several = {
         f"{args.world_size} processes hold": args.world_size > 1,
@@ -216,8 +246,8 @@ def _check_growth(args: ProRLConfig, model, peft_config, optimizers) -> None:
     for who, there in several.items():
         if there:
             raise ValueError(
-                f"lora_growth_every={args.lora_growth_every}: {who} on to the shapes with which the adapter begins. "
-                "Train in one plain process, or leave lora_growth_every out."
+                f"{given}: {who} on to the shapes with which the adapter begins. Train in one plain process, or leave "
+                f"{key} out."
             )
 
 

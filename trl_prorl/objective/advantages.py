@@ -2,9 +2,10 @@
 Advantages from the rewards of a batch of groups: pure functions from rewards of shape `(N,)` to advantages of shape
 `(N,)`.
 
-If all rewards of a group are equal, every advantage is exactly 0, except with `raw`. This needs care: in float32 the
-mean of eight times 17/97 is not 17/97, and `group_normalized` would raise the difference to 10⁻³. A completion that no
-reward function could score has the reward NaN; it counts in no mean and gets the advantage 0.
+If all rewards of a group are equal, every advantage is exactly 0, except with `raw` and `global_normalized`, which
+compares with the batch. This needs care: in float32 the mean of eight times 17/97 is not 17/97, and `group_normalized`
+would raise the difference to 10⁻³. A completion that no reward function could score has the reward NaN; it counts in
+no mean and gets the advantage 0.
 
 | name | advantage of completion i of a group of G | source |
 |---|---|---|
@@ -12,6 +13,7 @@ reward function could score has the reward NaN; it counts in no mean and gets th
 | `centered` | r_i − mean of the group | Dr. GRPO, arXiv 2503.20783 |
 | `group_normalized` | that, over the group's standard deviation | GRPO, arXiv 2402.03300 |
 | `batch_normalized` | `centered`, over its standard deviation in the batch | REINFORCE++-baseline, arXiv 2501.03262 |
+| `global_normalized` | r_i − mean of the batch, over its standard deviation | REINFORCE++, arXiv 2501.03262 |
 | `rloo` | r_i − mean of the other G−1, which is G/(G−1) times `centered` | RLOO, arXiv 2402.14740 |
 | `max` | r_i − mean of the group for the best of it, all of them where they tie; 0 for the others | – |
 | `best_of_group` | best of the group − best of the other G−1: the gradient of the best of G | arXiv 2503.19595 |
@@ -45,6 +47,12 @@ def group_normalized(groups: torch.Tensor) -> torch.Tensor:
 def batch_normalized(groups: torch.Tensor, batch: torch.Tensor | None = None) -> torch.Tensor:
     of_batch = centered(groups if batch is None else batch)
     return centered(groups) / (nanstd(of_batch.flatten()) + EPSILON)
+
+
+def global_normalized(groups: torch.Tensor, batch: torch.Tensor | None = None) -> torch.Tensor:
+    batch = (groups if batch is None else batch).flatten()
+    advantages = (groups - batch.nanmean()) / (nanstd(batch) + EPSILON)
+    return advantages.masked_fill(all_equal(batch[None]), 0.0)
 
 
 def rloo(groups: torch.Tensor) -> torch.Tensor:
@@ -81,10 +89,13 @@ ESTIMATORS = {
     "centered": centered,
     "group_normalized": group_normalized,
     "batch_normalized": batch_normalized,
+    "global_normalized": global_normalized,
     "rloo": rloo,
     "max": best_over_mean,
     "best_of_group": best_of_group,
 }
+OVER_BATCH = ("batch_normalized", "global_normalized")
+UNGROUPED = ("raw", "global_normalized")  # a completion is not compared with its group
 
 
 def estimate(
@@ -92,11 +103,11 @@ def estimate(
 ) -> torch.Tensor:
     """
     Advantages of a batch of rewards, `(N,)`, NaN where there is none, with groups of G contiguous, by one of the table
-    above: shape `(N,)`. `batch`: rewards that give `batch_normalized` its standard deviation, if not `rewards`.
+    above: shape `(N,)`. `batch`: rewards that give those over a batch its mean and deviation, if not `rewards`.
     """
     groups = rewards.view(-1, group_size)
-    of_batch = {} if batch is None or estimator != "batch_normalized" else {"batch": batch.view(-1, group_size)}
+    of_batch = {} if batch is None or estimator not in OVER_BATCH else {"batch": batch.view(-1, group_size)}
     advantages = ESTIMATORS[estimator](groups, **of_batch)
-    if estimator != "raw":
+    if estimator not in UNGROUPED:
         advantages = advantages.masked_fill(all_equal(groups).unsqueeze(1), 0.0)
     return advantages.flatten().nan_to_num(nan=0.0)

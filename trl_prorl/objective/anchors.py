@@ -95,7 +95,21 @@ class Anchors(Part):
         return next((anchor for anchor in self if anchor.coefficient != 0.0), None)
 
     def acting(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
-        """The anchors with a KL term on a batch: the base scores only some of the generation batches."""
+        """The anchors with a KL term in the loss: the base scores only some of the generation batches."""
+        return [] if self.args.kl_in == "reward" else self._scored(batch)
+
+    def in_reward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """
+        What `kl_in: reward` takes off the reward of each completion, shape `(B,)`: Σ coefficient · k1 over anchors and
+        tokens, of the policy that sampled. `None` if the KL is in the loss.
+        """
+        if self.args.kl_in == "loss":
+            return None
+        old, mask = batch[logps_key("old")], completion_mask(batch)
+        found = [anchor.coefficient * ((old - batch[anchor.logps]) * mask).sum(1) for anchor in self._scored(batch)]
+        return torch.stack([torch.zeros(len(old), device=old.device), *found]).sum(0)
+
+    def _scored(self, batch: Mapping[str, torch.Tensor]) -> list[Anchor]:
         return [
             anchor for anchor in self if anchor.coefficient != 0.0 and (anchor.name != "base" or anchor.logps in batch)
         ]

@@ -136,10 +136,11 @@ EVALUATIONS = {
 
 RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE = "reset", "elastic_reset", "resume", "nonfinite", "entropy_collapse"
 UNMERGED, GROWTH, GAMED = "unmerged_generation", "growth", "guard_gap"
-ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED, GROWTH, GAMED)
+REWARD_COLLAPSE, ROLLBACK = "collapse", "rollback"
+ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED, GROWTH, GAMED, REWARD_COLLAPSE, ROLLBACK)
 RESETS = (RESET, ELASTIC)
 AT_BOUNDARY = (*RESETS, GROWTH)
-FIRED = (*AT_BOUNDARY, COLLAPSE, UNMERGED, GAMED)
+FIRED = (*AT_BOUNDARY, COLLAPSE, UNMERGED, GAMED, REWARD_COLLAPSE)
 REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 
 # One row per event.
@@ -148,7 +149,10 @@ EVENTS = {
     "step_requested": RecordKey("optimizer steps", "when it was asked for", events=ALL),
     "step_applied": RecordKey("optimizer steps", "when it happened", events=ALL),
     "reason": RecordKey(
-        "", f"the triggers that fired: {', '.join(f'`{name}`' for name in REASONS)}, your own", events=FIRED
+        "",
+        f"the triggers that fired: {', '.join(f'`{name}`' for name in REASONS)}, your own; of a `rollback`, the event "
+        "that asked for it",
+        events=(*FIRED, ROLLBACK),
     ),
     "value": RecordKey("of what is watched", "what the first trigger saw", events=FIRED),
     "threshold": RecordKey("of what is watched", "what it compared that with", events=FIRED),
@@ -160,6 +164,10 @@ EVENTS = {
     "alpha": RecordKey(
         "", "`optimizer_reset_alpha`", f"`optimizer_reset: {' or '.join(WITH_ALPHA)}`", events=(RESET,)
     ),
+    "adapter_restarts": RecordKey("restarts", "of the adapter so far", "`adapter_restart: merge`", events=(RESET,)),
+    "merged_bytes": RecordKey(
+        "bytes", "of the merged adapters, in every file of the adapter", "`adapter_restart: merge`", events=(RESET,)
+    ),
     "kl_before": RecordKey(TOKEN, "`kl_ref` of the last step before it", "`kl_ref` measured", events=(RESET,)),
     "rank_before": RecordKey("ranks", "of every layer's adapter before it", events=(GROWTH,)),
     "rank": RecordKey("ranks", "of every layer's adapter from then on", events=(GROWTH,)),
@@ -167,10 +175,17 @@ EVENTS = {
     "seconds_optimizer": RecordKey(SECONDS, "for the optimizer's state", events=(RESET, GROWTH)),
     "seconds_sync": RecordKey(SECONDS, "for agreeing between processes", events=(RESET,)),
     "world_size": RecordKey("processes", "that took part", events=AT_BOUNDARY),
-    "action": RecordKey("", "`stop`, `skip`, `log`, `event` or `reset`", events=(NONFINITE, COLLAPSE, GAMED)),
+    "action": RecordKey(
+        "", "`stop`, `skip`, `log`, `event` or `reset`", events=(NONFINITE, COLLAPSE, GAMED, REWARD_COLLAPSE)
+    ),
+    "last_good": RecordKey(
+        "optimizer steps", "where all was well: a `rollback` goes behind it", events=(COLLAPSE, GAMED, REWARD_COLLAPSE)
+    ),
     "tensor": RecordKey("", "the first that was not finite", events=(NONFINITE,)),
     "prompts": RecordKey("", "of the batch in which it was found", events=(NONFINITE,)),
-    "checkpoint": RecordKey("", "that the run goes on from", events=(RESUME,)),
+    "checkpoint": RecordKey("", "that the run goes on from", events=(RESUME, ROLLBACK)),
+    "rollbacks": RecordKey("roll-backs", "made so far", events=(ROLLBACK,)),
+    "rate_factor": RecordKey("", "of all roll-backs together on the learning rate", events=(ROLLBACK,)),
     "skipped": RecordKey("", "newer checkpoints that were not usable, with the reason", events=(RESUME,)),
     "abandoned": RecordKey(
         "",

@@ -24,6 +24,7 @@ class Resets(Part):
         self.args, self.accelerator, self.timer, self.possible = args, accelerator, timer, possible
         self.handler, self.optimizer, self.schedule = handler, None, None
         self.reference: Any = None  # of scoring/references.py, if a reference moves
+        self.restart: Any = None  # of adapters/restart.py, if the adapter restarts
         self.rewarmup: Rewarmup | None = None  # made with the optimizer, which DeepSpeed may make itself
         self._schedule_start: dict | None = None
         self._scale = accelerator.scaler.get_scale() if accelerator.scaler is not None else None
@@ -102,10 +103,13 @@ class Resets(Part):
             requests = self._waiting()
         if not requests:
             return None
+        restarted: dict[str, int] = {}
         treatment = treatment_of(args.optimizer_reset, args.optimizer_reset_alpha)
         plan = plan_reset(self.optimizer, args.optimizer_reset, args.optimizer_reset_alpha)
         with self.timer.part("reset") as copy:
-            if self.reference is not None:
+            if self.restart is not None:  # the reference is the model without the adapter
+                restarted = self.restart.apply()
+            elif self.reference is not None:
                 self.reference.move(args.ref_reset_mix)
         with self.timer.part("reset") as treating:
             apply_reset(plan)
@@ -132,6 +136,7 @@ class Resets(Part):
             "seconds_optimizer": treating.seconds,
             "seconds_sync": sync.seconds,
             "world_size": self.accelerator.num_processes,
+            **restarted,
         }
         if treatment.uses_alpha:
             event["alpha"] = args.optimizer_reset_alpha

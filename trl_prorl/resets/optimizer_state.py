@@ -134,7 +134,7 @@ def check_optimizer_class(cls: type, momentum: float = 0.0, beta1: float | None 
     why = f"and {name} has none: it would do nothing"
     if treatment.changes == {"step"} and adafactor:
         why = f"and {name} forgets its second moment where that is 0: it would be another hard"
-    if treatment.changes and mode not in useful:
+    if treatment.changes and not treatment.changes & memory:
         what = " and ".join(MEMORY[part] for part in sorted(treatment.changes))
         raise ValueError(
             f"optimizer_reset={mode!r} changes {what}, {why}. Set optimizer_reset: {', '.join(useful)} or keep, or "

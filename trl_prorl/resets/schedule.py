@@ -22,9 +22,14 @@ def restart_schedule(scheduler, start: dict[str, Any]) -> None:
     `snapshot_schedule`; warm-up and decay run again.
     """
     inner = getattr(scheduler, "scheduler", scheduler)
+    now = getattr(inner, "base_lrs", None)  # a roll-back may have lowered them
     inner.load_state_dict(copy.deepcopy(start["state"]))
-    for group, lr in zip(inner.optimizer.param_groups, start["lrs"], strict=True):
-        group["lr"] = lr
+    factors = [1.0] * len(start["lrs"])
+    if now is not None:
+        factors = [mine / begun if begun else 1.0 for mine, begun in zip(now, inner.base_lrs, strict=True)]
+        inner.base_lrs = now
+    for group, lr, factor in zip(inner.optimizer.param_groups, start["lrs"], factors, strict=True):
+        group["lr"] = lr * factor
 
 
 def rewarmup_factor(updates: int | None, steps: int) -> float:

@@ -9,10 +9,13 @@ is an entry of `TREATMENTS`, and a sentence in `ProRLConfig`'s `optimizer_reset`
 | `soft` | αm | αv | t | `soft(1)` is `keep` |
 | `asym` | 0 | v | t | |
 | `step` | m | v | 0 | Adam-Rel, arXiv 2412.17113 |
+| `scale(F, G)` | F·m | G·v | t | factors of one's own |
+| `scale(F, G, step)` | F·m | G·v | 0 | |
 
 Nothing is imported that takes long: the configuration and the reports read these names.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -78,17 +81,36 @@ TREATMENTS = {
         Treatment("step", clears_step=True),
     )
 }
-MODES = tuple(TREATMENTS)
 WITH_ALPHA = tuple(name for name, treatment in TREATMENTS.items() if treatment.uses_alpha)
+SCALE = re.compile(r"scale\((?P<first>[0-9.]+), *(?P<second>[0-9.]+)(?P<step>, *step)?\)")
+SCALE_FORMS = "scale(F, G)", "scale(F, G, step)"  # with factors in [0, 1]
+
+
+def _scale(name: str) -> Treatment | None:
+    """The treatment with the factors that its name holds."""
+    match = SCALE.fullmatch(name)
+    try:
+        first, second = float(match["first"]), float(match["second"])
+    except (TypeError, ValueError):  # no match, or no number
+        return None
+    if first > 1.0 or second > 1.0:
+        return None
+    return Treatment(name, first, second, clears_step=match["step"] is not None)
+
+
+def is_treatment(name: Any) -> bool:
+    """Whether a value is the name of a treatment."""
+    return isinstance(name, str) and (name in TREATMENTS or _scale(name) is not None)
 
 
 def treatment_of(name: str, alpha: float = 1.0) -> Treatment:
     """A treatment by its name. Raises `ValueError`: there is none, or its α is outside (0, 1]."""
-    if name not in TREATMENTS:
-        raise ValueError(f"optimizer_reset={name!r} is not one of {', '.join(TREATMENTS)}.")
-    if TREATMENTS[name].uses_alpha and not 0.0 < alpha <= 1.0:
+    treatment = TREATMENTS.get(name) or _scale(name)
+    if treatment is None:
+        raise ValueError(f"optimizer_reset={name!r} is not one of {', '.join((*TREATMENTS, *SCALE_FORMS))}.")
+    if treatment.uses_alpha and not 0.0 < alpha <= 1.0:
         raise ValueError(f"optimizer_reset_alpha={alpha} is outside (0, 1].")
-    return TREATMENTS[name]
+    return treatment
 
 
 def factors(name: str, alpha: float) -> tuple[float, float, bool]:

@@ -26,6 +26,7 @@ def set_advantages(
     process: int,
     args: "ProRLConfig",
     logged: deque,
+    penalties: torch.Tensor | None = None,
 ) -> None:
     """
     Replace TRL's advantages where the configuration asks for it, and mark those of groups with an infinite reward.
@@ -36,14 +37,19 @@ def set_advantages(
         weights (`torch.Tensor` of shape `(F,)`): Of the reward functions.
         group_size (`int`), process (`int`): Completions of a prompt, G, and the index of this process.
         args ([`~trl_prorl.ProRLConfig`]): `advantage_estimator`, `drop_zero_rows`, `multi_objective_aggregation`.
+        penalties (`torch.Tensor` of shape `(N,)`, *optional*): Of all processes, to be taken off the rewards.
         logged (`collections.deque`): The advantages in TRL's table of completions, the newest last, replaced too.
     """
     count, estimator = len(advantages), args.advantage_estimator
     if estimator is not None:
         batch = weighted_sum(outcome.rewards, weights)
+        batch = batch if penalties is None else batch - penalties
         advantages.copy_(own_part(estimate(batch, group_size, estimator), process, count))
         # The table has the newest rows of all rounds of dynamic sampling, which need not be those of the batch.
-        newest = weighted_sum(torch.cat(outcome.rounds), weights)[-logged.maxlen :]
+        newest = weighted_sum(torch.cat(outcome.rounds), weights)
+        newest = (newest - penalties if penalties is not None and len(penalties) == len(newest) else newest)[
+            -logged.maxlen :
+        ]
         for _ in range(min(len(logged), len(newest))):
             logged.pop()
         logged.extend(estimate(newest, group_size, estimator, batch).tolist())

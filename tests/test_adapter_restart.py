@@ -1,0 +1,267 @@
+"""Restarts of the adapter: the same function at that moment, one adapter in every file, and a run begun from there."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+from trl_prorl.adapters.growth import factors_of
+from trl_prorl.adapters.restart import Restart
+from trl_prorl.launch.plan import Plan
+from trl_prorl.parts import Part
+
+
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
+RESTARTS = {"ref_reset_every": 2, "adapter_restart": "merge"}
+ARMS = {
+    "A": {"beta": 0.3, **RESTARTS},
+    "C, packed and compact": {"beta": 0.3, **RESTARTS, "optimizer_reset": "hard", "fast": True},
+    "without KL": {**RESTARTS, "optimizer_reset": "soft"},
+}
+
+
+@torch.no_grad()
+def log_probabilities(model, base=False):
+    """Log-probabilities of all tokens, without the forward that TRL puts in; with `base` without the adapter."""
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    with model.disable_adapter() if base else nullcontext():
+        return inner.get_output_embeddings()(inner.model(TOKENS).last_hidden_state).log_softmax(-1)
+
+
+def disturb(model, size=0.01):
+    """As training would, from a random state of its own."""
+    source = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for factor in factors_of(model):
+            factor.linear.weight.add_(torch.randn(factor.linear.weight.shape, generator=source) * size)
+
+
+def adapted(path, dtype=torch.float32, **keys):
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    return get_peft_model(model, LoraConfig(**{**LORA, **keys}))
+
+
+def events(trainer, kind="reset"):
+    lines = Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def rows(trainer):
+    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+# -------------------------------------------------------------------------------------------------------- one restart
+
+
+def far(one, other):
+    """Nats a token."""
+    return (one - other).abs().mean()
+
+
+KINDS = ({}, {"r": 3, "lora_alpha": 7}, {"use_rslora": True}, {"init_lora_weights": "gaussian"})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("dtype, close", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_path, kind, dtype, close):
+    model = adapted(tiny_model, dtype, **kind).to(dtype)
+    begun, rank = log_probabilities(model), kind.get("r", 4)
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    part = Restart(model, seed=7)
+    for count in (1, 2):
+        disturb(model)
+        before = log_probabilities(model)
+        state = torch.get_rng_state()
+        facts = part.apply()
+        assert torch.equal(torch.get_rng_state(), state)  # TRL's random numbers are as before
+        assert facts["adapter_restarts"] == count
+        assert facts["merged_bytes"] == count * sum(param.nbytes for param in trained.values())
+        assert far(log_probabilities(model), before) < close < 1e-3 < far(before, begun)
+        assert torch.equal(
+            log_probabilities(model), log_probabilities(model, base=True)
+        )  # the reference is the policy
+        for factor in factors_of(model):
+            assert (
+                factor.linear.weight.any() == (factor.side == "A") and factor.linear.weight.shape[factor.axis] == rank
+            )
+    disturb(model)
+    with part.written():
+        model.save_pretrained(tmp_path)
+    assert {name: param for name, param in model.named_parameters() if param.requires_grad} == trained  # the same ones
+    assert model.peft_config["default"].r == rank
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["r"] == 3 * rank
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype)
+    loaded = PeftModel.from_pretrained(base, tmp_path).to(dtype)
+    assert far(log_probabilities(loaded), log_probabilities(model)) < 1e-5
+    assert far(log_probabilities(loaded.merge_and_unload()), log_probabilities(model)) < 1e-5
+    with part.undone():
+        assert torch.equal(log_probabilities(model, base=True), begun)
+    assert far(log_probabilities(loaded), log_probabilities(model)) < 1e-5
+
+
+def test_new_factors_follow_from_the_run_s_seed_and_the_count_alone(tiny_model):
+    def drawn(seed, count):
+        model = adapted(tiny_model)
+        part = Restart(model, seed)
+        for _ in range(count):
+            part.apply()
+        return torch.cat([factor.linear.weight.flatten() for factor in factors_of(model) if factor.side == "A"])
+
+    assert torch.equal(drawn(7, 1), drawn(7, 1))
+    assert len({tuple(drawn(*which)[:8].tolist()) for which in ((7, 1), (7, 2), (8, 1))}) == 3
+
+
+def test_200_restarts_of_a_bf16_model_lose_nothing(tiny_model):
+    """Each product is a small part of a rounding step of the weights. In place, all of them would be lost."""
+    model = adapted(tiny_model, torch.bfloat16)
+    layer = factors_of(model)[0].layer
+    weight, part = layer.get_base_layer().weight, Restart(model, seed=1)
+    exact, in_place = weight.double(), weight.detach().clone()
+    for _ in range(200):
+        disturb(model, 1e-3)
+        a, b = (next(f.linear.weight for f in factors_of(model) if f.layer is layer and f.side == s) for s in "AB")
+        product = 2.0 * (b.double() @ a.double())
+        exact, in_place = exact + product, in_place + product.to(torch.bfloat16)
+        part.apply()
+    right = exact.to(torch.bfloat16)
+    assert (weight == right).double().mean() > 0.999  # but where fp32 and fp64 round to two sides
+    assert (in_place == right).double().mean() < 0.9
+
+
+# ---------------------------------------------------------------------------------------------------------- in a run
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_resume_at_any_step_is_exact(make_trainer, run, weights, tiny_model, arm):
+    keys = {**ARMS[arm], "max_steps": 6, "save_strategy": "steps", "save_steps": 1}
+    whole = run(**keys)
+    assert [event["step_applied"] for event in events(whole)] == [2, 4]
+    assert [event["adapter_restarts"] for event in events(whole)] == [1, 2]
+    assert list(whole.model.peft_config) == ["default"]  # no second adapter
+    if keys.get("beta"):
+        assert [row["kl_ref"] for row in rows(whole)][2::2] == pytest.approx([0, 0], abs=1e-9)
+        assert rows(whole)[3]["kl_ref"] > 1e-6
+    end, frozen = weights(whole), dict(whole.model.named_parameters())
+    for step in (1, 2, 3, 5):
+        checkpoint = Path(whole.args.output_dir, f"checkpoint-{step}")
+        # What was applied at the checkpoint's own step comes after it was written.
+        assert json.loads((checkpoint / "adapter_config.json").read_text())["r"] == 4 * (1 + (step - 1) // 2)
+        again = make_trainer(**keys)
+        again.train(resume_from_checkpoint=str(checkpoint))
+        found = weights(again)
+        assert found.keys() == end.keys() and all(torch.equal(found[name], end[name]) for name in end), step
+        assert all(torch.equal(frozen[name], param) for name, param in again.model.named_parameters())
+    whole.save_model()
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), whole.args.output_dir)
+    assert far(log_probabilities(theirs), log_probabilities(whole.model)) < 1e-5
+    assert theirs.peft_config["default"].r == 12
+
+
+class Note(Part):
+    """Calls a function at every generation boundary, after the other parts."""
+
+    def __init__(self, note):
+        self.boundary = note
+
+
+def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model, tmp_path, largest_difference):
+    """With a cleared optimizer, the same prompts and the same random numbers."""
+    keys = {"beta": 0.3, "shuffle_dataset": False, "ref_reset_every": 100, "adapter_restart": "merge"}
+    one = make_trainer(**{**keys, "ref_reset_every": 2}, optimizer_reset="hard", prompts=4)
+    kept = {}
+
+    def note(step):
+        if step == 2:
+            kept["random"] = torch.get_rng_state()
+            kept["factors"] = {f.name: f.linear.weight.detach().clone() for f in factors_of(one.model)}
+            with one.model.disable_adapter():
+                merged = AutoModelForCausalLM.from_pretrained(tiny_model)
+                merged.load_state_dict(
+                    {
+                        name.replace("base_model.model.", "").replace("base_layer.", ""): value
+                        for name, value in one.model.state_dict().items()
+                        if "lora_" not in name
+                    }
+                )
+                merged.save_pretrained(tmp_path / "merged")
+
+    one.parts["note"] = Note(note)
+    one.train()
+
+    two = make_trainer(**keys, model=str(tmp_path / "merged"), max_steps=2, prompts=4)
+    two.train_dataset = two.train_dataset.select([2, 3, 0, 1])
+    with torch.no_grad():
+        for factor in factors_of(two.model):
+            factor.linear.weight.copy_(kept["factors"][factor.name])
+    two.parts["note"] = Note(lambda step: torch.set_rng_state(kept["random"]) if step == 0 else None)
+    two.train()
+    assert len(events(one)) == 1 and not events(two)
+    assert largest_difference(one, two) < 1e-6
+    assert [row["kl_ref"] for row in rows(one)[2:]] == pytest.approx([row["kl_ref"] for row in rows(two)], abs=1e-6)
+
+
+def test_the_best_checkpoint_may_have_fewer_restarts(make_trainer, tiny_model):
+    questions = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})
+    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+    keys |= {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True, "max_steps": 6}
+    keys |= {"metric_for_best_model": "eval_reward", "greater_is_better": True}
+    trainer = make_trainer(**keys, beta=0.3, **RESTARTS, trainer_kwargs={"eval_dataset": questions})
+    scores, evaluate = iter([1.0, 9.0, 1.0]), trainer._evaluate
+    trainer._evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_reward": next(scores)}
+    trainer.train()
+    best = Path(trainer.args.output_dir, "checkpoint-4")
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), best)
+    assert theirs.peft_config["default"].r == 8
+    assert far(log_probabilities(theirs), log_probabilities(trainer.model)) < 1e-6
+    trainer.save_model()
+    saved = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), trainer.args.output_dir)
+    assert far(log_probabilities(theirs), log_probabilities(saved)) < 1e-6
+
+
+def test_an_evaluation_in_memory_finds_the_base_below(run):
+    from trl_prorl import evaluate
+
+    question = Dataset.from_list([{"prompt": [{"role": "user", "content": "say 5"}]}] * 2)
+    drawn = []
+    for keys in ({}, RESTARTS):
+        seen = []
+        trainer = run(beta=0.3, **keys, learning_rate=0.05)
+        evaluate(trainer, question, lambda completion, row, seen=seen: seen.append(completion) or True, n=4)
+        drawn.append(seen[:8])  # the base's come first
+    assert drawn[0] == drawn[1]
+
+
+# ----------------------------------------------------------------------------------------------------------- refused
+
+
+REFUSED = {
+    "full fine-tuning": ({}, {"peft_config": None}, "has none. Set use_peft"),
+    "IA3": ({}, {"peft_config": IA3Config()}, "the adapter is IA3"),
+    "DoRA": ({}, {"peft_config": LoraConfig(use_dora=True)}, "use_dora=True"),
+    "a trained module": ({}, {"peft_config": LoraConfig(modules_to_save=["lm_head"])}, "modules_to_save"),
+    "a bias": ({}, {"peft_config": LoraConfig(bias="all")}, "bias='all'"),
+    "another beginning": ({}, {"peft_config": LoraConfig(init_lora_weights=False)}, "init_lora_weights=False"),
+    "4 bits": ({}, {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "quantised model"),
+    "torch.compile": ({"torch_compile": True}, {}, "torch_compile=True holds"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_restart_is_refused_before_a_model_is_loaded(make_trainer, monkeypatch, case):
+    keys, trainer_kwargs, words = REFUSED[case]
+    monkeypatch.setattr(Plan, "wrap", lambda plan: pytest.fail("a model would be loaded"))
+    with pytest.raises(ValueError, match=words) as refusal:
+        make_trainer(beta=0.3, **RESTARTS, **keys, trainer_kwargs=trainer_kwargs)
+    assert "adapter_restart" in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_trained_adapter_is_refused(make_trainer, trained_adapter):
+    with pytest.raises(ValueError, match="adapter_restart='merge' begins with a new adapter"):
+        make_trainer(beta=0.3, **RESTARTS, model=trained_adapter(), lora=False)

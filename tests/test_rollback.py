@@ -1,0 +1,198 @@
+"""A collapse, and the way back: to the same weights, killed or not, at a lower rate, and at most so many times."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from trl_prorl.checkpoint.rollback import Rollback, end_by_best
+from trl_prorl.errors import NonFiniteError
+from trl_prorl.parts import Part
+
+
+SAVES = {"save_strategy": "steps", "save_steps": 4, "max_steps": 12}
+
+
+def events(trainer, *kinds):
+    lines = Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] in kinds]
+
+
+def rows(trainer):
+    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_rule_by_hand(tmp_path):
+    # Best mean of ten: 1.0. Of 30 steps the last 10 % are 3, of which at least 10 count: (4 × 1.0 + 6 × 0.0) / 10.
+    rewards = [0.5] * 10 + [1.0] * 14 + [0.0] * 6
+    assert end_by_best(pd.Series(rewards)) == pytest.approx(0.4)
+    part = Rollback(1, 0.5, tmp_path, tmp_path)
+    told = [part.row(step, {"reward": reward}) for step, reward in enumerate(rewards, start=1)]
+    assert [event["step_applied"] for event in told if event] == [30]
+    assert (told[-1]["value"], told[-1]["threshold"], told[-1]["action"]) == (pytest.approx(0.4), 0.5, "stop")
+    assert told[-1]["last_good"] == 20  # the first end of ten ones
+    assert part.row(31, {}) is None
+    again = Rollback(1, 0.5, tmp_path, tmp_path)
+    assert all(again.row(step, {"reward": reward}) is None for step, reward in enumerate([0.0] * 25, start=1))
+
+
+class Fault(Part):
+    """Asks once, after a step, for the run to end; and kills the process' training there if told so."""
+
+    def __init__(self, step, last_good):
+        self.step, self.last_good, self.fired = step, last_good, 0
+
+    def row(self, step, row):
+        if step != self.step or self.fired:
+            return None
+        self.fired += 1
+        event = {"event": "entropy_collapse", "step_requested": step, "step_applied": step, "reason": "made up"}
+        return {**event, "action": "stop", "last_good": self.last_good}
+
+
+ARMS = {
+    "A, hard": {"beta": 0.3, "ref_reset_every": 3, "optimizer_reset": "hard"},
+    "a schedule": {"lr_scheduler_type": "cosine", "warmup_steps": 2},
+    "fast": {"beta": 0.3, "ref_reset_every": 3, "fast": True},
+    "restarts": {"beta": 0.3, "ref_reset_every": 4, "adapter_restart": "merge"},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_way_back_is_exact(make_trainer, run, weights, arm):
+    """At the old rate a run that went back is the run that never did."""
+    whole = run(**ARMS[arm], **SAVES)
+    back = make_trainer(**ARMS[arm], **SAVES, rollback=2, rollback_rate=1.0)
+    back.parts["fault"] = Fault(10, last_good=7)
+    torch.manual_seed(7)
+    back.train()
+    (event,) = events(back, "rollback")
+    assert (event["step_requested"], event["step_applied"], event["checkpoint"]) == (10, 4, "checkpoint-4")
+    assert (event["reason"], event["rollbacks"], event["rate_factor"]) == ("entropy_collapse", 1, 1.0)
+    assert not events(back, "entropy_collapse")  # it is in the part of the record that was left
+    end = weights(whole)
+    assert all(torch.equal(end[name], param) for name, param in weights(back).items())
+    assert [row["step"] for row in rows(back)] == list(range(1, 13))
+    assert Path(back.args.output_dir, "abandoned-checkpoint-8").is_dir()
+    assert Path(back.args.output_dir, "checkpoint-8").is_dir()  # written again
+
+
+@pytest.mark.parametrize("arm", ["A, hard", "a schedule"])
+def test_the_rate_is_lower_from_then_on(make_trainer, run, arm):
+    keys = {**ARMS[arm], **SAVES}
+    before = [row["lr"] for row in rows(run(**keys))]
+    trainer = make_trainer(**keys, rollback=2, rollback_rate=0.5)
+    trainer.parts["fault"] = Fault(10, last_good=9)
+    trainer.parts["another"] = Fault(12, last_good=6)
+    trainer.train()
+    (event,) = events(trainer, "rollback")  # the first one went back less far, to where the run is not any more
+    assert (event["checkpoint"], event["rollbacks"], event["rate_factor"]) == ("checkpoint-4", 2, 0.25)
+    rates = [row["lr"] for row in rows(trainer)]
+    assert rates[:4] == before[:4]
+    assert rates[4:] == pytest.approx([0.25 * rate for rate in before[4:]])
+
+
+def test_at_most_so_many_times(make_trainer):
+    trainer = make_trainer(**SAVES, rollback=1)
+    trainer.parts["fault"], trainer.parts["another"] = Fault(6, 6), Fault(7, 7)
+    trainer.train()
+    assert len(events(trainer, "rollback")) == 1 and trainer.state.global_step == 7
+    assert Path(trainer.args.output_dir, "checkpoint-7").is_dir()
+
+
+def test_without_a_good_checkpoint_the_run_stops(make_trainer):
+    trainer = make_trainer(**SAVES, rollback=1)
+    trainer.parts["fault"] = Fault(6, last_good=3)
+    trainer.train()
+    assert not events(trainer, "rollback") and trainer.state.global_step == 6
+
+
+class Killed(Exception):
+    """Not of the run's own errors."""
+
+
+@pytest.mark.parametrize("moment", ["before the event", "after the event", "after the renaming", "a step later"])
+def test_killed_in_a_roll_back_a_resume_ends_in_the_same_state(make_trainer, weights, monkeypatch, moment):
+    keys = {**ARMS["A, hard"], **SAVES, "rollback": 2}
+
+    def faulty(**more):
+        trainer = make_trainer(**keys, **more)
+        trainer.parts["fault"] = Fault(10, last_good=7)
+        return trainer
+
+    torch.manual_seed(7)
+    whole = faulty()
+    whole.train()
+
+    def die(*args, **kwargs):
+        raise Killed
+
+    torch.manual_seed(7)
+    one = faulty()
+    if moment == "before the event":
+        monkeypatch.setattr(one, "_event", die)
+    elif moment == "after the event":
+        monkeypatch.setattr(one.parts["rollback"], "noted", die)
+    elif moment == "after the renaming":
+        opened = one.recorder.open
+        monkeypatch.setattr(one.recorder, "open", lambda *args: die() if args[1] is not None else opened(*args))
+    else:
+        row = one.parts["rollback"].row
+        monkeypatch.setattr(
+            one.parts["rollback"], "row", lambda step, found: die() if one._resume and step == 5 else row(step, found)
+        )
+    with pytest.raises(Killed):
+        one.train()
+    monkeypatch.undo()
+    again = faulty(output_dir=one.args.output_dir)
+    if moment != "before the event":
+        again.parts["fault"].fired = 1  # the way back has begun
+    again.train(resume_from_checkpoint=True)
+    end = weights(whole)
+    assert all(torch.equal(end[name], param) for name, param in weights(again).items())
+    assert [row["lr"] for row in rows(again)] == [row["lr"] for row in rows(whole)]
+    assert [event["checkpoint"] for event in events(again, "rollback")] == ["checkpoint-4"]
+
+
+def nan_at(trainer, step, times):
+    """The norm of the gradients is NaN at a step, so many times."""
+    update, left = trainer.guard.before_update, [None] * times
+
+    def before_update(now, norm, rate):
+        return update(now, float("nan") if now == step and left and left.pop() is None else norm, rate)
+
+    trainer.guard.before_update = before_update
+
+
+def test_nan_goes_back_too(make_trainer):
+    trainer = make_trainer(**SAVES, rollback=1)
+    nan_at(trainer, step=6, times=1)
+    trainer.train()
+    (event,) = events(trainer, "rollback")
+    assert (event["reason"], event["checkpoint"]) == ("nonfinite", "checkpoint-4")
+    assert trainer.state.global_step == 12
+    for keys, times in (({}, 1), ({"rollback": 1}, 2)):
+        trainer = make_trainer(**SAVES, **keys)
+        nan_at(trainer, step=6, times=times)
+        with pytest.raises(NonFiniteError, match="step 6"):
+            trainer.train()
+
+
+@pytest.mark.slow
+def test_at_seven_times_the_rate_of_the_study(tmp_path):
+    """Plain on reversing ends below its base, and with roll-backs above."""
+    ends = {}
+    for name, more in (("without", ()), ("with", ("--rollback", "4"))):
+        out = tmp_path / name
+        keys = ["--learning_rate", "3.5e-3", "--save_strategy", "steps", "--save_steps", "20", *more]
+        command = [sys.executable, "-m", "trl_prorl", "train", "tiny/plain", "--output_dir", str(out), *keys]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        ends[name] = sum(row["reward"] for row in found[-24:]) / 24
+        base = found[0]["reward"]
+    assert ends["without"] < base < ends["with"]

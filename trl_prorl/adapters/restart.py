@@ -1,0 +1,135 @@
+"""
+Restarts of a LoRA adapter, as in ReLoRA (arXiv 2307.05695): what was learned goes into the frozen weights, and a new
+adapter begins.
+
+    W₀ + Σᵢ s·BᵢAᵢ + s·BA  →  W₀ + Σᵢ s·BᵢAᵢ + s·BA + s·0·A'
+
+The function stays, but for rounding. The frozen weights are computed anew from W₀ and from the sum of all products,
+which is kept in fp32 in the host's memory, so that a bf16 model loses nothing however often its adapter restarts. The
+factors of every merged adapter are kept there too, because one adapter of their ranks together, over the model that
+the run began from, is what every file holds: it loads, is evaluated, pushed and merged like any other.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from ..parts import Part
+from .growth import CONFIG_FILE, Factor, drawn, factors_of, random_state, resized, set_factors
+
+
+class Restart(Part):
+    """
+    The restarts of a policy's adapter `default`, and the model without it: after a restart, the policy itself.
+
+    Args:
+        policy ([`~peft.PeftModel`]): With a new LoRA adapter that [`check_growing_model`] accepts.
+        seed (`int`): Of the run; it decides the new factors A.
+
+    Attributes:
+        merged (`list[dict[str, torch.Tensor]]`): The factors of the adapters that were merged, by their places, in
+            the order of the restarts, on the host.
+    """
+
+    def __init__(self, policy: PeftModel, seed: int):
+        self.policy, self.seed, self.rank = policy, seed, policy.peft_config["default"].r
+        self.merged: list[dict[str, torch.Tensor]] = []
+        self._original: dict[str, torch.Tensor] = {}  # W₀ and the sum, once there is one
+        self._sum: dict[str, torch.Tensor] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Of the merged factors, which every checkpoint holds."""
+        return sum(tensor.nbytes for factors in self.merged for tensor in factors.values())
+
+    @torch.no_grad()
+    def apply(self) -> dict[str, Any]:
+        """Merge the adapter, and begin another one. Returns facts for the event."""
+        factors = factors_of(self.policy)
+        self._merge({factor.name: factor.linear.weight.detach().to("cpu", copy=True) for factor in factors})
+        source = random_state(self.seed, len(self.merged), "adapter restart")
+        init = self.policy.peft_config["default"].init_lora_weights
+        for factor in factors:
+            weight = factor.linear.weight
+            if factor.side == "A":
+                weight.copy_(drawn(*weight.shape, self.rank, init, source))
+            else:
+                weight.zero_()
+        return {"adapter_restarts": len(self.merged), "merged_bytes": self.bytes}
+
+    def _merge(self, values: dict[str, torch.Tensor]) -> None:
+        """Add the product of an adapter's factors to the frozen weights."""
+        self.merged.append(values)
+        pairs: dict[str, dict[str, Factor]] = {}
+        for factor in factors_of(self.policy):
+            pairs.setdefault(factor.place, {})[factor.side] = factor
+        for place, pair in pairs.items():
+            layer = pair["A"].layer
+            weight, down, up = layer.get_base_layer().weight, values[pair["A"].name], values[pair["B"].name]
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            product = (up.to(wide) @ down.to(wide)) * layer.scaling["default"]
+            if place not in self._sum:
+                self._original[place] = weight.detach().to("cpu", copy=True)
+                self._sum[place] = torch.zeros_like(product)
+            self._sum[place] += product.t() if layer.fan_in_fan_out else product
+        self._set_frozen({place: value + self._sum[place] for place, value in self._original.items()})
+
+    @torch.no_grad()
+    def _set_frozen(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Frozen weights by their places."""
+        for place, value in values.items():
+            self.policy.get_submodule(place).get_base_layer().weight.copy_(value)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """The frozen weights are those of the beginning while this lasts."""
+        self._set_frozen(self._original)
+        try:
+            yield
+        finally:
+            self._set_frozen({place: value + self._sum[place] for place, value in self._original.items()})
+
+    # As a part, see parts.py.
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """The policy's adapter is the one of all ranks while this lasts."""
+        if not self.merged:
+            yield
+            return
+        factors = factors_of(self.policy)
+        own = [(factor, factor.linear.weight.data) for factor in factors]
+        together = [
+            (factor, torch.cat([*(old[factor.name].to(value) for old in self.merged), value], dim=factor.axis))
+            for factor, value in own
+        ]
+        set_factors(self.policy, together, self.rank * (len(self.merged) + 1))
+        try:
+            yield
+        finally:
+            set_factors(self.policy, own, self.rank)
+
+    def before_load(self, checkpoint: Path) -> None:
+        """The weights of the beginning, and an adapter of as many ranks as the checkpoint's."""
+        if not (checkpoint / CONFIG_FILE).is_file():
+            return
+        saved = json.loads((checkpoint / CONFIG_FILE).read_text())["r"]
+        self._set_frozen(self._original)
+        self.merged, self._sum, self._original = [], {}, {}
+        wide = [(factor, resized(factor.linear.weight.data, factor.axis, saved)) for factor in factors_of(self.policy)]
+        set_factors(self.policy, wide, saved)
+
+    @torch.no_grad()
+    def load(self, folder: Path, changed: Mapping[str, Any]) -> None:
+        """Merge again what had been merged: the last ranks are the adapter that is trained."""
+        factors = factors_of(self.policy)
+        count = self.policy.peft_config["default"].r // self.rank
+        pieces = {factor: factor.linear.weight.detach().chunk(count, dim=factor.axis) for factor in factors}
+        set_factors(self.policy, [(factor, parts[-1].contiguous()) for factor, parts in pieces.items()], self.rank)
+        for number in range(count - 1):
+            self._merge({factor.name: parts[number].to("cpu", copy=True) for factor, parts in pieces.items()})

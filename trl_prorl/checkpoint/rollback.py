@@ -1,0 +1,156 @@
+"""
+Roll-back: a run that collapses goes on from its last good checkpoint, at a lower learning rate.
+
+The event in the record is what counts. A checkpoint knows how many roll-backs had been made when it was written; the
+rate is lowered once more for each that the record has and the checkpoint has not. So a run that is killed at any
+moment of a roll-back ends as one that was not.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..errors import RunError
+from ..parts import Part
+from ..record.keys import ROLLBACK
+from ..record.meter import EVENTS_FILE
+from ..record.run_files import read_jsonl
+from .files import CHECKPOINT, sync, why_unusable
+
+
+WINDOW, LAST_SHARE, COLLAPSE_SHARE = 10, 0.10, 0.5
+
+
+class RollbackRequest(RunError):
+    """A run has to go back; the event that asks for it."""
+
+    def __init__(self, event: Mapping[str, Any]):
+        super().__init__(f"step {event['step_applied']}: {event['event']}")
+        self.event = event
+
+
+def end_by_best(values: pd.Series) -> float | None:
+    """
+    How much of its best a run has at its end: the mean of the last 10 % of the steps, at least 10, by the best mean of
+    10 steps. Against the best of many windows the last one must not be shorter, or luck alone would look like a loss.
+
+    Args:
+        values (`pd.Series`): A value for each step.
+
+    Returns:
+        `float` or `None`: `None` with fewer than 10 values, and where the best is not positive.
+    """
+    best = values.rolling(WINDOW).mean().max()
+    if not best > 0:  # NaN, too
+        return None
+    return float(values.iloc[-max(WINDOW, round(LAST_SHARE * len(values))) :].mean() / best)
+
+
+def last_rollback(run_dir: Path) -> dict[str, Any] | None:
+    """The last roll-back on record; earlier ones may have been behind its checkpoint."""
+    file = run_dir / EVENTS_FILE
+    events = read_jsonl(file) if file.exists() else []
+    return next((event for event in reversed(events) if event["event"] == ROLLBACK), None)
+
+
+def rollbacks_made(run_dir: Path) -> int:
+    """How many roll-backs led to where the record is."""
+    last = last_rollback(run_dir)
+    return last["rollbacks"] if last is not None else 0
+
+
+class Rollback(Part):
+    """
+    Watches the reward by the rule of the report: a collapse is an end below half of the best. A run goes back at most
+    `most` times; each multiplies the learning rate by `factor`.
+    """
+
+    def __init__(self, most: int, factor: float, run_dir: Path, output_dir: Path):
+        self.most, self.factor, self.run_dir, self.output_dir = most, factor, run_dir, output_dir
+        self.optimizer: Any = None
+        self.schedule: Any = None
+        self.begin()
+
+    def begin(self) -> None:
+        self._rewards: list[float] = []
+        self._steps: list[int] = []
+        self._known = 0  # roll-backs by which the rate was lowered
+
+    def optimizer_made(self, optimizer) -> None:
+        self.optimizer = optimizer
+
+    def schedule_made(self, schedule) -> None:
+        self.schedule = schedule
+
+    def row(self, step: int, row: Mapping[str, float]) -> dict[str, Any] | None:
+        if row.get("reward") is None:
+            return None
+        self._rewards.append(row["reward"])
+        self._steps.append(step)
+        rewards = pd.Series(self._rewards)
+        share = end_by_best(rewards) if len(rewards) >= 2 * WINDOW else None
+        if share is None or share >= COLLAPSE_SHARE:
+            return None
+        return {
+            "event": "collapse",
+            "step_requested": step,
+            "step_applied": step,
+            "reason": "the reward is below half of its best",
+            "value": share,
+            "threshold": COLLAPSE_SHARE,
+            "action": "stop",
+            "last_good": self._steps[int(rewards.rolling(WINDOW).mean().idxmax())],
+        }
+
+    def go_back(self, event: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
+        """
+        The checkpoint to go on from, the newest that is complete and no newer than the event's `last_good`, and the
+        event of the roll-back. `None`: there is none, or all roll-backs are made.
+        """
+        made, good = rollbacks_made(self.run_dir), event["last_good"]
+        found = {
+            int(match[1]): path for path in self.output_dir.iterdir() if (match := CHECKPOINT.fullmatch(path.name))
+        }
+        usable = (path for step, path in sorted(found.items(), reverse=True) if step <= good)
+        checkpoint = next((path for path in usable if why_unusable(path) is None), None)
+        if made >= self.most or checkpoint is None:
+            return None
+        return checkpoint, {
+            "event": ROLLBACK,
+            "step_requested": event["step_applied"],
+            "step_applied": int(CHECKPOINT.fullmatch(checkpoint.name)[1]),
+            "reason": event["event"],
+            "checkpoint": checkpoint.name,
+            "rollbacks": made + 1,
+            "rate_factor": self.factor ** (made + 1),
+        }
+
+    def noted(self) -> None:
+        """The event is written: it has to outlive a power loss."""
+        sync(self.run_dir / EVENTS_FILE)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rewards": self._rewards, "steps": self._steps, "known": self._known}
+
+    def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+        self._rewards, self._steps, made = state["rewards"], state["steps"], rollbacks_made(self.run_dir)
+        factor, self._known = self.factor ** (made - state["known"]), made
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+            group["initial_lr"] *= factor
+        self.schedule.base_lrs = [rate * factor for rate in self.schedule.base_lrs]
+        self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+
+def after_rollback(checkpoint: Path, run_dir: Path, state: Mapping[str, Any]) -> Path:
+    """
+    The checkpoint from which a run goes on that was killed in a roll-back, before it had put the newer checkpoints
+    aside: not the newest, `checkpoint` with its `state`, but the one that the record names.
+    """
+    last, known = last_rollback(run_dir), state["parts"].get("rollback", {}).get("known", 0)
+    step = int(CHECKPOINT.fullmatch(checkpoint.name)[1])
+    if last is not None and known < last["rollbacks"] and step > last["step_applied"]:
+        return checkpoint.with_name(last["checkpoint"])
+    return checkpoint
