@@ -448,7 +448,7 @@ def test_a_killed_run_goes_on_bit_for_bit(run, make_trainer, largest_difference)
         assert largest_difference(whole, again) == 0.0
 
 
-def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, monkeypatch):
+def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, largest_difference, monkeypatch):
     def bf16():
         trainer = make_trainer(
             **A, max_steps=6, save_strategy="steps", save_steps=1, model_init_kwargs={"dtype": "bfloat16"}
@@ -466,16 +466,29 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, monk
     assert len(measured) == 3 and all(0 < value < MERGED_BOUND for value in measured)  # once a generation batch
     assert trainer.parts["generation"].merged == "on"
 
+    # Above the bound the next generation comes from the policy, which rounds too: it may be as far from itself.
     monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", measured[0] / 2)
-    trainer = bf16()
-    trainer.train()
-    out = Path(trainer.args.output_dir)
-    (event,) = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "unmerged_generation"]
-    assert event["step_applied"] == 1 and event["value"] == measured[0] and event["threshold"] == measured[0] / 2
+    for more, leaves in ((100.0, False), (0.01, True)):
+        monkeypatch.setattr("trl_prorl.rollout.generation.MORE_THAN_POLICY", more)
+        refreshed = []
+        trainer = bf16()
+        refresh = trainer.parts["generation"].copy.refresh
+        trainer.parts["generation"].copy.refresh = lambda refresh=refresh, seen=refreshed: seen.append(refresh())
+        trainer.train()
+        out = Path(trainer.args.output_dir)
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+        found = [row["mean_abs_dlogp_sampler"] for row in rows if "mean_abs_dlogp_sampler" in row]
+        events = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "unmerged_generation"]
+        assert found[0] == measured[0] and len(refreshed) == (1 if leaves else 2)
+        assert len(found) == (2 if leaves else 3)
+        assert [event["step_applied"] for event in events] == [3] * leaves
+        for step in (2, 4):
+            again = make_trainer(**A, max_steps=6, model_init_kwargs={"dtype": "bfloat16"})
+            again.train(str(out / f"checkpoint-{step}"))
+            assert (again.parts["generation"].copy is None) == leaves and largest_difference(trainer, again) == 0.0
+    assert events[0]["value"] == measured[0]
+    assert events[0]["threshold"] == max(measured[0] / 2, 0.01 * found[1])
     assert trainer.parts["generation"].merged.startswith("off: the copy was")
-    again = make_trainer(**A, max_steps=6, model_init_kwargs={"dtype": "bfloat16"})
-    again.train(str(out / "checkpoint-4"))
-    assert again.parts["generation"].copy is None
 
 
 def test_a_policy_that_is_scored_in_bf16_is_measured(make_trainer):

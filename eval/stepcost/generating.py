@@ -66,6 +66,8 @@ def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> f
         for model in models:
             del model.generate
     seconds = trainer.watch.now() - began
+    if compact is not None:
+        compact.measures = False  # the batches that are trained on are others, and say nothing of the copy
     if [len(ids) for ids in made] != lengths:
         raise RuntimeError("the completions are not as long as they were drawn")
     return seconds

@@ -189,8 +189,9 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
     on_a_gpu = set(gpu_row(torch.device("cuda", 0)))
     in_metrics = {general(key) for row in read(again, "metrics.jsonl") for key in row}
-    monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", -1.0)
-    bf16 = run(compact_generation="on", max_steps=1, model_init_kwargs={"dtype": "bfloat16"})
+    for bound in ("MERGED_BOUND", "MORE_THAN_POLICY"):
+        monkeypatch.setattr(f"trl_prorl.rollout.generation.{bound}", -1.0)
+    bf16 = run(compact_generation="on", max_steps=2, num_iterations=1, model_init_kwargs={"dtype": "bfloat16"})
     in_metrics |= read(bf16, "metrics.jsonl")[0].keys() & {"mean_abs_dlogp_sampler"}
     monkeypatch.setattr("trl_prorl.guards.guard_gap.WINDOW", 1)
     gamed = run(reward=right_once(), guard_gap=0.5, num_iterations=1, max_steps=2)
