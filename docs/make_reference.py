@@ -15,16 +15,19 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
 from trl_prorl.keys import KEYS
-from trl_prorl.record.keys import EVALUATIONS, EVENTS, METRICS, RecordKey
 from trl_prorl.refusals import REFUSALS
+from trl_prorl.resets.treatments import WITH_ALPHA
+from trl_prorl.resets.triggers import CONFIGURED
 from trl_prorl.train import TaskArguments
 
 
 PAGE = Path(__file__).parent / "reference.md"
+RECORD_KEYS = Path(__file__).parent / "record_keys.yaml"
 COMMAND = "python docs/make_reference.py"
 TRL_DOCS = "https://huggingface.co/docs/trl/grpo_trainer#trl.GRPOConfig"
 SECTIONS = ("Args:", "Parameters:")
@@ -187,6 +190,32 @@ def key_section(cls: type, parent: type, examples: list[tuple[dict, str]], level
     return lines
 
 
+@dataclass(frozen=True)
+class RecordKey:
+    """
+    A key of the record: its unit, its meaning, the condition on which it is there, if it is not always, and the kinds
+    of event that have it.
+    """
+
+    unit: str
+    meaning: str
+    when: str = ""
+    events: tuple[str, ...] = ()
+
+
+def record_keys() -> dict[str, dict[str, RecordKey]]:
+    """The keys of `metrics`, `evaluations` and `events`."""
+    reasons = ", ".join(f"`{reason}`" for trigger in CONFIGURED for reason in trigger.reasons)
+    text = RECORD_KEYS.read_text(encoding="utf-8")
+    text = text.replace("{reasons}", reasons).replace("{with_alpha}", " or ".join(WITH_ALPHA))
+    return {
+        name: {key: RecordKey(**said) for key, said in keys.items()} for name, keys in yaml.safe_load(text).items()
+    }
+
+
+RECORD = record_keys()
+
+
 def record_table(keys: dict[str, RecordKey]) -> list[str]:
     of_events = any(key.events for key in keys.values())
     header = ["key", "unit", "meaning", "only with"] + ["events"] * of_events
@@ -259,20 +288,20 @@ def make_page() -> str:
         "One object per optimizer step. A missing key means not measured, never 0. Counts, tokens and times are of "
         "that step alone.",
         "",
-        *record_table(METRICS),
+        *record_table(RECORD["metrics"]),
         "",
         "## events.jsonl",
         "",
         "One object per event; its kind decides which keys it has.",
         "",
-        *record_table(EVENTS),
+        *record_table(RECORD["events"]),
         "",
         "## evaluations.jsonl",
         "",
         "One object per evaluation during training. The file is there if `eval_strategy` asks for evaluations. With "
         "several evaluation sets, pass@K and the loss have the set in their names: `eval_SET_pass@K`.",
         "",
-        *record_table(EVALUATIONS),
+        *record_table(RECORD["evaluations"]),
     ]
     return "\n".join(lines) + "\n"
 

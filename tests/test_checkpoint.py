@@ -27,8 +27,8 @@ from trl_prorl.checkpoint.files import (
     why_unusable,
 )
 from trl_prorl.checkpoint.resume import clear_leftovers
+from trl_prorl.checkpoint.state import saved
 from trl_prorl.errors import CheckpointError
-from trl_prorl.record.trl_log import saved
 
 
 def write(folder, step, resumable=True, **files):

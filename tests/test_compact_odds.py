@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from trl_prorl.errors import NonFiniteError
 from trl_prorl.launch import ways
+from trl_prorl.rollout.compact import draw
 from trl_prorl.rollout.compact_probe import probe
-from trl_prorl.rollout.draw import draw
 from trl_prorl.rollout.merged_copy import MergedCopy, why_not_merged
 
 

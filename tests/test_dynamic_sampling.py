@@ -12,8 +12,7 @@ from trl_prorl import ProRLTrainer
 from trl_prorl.objective.advantages import estimate
 from trl_prorl.rollout.dynamic_sampling import ExtraRows, deciding, put_groups, undecided
 from trl_prorl.rollout.length_rewards import cosine_length_reward, target_length_reward
-from trl_prorl.rollout.outcome import weighted_sum
-from trl_prorl.rollout.own_advantages import set_advantages
+from trl_prorl.rollout.outcome import set_advantages, weighted_sum
 from trl_prorl.rollout.thinking import interrupted_rollout
 
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from trl_prorl.errors import RewardError
-from trl_prorl.rollout.deadline import DeadlineExceeded, call_within
-from trl_prorl.rollout.rewards import as_float, watched
+from trl_prorl.rollout.rewards import DeadlineExceeded, as_float, call_within, watched
 from trl_prorl.shown import quoted
 
 

@@ -6,7 +6,7 @@ import torch
 from accelerate.utils import is_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
-from .adapters.growable import check_growing_model
+from .adapters.checks import check_growing_model
 from .adapters.growing import Growth
 from .checkpoint.identity import base_parameters, dataset_hash, weights_hash
 from .guards.entropy_watch import EntropyWatch
@@ -18,8 +18,7 @@ from .parts import Part
 from .resets.elastic import ElasticAverage, ElasticResets
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
 from .scoring.dropout import check_dropout, check_randomness
-from .scoring.fp32_head import cast_head_to_fp32
-from .scoring.frozen_head import add_frozen_head
+from .scoring.head import add_frozen_head, cast_head_to_fp32
 from .scoring.lean_lora import lean
 from .scoring.references import Reference, base_of, reference_of
 

@@ -28,9 +28,8 @@ from trl.import_utils import is_vllm_available
 from trl.rewards import get_soft_overlong_punishment
 
 from . import tasks
-from .checkpoint.config_change import check_change
 from .checkpoint.files import find_checkpoint, newest_complete
-from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_same_run
+from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
 from .config import ProRLConfig
 from .descriptor import check_keys
 from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
@@ -41,11 +40,10 @@ from .launch.command_line import first_look
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual, what_is_kept
 from .launch.recipe import RecipeParser
 from .record.base_model import WEIGHTS
-from .record.lock import LOCK_FILE, check_free
-from .record.meter import METRICS_FILE, check_record
-from .record.run_files import read_json
+from .record.folders import LOCK_FILE, by_main_process, check_free
+from .record.meter import check_record
+from .record.run_files import METRICS_FILE, read_json
 from .record.run_id import recorded_run_id, saved_run_id
-from .record.together import by_main_process
 from .rollout.length_rewards import cosine_length_reward, target_length_reward
 from .rollout.thinking import interrupted_rollout
 from .shown import visible

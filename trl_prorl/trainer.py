@@ -34,8 +34,7 @@ from .resets.controller import Reason, Resets
 from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
-from .rollout.outcome import Outcome, Rows, Sampled, whole_groups, written_by_others
-from .rollout.own_advantages import set_advantages
+from .rollout.outcome import Outcome, Rows, Sampled, set_advantages, whole_groups, written_by_others
 from .rollout.verdicts import Verdicts, watched
 from .scoring.scorer import PolicyPass, Scorer
 

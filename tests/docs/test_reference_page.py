@@ -14,7 +14,6 @@ from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
 from trl_prorl.keys import KEYS, TASK_KEYS
-from trl_prorl.record.keys import EVENTS, METRICS
 from trl_prorl.record.meter import gpu_row
 from trl_prorl.refusals import REFUSALS
 from trl_prorl.rollout.thinking import interrupted_rollout
@@ -32,6 +31,7 @@ def load_generator():
 
 
 generator = load_generator()
+METRICS, EVENTS = generator.RECORD["metrics"], generator.RECORD["events"]
 
 
 def own_fields(cls, parent):

@@ -10,7 +10,7 @@ from study.matrix import OWN, TUNED, RunKey, read_matrix
 from trl_prorl import ProRLConfig
 from trl_prorl.errors import InputError
 from trl_prorl.launch.recipe import RecipeParser
-from trl_prorl.resets.treatments import MODES
+from trl_prorl.resets.treatments import TREATMENTS
 from trl_prorl.train import TaskArguments
 
 
@@ -160,7 +160,7 @@ def test_the_study_s_blocks():
 def test_every_arm_is_a_recipe_that_the_launcher_takes(tmp_path):
     seen = set()
     for run in read_matrix(ROOT).runs:
-        if run.key.arm in seen or (run.recipe.get("optimizer_reset", "keep") not in MODES):
+        if run.key.arm in seen or (run.recipe.get("optimizer_reset", "keep") not in TREATMENTS):
             continue
         seen.add(run.key.arm)
         path = tmp_path / "run.yaml"

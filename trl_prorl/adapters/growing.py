@@ -10,8 +10,7 @@ import torch
 from peft import PeftModel
 
 from ..parts import Part
-from .growth import drawn_rows, factors_of, random_state, set_factors, with_rank
-from .growth_state import migrated
+from .growth import drawn_rows, factors_of, migrated, random_state, set_factors, with_rank
 
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"

@@ -12,19 +12,14 @@ from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, RewardError, RunError
 from ..quiet import without_warning
-from ..record.earlier import set_earlier_run_aside
-from ..record.folder import write_config, write_env
-from ..record.lock import FolderLock
+from ..record.folders import FolderLock, by_main_process, set_earlier_run_aside
 from ..record.meter import check_record
+from ..record.provenance import write_config, write_env
 from ..record.run_id import id_of_run, write_run_id
-from ..record.together import by_main_process
-from ..record.trl_log import restored, saved
-from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
 from .files import WholeCheckpoint, is_failed_write, rotate, save_failed
-from .generation_buffer import buffer_file, load_buffer, save_buffer
-from .identity import IDENTITY_FILE, changing_keys
-from .kept_parameters import kept_parameters
-from .resume import Resume, best_beside, clear_leftovers, read_state, write_state
+from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
+from .resume import Resume, best_beside, clear_leftovers
+from .state import buffer_file, kept_parameters, load_buffer, read_state, restored, save_buffer, saved, write_state
 
 
 logger = logging.getLogger(__name__)
@@ -51,7 +46,7 @@ class CheckpointMixin:
         Keep other runs out of `output_dir` and `run_dir`. May be entered again. The main process holds them, for all.
 
         Raises:
-            [`~trl_prorl.record.lock.FolderInUseError`]: another process does, on every process of this run.
+            [`~trl_prorl.record.folders.FolderInUseError`]: another process does, on every process of this run.
         """
         if self._folder_lock is None or not self._folder_lock.held:
             self._folder_lock = FolderLock(self.args.output_dir, self.run_dir)

@@ -15,9 +15,8 @@ from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
 
-from ..adapters.growable import check_growing_config
-from ..adapters.growth_state import check_growing_optimizer
-from ..adapters.initialisation import check_initialisation
+from ..adapters.checks import check_growing_config, check_initialisation
+from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..quiet import without_warning
@@ -26,7 +25,7 @@ from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inn
 from ..rollout.dynamic_sampling import named_functions
 from ..rollout.verdicts import verifier_of
 from ..scoring.dropout import check_dropout_config
-from ..scoring.fp32_head import check_full_model
+from ..scoring.head import check_full_model
 from ..scoring.references import check_adapter
 from .checks import check_columns, check_in_one_place, check_pass_at_k, check_rows
 

@@ -18,12 +18,8 @@ from typing import Any
 import torch
 
 from ..files import free_name, replaced
-from .run_files import EVENTS, METRICS, read_jsonl
+from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, read_jsonl
 from .shapes import Shape, table
-
-
-METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
-EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 @dataclass

@@ -14,9 +14,8 @@ import torch
 from ..objective import kl
 from ..objective.anchors import Anchors, completion_mask, logps_key
 from ..parts import MicroBatch, Part
-from .keys import RESET
-from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
-from .run_files import EVENTS, METRICS
+from .meter import JsonLines, Meter, UpdateNorm
+from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, RESET
 
 
 # What the record says of a generation batch, and TRL's names for it.

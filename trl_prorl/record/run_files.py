@@ -19,6 +19,7 @@ from .shapes import Shape, ShapeError, array, finite, flag, integer, measured, o
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
+METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE = "metrics.jsonl", "events.jsonl", "evaluations.jsonl"
 EVALUATION_KEYS = ("model_name_or_path", "task")  # eval reads them in config.yaml; a run from plain Python has neither
 CONFIG = table(
     known={
@@ -57,6 +58,11 @@ ENV = table(
         **dict.fromkeys(("parameters", "trainable_parameters"), optional(integer(0))),
     }
 )
+# Kinds of events: those of resets, and those that happen at a generation boundary.
+RESET, ELASTIC, GROWTH, GAMED = "reset", "elastic_reset", "growth", "guard_gap"
+RESETS = (RESET, ELASTIC)
+AT_BOUNDARY = (*RESETS, GROWTH)
+
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 STEP = integer(0)
 METRICS = table({"step": STEP}, rest=measured)

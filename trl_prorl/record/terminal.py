@@ -9,7 +9,7 @@ from transformers import PrinterCallback, ProgressCallback
 
 from ..resets.triggers import KEYS
 from ..variants import RESET_APART, VARIANTS
-from .keys import GROWTH, RESET
+from .run_files import GROWTH, RESET
 
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def log_line(logs: Mapping[str, Any], step: int) -> str:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """One line of an event, see [`~trl_prorl.record.keys`]."""
+    """One line of an event, see docs/reference.md."""
     told = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
     if event["event"] == RESET:
         mix = event["ref_reset_mix"]

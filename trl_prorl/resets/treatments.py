@@ -78,7 +78,6 @@ TREATMENTS = {
         Treatment("step", clears_step=True),
     )
 }
-MODES = tuple(TREATMENTS)
 WITH_ALPHA = tuple(name for name, treatment in TREATMENTS.items() if treatment.uses_alpha)
 
 

@@ -4,8 +4,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..scoring.packing_probe import evaluating, on_gpu, tokens
-from .compact import compact_sample, padded_left
-from .growing_cache import why_not_select
+from .compact import compact_sample, padded_left, why_not_select
 
 
 PROMPTS = (3, 9, 5, 7)  # tokens of each; after the first completions have ended, two prompts are left

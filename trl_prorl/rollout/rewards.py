@@ -1,9 +1,11 @@
-"""Guarded reward functions: an error names the function and the prompt."""
+"""Guarded reward functions: an error names the function and the prompt, and a call has a time limit."""
 
 import asyncio
 import functools
 import math
 import os
+import signal
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +15,83 @@ from trl.trainer.utils import is_async_callable
 
 from ..errors import RewardError
 from ..shown import quoted
-from . import deadline
-from .deadline import DeadlineExceeded, call_within
+
+
+# Not SIGALRM, because reward functions have alarms of their own (math-verify's time limit is one).
+SIGNAL = signal.SIGRTMIN + 9
+REPEAT_SECONDS = 1.0
+
+
+class DeadlineExceeded(BaseException):
+    """Not an `Exception`, so that the code under the limit does not swallow it."""
+
+
+def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
+    """
+    Call a function, and interrupt it when its time is over.
+
+    In the main thread a signal interrupts it, in Python code and in system calls alike; native code that holds the
+    interpreter's lock is interrupted when it returns. Other threads get no signals; from there the function runs in a
+    thread of its own and is abandoned.
+
+    Args:
+        seconds (`float` or `None`): The limit; `None` means no limit.
+        function (`Callable`): The function, which takes no arguments.
+
+    Raises [`DeadlineExceeded`]: the function took longer.
+    """
+    if seconds is None:
+        return function()
+    if threading.current_thread() is not threading.main_thread():
+        return _call_aside(seconds, function)
+    over = threading.Event()
+
+    def interrupt(number, frame):
+        if not over.is_set():
+            raise DeadlineExceeded
+
+    def watch():
+        wait = seconds
+        while not over.wait(wait):
+            signal.pthread_kill(threading.main_thread().ident, SIGNAL)
+            wait = REPEAT_SECONDS  # a bare `except:` may have swallowed the first
+
+    previous = signal.signal(SIGNAL, interrupt)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        try:
+            return function()
+        finally:
+            over.set()
+    finally:
+        over.set()  # again, because the signal may have come just before the first call
+        watcher.join()
+        signal.signal(SIGNAL, signal.SIG_DFL if previous is None else previous)
+
+
+def _call_aside(seconds: float, function: Callable[[], Any]) -> Any:
+    outcome: list[tuple[str, Any]] = []
+
+    def call():
+        try:
+            outcome.append(("value", function()))
+        except BaseException as error:  # for the thread that waits
+            outcome.append(("error", error))
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise DeadlineExceeded
+    kind, value = outcome[0]
+    if kind == "error":
+        raise value
+    return value
 
 
 # Files whose frames lie between a trainer and a reward function.
-CALLERS = (__file__, deadline.__file__, os.path.dirname(asyncio.__file__) + os.sep)
+CALLERS = (__file__, os.path.dirname(asyncio.__file__) + os.sep)
 
 
 def watched(

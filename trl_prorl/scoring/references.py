@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head, use_adapter
 
-from .fp32_head import cast_head_to_fp32, decoder_dtype
+from .head import cast_head_to_fp32, decoder_dtype
 
 
 SNAPSHOT_FILE = "reference.safetensors"
