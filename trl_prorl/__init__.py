@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from .config import ProRLConfig
     from .embedded.shipped import embedded_model
     from .eval.passk import evaluate
+    from .launch.recipe import task_reward
     from .resets.callbacks import ReferenceResetCallback
     from .resets.triggers import KLSpike, Periodic, Reason, Stall, Trigger
-    from .train import task_reward
     from .trainer import ProRLTrainer
 
 
@@ -46,7 +46,7 @@ _MODULES = {
     "ReferenceResetCallback": "resets.callbacks",
     "embedded_model": "embedded.shipped",
     "evaluate": "eval.passk",
-    "task_reward": "train",
+    "task_reward": "launch.recipe",
 }
 
 

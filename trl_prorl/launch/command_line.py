@@ -25,12 +25,12 @@ HELP = ("-h", "--help", "--help-all")
 
 
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
-    """As [`~trl_prorl.train.main`], for a recipe script: the modules that train are imported only when needed."""
+    """As [`~trl_prorl.train.main`], for a recipe script: what trains is imported once the recipe is in order."""
     end_at_once(NOTHING_BEGUN)
-    argv = first_look(default_recipe, argv)
-    from ..train import main as train
+    recipe = parsed(first_look(default_recipe, argv))
+    from ..train import run
 
-    train(default_recipe, argv)
+    run(*recipe)
 
 
 def first_look(default_recipe: str | Path | None, argv: list[str] | None = None) -> list[str]:
@@ -69,10 +69,20 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
     return argv
 
 
-def refuse(error: Exception) -> NoReturn:
-    """One line on stderr, and exit code 2."""
+def parsed(argv: list[str]) -> tuple:
+    """[`~trl_prorl.launch.recipe.parse_recipe`]; what is wrong with it is one line on stderr and exit code 2."""
+    from .recipe import parse_recipe  # torch and the configurations of transformers and TRL, which know all keys
+
+    try:
+        return parse_recipe(argv)
+    except (ValueError, OSError) as error:
+        refuse(error)
+
+
+def refuse(error: Exception, code: int = 2) -> NoReturn:
+    """One line on stderr, and an exit code."""
     print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
-    raise SystemExit(2) from None
+    raise SystemExit(code) from None
 
 
 def show(text: str) -> None:

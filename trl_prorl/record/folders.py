@@ -222,6 +222,6 @@ def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
             found = [error]
     broadcast_object_list(found)
     if isinstance(found[0], Exception):
-        found[0].told_elsewhere = not is_main  # one line is enough
+        found[0].said_elsewhere = not is_main  # one line is enough
         raise found[0]
     return found[0]
