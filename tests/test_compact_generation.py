@@ -376,7 +376,7 @@ def test_settings_that_need_the_other_loop(make_trainer, keys, line, caplog):
         make_trainer(compact_generation="on", **asked)
     trainer = make_trainer(compact_generation="auto", **asked)
     assert (
-        trainer.ways.generation.startswith(f"off: {line}")
+        trainer.acceleration.generation.startswith(f"off: {line}")
         and f"computed as without it: compact_generation: {line}" in caplog.text
     )
 

@@ -11,9 +11,9 @@ from .adapters.growing import Growth
 from .checkpoint.identity import base_parameters, dataset_hash, weights_hash
 from .guards.entropy_watch import EntropyWatch
 from .guards.guard_gap import GuardGap
+from .launch.acceleration import Acceleration, shards_weights
 from .launch.checks import check_in_one_place
 from .launch.plan import Plan
-from .launch.ways import Ways, shards_weights
 from .parts import Part
 from .resets.elastic import ElasticAverage, ElasticResets
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
@@ -23,9 +23,9 @@ from .scoring.lean_lora import lean
 from .scoring.references import Reference, base_of, reference_of
 
 
-def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Ways:
+def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Acceleration:
     """
-    Make the policy of a trainer that TRL has built ready, and see which ways are open to it.
+    Make the policy of a trainer that TRL has built ready, and see which accelerations serve it.
 
     Raises:
         `ValueError`: the model has active dropout, or cannot do what the configuration asks for.
@@ -45,10 +45,10 @@ def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..
     cheap = is_peft_model(policy) and args.pack_groups != "off" and not shards_weights(trainer)
     if cheap and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
         add_frozen_head(policy.get_base_model(), trainer.temperature)
-    ways = Ways.of(trainer, policy, padded)
-    if cheap and ways.packs:
+    acceleration = Acceleration.of(trainer, policy, padded)
+    if cheap and acceleration.packs:
         lean(policy)
-    return ways
+    return acceleration
 
 
 def identity_of(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:

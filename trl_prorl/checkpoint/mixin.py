@@ -108,9 +108,9 @@ class CheckpointMixin:
             if resume is not None:
                 self.recorder.event(resume.event)
             write_config(self.run_dir, self.args, self.recipe)
-            generation = {"compact_generation": self.ways.generation}
+            generation = {"compact_generation": self.acceleration.generation}
             generation |= self.compact.facts() if self.compact is not None else {}
-            packing, base = self.ways.packing, self.base_name()
+            packing, base = self.acceleration.packing, self.base_name()
             write_env(self.run_dir, self.args, self.model, packing, generation, base, self._run_id)
         return super()._inner_training_loop(*args, **kwargs)
 

@@ -58,8 +58,8 @@ def banner(trainer, steps: int) -> list[str]:
         "reward": ", ".join(trainer.reward_func_names),
         "variant": f"{args.variant}: {VARIANTS[args.variant].description}",
         "resets": "; ".join(when) or "none",
-        "pack_groups": trainer.ways.packing,
-        "compact_generation": trainer.ways.generation,
+        "pack_groups": trainer.acceleration.packing,
+        "compact_generation": trainer.acceleration.generation,
         "run folder": trainer.run_dir,
     }
     return [f"{name:<20}{told}" for name, told in facts.items()]

@@ -4,7 +4,7 @@ copy of it.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,34 +32,6 @@ PLAIN = {
     "use_cache": (None, True),
     "watermarking_config": (None,),
 }
-
-
-def choose_generation(
-    asked: str, config: GenerationConfig | None, objections: dict[str, bool], probed: Callable[[], str | None]
-) -> str:
-    """
-    Whether a run samples compactly: `"on"`, or `"off"` with the reason why not.
-
-    Args:
-        asked (`str`): `compact_generation`.
-        config ([`~transformers.GenerationConfig`], *optional*): Of the rollouts; another engine has none.
-        objections (`dict[str, bool]`): Reasons outside the model, and whether each holds; the first that does is
-            given.
-        probed (`Callable`): Tries it on the model: why it is not possible, or `None`.
-
-    Raises `ValueError`: it is asked for and not possible.
-    """
-    if asked == "off":
-        return "off"
-    reason = next((text for text, holds in objections.items() if holds), None)
-    reason = reason or why_not_compact(config) or probed()
-    if reason is None:
-        return "on"
-    if asked == "on":
-        raise ValueError(
-            f"compact_generation='on' is not possible: {reason} Set compact_generation: \"off\", or auto to fall back."
-        )
-    return f"off: {reason}"
 
 
 def as_generated(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:

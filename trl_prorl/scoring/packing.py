@@ -16,7 +16,6 @@ of a micro-batch stand in one row, unless `max_tokens` separates them.
 """
 
 import inspect
-import logging
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -27,8 +26,6 @@ from transformers import PreTrainedModel
 
 from .prefix_attention import layout, register
 
-
-logger = logging.getLogger(__name__)
 
 # A group's rows of the batch that share one copy of the prompt; the pieces of a call stand one after another.
 Piece = list[int]
@@ -186,59 +183,6 @@ def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list
         bins[place].append(item)
         room[place] -= size(item)
     return bins
-
-
-def choose_packing(
-    args,
-    model: torch.nn.Module,
-    objections: dict[str, bool],
-    processes: int,
-    probed: Callable[[], str | None] | None,
-) -> str:
-    """
-    Whether a run packs.
-
-    Args:
-        args ([`ProRLConfig`]): `pack_groups` and `pack_max_tokens`.
-        model (`torch.nn.Module`): The policy.
-        objections (`dict[str, bool]`): Reasons against packing that lie outside the model, and whether each holds; the
-            first that holds is reported.
-        processes (`int`): The number of processes that train together.
-        probed (`Callable`, *optional*): Tests the model's numbers and returns why they forbid packing, or `None`. It
-            is missing if the weights are sharded.
-
-    Returns:
-        `str`: `"on"`, with a remark if the model's numbers were not tested, or `"off"` with the reason.
-
-    Raises:
-        `ValueError`: packing is asked for and not possible.
-    """
-    if args.pack_groups == "off":
-        return "off"
-    reason = next((text for text, holds in objections.items() if holds), None) or why_not(model)
-    if reason is None:
-        check_pack_processes(args.pack_max_tokens, processes)
-        if probed is None:
-            logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
-            return "on; its numbers were not tried, because the weights are sharded"
-        reason = probed()
-    if reason is None:
-        return "on"
-    if args.pack_groups == "on":
-        raise ValueError(f"pack_groups='on' is not possible: {reason} Set pack_groups: \"off\", or auto to fall back.")
-    return f"off: {reason}"
-
-
-def check_pack_processes(limit: int | None, processes: int) -> None:
-    """
-    Raises:
-        `ValueError`: several processes have a limit.
-    """
-    if limit is not None and processes > 1:
-        raise ValueError(
-            f"pack_max_tokens={limit} with {processes} processes, which would make unequal numbers of forwards and "
-            "wait for each other for ever. Leave it out, and lower per_device_train_batch_size."
-        )
 
 
 def why_not(model: PreTrainedModel | PeftModel) -> str | None:
