@@ -25,10 +25,8 @@ from .scoring.references import Reference, base_of, reference_of
 
 def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Acceleration:
     """
-    Make the policy of a trainer that TRL has built ready, and see which accelerations serve it.
-
-    Raises:
-        `ValueError`: the model has active dropout, or cannot do what the configuration asks for.
+    Make the policy of a trainer that TRL has built ready, and see which accelerations serve it. Raises `ValueError`:
+    the model has active dropout, or cannot do what the configuration asks for.
     """
     args, accelerator = trainer.args, trainer.accelerator
     for model in (policy, trainer.ref_model):

@@ -64,8 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv (`list[str]`, *optional*): The command and its arguments; defaults to the process's own.
 
-    Returns:
-        `int`: the exit code; 2 if there is no such command.
+    Returns `int`: the exit code; 2 if there is no such command.
     """
     end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
     argv = list(sys.argv[1:] if argv is None else argv)

@@ -49,8 +49,7 @@ def build(
     Args:
         task_args ([`TaskArguments`]), args ([`ProRLConfig`]), model_args ([`~trl.ModelConfig`]): The parsed recipe.
 
-    Raises:
-        `ValueError`: the recipe asks for something that cannot be done; raised before a model is loaded.
+    Raises `ValueError`: the recipe asks for something that cannot be done; raised before a model is loaded.
     """
     check_packages(args)
     if args.disable_tqdm:
@@ -138,12 +137,9 @@ def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
         args ([`ProRLConfig`]): The configuration.
         recipe (`tuple` of dataclass instances): The other parts of the recipe.
 
-    Returns:
-        `bool`: whether there is a checkpoint to resume from. A run that was cut short before its first one begins
-        again; a run that came to its end is not trained a second time.
-
-    Raises:
-        `ValueError`: naming the folder or the checkpoint, what is wrong with it, and what to do.
+    Returns `bool`: whether there is a checkpoint to resume from. A run that was cut short before its first one begins
+    again; a run that came to its end is not trained a second time. Raises `ValueError`: naming the folder or the
+    checkpoint, what is wrong with it, and what to do.
     """
     return by_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
 
@@ -213,10 +209,8 @@ def check_base(model: str | None, task: str) -> None:
 
 def find_model(name: str | None) -> str:
     """
-    The model to load: a local folder, a Hub name, or the folder of an embedded model.
-
-    Raises:
-        `ValueError`: it is none of them, or an embedded model's files are not the ones that were shipped.
+    The model to load: a local folder, a Hub name, or the folder of an embedded model. Raises `ValueError`: it is none
+    of them, or an embedded model's files are not the ones that were shipped.
     """
     if name is None:
         raise ValueError(f"model_name_or_path is missing: a Hub name, a local folder, or {EMBEDDED!r}.")

@@ -107,8 +107,7 @@ class WholeCheckpoint:
             publishes (`bool`): Whether this process does.
             record (`Iterable[Path]`): Files that have to be on disk with it.
 
-        Raises:
-            [`~trl_prorl.errors.CheckpointError`]: it could not be written whole; nothing of it is left.
+        Raises [`~trl_prorl.errors.CheckpointError`]: it could not be written whole; nothing of it is left.
         """
         try:
             yield
@@ -208,8 +207,7 @@ def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] 
         output_dir (`Path`): Where it saves. Checkpoints beside one of another folder stay as they are.
         unusable (`Collection[str]`, *optional*): Names of checkpoints that no resume takes, which stay too.
 
-    Returns:
-        `dict[str, str]`: new name by old.
+    Returns `dict[str, str]`: new name by old.
     """
     from_here, renamed = CHECKPOINT.fullmatch(checkpoint.name), {}
     if from_here is None or checkpoint.resolve().parent != output_dir.resolve():
@@ -257,10 +255,8 @@ def find_checkpoint(
     asked: str | os.PathLike | bool, output_dir: str, content: bool = True
 ) -> tuple[Path, dict[str, str]]:
     """
-    What `resume_from_checkpoint` means: the newest complete checkpoint for `True`, else the one that is named.
-
-    Raises:
-        `ValueError`: there is none, or it cannot be resumed from.
+    What `resume_from_checkpoint` means: the newest complete checkpoint for `True`, else the one that is named. Raises
+    `ValueError`: there is none, or it cannot be resumed from.
     """
     if asked is True or str(asked).lower() == "true":
         found, skipped = newest_complete(output_dir, content)

@@ -102,11 +102,8 @@ def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: boo
         then (`Mapping`), now (`Mapping`): What a checkpoint says, and what is asked now.
         allowed (`bool`): `allow_config_change`.
 
-    Returns:
-        `dict[str, list]`: the differences, `{key: [then, now]}`.
-
-    Raises:
-        `ValueError`: there are differences, and they are not allowed.
+    Returns `dict[str, list]`: the differences, `{key: [then, now]}`. Raises `ValueError`: there are differences, and
+    they are not allowed.
     """
     changed = differences(then, now)
     if changed and not allowed:
@@ -154,8 +151,7 @@ def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], check
         now (`Mapping[str, Any]`): What is asked now.
         checkpoint (`Path`): Where the run goes on.
 
-    Raises:
-        `ValueError`: naming the key, its two values, why, and what to do.
+    Raises `ValueError`: naming the key, its two values, why, and what to do.
     """
 
     def refuse(key: str, why: str) -> None:

@@ -44,9 +44,7 @@ class CheckpointMixin:
     def folders_held(self):
         """
         Keep other runs out of `output_dir` and `run_dir`. May be entered again. The main process holds them, for all.
-
-        Raises:
-            [`~trl_prorl.record.folders.FolderInUseError`]: another process does, on every process of this run.
+        Raises [`~trl_prorl.record.folders.FolderInUseError`]: another process does, on every process of this run.
         """
         if self._folder_lock is None or not self._folder_lock.held:
             self._folder_lock = FolderLock(self.args.output_dir, self.run_dir)
@@ -263,10 +261,8 @@ class CheckpointMixin:
 
     def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
         """
-        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.hub.publish`] in one commit.
-
-        Raises:
-            [`~trl_prorl.errors.PushError`]: the upload failed; everything is on disk.
+        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.hub.publish`] in one commit. Raises
+        [`~trl_prorl.errors.PushError`]: the upload failed; everything is on disk.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.save_model(_internal_call=True)

@@ -48,8 +48,7 @@ class Resume:
         cls, asked: str | os.PathLike | bool, output_dir: str, identity: Mapping[str, Any], allowed: bool
     ) -> "Resume":
         """
-        Raises:
-            `ValueError`: the checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
+        Raises `ValueError`: the checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
         """
         began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(asked, output_dir)

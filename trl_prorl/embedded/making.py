@@ -84,10 +84,8 @@ FAMILIES = {
 
 def settings_of(task: str = "reverse_digits", seed: int = 0, threads: int = 1) -> EmbeddedSettings:
     """
-    The settings of an embedded model. All but the first one are stored in bf16.
-
-    Raises:
-        `ValueError`: if there are no demonstrations for the task.
+    The settings of an embedded model. All but the first one are stored in bf16. Raises `ValueError`: if there are no
+    demonstrations for the task.
     """
     if task not in FAMILIES:
         raise ValueError(f"--task {task}: there are demonstrations for {', '.join(FAMILIES)}. Give one of these.")
@@ -174,8 +172,7 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
         folder (`Path`): Where it goes; it must not exist yet.
         settings ([`EmbeddedSettings`], *optional*): Defaults to the settings of the demo's model.
 
-    Raises:
-        `ValueError`: the folder is there.
+    Raises `ValueError`: the folder is there.
     """
     settings = settings or EmbeddedSettings()
     if folder.exists():

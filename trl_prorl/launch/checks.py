@@ -17,8 +17,7 @@ def check_columns(rows: Any, name: str = "train_dataset") -> None:
         rows ([`~datasets.Dataset`]): The dataset; a dataset of another type is left to TRL.
         name (`str`, *optional*, defaults to `"train_dataset"`): Its name in the message.
 
-    Raises:
-        `ValueError`: naming the columns that are there, and the one that is needed.
+    Raises `ValueError`: naming the columns that are there, and the one that is needed.
     """
     if not isinstance(rows, Dataset):
         return
@@ -41,8 +40,7 @@ def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, 
         n (`int`): Completions of a prompt in an evaluation.
         evaluation ([`~datasets.Dataset`] or `dict` of them): The evaluation set, or several by name.
 
-    Raises:
-        `ValueError`: naming the key, its value and what is measured.
+    Raises `ValueError`: naming the key, its value and what is measured.
     """
     verifier = verifier_of(functions)
     if verifier is not None and is_async_callable(verifier):
@@ -90,8 +88,7 @@ def check_rows(rows: Any, batch: int, num_generations: int) -> None:
         rows ([`~datasets.Dataset`]): The training set; a dataset of another type is left to TRL.
         batch (`int`), num_generations (`int`): Completions of one generation batch, and of one prompt.
 
-    Raises:
-        `ValueError`: naming both numbers.
+    Raises `ValueError`: naming both numbers.
     """
     needed = batch // num_generations
     if isinstance(rows, Dataset) and len(rows) < needed:
@@ -110,8 +107,7 @@ def check_in_one_place(model: Any) -> None:
     Args:
         model ([`~transformers.PreTrainedModel`]): Loaded with a device map, or without one.
 
-    Raises:
-        `ValueError`: naming how much was left.
+    Raises `ValueError`: naming how much was left.
     """
     places = [str(place).split(":")[0] for place in (getattr(model, "hf_device_map", None) or {}).values()]
     left = sum(place in ("cpu", "disk") for place in places)
@@ -133,8 +129,7 @@ def check_pack_limit(limit: int | None, lengths: Sequence[int], max_completion_l
         max_completion_length (`int`, *optional*): Most tokens of a completion; `None` if nothing bounds them.
         which (`str`): Which prompts: `"training"` or `"validation"`.
 
-    Raises:
-        `ValueError`: naming the prompt and what it needs.
+    Raises `ValueError`: naming the prompt and what it needs.
     """
     if limit is None or not lengths:
         return
@@ -158,8 +153,7 @@ def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], li
         tokenize (`Callable`): Token ids of prompts.
         args ([`ProRLConfig`]): The limit, and the longest completion.
 
-    Raises:
-        `ValueError`: as [`check_pack_limit`].
+    Raises `ValueError`: as [`check_pack_limit`].
     """
     sets = evaluation if isinstance(evaluation, dict) else {"validation": evaluation}
     for which, rows in {"training": train, **sets}.items():

@@ -43,9 +43,8 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
             The recipe if no `--config` is given; without either, the command line gives all keys.
         argv (`list[str]`, *optional*): Defaults to the process's own.
 
-    Returns:
-        `list[str]`: the command line, with `--config PATH` and the launcher's precision in front where the default
-        recipe is run.
+    Returns `list[str]`: the command line, with `--config PATH` and the launcher's precision in front where the default
+    recipe is run.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(argument in HELP for argument in argv):
@@ -100,12 +99,7 @@ def program() -> str:
 
 
 def help_text(argv: list[str], default_recipe: str | Path | None) -> str:
-    """
-    What `--help`, `--help KEY ...` and `--help-all` print.
-
-    Raises:
-        `ValueError`: there is no such key.
-    """
+    """What `--help`, `--help KEY ...` and `--help-all` print. Raises `ValueError`: there is no such key."""
     if "--help-all" in argv:
         return all_keys(default_recipe)
     place = next(place for place, argument in enumerate(argv) if argument in HELP)
@@ -185,10 +179,8 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 def launcher_keys() -> list[str]:
     """
-    The precision and the device of the launcher, as a command line; nothing without a launcher.
-
-    Raises:
-        `ValueError`: this machine has no GPU, and the launcher was told of several, or of fp16.
+    The precision and the device of the launcher, as a command line; nothing without a launcher. Raises `ValueError`:
+    this machine has no GPU, and the launcher was told of several, or of fp16.
     """
     precision = os.environ.get("ACCELERATE_MIXED_PRECISION")
     if precision is None:

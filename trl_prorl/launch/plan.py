@@ -58,10 +58,8 @@ class Plan:
     @classmethod
     def of(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
         """
-        Check a trainer's arguments.
-
-        Raises:
-            `ValueError` or `TypeError`: naming the value and the cure; no model has been loaded.
+        Check a trainer's arguments. Raises `ValueError` or `TypeError`: naming the value and the cure; no model has
+        been loaded.
         """
         if args is None:
             name = model if isinstance(model, str) else get_config_model_id(model.config)

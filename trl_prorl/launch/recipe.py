@@ -152,10 +152,5 @@ class RecipeParser(TrlParser):
 
 
 def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
-    """
-    A recipe and what a command line overrides.
-
-    Raises:
-        `ValueError`: naming the key, its value and the cure.
-    """
+    """A recipe and what a command line overrides. Raises `ValueError`: naming the key, its value and the cure."""
     return RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(argv)

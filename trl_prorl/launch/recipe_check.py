@@ -80,10 +80,8 @@ class UniqueKeys(yaml.SafeLoader):
 
 def check_config_option(arguments: list[str]) -> list[str]:
     """
-    A command line with `--config=PATH` in two parts.
-
-    Raises:
-        `ValueError`: it begins with no option, or does not name one recipe.
+    A command line with `--config=PATH` in two parts. Raises `ValueError`: it begins with no option, or does not name
+    one recipe.
     """
     arguments = [part for arg in arguments for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     if arguments and not arguments[0].startswith("-"):
@@ -115,8 +113,7 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> dict[str, Any]:
         path (`str` or `Path`): The recipe.
         hints (`Mapping[str, Any]`): By key, its type.
 
-    Raises:
-        `ValueError`: naming the recipe, the key, the value and the type that it takes.
+    Raises `ValueError`: naming the recipe, the key, the value and the type that it takes.
     """
     layers = recipe_layers(path)
     for place, (file, keys) in enumerate(layers):
@@ -140,10 +137,8 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> dict[str, Any]:
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """
     The keys of a recipe: those of its base, if it names one, and its own, which win. `null` unsets a key of the base,
-    which then has its default.
-
-    Raises:
-        `ValueError`: there is no such file, or it holds no mapping; the same of the base.
+    which then has its default. Raises `ValueError`: there is no such file, or it holds no mapping; the same of the
+    base.
     """
     return merged(recipe_layers(path))
 
@@ -159,10 +154,8 @@ def merged(layers: list[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
 
 def recipe_layers(path: str | Path) -> list[tuple[Path, dict[str, Any]]]:
     """
-    The files of a recipe, its base first, each with its own keys.
-
-    Raises:
-        `ValueError`: as [`read_recipe`], or the base has a base.
+    The files of a recipe, its base first, each with its own keys. Raises `ValueError`: as [`read_recipe`], or the base
+    has a base.
     """
     path = Path(path)
     recipe = _read(path, f"--config {path}")
@@ -217,10 +210,8 @@ def check_env(path: str | Path, env: Any) -> None:
 def check_runs_no_code(path: str | Path, key: str, value: Any, hint: Any) -> None:
     """
     Recipes are passed around, so none may make the machine run code that is not installed on it. Text that the parser
-    turns into a mapping is looked at as that mapping.
-
-    Raises:
-        `ValueError`: a value does, at any depth. On the command line, where users type it themselves, it is allowed.
+    turns into a mapping is looked at as that mapping. Raises `ValueError`: a value does, at any depth. On the command
+    line, where users type it themselves, it is allowed.
     """
     if isinstance(value, str) and takes_mapping(hint):
         value = json_mapping(path, key, value)

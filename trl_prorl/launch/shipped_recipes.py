@@ -39,8 +39,7 @@ def recipe_file(asked: str) -> Path:
     Args:
         asked (`str`): A file, or the name of a shipped recipe. A file that is there wins.
 
-    Raises:
-        `ValueError`: it is neither.
+    Raises `ValueError`: it is neither.
     """
     file, shipped = Path(asked), shipped_recipes()
     if file.is_file():
@@ -67,8 +66,7 @@ def with_recipe(arguments: Iterable[str]) -> list[str]:
     Args:
         arguments (`Iterable[str]`): The command line.
 
-    Raises:
-        `ValueError`: as [`recipe_file`].
+    Raises `ValueError`: as [`recipe_file`].
     """
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     late = late_recipe(words)

@@ -57,11 +57,8 @@ class FolderLock:
 
     def hold(self) -> None:
         """
-        Take the folders, or count once more.
-
-        Raises:
-            [`FolderInUseError`]: naming the folder and the process that holds it.
-            `OSError`: the folder cannot be written.
+        Take the folders, or count once more. Raises [`FolderInUseError`]: naming the folder and the process that holds
+        it; `OSError`: the folder cannot be written.
         """
         if self._depth == 0:
             try:
@@ -94,10 +91,8 @@ class FolderLock:
 
 def check_free(*folders: str | os.PathLike) -> None:
     """
-    Refuse folders that another process trains into. Takes nothing and makes nothing.
-
-    Raises:
-        [`FolderInUseError`]: naming the folder and the process.
+    Refuse folders that another process trains into. Takes nothing and makes nothing. Raises [`FolderInUseError`]:
+    naming the folder and the process.
     """
     for folder in folders:
         if (who := holder(Path(folder))) is not None:
@@ -178,8 +173,7 @@ def set_earlier_run_aside(output_dir: Path, run_dir: Path, base: str | None) -> 
         output_dir (`Path`), run_dir (`Path`): Of the run that begins.
         base (`str`, *optional*): Hub name or folder of its model.
 
-    Raises:
-        `ValueError`: the model is a part of the earlier run, and would move with it.
+    Raises `ValueError`: the model is a part of the earlier run, and would move with it.
     """
     record = run_dir / METRICS_FILE
     begun = record.exists() and record.stat().st_size > 0

@@ -219,9 +219,8 @@ class Meter:
             reduce (`Callable`): Sums a tensor over processes.
             processes (`int`, *optional*, defaults to `1`): Number of processes.
 
-        Returns:
-            `dict[str, float]`: the row, without the keys that only the trainer knows. Counts are sums over processes;
-            times are this process's.
+        Returns `dict[str, float]`: the row, without the keys that only the trainer knows. Counts are sums over
+        processes; times are this process's.
         """
         self.timer.leave()
         seconds = time.perf_counter() - self._began
@@ -306,8 +305,7 @@ class JsonLines:
             short left behind are dropped. `None`: a new file; one that is there is kept under a numbered name.
         shape (`Shape`, *optional*): What each of these lines must be.
 
-    Raises:
-        InputError: A line of a file that is continued cannot be read.
+    Raises `InputError`: a line of a file that is continued cannot be read.
     """
 
     def __init__(
@@ -351,11 +349,6 @@ class JsonLines:
 
 
 def check_record(run_dir: str | os.PathLike) -> None:
-    """
-    Read the record that a resume continues.
-
-    Raises:
-        InputError: A line cannot be read; it is named.
-    """
+    """Read the record that a resume continues. Raises `InputError`: a line cannot be read; it is named."""
     for file, shape in ((METRICS_FILE, METRICS), (EVENTS_FILE, EVENTS), (EVALUATIONS_FILE, METRICS)):
         read_jsonl(Path(run_dir) / file, shape)

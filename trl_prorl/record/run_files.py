@@ -152,12 +152,7 @@ DRIFT = table(
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """
-    The text of a file, UTF-8.
-
-    Raises:
-        InputError: It cannot be read, or is not text.
-    """
+    """The text of a file, UTF-8. Raises `InputError`: it cannot be read, or is not text."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -167,12 +162,7 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def parse_json(content: str) -> Any:
-    """
-    A JSON value.
-
-    Raises:
-        `ValueError`: It is not JSON, or deeper or longer than can be read.
-    """
+    """A JSON value. Raises `ValueError`: it is not JSON, or deeper or longer than can be read."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -180,12 +170,7 @@ def parse_json(content: str) -> Any:
 
 
 def read_json(path: str | os.PathLike, shape: Shape = table()) -> Any:  # noqa: B008
-    """
-    A JSON file, by default one object.
-
-    Raises:
-        InputError: It is not JSON, or not of the shape.
-    """
+    """A JSON file, by default one object. Raises `InputError`: it is not JSON, or not of the shape."""
     content = read_text(path)
     try:
         content = parse_json(content)
@@ -195,12 +180,7 @@ def read_json(path: str | os.PathLike, shape: Shape = table()) -> Any:  # noqa: 
 
 
 def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
-    """
-    A YAML file, by default a recipe.
-
-    Raises:
-        InputError: It is not YAML, or not a mapping of the shape.
-    """
+    """A YAML file, by default a recipe. Raises `InputError`: it is not YAML, or not a mapping of the shape."""
     content = read_text(path)
     try:
         content = yaml.safe_load(content)
@@ -237,8 +217,7 @@ def read_jsonl(
         growing (`bool`, *optional*, defaults to `False`):
             The file is still being written, so that half a line at its end needs no warning.
 
-    Raises:
-        InputError: Any other line is not JSON or not of the shape.
+    Raises `InputError`: any other line is not JSON or not of the shape.
     """
     if not Path(path).exists():
         return []
@@ -278,10 +257,8 @@ def _checked_line(row: Any, shape: Shape, path: str | os.PathLike, place: int) -
 
 def last_line(path: str | os.PathLike, shape: Shape = METRICS) -> dict[str, Any] | None:
     """
-    The object of the last whole line of such a file, without a look at the others; `None` if there is none.
-
-    Raises:
-        InputError: As [`read_jsonl`].
+    The object of the last whole line of such a file, without a look at the others; `None` if there is none. Raises
+    `InputError`: as [`read_jsonl`].
     """
     if not Path(path).exists():
         return None

@@ -178,8 +178,7 @@ def compact_sample(
             `temperature`, because `generate` would then hand its own argument to this loop and sample at 1.
         model_kwargs: Of the model's forward, as `generate` prepares them.
 
-    Returns:
-        [`Samples`], in the order of `copies`.
+    Returns [`Samples`], in the order of `copies`.
     """
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
     outputs = model(**inputs, return_dict=True)

@@ -65,12 +65,9 @@ def packed_logps(
         autocast (`Callable`, *optional*, defaults to `nullcontext`):
             Makes the context for a call of the model, such as `accelerator.autocast`.
 
-    Returns:
-        `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` if not asked for),
-        exactly 0 where the mask is 0, as TRL's are.
-
-    Raises:
-        `ValueError`: the mask has another form, or a prompt with one completion exceeds `max_tokens`.
+    Returns `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` if not asked for),
+    exactly 0 where the mask is 0, as TRL's are. Raises `ValueError`: the mask has another form, or a prompt with one
+    completion exceeds `max_tokens`.
     """
     batch, width = input_ids.shape
     prompt_mask, completion_mask = attention_mask.int().cpu().split([width - logits_to_keep, logits_to_keep], dim=1)

@@ -109,8 +109,7 @@ def prefix_attention(
         dropout (`float`, *optional*, defaults to `0.0`): Probability with which a weight is dropped.
         scale (`float`, *optional*): Factor of the scores, by default `D ** -0.5`.
 
-    Returns:
-        `torch.Tensor` of shape `(1, T, H, D)`.
+    Returns `torch.Tensor` of shape `(1, T, H, D)`.
     """
     by_products = query.device.type == "cpu" and query.dtype is torch.bfloat16 and not dropout
     keys, values = (taken(each, layout.keys) for each in (key, value))
