@@ -28,7 +28,7 @@ from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, che
 from .config import ProRLConfig
 from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
-from .launch.checks import check_pack_limit, check_rows
+from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
 from .launch.command_line import first_look, parsed, refuse
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual, what_is_kept
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
@@ -73,12 +73,14 @@ def build(
     tokenizer = AutoTokenizer.from_pretrained(
         model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
-    check_context(train_dataset, tokenizer, model, model_args.model_revision, args)
+
+    def tokenize(prompts):
+        texts = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in prompts]
+        return tokenizer(texts, add_special_tokens=False).input_ids
+
+    check_context(prompt_lengths(train_dataset, tokenize), model, model_args.model_revision, args)
     if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer knows whether it packs
-        for which, rows in (("training", train_dataset), ("validation", eval_dataset)):
-            if rows is not None:
-                lengths = prompt_lengths(rows, tokenizer)
-                check_pack_limit(args.pack_max_tokens, lengths, args.max_completion_length, which)
+        check_prompts_fit(train_dataset, eval_dataset, tokenize, args)
     trainer = ProRLTrainer(
         model=model,
         reward_funcs=task_args.make_rewards(task, args.max_completion_length),
@@ -231,23 +233,12 @@ def find_model(name: str | None) -> str:
     return name
 
 
-def prompt_lengths(rows, tokenizer) -> list[int]:
-    """The number of tokens of every prompt, with the chat template."""
-    texts = [
-        tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) for prompt in rows["prompt"]
-    ]
-    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
-
-
-def check_context(rows, tokenizer, model: str, revision: str, args: ProRLConfig) -> None:
-    """Refuse prompts that leave no room for a completion in the model's context."""
+def check_context(lengths: list[int], model: str, revision: str, args: ProRLConfig) -> None:
+    """Refuse prompts, of so many tokens, that leave no room for a completion in the model's context."""
     config = AutoConfig.from_pretrained(model, revision=revision)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if context is None:
-        return
-    lengths = prompt_lengths(rows, tokenizer)
     longest = max(lengths)
-    if longest + args.max_completion_length > context:
+    if context is not None and longest + args.max_completion_length > context:
         raise ValueError(
             f"training prompt {lengths.index(longest)} has {longest} tokens; with max_completion_length="
             f"{args.max_completion_length} that exceeds the model's context of {context}. Lower max_completion_length "
