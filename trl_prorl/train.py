@@ -44,12 +44,8 @@ def build(
     task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig
 ) -> tuple[ProRLTrainer, str | bool | None]:
     """
-    The trainer of a recipe, and the checkpoint that it resumes from, as `Trainer.train` takes it.
-
-    Args:
-        task_args ([`TaskArguments`]), args ([`ProRLConfig`]), model_args ([`~trl.ModelConfig`]): The parsed recipe.
-
-    Raises `ValueError`: the recipe asks for something that cannot be done; raised before a model is loaded.
+    The trainer of a recipe, and the checkpoint that it resumes from, as `Trainer.train` takes it. Raises `ValueError`:
+    the recipe asks for something that cannot be done; raised before a model is loaded.
     """
     check_packages(args)
     if args.disable_tqdm:
@@ -133,15 +129,10 @@ def check_packages(args: ProRLConfig) -> None:
 def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
     """
     Refuse an output folder that a new run may not have, and a resume that would not continue the same run. The main
-    process looks, for all processes: by the time another one looked, the run might have begun.
-
-    Args:
-        args ([`ProRLConfig`]): The configuration.
-        recipe (`tuple` of dataclass instances): The other parts of the recipe.
-
-    Returns `bool`: whether there is a checkpoint to resume from. A run that was cut short before its first one begins
-    again; a run that came to its end is not trained a second time. Raises `ValueError`: naming the folder or the
-    checkpoint, what is wrong with it, and what to do.
+    process looks, for all processes: by the time another one looked, the run might have begun. `recipe`: what a recipe
+    holds beside `args`. Returns `bool`: whether there is a checkpoint to resume from. A run that was cut short before
+    its first one begins again; a run that came to its end is not trained a second time. Raises `ValueError`: naming
+    the folder or the checkpoint, what is wrong with it, and what to do.
     """
     return by_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
 

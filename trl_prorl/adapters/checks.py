@@ -22,12 +22,7 @@ def changes_model(config: Any) -> bool:
 def check_initialisation(config: Any) -> None:
     """
     Refuse an adapter whose initialisation changes the model: no file holds the changed weights, so that a resume, a
-    reference and the saved adapter would belong to different models.
-
-    Args:
-        config ([`~peft.PeftConfig`], *optional*): Of the adapter.
-
-    Raises `ValueError`: naming the key and the cure.
+    reference and the saved adapter would belong to different models. Raises `ValueError`: naming the key and the cure.
     """
     if config is not None and changes_model(config):
         key, value = "init_lora_weights", getattr(config, "init_lora_weights", None)

@@ -34,10 +34,8 @@ ROWS_HASHED = 20_000
 
 def changing_keys(*configs: Any) -> dict[str, Any]:
     """
-    The arguments on which the numbers of a run depend, as JSON values.
-
-    Args:
-        configs (dataclass instances): The trainer's configuration, and what else a recipe holds.
+    The arguments on which the numbers of a run depend, as JSON values: of the trainer's configuration, and of what
+    else a recipe holds.
     """
     keys = {}
     for config in configs:
@@ -65,10 +63,7 @@ def dataset_hash(dataset: Any) -> str | None:
 def weights_hash(named_tensors: Iterable[tuple[str, torch.Tensor]], sample: int = 64) -> str:
     """
     Hash of names, shapes and a few values of every tensor: enough to tell one model from another, at no cost.
-
-    Args:
-        named_tensors (`Iterable[tuple[str, torch.Tensor]]`): Parameters by name.
-        sample (`int`, *optional*, defaults to `64`): Values that are read at each end of a tensor.
+    `named_tensors`: parameters by name; `sample`: values that are read at each end of a tensor.
     """
     digest = hashlib.sha256()
     for name, tensor in named_tensors:
@@ -96,14 +91,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, li
 
 def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> dict[str, list[Any]]:
     """
-    Refuse a resume that would change the run.
-
-    Args:
-        then (`Mapping`), now (`Mapping`): What a checkpoint says, and what is asked now.
-        allowed (`bool`): `allow_config_change`.
-
-    Returns `dict[str, list]`: the differences, `{key: [then, now]}`. Raises `ValueError`: there are differences, and
-    they are not allowed.
+    Refuse a resume that would change the run. `then`, `now`: what a checkpoint says, and what is asked now; `allowed`:
+    `allow_config_change`. Returns `dict[str, list]`: the differences, `{key: [then, now]}`. Raises `ValueError`: there
+    are differences, and they are not allowed.
     """
     changed = differences(then, now)
     if changed and not allowed:
@@ -144,14 +134,8 @@ FIXED = {
 
 def check_change(changed: Mapping[str, list[Any]], now: Mapping[str, Any], checkpoint: Path) -> None:
     """
-    Refuse changes that could not act.
-
-    Args:
-        changed (`Mapping[str, list]`): `{key: [then, now]}`, from [`~trl_prorl.checkpoint.identity.check_same_run`].
-        now (`Mapping[str, Any]`): What is asked now.
-        checkpoint (`Path`): Where the run goes on.
-
-    Raises `ValueError`: naming the key, its two values, why, and what to do.
+    Refuse changes, from [`check_same_run`], that could not act. `now`: what is asked now; `checkpoint`: where the run
+    goes on. Raises `ValueError`: naming the key, its two values, why, and what to do.
     """
 
     def refuse(key: str, why: str) -> None:
@@ -187,13 +171,9 @@ def hyperparameters(optimizer) -> list[dict[str, Any]]:
 def restore_hyperparameters(optimizer, scheduler, asked: list[dict[str, Any]]) -> None:
     """
     Give an optimizer and its schedule, whose states were loaded, the hyperparameters that they were made with.
-    Moments, step counts and the schedule's position stay as they are.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`), scheduler ([`~torch.optim.lr_scheduler.LRScheduler`]):
-            Or Accelerate's wrappers of them.
-        asked (`list[dict[str, Any]]`):
-            From [`hyperparameters`], of the new optimizer with its schedule, before the states were loaded.
+    Moments, step counts and the schedule's position stay as they are. `optimizer`, `scheduler`: or Accelerate's
+    wrappers of them; `asked`: from [`hyperparameters`], of the new optimizer with its schedule, before the states were
+    loaded.
     """
     inner = getattr(scheduler, "scheduler", scheduler)
     for group, values in zip(optimizer.param_groups, asked, strict=True):

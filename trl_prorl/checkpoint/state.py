@@ -25,14 +25,7 @@ def buffer_file(process: int) -> str:
 
 
 def save_buffer(path: Path, batches: list[Mapping[str, Any]]) -> None:
-    """
-    Write micro-batches.
-
-    Args:
-        path (`Path`): The file.
-        batches (`list[Mapping[str, Any]]`):
-            One mapping for each micro-batch, of tensors and of values that JSON can hold.
-    """
+    """Write micro-batches, each a mapping of tensors and of values that JSON can hold."""
     tensors, values = {}, []
     for number, batch in enumerate(batches):
         held = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
@@ -55,11 +48,8 @@ def load_buffer(path: Path, device: torch.device) -> list[dict[str, Any]]:
 
 def saved(metrics: Mapping[str, list[float]], completions: Mapping[str, Any] | None) -> dict[str, Any]:
     """
-    The metrics and the table as JSON values.
-
-    Args:
-        metrics (`Mapping[str, list[float]]`): TRL's metrics of training since its last log.
-        completions (`Mapping[str, Any]`, *optional*): TRL's table of completions, which it writes with every log.
+    The metrics and the table as JSON values. `metrics`: TRL's metrics of training since its last log; `completions`:
+    TRL's table of completions, which it writes with every log.
     """
     state: dict[str, Any] = {"metrics": dict(metrics), "completions": None}
     if completions is not None:

@@ -166,13 +166,8 @@ def rounded(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, t
 
 def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) -> None:
     """
-    Make an embedded model, and write down what it was made with and the hashes of its files.
-
-    Args:
-        folder (`Path`): Where it goes; it must not exist yet.
-        settings ([`EmbeddedSettings`], *optional*): Defaults to the settings of the demo's model.
-
-    Raises `ValueError`: the folder is there.
+    Make an embedded model, and write down what it was made with and the hashes of its files. `settings`: defaults to
+    those of the demo's model. Raises `ValueError`: the folder is there already.
     """
     settings = settings or EmbeddedSettings()
     if folder.exists():

@@ -28,12 +28,9 @@ def check_columns(rows: Any) -> None:
 def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
     """
     Refuse a pass@k that no evaluation will measure. Raises `ValueError`: naming the key, its value and what is
-    measured.
-
-    Args:
-        asked (`Mapping[str, str]`): Names of metrics by the key that asks for them; other metrics are TRL's affair.
-        functions (`Iterable`), n (`int`): The reward functions, and completions of a prompt in an evaluation.
-        evaluation ([`~datasets.Dataset`] or `dict` of them): The evaluation set, or several by name.
+    measured. `asked`: names of metrics by the key that asks for them; other metrics are TRL's affair. `functions`,
+    `n`: the reward functions, and completions of a prompt in an evaluation. `evaluation`: the evaluation set, or
+    several by name.
     """
     verifier = verifier_of(functions)
     if verifier is not None and is_async_callable(verifier):

@@ -36,15 +36,9 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
 def first_look(default_recipe: str | Path | None, argv: list[str] | None = None) -> list[str]:
     """
     The command line with its recipe. `--help` prints and ends the process; a recipe that is not there is one line on
-    stderr and exit code 2.
-
-    Args:
-        default_recipe (`str` or `Path`, *optional*):
-            The recipe if no `--config` is given; without either, the command line gives all keys.
-        argv (`list[str]`, *optional*): Defaults to the process's own.
-
-    Returns `list[str]`: the command line, with `--config PATH` and the launcher's precision in front where the default
-    recipe is run.
+    stderr and exit code 2. `default_recipe`: the recipe if no `--config` is given; without either, the command line
+    gives all keys. Returns `list[str]`: the command line, with `--config PATH` and the launcher's precision in front
+    where the default recipe is run.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(argument in HELP for argument in argv):

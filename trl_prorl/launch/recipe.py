@@ -82,11 +82,8 @@ class TaskArguments(TaskKeys, ScriptArguments):
 
 def task_reward(task) -> Callable[..., list[float]]:
     """
-    A TRL reward function from a task, and its verifier for evaluations.
-
-    Args:
-        task ([`~tasks.Task`]): Its `reward_many(completions, rows)` and `verify_many` get the plain text of the last
-            messages, and the rows' columns.
+    A TRL reward function from a task, and its verifier for evaluations. `task`: its `reward_many(completions, rows)`
+    and `verify_many` get the plain text of the last messages, and the rows' columns.
     """
 
     def asked(completions, columns):

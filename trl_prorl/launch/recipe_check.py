@@ -107,12 +107,7 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
 
 def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> dict[str, Any]:
     """
-    The keys of a YAML recipe, as [`read_recipe`], checked with the types of their values.
-
-    Args:
-        path (`str` or `Path`): The recipe.
-        hints (`Mapping[str, Any]`): By key, its type.
-
+    The keys of a YAML recipe, as [`read_recipe`], checked with the types of their values, which `hints` has by key.
     Raises `ValueError`: naming the recipe, the key, the value and the type that it takes.
     """
     layers = recipe_layers(path)

@@ -34,12 +34,8 @@ def shipped_recipes() -> dict[str, Path]:
 
 def recipe_file(asked: str) -> Path:
     """
-    The file of a recipe.
-
-    Args:
-        asked (`str`): A file, or the name of a shipped recipe. A file that is there wins.
-
-    Raises `ValueError`: it is neither.
+    The file of a recipe: a file, which wins if it is there, or the name of a shipped recipe. Raises `ValueError`: it
+    is neither.
     """
     file, shipped = Path(asked), shipped_recipes()
     if file.is_file():
@@ -61,12 +57,7 @@ def recipe_file(asked: str) -> Path:
 def with_recipe(arguments: Iterable[str]) -> list[str]:
     """
     A command line that names its recipe by `--config PATH`: the recipe may come first, without an option, and be the
-    name of a shipped one.
-
-    Args:
-        arguments (`Iterable[str]`): The command line.
-
-    Raises `ValueError`: as [`recipe_file`].
+    name of a shipped one. Raises `ValueError`: as [`recipe_file`].
     """
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     late = late_recipe(words)

@@ -87,11 +87,7 @@ def fingerprint(name: str) -> str | None:
 def hub_commit(name: str, revision: str | None = None) -> str | None:
     """
     The commit of a Hub model that a revision stands for in the client's cache, as 40 hexadecimal digits; `None` if the
-    model was never loaded here, or is not on the Hub.
-
-    Args:
-        name (`str`): The model.
-        revision (`str`, *optional*, defaults to `"main"`): Branch, tag or commit.
+    model was never loaded here, or is not on the Hub. `revision`: branch, tag or commit.
     """
     if not is_hub_name(name):
         return None

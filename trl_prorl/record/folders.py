@@ -167,13 +167,8 @@ logger = logging.getLogger(__name__)
 def set_earlier_run_aside(output_dir: Path, run_dir: Path, base: str | None) -> None:
     """
     Move what an earlier run has left into `earlier-1` of the same folder, or the next number that is free, and say so.
-    Other files stay.
-
-    Args:
-        output_dir (`Path`), run_dir (`Path`): Of the run that begins.
-        base (`str`, *optional*): Hub name or folder of its model.
-
-    Raises `ValueError`: the model is a part of the earlier run, and would move with it.
+    Other files stay. `base`: Hub name or folder of the model of the run that begins. Raises `ValueError`: the model is
+    a part of the earlier run, and would move with it.
     """
     record = run_dir / METRICS_FILE
     begun = record.exists() and record.stat().st_size > 0
@@ -200,11 +195,7 @@ def set_earlier_run_aside(output_dir: Path, run_dir: Path, base: str | None) -> 
 def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
     """
     Call a function in the main process. Its result, or the `ValueError` or `OSError` that it raised, becomes every
-    process's.
-
-    Args:
-        is_main (`bool`): Whether this is the main process.
-        find (`Callable`): Without arguments; the result must be picklable.
+    process's. The result must be picklable.
     """
     from accelerate.utils import broadcast_object_list  # a look at a lock need not wait for torch
 

@@ -120,10 +120,8 @@ class Utilization:
 
 class Meter:
     """
-    Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`.
-
-    Args:
-        device (`torch.device`): Where the model runs.
+    Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`. `device` is where the model
+    runs.
     """
 
     KINDS = ("policy", "ref", "old", "base")
@@ -213,14 +211,8 @@ class Meter:
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
-        Stop the clock.
-
-        Args:
-            reduce (`Callable`): Sums a tensor over processes.
-            processes (`int`, *optional*, defaults to `1`): Number of processes.
-
-        Returns `dict[str, float]`: the row, without the keys that only the trainer knows. Counts are sums over
-        processes; times are this process's.
+        Stop the clock. `reduce`: sums a tensor over processes. Returns `dict[str, float]`: the row, without the keys
+        that only the trainer knows. Counts are sums over processes; times are this process's.
         """
         self.timer.leave()
         seconds = time.perf_counter() - self._began
@@ -254,10 +246,8 @@ class Meter:
 
 class UpdateNorm:
     """
-    The norm of an optimizer's last update, over all its parameters.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`): Gets hooks; its parameters are copied before every update.
+    The norm of an optimizer's last update, over all its parameters. `optimizer`: gets hooks; its parameters are copied
+    before every update.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
@@ -297,15 +287,10 @@ def gpu_row(device: torch.device, readings: Sequence[float] = ()) -> dict[str, f
 
 class JsonLines:
     """
-    A file with one JSON object on each line, written line by line.
-
-    Args:
-        path (`str` or `os.PathLike`): The file.
-        keep (`Callable`, *optional*): Continue a file: the lines for which this is true stay, those that a run cut
-            short left behind are dropped. `None`: a new file; one that is there is kept under a numbered name.
-        shape (`Shape`, *optional*): What each of these lines must be.
-
-    Raises `InputError`: a line of a file that is continued cannot be read.
+    A file with one JSON object on each line, written line by line. `keep`: continue a file: the lines for which this
+    is true stay, those that a run cut short left behind are dropped. `None`: a new file; one that is there is kept
+    under a numbered name. `shape`: what each of these lines must be. Raises `InputError`: a line of a file that is
+    continued cannot be read.
     """
 
     def __init__(

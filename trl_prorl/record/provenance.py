@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 
 def set_keys(config: Any, always: frozenset[str] = frozenset()) -> dict[str, Any]:
     """
-    The fields of a dataclass instance that differ from their defaults, as plain YAML values.
-
-    Args:
-        config (dataclass instance): The configuration.
-        always (`frozenset[str]`, *optional*): Fields to include whatever their value, unless it is `None`.
+    The fields of a dataclass instance that differ from their defaults, as plain YAML values. `always`: fields to
+    include whatever their value, unless it is `None`.
     """
     keys = {}
     for field in dataclasses.fields(config):
@@ -67,12 +64,7 @@ def as_plain(value: Any) -> Any:
 def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
     """
     Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults.
-    Tokens are left out.
-
-    Args:
-        run_dir (`str` or `os.PathLike`): The run folder.
-        args ([`ProRLConfig`]): The trainer's configuration.
-        recipe (`tuple` of dataclass instances, *optional*): What the trainer does not see: the task, the model.
+    Tokens are left out. `recipe`: what the trainer does not see: the task, the model.
     """
     from trl import GRPOConfig  # a report need not wait for it
 

@@ -208,16 +208,9 @@ def read_jsonl(
 ) -> list[dict[str, Any]]:
     """
     The objects of a file that holds one on each line; a missing file is empty. A last line that is cut off, because
-    the run is still writing or the power failed, is left out with a warning.
-
-    Args:
-        path (`str` or `os.PathLike`): The file.
-        shape (`Shape`, *optional*): What every line must be.
-        unique (`str`, *optional*): A key of which no two lines may have the same value.
-        growing (`bool`, *optional*, defaults to `False`):
-            The file is still being written, so that half a line at its end needs no warning.
-
-    Raises `InputError`: any other line is not JSON or not of the shape.
+    the run is still writing or the power failed, is left out with a warning. `shape`: what every line must be;
+    `unique`: a key of which no two lines may have the same value; `growing`: the file is still being written, so that
+    half a line at its end needs no warning. Raises `InputError`: any other line is not JSON or not of the shape.
     """
     if not Path(path).exists():
         return []

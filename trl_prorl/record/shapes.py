@@ -105,12 +105,8 @@ def array(shape: Shape, length: int | None = None, least: int = 0) -> Shape:
 
 def table(needed: Mapping[str, Shape] = {}, known: Mapping[str, Shape] = {}, rest: Shape = anything) -> Shape:  # noqa: B006
     """
-    An object.
-
-    Args:
-        needed (`Mapping`): Shapes of the keys that must be there.
-        known (`Mapping`): Shapes of keys that may be there.
-        rest (`Shape`, *optional*): The shape of the values of all other keys.
+    An object. `needed`: shapes of the keys that must be there; `known`: shapes of keys that may be there; `rest`: the
+    shape of the values of all other keys.
     """
     shapes = {**known, **needed}
 

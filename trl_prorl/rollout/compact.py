@@ -32,12 +32,9 @@ def draw(probabilities: torch.Tensor) -> torch.Tensor:
     40 times as long on a CPU, as long as a third of a small model's forward. Sums are in double precision, so that a
     token's probability is met to the rounding of `probabilities` themselves; a token of probability 0 is never drawn.
 
-    Args:
-        probabilities (`torch.Tensor` of shape `(R, V)`): Not negative, with a positive sum in every row, which need
-            not be 1.
-
-    Returns `torch.LongTensor` of shape `(R,)`: token ids. Raises `RuntimeError`: as `torch.multinomial`, if a row has
-    no distribution; a place in the table would be read that is not there.
+    `probabilities` of shape `(R, V)`: not negative, with a positive sum in every row, which need not be 1. Returns
+    `torch.LongTensor` of shape `(R,)`: token ids. Raises `RuntimeError`: as `torch.multinomial`, if a row has no
+    distribution; a place in the table would be read that is not there.
     """
     rows, size = probabilities.shape
     blocks = pad(probabilities, (0, -size % BLOCK)).view(rows, -1, BLOCK)
@@ -73,11 +70,8 @@ GROWTH = 64  # tokens for which a layer makes room at once
 class GrowingLayer(DynamicLayer):
     """
     The cache of an attention layer. A new token is written into its place, where [`~transformers.DynamicLayer`] copies
-    the whole cache to lengthen it by one.
-
-    Args:
-        keys (`torch.Tensor` of shape `(R, H, L, D)`), values (`torch.Tensor` of shape `(R, H, L, D)`):
-            What it holds at first.
+    the whole cache to lengthen it by one. `keys` of shape `(R, H, L, D)`, `values` of shape `(R, H, L, D)`: what it
+    holds at first.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor):
@@ -120,13 +114,7 @@ class GrowingLayer(DynamicLayer):
 
 
 def select_rows(cache: Cache, rows: torch.Tensor) -> None:
-    """
-    Keep some rows of a cache, in place; a row may be kept several times.
-
-    Args:
-        cache ([`~transformers.Cache`]): Of layers that can select rows.
-        rows (`torch.LongTensor` of shape `(R,)`): Their indices.
-    """
+    """Keep some rows of a cache, in place; a row may be kept several times. `rows` of shape `(R,)`: their indices."""
     for place, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
             cache.layers[place] = GrowingLayer(layer.keys[rows], layer.values[rows])

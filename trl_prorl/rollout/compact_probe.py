@@ -29,11 +29,9 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     Why compact sampling is refused for a model whose samples it would change, in one sentence, or `None` where it does
     not.
 
-    The model is in evaluation mode meanwhile; nothing of it changes, and no random number is drawn.
+    The model, whole and on its devices, is in evaluation mode meanwhile; nothing of it changes, and no random number
+    is drawn. `vocabulary`: number of its tokens.
 
-    Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The model, whole and on its devices.
-        vocabulary (`int`): Number of its tokens.
     """
     if (kind := rope_by_longest_row(model.config)) is not None:
         return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped."

@@ -34,11 +34,7 @@ def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
     interpreter's lock is interrupted when it returns. Other threads get no signals; from there the function runs in a
     thread of its own and is abandoned.
 
-    Args:
-        seconds (`float` or `None`): The limit; `None` means no limit.
-        function (`Callable`): The function, which takes no arguments.
-
-    Raises [`DeadlineExceeded`]: the function took longer.
+    `seconds`: the limit; `None` means no limit. Raises [`DeadlineExceeded`]: the function took longer.
     """
     if seconds is None:
         return function()
@@ -103,15 +99,10 @@ def watched(
 ) -> Callable:
     """
     A reward function, as TRL calls it, that raises [`RewardError`] in place of any other error. A reward model is left
-    as it is.
-
-    Args:
-        function (`Callable`), name (`str`): The function, and its name for errors.
-        seconds (`float` or `None`): Its time limit for one batch.
-        nonfinite (`str`): `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads
-            NaN as `None`, its sign that a function does not apply to a completion; `None` is always allowed. An
-            evaluation has no step to leave out, so such rewards are left out there, as NaN.
-        training (`Callable`, *optional*): Whether a call is for training and not for an evaluation.
+    as it is. `seconds`: its time limit for one batch. `nonfinite`: `"stop"` refuses NaN and infinity. `"skip"` passes
+    both on as infinity, because TRL reads NaN as `None`, its sign that a function does not apply to a completion;
+    `None` is always allowed. An evaluation has no step to leave out, so such rewards are left out there, as NaN.
+    `training`: whether a call is for training and not for an evaluation.
     """
 
     if isinstance(function, torch.nn.Module):

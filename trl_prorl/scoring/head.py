@@ -95,12 +95,8 @@ class FrozenHead(torch.autograd.Function):
 def add_frozen_head(model: nn.Module, temperature: float) -> None:
     """
     Let a model with TRL's fused head score packed rows by [`FrozenHead`], wherever it gives the same; all other calls
-    stay as they are. Entropies then have no gradient.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]):
-            Without adapters around it, after `trl.trainer.utils.add_fused_lm_head`.
-        temperature (`float`): That of the fused head.
+    stay as they are. Entropies then have no gradient. `model`: without adapters around it, after
+    `trl.trainer.utils.add_fused_lm_head`; `temperature`: that of the fused head.
     """
     fused = model.forward
     plain = all(getattr(model.config, key, None) is None for key in OTHER_LOGITS)

@@ -144,13 +144,9 @@ def pack(
 def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None) -> list[Call]:
     """
     The rows of the batch to compute together, by first-fit decreasing. A group is cut only where it exceeds a call.
-    Without `max_tokens` there are never more tokens than in padded rows.
-
-    Args:
-        groups (`list`): Rows of the batch with the same prompt.
-        prompts (`list[int]`): Number of prompt tokens of every row of the batch.
-        completions (`list[int]`): Number of completion tokens of every row of the batch.
-        max_tokens (`int`, *optional*): Most tokens of one call; by default there is one call.
+    Without `max_tokens` there are never more tokens than in padded rows. `groups`: rows of the batch with the same
+    prompt. `prompts`, `completions`: number of tokens of every row of the batch. `max_tokens`: most tokens of one
+    call; by default there is one call.
     """
 
     def length(piece: Piece) -> int:
@@ -186,11 +182,8 @@ def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     """
     Why `packed_logps` is refused for a model, in one sentence, or `None` if no trouble is known. The known troubles
     are those that a few tokens would not show, and some that they would show, so that nothing needs to be computed.
-    [`~trl_prorl.scoring.packing_probe.probe`] finds the others.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The policy or the reference, before any other wrapper.
+    [`~trl_prorl.scoring.packing_probe.probe`] finds the others. `model`: the policy or the reference, before any other
+    wrapper.
     """
     if isinstance(model, PeftModel):
         for name, adapter in model.peft_config.items():

@@ -59,12 +59,8 @@ class Layout(NamedTuple):
 
 def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
     """
-    The layout of a row in which every place belongs to exactly one sequence.
-
-    Args:
-        sequences (`list` of four `int` each):
-            The first place and the length of the prefix, the first place and the length of the sequence itself.
-        device (`torch.device`, *optional*, defaults to `"cpu"`): The device of the layout.
+    The layout of a row in which every place belongs to exactly one sequence. Of each: the first place and the length
+    of the prefix, the first place and the length of the sequence itself.
     """
     sequences = torch.tensor(sequences)
     sequences = sequences[sequences[:, 3].argsort(descending=True, stable=True)]

@@ -40,15 +40,10 @@ class PolicyPass:
 
 class Scorer:
     """
-    Log-probabilities of completions, with a count for each model that gives them.
-
-    Args:
-        args ([`ProRLConfig`]), meter ([`~trl_prorl.record.meter.Meter`]): What to cache, reuse or defer; calls and
-            seconds.
-        packs (`bool`): Whether prompts are computed once for all their completions.
-        text_only (`bool`): Whether a batch is token ids alone, so that it can be scored again from the buffer.
-        autocast (`Callable`): The context of a forward.
-        models (`Mapping[str, Reference | None]`): Which model scores as the anchor of a name.
+    Log-probabilities of completions, with a count for each model that gives them. `args`, `meter`: what to cache,
+    reuse or defer; calls and seconds. `packs`: whether prompts are computed once for all their completions.
+    `text_only`: whether a batch is token ids alone, so that it can be scored again from the buffer. `autocast`: the
+    context of a forward. `models`: which model scores as the anchor of a name.
     """
 
     def __init__(
