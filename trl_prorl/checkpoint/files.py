@@ -117,11 +117,11 @@ def steps_of(output_dir: Path) -> dict[Path, int]:
 def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
     """The message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
     kept = sorted(steps_of(run_dir).items(), key=lambda named: named[1])
+    newest = f"The newest checkpoint is {kept[-1][0].name}" if kept else "There is no older checkpoint"
     free = shutil.disk_usage(run_dir).free / 2**30
     return (
         f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
-        f"{'The newest checkpoint is ' + kept[-1][0].name if kept else 'There is no older checkpoint'}. Make room, lower "
-        "save_total_limit or set another output_dir, and go on with resume_from_checkpoint: true."
+        f"{newest}. Make room, lower save_total_limit or set another output_dir, and go on with resume_from_checkpoint: true."
     )
 
 

@@ -21,22 +21,12 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
 METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE = "metrics.jsonl", "events.jsonl", "evaluations.jsonl"
 EVALUATION_KEYS = ("model_name_or_path", "task")  # eval reads them in config.yaml; a run from plain Python has neither
+MAY_BE_TEXT, MAY_BE_WHOLE = optional(text), optional(integer())
 CONFIG = table(
     known={
-        **dict.fromkeys(
-            (
-                "model_name_or_path",
-                "model_revision",
-                "dataset_name",
-                "task",
-                "output_dir",
-                "run_dir",
-                "hub_model_id",
-                "hub_revision",
-            ),
-            optional(text),
-        ),
-        **dict.fromkeys(("task_level", "task_seed"), optional(integer())),
+        **dict.fromkeys("model_name_or_path model_revision dataset_name task output_dir run_dir".split(), MAY_BE_TEXT),
+        **dict.fromkeys(("hub_model_id", "hub_revision"), MAY_BE_TEXT),
+        **dict.fromkeys(("task_level", "task_seed"), MAY_BE_WHOLE),
         "max_completion_length": optional(integer(1)),
         "temperature": optional(finite(0)),
         **dict.fromkeys(("task_options", "chat_template_kwargs"), optional(table())),
@@ -44,16 +34,15 @@ CONFIG = table(
         "seed": optional(scalar),
     }
 )
+BASE_MODEL = table({"name": text}, dict.fromkeys(("hub_id", "origin", "sha256"), MAY_BE_TEXT))
 ENV = table(
     known={
-        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit", "command"), optional(text)),
+        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit", "command"), MAY_BE_TEXT),
         "variant": text,
         "seed": optional(scalar),
-        "base_model": optional(
-            table({"name": text}, {"hub_id": optional(text), "origin": optional(text), "sha256": optional(text)})
-        ),
-        "execution": optional(table(known={"merged_copy_bytes": optional(integer(0))}, rest=optional(text))),
-        "versions": optional(table(rest=optional(text))),
+        "base_model": optional(BASE_MODEL),
+        "execution": optional(table(known={"merged_copy_bytes": optional(integer(0))}, rest=MAY_BE_TEXT)),
+        "versions": optional(table(rest=MAY_BE_TEXT)),
         "hardware": optional(table()),
         **dict.fromkeys(("parameters", "trainable_parameters"), optional(integer(0))),
     }
@@ -75,17 +64,29 @@ def passk(content: Any, at: str = "") -> None:
     """
     The shape of `passk.json`. Keys that only some versions wrote may be missing; values fit prompts, samples and k.
     """
-    settings = {"split": text, "temperature": finite(0), "seed": optional(scalar), "task": optional(text)}
+    settings = {"split": text, "temperature": finite(0), "seed": optional(scalar), "task": MAY_BE_TEXT}
     table({"k": array(integer(1), least=1), **settings})(content, at)
     _both_sides(content, at, every_k=True)
     n, ks = content["n"], content["k"]
+
+    def part(value: Any, at: str) -> None:
+        table({"task": optional(scalar), "level": MAY_BE_WHOLE, "prompts": integer(1)})(value, at)
+        counts = table(known={"correct": array(integer(0, n), length=value["prompts"])})
+        table(dict.fromkeys(("base", "trained"), counts))(value, at)
+        for side in ("base", "trained"):
+            _summary(value[side], f"{at}.{side}", ks, every_k=False)
+
+    def checkpoint(value: Any, at: str) -> None:
+        table({"step": STEP}, {"correct": array(integer(0, n), least=2)})(value, at)
+        _summary(value, at, ks, every_k=False)
+
     table(
         known={
             **dict.fromkeys(("step", "steps_on_record"), optional(STEP)),
             "max_new_tokens": optional(integer(1)),
             "run_id": text,
-            "by": optional(array(lambda part, at: _part(part, at, n, ks))),
-            "checkpoints": optional(array(lambda point, at: _checkpoint(point, at, n, ks))),
+            "by": optional(array(part)),
+            "checkpoints": optional(array(checkpoint)),
             "others": optional(table(rest=lambda other, at: _both_sides(other, at, every_k=False))),
         }
     )(content, at)
@@ -95,60 +96,31 @@ def _both_sides(content: Any, at: str, every_k: bool) -> None:
     """The counts of base and trained model on the same prompts, and the numbers computed from them."""
     table({"n": integer(1, 10_000), "prompts": integer(2)})(content, at)
     n, prompts = content["n"], content["prompts"]
-    table(known={"k": array(integer(1, n), least=1), "task": optional(scalar), "level": optional(integer())})(
-        content, at
-    )
+    known = {"k": array(integer(1, n), least=1), "task": optional(scalar), "level": MAY_BE_WHOLE}
+    table(known=known)(content, at)
     counts = table({"correct": array(integer(0, n), length=prompts)})
     greedy = table(known={"accuracy": SHARE, "interval": INTERVAL, "correct": array(integer(0, 1), length=prompts)})
     three = array(optional(shapes.number), length=3)
 
-    def side(value, at):
+    def side(value: Any, at: str) -> None:
         counts(value, at)
         _summary(value, at, content.get("k", []), every_k)
 
-    table(
-        {"base": side, "trained": side},
-        {
-            "prompt_ids": optional(array(text, length=prompts)),
-            "gain": table(rest=three),
-            "greedy": optional(table(known={"base": greedy, "trained": greedy, "gain": three})),
-        },
-    )(content, at)
+    of_prompts = {"prompt_ids": optional(array(text, length=prompts)), "gain": table(rest=three)}
+    of_greedy = {"greedy": optional(table(known={"base": greedy, "trained": greedy, "gain": three}))}
+    table({"base": side, "trained": side}, of_prompts | of_greedy)(content, at)
 
 
 def _summary(value: Any, at: str, ks: list[int], every_k: bool) -> None:
     """pass@k with its interval, for every k or for those present; mean length, and the share of samples cut."""
-    pairs = [(f"pass@{k}", f"interval@{k}") for k in ks if every_k or f"pass@{k}" in value]
-    table({**{one: SHARE for one, _ in pairs}, **{other: INTERVAL for _, other in pairs}})(value, at)
-    table(known={"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
-
-
-def _part(value: Any, at: str, n: int, ks: list[int]) -> None:
-    table({"task": optional(scalar), "level": optional(integer()), "prompts": integer(1)})(value, at)
-    table(dict.fromkeys(("base", "trained"), table(known={"correct": array(integer(0, n), length=value["prompts"])})))(
-        value, at
-    )
-    for side in ("base", "trained"):
-        _summary(value[side], f"{at}.{side}", ks, every_k=False)
-
-
-def _checkpoint(value: Any, at: str, n: int, ks: list[int]) -> None:
-    table({"step": STEP}, {"correct": array(integer(0, n), least=2)})(value, at)
-    _summary(value, at, ks, every_k=False)
+    given = [k for k in ks if every_k or f"pass@{k}" in value]
+    needed = {f"pass@{k}": SHARE for k in given} | {f"interval@{k}": INTERVAL for k in given}
+    table(needed, {"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
 
 
 DRIFT_VALUES = dict.fromkeys(("token_agreement", "entropy", "base_entropy", "mean_tokens"), optional(finite()))
-DRIFT = table(
-    {
-        "points": array(
-            table(
-                {"step": optional(STEP), "kl_to_base": finite()},
-                {**DRIFT_VALUES, "interval": optional(INTERVAL)},
-            )
-        )
-    },
-    {"run_id": text},
-)
+POINT = table({"step": optional(STEP), "kl_to_base": finite()}, {**DRIFT_VALUES, "interval": optional(INTERVAL)})
+DRIFT = table({"points": array(POINT)}, {"run_id": text})
 
 
 def read_text(path: str | os.PathLike) -> str:
@@ -176,7 +148,7 @@ def read_json(path: str | os.PathLike, shape: Shape = table()) -> Any:  # noqa: 
         content = parse_json(content)
     except ValueError as error:
         raise InputError(f"'{path}' is not JSON ({error}); write it again") from error
-    return _checked(content, shape, f"'{path}'")
+    return _checked(content, shape, f"'{path}'", "write it again")
 
 
 def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
@@ -189,14 +161,14 @@ def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
         raise InputError(f"'{path}' is not YAML ({error or 'it is nested too deeply'}); write it again") from error
     if not isinstance(content, dict):
         raise InputError(f"'{path}' holds a {type(content).__name__}; it must be a flat mapping of recipe keys")
-    return _checked(content, shape, f"'{path}'")
+    return _checked(content, shape, f"'{path}'", "write it again")
 
 
-def _checked(content: Any, shape: Shape, where: str) -> Any:
+def _checked(content: Any, shape: Shape, where: str, cure: str) -> Any:
     try:
         shape(content, "")
     except ShapeError as error:
-        raise InputError(f"{where}: {error}; write it again") from error
+        raise InputError(f"{where}: {error}; {cure}") from error
     return content
 
 
@@ -218,15 +190,12 @@ def read_jsonl(
     last = max((place for place, line in enumerate(lines, start=1) if line.strip(BLANK)), default=0)
     rows, seen = [], {}
     for place, line in enumerate(lines[:last], start=1):
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            if place == last and _is_cut(line, whole=place < len(lines)):
-                if not growing:
-                    logger.warning("%s: line %d, the last, is cut off and left out.", path, place)
-                break
-            raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
-        _checked_line(row, shape, path, place)
+        ended = place < len(lines)
+        if place == last and not _is_json(line) and (not ended or line.strip(BLANK).startswith("{")):
+            if not growing:
+                logger.warning("%s: line %d, the last, is cut off and left out.", path, place)
+            break
+        row = _object(path, place, line, shape)
         if unique is not None and seen.setdefault(row[unique], place) != place:
             raise InputError(
                 f"'{path}' line {place}: {unique} {row[unique]} stands in line {seen[row[unique]]} already; "
@@ -234,18 +203,6 @@ def read_jsonl(
             )
         rows.append(row)
     return rows
-
-
-def _is_cut(line: str, whole: bool) -> bool:
-    """Whether the last line of a file, which is not JSON, is the beginning of an object, or was not ended."""
-    return not whole or line.strip(BLANK).startswith("{")
-
-
-def _checked_line(row: Any, shape: Shape, path: str | os.PathLike, place: int) -> None:
-    try:
-        shape(row, "")
-    except ShapeError as error:
-        raise InputError(f"'{path}' line {place}: {error}; remove the line") from error
 
 
 def last_line(path: str | os.PathLike, shape: Shape = METRICS) -> dict[str, Any] | None:
@@ -256,13 +213,23 @@ def last_line(path: str | os.PathLike, shape: Shape = METRICS) -> dict[str, Any]
     if not Path(path).exists():
         return None
     lines = [(place, line) for place, line in enumerate(read_text(path).split("\n"), start=1) if line.strip(BLANK)]
-    for place, line in lines[-1:-3:-1]:
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            if place == lines[-1][0]:
-                continue
-            raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
-        _checked_line(row, shape, path, place)
-        return row
-    return None
+    if lines and not _is_json(lines[-1][1]):
+        lines.pop()
+    return _object(path, *lines[-1], shape) if lines else None
+
+
+def _is_json(line: str) -> bool:
+    try:
+        parse_json(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _object(path: str | os.PathLike, place: int, line: str, shape: Shape) -> dict[str, Any]:
+    """The object of a line."""
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
+    return _checked(row, shape, f"'{path}' line {place}", "remove the line")
