@@ -43,7 +43,7 @@ from trl_prorl.eval.run_folder.json_files import write_json
 from trl_prorl.eval.samples.progress import progress
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
-from trl_prorl.shown import visible
+from trl_prorl.text import visible
 from trl_prorl.train import build, check_folder, check_packages
 from trl_prorl.trainer import ProRLTrainer
 

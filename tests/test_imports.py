@@ -95,7 +95,7 @@ def source_of(module: str) -> str:
 # The floors of `trl_prorl`: a folder imports itself and what lies on lower floors; files at the top of the package may
 # import files on their own floor.
 FLOORS = (
-    "errors files shown quiet pass_at_k short_names parts descriptor variants environment",
+    "errors files text quiet pass_at_k short_names parts descriptor variants environment",
     "objective resets embedded",
     "scoring guards record keys",
     "adapters rollout checkpoint interchange",

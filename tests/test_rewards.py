@@ -12,7 +12,7 @@ import torch
 
 from trl_prorl.errors import RewardError
 from trl_prorl.rollout.rewards import DeadlineExceeded, as_float, call_within, watched
-from trl_prorl.shown import quoted
+from trl_prorl.text import quoted
 
 
 PROMPTS = [[{"role": "user", "content": "first"}], [{"role": "user", "content": "second"}]]

@@ -27,7 +27,7 @@ from .launch.recipe_check import read_recipe
 from .launch.shipped_recipes import recipes_folder
 from .record.base_model import identify
 from .record.run_files import read_jsonl
-from .shown import visible
+from .text import visible
 
 
 COMMAND = [sys.executable, "-m", "trl_prorl"]

@@ -138,7 +138,7 @@ UNCLEAN_SCHEDULE = Refusal(
     "steps_per_generation * num_iterations a multiple of the other.",
 )
 
-# The first that applies is told. Each is shown in docs/reference.md.
+# The first that applies is raised. Each is shown in docs/reference.md.
 REFUSALS = (
     Refusal(
         {"nonfinite": "skip", "fp16": True},

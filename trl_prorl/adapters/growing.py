@@ -83,7 +83,7 @@ class Growth(Part):
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
         """Everything with the new rank, or, if something is not understood, nothing. Returns the seconds it took."""
         rows, factors = rows or {}, factors_of(self.policy)
-        with self.timer.part("reset") as copy:
+        with self.timer.span("reset") as copy:
             values = [(factor, with_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
             copied = [
                 (tensors, factor.name, with_rank(factor, tensors[factor.name], rank, rows))
@@ -91,7 +91,7 @@ class Growth(Part):
                 for factor in factors
                 if factor.adapter == "default"
             ]
-        with self.timer.part("reset") as migration:
+        with self.timer.span("reset") as migration:
             states = self.optimizer.state if self.optimizer is not None else {}
             moved = []
             for factor in factors:

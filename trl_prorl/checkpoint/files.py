@@ -121,7 +121,8 @@ def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
     free = shutil.disk_usage(run_dir).free / 2**30
     return (
         f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
-        f"{newest}. Make room, lower save_total_limit or set another output_dir, and go on with resume_from_checkpoint: true."
+        f"{newest}. Make room, lower save_total_limit or set another output_dir, and go on with "
+        "resume_from_checkpoint: true."
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import NoReturn
 
-from ..shown import visible
+from ..text import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
 from .plugin import without_plugins
 from .recipe_check import check_config_option, nearest, read_recipe

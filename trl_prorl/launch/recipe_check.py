@@ -16,7 +16,7 @@ import yaml
 
 from ..errors import InputError
 from ..record.run_files import parse_json, read_text
-from ..shown import cut, short
+from ..text import cut, short
 
 
 # Variables that a recipe may set: none by which a library or a child process could be made to run code.

@@ -23,8 +23,8 @@ from .shapes import Shape, table
 
 
 @dataclass
-class Part:
-    """The seconds of a part of a stage, known once it is over."""
+class Span:
+    """A span of a stage, and its seconds once it is over."""
 
     seconds: float = 0.0
 
@@ -55,12 +55,12 @@ class StageTimer:
         self.leave()
 
     @contextmanager
-    def part(self, name: str) -> Iterator[Part]:
-        """A part of a stage, whose own seconds are measured too."""
-        part, before = Part(), self.seconds[name]
+    def span(self, name: str) -> Iterator[Span]:
+        """A span of a stage, whose own seconds are measured too."""
+        span, before = Span(), self.seconds[name]
         with self.stage(name):
-            yield part
-        part.seconds = self.seconds[name] - before
+            yield span
+        span.seconds = self.seconds[name] - before
 
     def enter(self, name: str) -> None:
         now = self._settle()

@@ -34,15 +34,15 @@ def log_line(logs: Mapping[str, Any], step: int) -> str:
 
 def event_line(event: Mapping[str, Any]) -> str:
     """One line of an event, see docs/reference.md."""
-    told = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
+    parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
     if event["event"] == RESET:
         mix = event["ref_reset_mix"]
         moved = {1.0: "the reference becomes the policy", 0.0: "the reference stays"}
-        told += [moved.get(mix, f"the reference moves by {mix:g}"), f"optimizer {event['optimizer_reset']}"]
-        told += [f"kl_ref was {kl:.4g}" for kl in [event.get("kl_before")] if kl is not None]
+        parts += [moved.get(mix, f"the reference moves by {mix:g}"), f"optimizer {event['optimizer_reset']}"]
+        parts += [f"kl_ref was {kl:.4g}" for kl in [event.get("kl_before")] if kl is not None]
     if event["event"] == GROWTH:
-        told.append(f"rank {event['rank_before']} becomes {event['rank']}")
-    return ", ".join(told) + (f" ({event['reason']})" if event.get("reason") else "")
+        parts.append(f"rank {event['rank_before']} becomes {event['rank']}")
+    return ", ".join(parts) + (f" ({event['reason']})" if event.get("reason") else "")
 
 
 def banner(trainer, steps: int) -> list[str]:
@@ -62,7 +62,7 @@ def banner(trainer, steps: int) -> list[str]:
         "compact_generation": trainer.acceleration.generation,
         "run folder": trainer.run_dir,
     }
-    return [f"{name:<20}{told}" for name, told in facts.items()]
+    return [f"{name:<20}{fact}" for name, fact in facts.items()]
 
 
 class NoDict(ProgressCallback):

@@ -82,7 +82,7 @@ class ElasticResets(Part):
         requested, self._requested = self._requested, None
         if requested is None:
             return None
-        with self.timer.part("reset") as part:
+        with self.timer.span("reset") as part:
             self.average.reset()
         return {
             "event": "elastic_reset",

@@ -86,8 +86,8 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
 def rope_by_longest_row(config) -> str | None:
     """The kind of rotary positions, if their frequencies depend on the longest row of a call."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]  # per kind of layer
-    return next((kind for kind in kinds if kind in ("dynamic", "longrope")), None)
+    types = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]  # per kind of layer
+    return next((kind for kind in types if kind in ("dynamic", "longrope")), None)
 
 
 def _first_difference(mine: torch.Tensor, theirs: torch.Tensor) -> int:

@@ -14,7 +14,7 @@ import torch
 from trl.trainer.utils import is_async_callable
 
 from ..errors import RewardError
-from ..shown import quoted
+from ..text import quoted
 
 
 # Not SIGALRM, because reward functions have alarms of their own (math-verify's time limit is one).
