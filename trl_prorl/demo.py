@@ -48,7 +48,7 @@ DEMOS = {
     },
 }
 SMOLLM2_STEPS = "40"
-SHOWN = 6  # prompts whose texts are shown
+TEXTS = 6  # prompts whose texts are printed
 KEPT = "arms that came to their end and samples that were drawn are kept. The same command goes on from there."
 CHECKPOINTS = 4  # of an arm, including its end, for held-out pass@k over training
 console = Console()
@@ -148,7 +148,7 @@ def texts(runs: list[Path]) -> Table:
     table = Table("prompt", *folders, title="Held-out samples; ✓ is correct", show_lines=True)
     frames = [pd.concat(map(pd.read_parquet, glob(folder))) for folder in folders.values()]
     frames = [frame[frame["sample"] == 0].set_index("prompt_id") for frame in frames]
-    for place in frames[0].index[:SHOWN]:
+    for place in frames[0].index[:TEXTS]:
         rows = [frame.loc[place] for frame in frames]
         cells = [row["completion"] + " ✓" * int(row["correct"]) for row in rows]
         table.add_row(*(escape(visible(cell)) for cell in (rows[0]["prompt"], *cells)))

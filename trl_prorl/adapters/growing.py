@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from ..parts import Part
+from ..parts import Part, fired
 from .growth import drawn_rows, factors_of, migrated, random_state, set_factors, with_rank
 
 
@@ -67,18 +67,8 @@ class Growth(Part):
             if (factor.adapter, factor.side) == ("default", "A")
         }
         seconds = self._set_rank(rank, rows)
-        return {
-            "event": "growth",
-            "step_requested": requested,
-            "step_applied": step,
-            "reason": "periodic",
-            "value": requested,
-            "threshold": self.every,
-            "rank_before": before,
-            "rank": rank,
-            **seconds,
-            "world_size": 1,
-        }
+        event = fired("growth", requested, step, "periodic", requested, self.every)
+        return event | {"rank_before": before, "rank": rank, **seconds, "world_size": 1}
 
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
         """Everything with the new rank, or, if something is not understood, nothing. Returns the seconds it took."""

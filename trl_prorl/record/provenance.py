@@ -162,12 +162,12 @@ def command_of(words: list[str]) -> str:
         elif name.startswith("--") and _is_secret(name[2:].replace("-", "_")):
             hidden = not equals
         else:
-            kept.append(_shown(word))
+            kept.append(_without_secret(word))
             hidden = False
     return shlex.join(kept).replace(str(Path.home()), "~")
 
 
-def _shown(word: str) -> str:
+def _without_secret(word: str) -> str:
     if "{" in word:  # a mapping, as text
         key, brace, value = word.partition("{")
         try:

@@ -14,8 +14,8 @@ from .run_files import GROWTH, RESET
 
 logger = logging.getLogger(__name__)
 
-# What a line shows of TRL's metrics; all of them are in the log history and go to the trackers.
-SHOWN = (
+# The metrics of TRL in a line; all of them are in the log history and go to the trackers.
+IN_A_LINE = (
     "reward reward_std loss prorl/kl_ref prorl/kl_old prorl/kl_base entropy grad_norm learning_rate "
     "completions/mean_length frac_reward_zero_std"
 ).split()
@@ -26,9 +26,9 @@ def log_line(logs: Mapping[str, Any], step: int) -> str:
     if "train_runtime" in logs:
         return f"trained to step {step} in {logs['train_runtime']:.4g} s"
     of_evaluation = [key for key in logs if key.startswith("eval_") and key.endswith("_reward") or "_pass@" in key]
-    names = [key for key in SHOWN if key in logs] or of_evaluation
+    names = [key for key in IN_A_LINE if key in logs] or of_evaluation
     names = names or [key for key, value in logs.items() if isinstance(value, (int, float))][:12]
-    values = ((name.rpartition("/")[2] if name in SHOWN else name, logs[name]) for name in names)
+    values = ((name.rpartition("/")[2] if name in IN_A_LINE else name, logs[name]) for name in names)
     return f"step {step}: " + "  ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in values)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from ..descriptor import switched_on
-from ..parts import Part
+from ..parts import Part, fired
 from .callbacks import ReferenceResetCallback, load_callbacks
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
@@ -117,14 +117,8 @@ class Resets(Part):
                 self.rewarmup.begin()
         for callback in self.callbacks:
             callback.triggers.applied(step)
-        first = requests[0]
-        event = {
-            "event": "reset",
-            "step_requested": first.step,
-            "step_applied": step,
-            "reason": "+".join(dict.fromkeys(request.reason for request in requests)),
-            "value": first.value,
-            "threshold": first.threshold,
+        first, reason = requests[0], "+".join(dict.fromkeys(request.reason for request in requests))
+        event = fired("reset", first.step, step, reason, first.value, first.threshold) | {
             "requests": [request.to_dict() for request in requests],
             "ref_reset_mix": args.ref_reset_mix,
             "optimizer_reset": args.optimizer_reset,

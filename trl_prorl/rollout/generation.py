@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
-from ..parts import Part
+from ..parts import Part, fired
 from .compact import compact_sample, distinct, padded_left, until_end
 from .merged_copy import MergedCopy, why_not_merged
 
@@ -123,14 +123,7 @@ class CompactGeneration(Part):
         if self.copy is None or difference is None or difference <= MERGED_BOUND:
             return None
         self._unmerge(f"the copy was {difference:.2g} nats a token off the policy")
-        return {
-            "event": "unmerged_generation",
-            "step_requested": step,
-            "step_applied": step,
-            "reason": "copy_off_policy",
-            "value": difference,
-            "threshold": MERGED_BOUND,
-        }
+        return fired("unmerged_generation", step, step, "copy_off_policy", difference, MERGED_BOUND)
 
     def _unmerge(self, reason: str) -> None:
         self.copy, self._temperature, self.merged = None, None, f"off: {reason}"
