@@ -13,8 +13,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -54,28 +56,22 @@ CHECKPOINTS = 4  # of an arm, including its end, for held-out pass@k over traini
 console = Console()
 
 
+def as_options(keys: Mapping[str, Any]) -> list[str]:
+    """Keys of a recipe as a command line."""
+    return [part for key, value in keys.items() for part in (f"--{key}", str(value))]
+
+
 class Arm:
     """One training run in a process of its own."""
 
     def __init__(self, recipe: Path, out: Path, seed: int, overrides: list[str]):
         self.name, self.out = out.name, out
         self.log = out.with_suffix(".log")
-        self.command = [
-            *COMMAND,
-            "train",
-            str(recipe),
-            "--output_dir",
-            str(out),
-            "--seed",
-            str(seed),
-            "--disable_tqdm",
-            "true",
-            *overrides,
-        ]
         steps = overrides[overrides.index("--max_steps") + 1] if "--max_steps" in overrides else None
         self.steps = int(steps or read_recipe(recipe)["max_steps"])
-        every = max(1, self.steps // CHECKPOINTS)
-        self.command += ["--save_strategy", "steps", "--save_steps", str(every), "--save_only_model", "true"]
+        keys = {"output_dir": out, "seed": seed, "disable_tqdm": "true"}
+        saved = {"save_strategy": "steps", "save_steps": max(1, self.steps // CHECKPOINTS), "save_only_model": "true"}
+        self.command = [*COMMAND, "train", str(recipe), *as_options(keys), *overrides, *as_options(saved)]
         self.process: subprocess.Popen | None = None
 
     @property

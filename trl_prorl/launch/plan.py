@@ -185,12 +185,15 @@ def _check_sharding(args: ProRLConfig, resets: bool) -> None:
             "not supported. Use optimizer_reset: keep without a schedule restart, or DDP "
             "(accelerate_configs/multi_gpu.yaml)."
         )
-    fsdp = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    if fsdp and (args.elastic_reset_every or args.beta_base != 0.0):
+    if _uses_fsdp(args) and (args.elastic_reset_every or args.beta_base != 0.0):
         raise ValueError(
             "elastic_reset_every and beta_base keep whole copies of the parameters, which FSDP shards. Use DDP "
             "(accelerate_configs/multi_gpu.yaml)."
         )
+
+
+def _uses_fsdp(args: ProRLConfig) -> bool:
+    return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def _check_growth(args: ProRLConfig, model, peft_config, optimizers) -> None:
@@ -203,11 +206,10 @@ def _check_growth(args: ProRLConfig, model, peft_config, optimizers) -> None:
     else:
         cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
         check_growing_optimizer(cls, arguments.get("is_paged", False))
-    fsdp = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     several = {
         f"{args.world_size} processes hold": args.world_size > 1,
         "DeepSpeed holds": args.deepspeed_plugin is not None,
-        "FSDP holds": bool(fsdp),
+        "FSDP holds": _uses_fsdp(args),
         "torch_compile=True holds": args.torch_compile,
     }
     for who, there in several.items():

@@ -57,6 +57,14 @@ INIT = frozenset(
 )
 RATES = re.compile("drop|jitter|noise")  # and those that a model with dropout needs (scoring/dropout.py)
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # text of these keys may be the path of a JSON file
+TYPES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
+}
 DEEPEST, MOST = 50, 20_000  # values inside values, and values of one key
 
 
@@ -288,21 +296,16 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def kind(value: Any) -> str:
+    """The type of a value in the words of a recipe's author."""
     if value is None:
         return "empty"
     if isinstance(value, int) and abs(value) >= 2**63:
         return "a number that is too large"
-    names = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a mapping"}
-    names |= {str: "text"}
-    return names.get(type(value), type(value).__name__)
+    return TYPES.get(type(value), type(value).__name__)
 
 
 def spelt(hint: Any) -> str:
-    """A type in the words of a recipe's author."""
+    """The values that a type takes, in these words."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
-    words = []
-    for option in options:
-        origin = typing.get_origin(option) or option
-        words.append(names.get(origin) or {list: "a list", dict: "a mapping"}.get(origin, "text"))
+    words = ((TYPES | {type(None): "null"}).get(typing.get_origin(option) or option, "text") for option in options)
     return " or ".join(dict.fromkeys(words))

@@ -60,24 +60,13 @@ def with_recipe(arguments: Iterable[str]) -> list[str]:
     name of a shipped one. Raises `ValueError`: as [`recipe_file`].
     """
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    late = late_recipe(words)
-    if late is not None:
-        raise ValueError(f"{late!r} follows no option: the recipe comes first, before every option.")
     if words and not words[0].startswith("-"):
         words.insert(0, "--config")
+    # Behind the options a recipe would be taken for the value of one, or for nothing.
+    for before, word in itertools.pairwise(words if "--config" not in words else ()):
+        if not before.startswith("-") and (word.endswith(SUFFIXES) or word in shipped_recipes()):
+            raise ValueError(f"{word!r} follows no option: the recipe comes first, before every option.")
     return [
         str(recipe_file(word)) if place and words[place - 1] == "--config" else word
         for place, word in enumerate(words)
     ]
-
-
-def late_recipe(words: list[str]) -> str | None:
-    """A recipe without `--config` behind the options, where it would be taken for the value of one, or for nothing."""
-    if "--config" in words or not words or not words[0].startswith("-"):
-        return None
-    shipped = shipped_recipes()
-    for before, word in itertools.pairwise(words):
-        names = word in shipped or word.endswith(SUFFIXES)
-        if names and not before.startswith("-"):
-            return word
-    return None
