@@ -129,7 +129,7 @@ def evaluate(command: str, *arguments: str) -> None:
     subprocess.run([*COMMAND, command, *arguments], check=True, preexec_fn=deaf)
 
 
-def base_of(recipe: Path, overrides: list[str]) -> str:
+def model_of(recipe: Path, overrides: list[str]) -> str:
     """The `model_name_or_path` of an arm."""
     if "--model_name_or_path" in overrides:
         return overrides[overrides.index("--model_name_or_path") + 1]
@@ -183,7 +183,7 @@ def run_demo() -> None:
             there = ", ".join(sorted(path.stem for path in args.recipes.glob("*.yaml"))) or "none"
             parser.error(f"--arms {arm}: {args.recipes} has no {arm}.yaml; its recipes: {there}")
 
-    for base in sorted({base_of(args.recipes / f"{arm}.yaml", overrides) for arm in args.arms}):
+    for base in sorted({model_of(args.recipes / f"{arm}.yaml", overrides) for arm in args.arms}):
         try:
             base = identify(embedded_model(base) if is_embedded(base) else base)
         except ValueError as error:

@@ -57,14 +57,8 @@ INIT = frozenset(
 )
 RATES = re.compile("drop|jitter|noise")  # and those that a model with dropout needs (scoring/dropout.py)
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # text of these keys may be the path of a JSON file
-TYPES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "a mapping",
-}
+TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+TYPES |= {list: "a list", dict: "a mapping"}
 DEEPEST, MOST = 50, 20_000  # values inside values, and values of one key
 
 
