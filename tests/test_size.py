@@ -67,5 +67,6 @@ def test_the_trainer():
 
 
 def test_a_line_of_code_by_hand():
-    text = '"""Text."""\n\nimport os\n\n\ndef f():  # a remark\n    """Text."""\n    # a remark\n    return (\n        os\n    )\n'
+    text = '"""Text."""\n\nimport os\n\n\ndef f():  # a remark\n    """Text."""\n    # a remark\n'
+    text += "    return (\n        os\n    )\n"
     assert code_lines(text) == 4
