@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from accelerate.utils import broadcast_object_list
 from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, RewardError, RunError
@@ -93,10 +92,9 @@ class CheckpointMixin:
             folders = (Path(self.args.output_dir), self.run_dir)
             by_main_process(self.is_world_process_zero(), lambda: set_earlier_run_aside(*folders, self.base_name()))
         self._epochs_done = resume.epochs if resume is not None else 0
-        found = [None]
-        if self.is_world_process_zero():
-            found = [id_of_run(resume.checkpoint if resume is not None else None, self.args.output_dir, self.run_dir)]
-        self._run_id = broadcast_object_list(found)[0]  # on several nodes, each may save
+        of_run = (resume.checkpoint if resume is not None else None, self.args.output_dir, self.run_dir)
+        # On several nodes, each may save.
+        self._run_id = by_main_process(self.is_world_process_zero(), lambda: id_of_run(*of_run))
         if self.is_world_process_zero():
             clear_leftovers(self.args.output_dir)
             kept = (resume.keeps_row, resume.keeps_event) if resume is not None else (None, None)
