@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..descriptor import switched_on
 from ..keys import FREE_KEYS, KEYS
 from ..record.provenance import as_plain
+from ..text import short
 from .state import buffer_file
 
 
@@ -97,17 +98,12 @@ def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], allowed: boo
     """
     changed = differences(then, now)
     if changed and not allowed:
-        listed = "; ".join(f"{key}: {_short(old)} -> {_short(new)}" for key, (old, new) in changed.items())
+        listed = "; ".join(f"{key}: {short(old)} -> {short(new)}" for key, (old, new) in changed.items())
         raise ValueError(
             f"resume_from_checkpoint with other arguments would change the run: {listed}. Restore them, or set "
             "allow_config_change: true, which logs the change as an event."
         )
     return changed
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 # The same state, computed by another kernel.

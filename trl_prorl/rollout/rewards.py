@@ -158,9 +158,9 @@ def watched(
             try:
                 rewards = await asyncio.wait_for(function(**columns), seconds)
             except asyncio.TimeoutError as error:
-                raise late(prompts) from own_part(error)
+                raise late(prompts) from own_traceback(error)
             except Exception as error:
-                raise failed(error, prompts) from own_part(error)
+                raise failed(error, prompts) from own_traceback(error)
             return check(rewards, prompts)
 
     else:
@@ -171,15 +171,15 @@ def watched(
                 # A generator runs only when it is read.
                 rewards = call_within(seconds, lambda: materialised(function(**columns)))
             except DeadlineExceeded as error:
-                raise late(prompts) from own_part(error)
+                raise late(prompts) from own_traceback(error)
             except Exception as error:
-                raise failed(error, prompts) from own_part(error)
+                raise failed(error, prompts) from own_traceback(error)
             return check(rewards, prompts)
 
     return functools.update_wrapper(watch, function) if hasattr(function, "__name__") else watch
 
 
-def own_part(error: BaseException) -> BaseException | None:
+def own_traceback(error: BaseException) -> BaseException | None:
     """
     An error with the part of its traceback that is a reward function's own; `None` if there is none, because the
     function was never entered or went on elsewhere. Its author looks for these lines, and in a script of theirs Python
@@ -193,7 +193,7 @@ def own_part(error: BaseException) -> BaseException | None:
 
 def place(error: Exception, function: Callable) -> str:
     """`" (FILE, line N)"`: where a function raised, or where it is defined if it could not even be called."""
-    own = own_part(error)
+    own = own_traceback(error)
     if own is not None:
         frame = traceback.extract_tb(own.__traceback__)[-1]
         return f" ({frame.filename}, line {frame.lineno})"
