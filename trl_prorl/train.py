@@ -32,10 +32,9 @@ from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
 from .launch.command_line import first_look, parsed, refuse
 from .launch.interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual, what_is_kept
 from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
-from .record.base_model import WEIGHTS
 from .record.folders import LOCK_FILE, by_main_process, check_free
 from .record.meter import check_record
-from .record.run_files import METRICS_FILE, read_json
+from .record.run_files import METRICS_FILE, WEIGHTS, read_json
 from .record.run_id import recorded_run_id, saved_run_id
 from .trainer import ProRLTrainer
 

@@ -11,10 +11,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..embedded import shipped as embedded_base
 from ..errors import InputError
-from .run_files import read_json
+from .run_files import WEIGHTS, read_json
 
 
-WEIGHTS = ("*.safetensors", "*.bin")
 # A file of weights of up to READ_WHOLE bytes is read whole, of a larger one BLOCKS blocks of BLOCK bytes.
 READ_WHOLE, BLOCK, BLOCKS = 2**26, 4096, 4096
 

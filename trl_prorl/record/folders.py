@@ -18,8 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from .base_model import WEIGHTS
-from .run_files import METRICS_FILE
+from .run_files import METRICS_FILE, WEIGHTS
 
 
 logger = logging.getLogger(__name__)

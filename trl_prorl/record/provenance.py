@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..environment import git_commit, hardware, versions
-from .base_model import fingerprint, hub_commit, identify
 from .run_files import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
 from .run_id import RUN_ID
 
@@ -101,6 +100,8 @@ def write_env(
         base (`str`, *optional*): Hub name or folder of the model that the run began from.
         run_id (`str`, *optional*): The run's id, which is also saved beside its weights.
     """
+    from .base_model import fingerprint, hub_commit, identify  # a report need not wait for the Hub's client
+
     revision = (getattr(args, "model_init_kwargs", None) or {}).get("revision")
     env = {
         RUN_ID: run_id,

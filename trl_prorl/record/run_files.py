@@ -18,6 +18,7 @@ from .shapes import Shape, ShapeError, array, finite, flag, integer, measured, o
 
 logger = logging.getLogger(__name__)
 
+WEIGHTS = ("*.safetensors", "*.bin")
 CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
 METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE = "metrics.jsonl", "events.jsonl", "evaluations.jsonl"
 EVALUATION_KEYS = ("model_name_or_path", "task")  # eval reads them in config.yaml; a run from plain Python has neither
