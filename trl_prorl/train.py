@@ -241,10 +241,6 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
     Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. Input
     that cannot be used is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit
     code 1; Ctrl-C is one line and exit code 130. An unforeseen error keeps its traceback.
-
-    Args:
-        default_recipe (`str` or `Path`, *optional*): YAML file that is run if no `--config` is given.
-        argv (`list[str]`, *optional*): Defaults to the process's own.
     """
     with ending_in_one_line(NOTHING_BEGUN):
         recipe = parsed(first_look(default_recipe, argv))

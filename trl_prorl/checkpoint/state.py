@@ -81,9 +81,6 @@ def kept_parameters(model: torch.nn.Module) -> Iterator[None]:
     PEFT 0.21 replaces the parameters of an adapter in bf16 or fp16 by new ones in fp32 when it loads one. TRL keeps
     the adapter of a quantised model in bf16, so that a resumed run would train other numbers than the run that it
     continues, and parts that hold its parameters would hold those that are no longer trained.
-
-    Args:
-        model (`torch.nn.Module`): The policy.
     """
     before = dict(model.named_parameters())
     yield

@@ -34,13 +34,11 @@ class FolderInUseError(ValueError):
 
 class FolderLock:
     """
-    Keeps every other `FolderLock`, in this process or in any other, out of some folders. Readers need none.
+    Keeps every other `FolderLock`, in this process or in any other, out of some folders, which are made if they do not
+    exist. Readers need none.
 
     The lock is the kernel's (`flock` on the file `run.lock`, which also says who holds it), so a killed process leaves
     a file behind and no lock. Forked children do not inherit it: one that outlives its parent holds nothing.
-
-    Args:
-        folders (`str` or `os.PathLike`): Made if they do not exist.
     """
 
     def __init__(self, *folders: str | os.PathLike):

@@ -89,16 +89,9 @@ def write_env(
     run_id: str | None = None,
 ) -> None:
     """
-    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed.
-
-    Args:
-        run_dir (`str` or `os.PathLike`): The run folder.
-        args ([`ProRLConfig`]): The configuration.
-        model (`torch.nn.Module`): The policy.
-        packing (`str`, *optional*, defaults to `"off"`): Whether groups are packed, and if not as asked, why.
-        generation (`Mapping[str, Any]`, *optional*): How rollouts are sampled.
-        base (`str`, *optional*): Hub name or folder of the model that the run began from.
-        run_id (`str`, *optional*): The run's id, which is also saved beside its weights.
+    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed. `packing`:
+    whether groups are packed, and if not as asked, why; `generation`: how rollouts are sampled; `base`: Hub name or
+    folder of the model that the run began from; `run_id`: also saved beside its weights.
     """
     from .base_model import fingerprint, hub_commit, identify  # a report need not wait for the Hub's client
 

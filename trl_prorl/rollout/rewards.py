@@ -8,6 +8,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
@@ -67,23 +68,18 @@ def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
 
 
 def _call_aside(seconds: float, function: Callable[[], Any]) -> Any:
-    outcome: list[tuple[str, Any]] = []
+    outcome: Future[Any] = Future()
 
     def call():
         try:
-            outcome.append(("value", function()))
+            outcome.set_result(function())
         except BaseException as error:  # for the thread that waits
-            outcome.append(("error", error))
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
+    threading.Thread(target=call, daemon=True).start()
+    if not wait([outcome], timeout=seconds).done:
         raise DeadlineExceeded
-    kind, value = outcome[0]
-    if kind == "error":
-        raise value
-    return value
+    return outcome.result()
 
 
 # Files whose frames lie between a trainer and a reward function.
