@@ -58,7 +58,7 @@ def recipes_text() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command with its arguments, by default the process's own. Returns the exit code; 2: there is no such one."""
+    """Run a command with its arguments, by default the process's own. Returns the exit code; 2: there is none such."""
     end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):

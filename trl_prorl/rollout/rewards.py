@@ -48,10 +48,10 @@ def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
             raise DeadlineExceeded
 
     def watch():
-        wait = seconds
-        while not over.wait(wait):
+        pause = seconds
+        while not over.wait(pause):
             signal.pthread_kill(threading.main_thread().ident, SIGNAL)
-            wait = REPEAT_SECONDS  # a bare `except:` may have swallowed the first
+            pause = REPEAT_SECONDS  # a bare `except:` may have swallowed the first
 
     previous = signal.signal(SIGNAL, interrupt)
     watcher = threading.Thread(target=watch, daemon=True)
