@@ -13,21 +13,15 @@ from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
 
-def changes_model(config: Any) -> bool:
-    """Whether an adapter of this [`~peft.PeftConfig`] changes the weights of the model that it is added to."""
-    init = str(getattr(config, "init_lora_weights", None)).lower()
-    return init.startswith(CHANGES_THE_MODEL) or bool(getattr(config, "kasa_config", None))
-
-
 def check_initialisation(config: Any) -> None:
     """
     Refuse an adapter whose initialisation changes the model: no file holds the changed weights, so that a resume, a
     reference and the saved adapter would belong to different models. Raises `ValueError`: naming the key and the cure.
     """
-    if config is not None and changes_model(config):
-        key, value = "init_lora_weights", getattr(config, "init_lora_weights", None)
-        if getattr(config, "kasa_config", None):
-            key, value = "kasa_config", "…"
+    key, value = "init_lora_weights", getattr(config, "init_lora_weights", None)
+    if getattr(config, "kasa_config", None):
+        key, value = "kasa_config", "…"
+    if key == "kasa_config" or str(value).lower().startswith(CHANGES_THE_MODEL):
         raise ValueError(
             f"{key}={value!r} changes the model's own weights, which no checkpoint holds: a resume, the reference and "
             "the saved adapter would belong to different models. Set init_lora_weights: true (PiSSA is reported to "

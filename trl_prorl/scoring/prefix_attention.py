@@ -45,17 +45,6 @@ class Layout(NamedTuple):
     masks: list[torch.Tensor]
     order: torch.Tensor
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        dropout: float = 0.0,
-        scale: float | None = None,
-    ) -> torch.Tensor:
-        """The attention of a layer: see [`prefix_attention`]."""
-        return prefix_attention(query, key, value, self, dropout, scale)
-
 
 def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
     """
@@ -177,7 +166,7 @@ def sdpa_or_prefix_attention(
     other = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
     if other:
         raise ValueError(f'Attention with {" and ".join(other)} cannot be packed: set pack_groups: "off".')
-    return prefix_layout.attend(query, key, value, dropout, scaling), None
+    return prefix_attention(query, key, value, prefix_layout, dropout, scaling), None
 
 
 def register() -> None:

@@ -187,15 +187,6 @@ class AdapterReference(Reference):
         """Nothing to do: PEFT loads it with the model."""
 
 
-class PolicyItself:
-    """The policy in the place of an anchor: π_old, before the first update on its samples."""
-
-    @contextmanager
-    def active(self, policy) -> Iterator[torch.nn.Module]:
-        """The policy."""
-        yield policy
-
-
 class SnapshotReference(Reference):
     """A second, frozen model of the policy's shape, for full fine-tuning."""
 
