@@ -7,7 +7,7 @@ from accelerate.utils import broadcast_object_list
 
 from ..descriptor import switched_on
 from ..parts import Part, fired
-from .callbacks import ReferenceResetCallback, load_callbacks
+from .callbacks import ReferenceResetCallback
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
 from .treatments import treatment_of
@@ -146,7 +146,9 @@ class Resets(Part):
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._requests = [Reason(**request) for request in state["requests"]] if self.possible else []
-        load_callbacks(self.callbacks, state["callbacks"])
+        # The last is the configuration's, which may have been added or removed since.
+        for callback, its_state in zip(self.callbacks, state["callbacks"], strict=False):
+            callback.load_state_dict(its_state)
         if self.rewarmup is not None:
             self.rewarmup.updates = state["updates_since_reset"]
 
