@@ -167,13 +167,8 @@ class Recorder(Part):
             row["update_norm"] = self.update_norm.value
         if self.args.nonfinite == "skip":
             row["nonfinite_skips"] = skips
-        row = {name: value for name, value in row.items() if is_measured(value)}
+        row = {name: value for name, value in row.items() if value is not None and math.isfinite(value)}
         self.kl_ref = row.get("kl_ref")
         if self.metrics is not None:
             self.metrics.write(row)
         return row
-
-
-def is_measured(value: float | None) -> bool:
-    """Whether it is a finite number."""
-    return value is not None and math.isfinite(value)
