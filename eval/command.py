@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.launch.interrupt import INTERRUPTED, end_at_once, interrupt_as_usual
-from trl_prorl.shown import visible
+from trl_prorl.text import visible
 
 
 # Samples are written as they are drawn, and results as a whole.

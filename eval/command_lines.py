@@ -142,7 +142,9 @@ def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
         check_writable(args.json)
     if not others:
         raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
-    return args, command_line.first_look(None, others)
+    others = command_line.first_look(None, others)
+    command_line.parsed(others)
+    return args, others
 
 
 def check_writable(file: Path) -> None:

@@ -31,7 +31,7 @@ from trl_prorl.eval.samples.of_trainer import TrainerHeldOut
 from trl_prorl.eval.samples.options import check_run_settings, held_outs
 from trl_prorl.eval.samples.points import checkpoint_points, last_step
 from trl_prorl.record.run_id import RUN_ID
-from trl_prorl.shown import visible
+from trl_prorl.text import visible
 
 
 def settings_of(held_out: HeldOut, n: int) -> dict:

@@ -24,9 +24,7 @@ from datasets import Dataset
 from rich.console import Console
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import SaveStrategy
-from trl import ModelConfig
 
-from trl_prorl.config import ProRLConfig
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
@@ -44,9 +42,9 @@ from trl_prorl.eval.readiness.splits import held_out_prompts, split_findings
 from trl_prorl.eval.run_folder.json_files import write_json
 from trl_prorl.eval.samples.progress import progress
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
-from trl_prorl.launch.recipe import RecipeParser
-from trl_prorl.shown import visible
-from trl_prorl.train import TaskArguments, build, check_folder, check_packages
+from trl_prorl.launch.recipe import TaskArguments, parse_recipe
+from trl_prorl.text import visible
+from trl_prorl.train import build, check_folder, check_packages
 from trl_prorl.trainer import ProRLTrainer
 
 
@@ -174,9 +172,7 @@ def prepared(argv: list[str], folder: Path) -> tuple[ProRLTrainer, TaskArguments
         InputError: the run would be refused.
     """
     try:
-        task_args, args, model_args = RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(
-            argv
-        )
+        task_args, args, model_args = parse_recipe(argv)
         check_processes(args.world_size)
         check_packages(args)
         check_folder(args, (task_args, model_args))  # the run's own folder

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trl_prorl.launch.interrupt import NOTHING_CHANGED, ending_in_one_line
-from trl_prorl.shown import visible
+from trl_prorl.text import visible
 
 from .registry import PREFIXES, get_task, task_class, task_names
 

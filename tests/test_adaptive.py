@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trl_prorl.objective.adaptive import next_coefficient
+from trl_prorl.objective.anchors import next_coefficient
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,15 @@ from trl_prorl.checkpoint.files import (
     WholeCheckpoint,
     abandon_newer,
     find_checkpoint,
+    name_checkpoint,
     newest_complete,
-    publish,
     rotate,
     sha256,
     why_unusable,
 )
 from trl_prorl.checkpoint.resume import clear_leftovers
+from trl_prorl.checkpoint.state import saved
 from trl_prorl.errors import CheckpointError
-from trl_prorl.record.trl_log import saved
 
 
 def write(folder, step, resumable=True, **files):
@@ -36,7 +36,7 @@ def write(folder, step, resumable=True, **files):
     for name, text in {"weights": "w" * 10, "deep/state": "s", **files}.items():
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
         (aside / name).write_text(text)
-    publish(aside, folder / f"checkpoint-{step}", step, resumable)
+    name_checkpoint(aside, folder / f"checkpoint-{step}", step, resumable)
     aside.parent.rmdir()
     return folder / f"checkpoint-{step}"
 

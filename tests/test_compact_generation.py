@@ -14,12 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from eval.run_folder.reading import read_env
-from trl_prorl.rollout.compact import compact_sample, distinct, padded_left, until_end
+from trl_prorl.rollout.compact import GrowingLayer, compact_sample, distinct, padded_left, until_end
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
-from trl_prorl.rollout.growing_cache import GrowingLayer
-from trl_prorl.rollout.merged_copy import MergedCopy, why_not_merged
-from trl_prorl.rollout.packed_linear import PackedLinear, can_be_packed, packs_bf16
+from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packed, packs_bf16, why_not_merged
 from trl_prorl.rollout.thinking import interrupted_rollout
 
 
@@ -378,7 +376,7 @@ def test_settings_that_need_the_other_loop(make_trainer, keys, line, caplog):
         make_trainer(compact_generation="on", **asked)
     trainer = make_trainer(compact_generation="auto", **asked)
     assert (
-        trainer.ways.generation.startswith(f"off: {line}")
+        trainer.acceleration.generation.startswith(f"off: {line}")
         and f"computed as without it: compact_generation: {line}" in caplog.text
     )
 

@@ -9,9 +9,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trl_prorl.errors import NonFiniteError
-from trl_prorl.launch import ways
+from trl_prorl.launch import acceleration
+from trl_prorl.rollout.compact import draw
 from trl_prorl.rollout.compact_probe import probe
-from trl_prorl.rollout.draw import draw
 from trl_prorl.rollout.merged_copy import MergedCopy, why_not_merged
 
 
@@ -156,13 +156,13 @@ def test_a_run_with_auto_goes_on_where_it_is_possible(make_trainer, tmp_path, mo
     """The run fell back where it began, and the machine that resumes it need not."""
     keys = {"compact_generation": "auto", "save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path / "o")}
     with monkeypatch.context() as patch:
-        patch.setattr(ways, "probe_generation", lambda *args: "it has no luck.")
+        patch.setattr(acceleration, "probe_generation", lambda *args: "it has no luck.")
         first = make_trainer(max_steps=2, **keys)
         first.train()
-    assert first.ways.generation == "off: it has no luck."
+    assert first.acceleration.generation == "off: it has no luck."
     second = make_trainer(max_steps=4, **keys)
     second.train(resume_from_checkpoint=str(tmp_path / "o" / "checkpoint-2"))
-    assert second.ways.generation == "on" and second.state.global_step == 4
+    assert second.acceleration.generation == "on" and second.state.global_step == 4
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_wishes_of_the_model_s_own_generation_config(make_trainer, tiny_model, w
         setattr(model.generation_config, key, value)
     with pytest.raises(ValueError, match=line):
         make_trainer(model=model, compact_generation="on")
-    assert make_trainer(model=model, compact_generation="auto").ways.generation.startswith(f"off: {line}")
+    assert make_trainer(model=model, compact_generation="auto").acceleration.generation.startswith(f"off: {line}")
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

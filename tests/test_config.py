@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from trl_prorl import ProRLConfig
-from trl_prorl.launch.launcher import launcher_keys
+from trl_prorl.launch.command_line import launcher_keys
 
 
 BASE = {"bf16": False, "use_cpu": True, "report_to": "none", "per_device_train_batch_size": 8, "num_generations": 4}

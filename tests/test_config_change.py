@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trl_prorl import ProRLConfig, train
-from trl_prorl.checkpoint.config_change import check_change
+from trl_prorl.checkpoint.identity import check_change
 
 
 # Two steps a generation: checkpoint-2 is at a batch's end, and a reset waits there; checkpoint-3 is inside a batch.

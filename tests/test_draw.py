@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from trl_prorl.rollout.draw import BLOCK, _running_sums, draw
+from trl_prorl.rollout.compact import BLOCK, _running_sums, draw
 
 
 @pytest.mark.parametrize("size", [2, 7, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 3])

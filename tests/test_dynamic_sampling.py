@@ -10,10 +10,9 @@ from trl.rewards import get_soft_overlong_punishment
 
 from trl_prorl import ProRLTrainer
 from trl_prorl.objective.advantages import estimate
-from trl_prorl.rollout.dynamic_sampling import ExtraRows, deciding, put_groups, undecided
+from trl_prorl.rollout.dynamic_sampling import deciding, extra_rows, put_groups, undecided
 from trl_prorl.rollout.length_rewards import cosine_length_reward, target_length_reward
-from trl_prorl.rollout.outcome import weighted_sum
-from trl_prorl.rollout.own_advantages import set_advantages
+from trl_prorl.rollout.outcome import set_advantages, weighted_sum
 from trl_prorl.rollout.thinking import interrupted_rollout
 
 
@@ -79,13 +78,10 @@ def test_groups_are_put_with_padding_on_the_right_sides():
 
 
 def test_extra_rows_go_round_in_new_orders_and_go_on_where_they_stopped():
-    extra = ExtraRows(5, seed=3)
-    drawn = extra.draw(12)
+    drawn = extra_rows(5, 3, 0, 12)
     assert sorted(drawn[:5]) == sorted(drawn[5:10]) == list(range(5)) and drawn[:5] != drawn[5:10]
-    again = ExtraRows(5, seed=3)
-    again.load_state_dict({"drawn": 7})
-    assert again.draw(5) == drawn[7:]
-    assert ExtraRows(5, seed=4).draw(10) != drawn[:10]
+    assert extra_rows(5, 3, 7, 5) == drawn[7:]
+    assert extra_rows(5, 4, 0, 10) != drawn[:10]
 
 
 def solved(completions, prompts, **kwargs):

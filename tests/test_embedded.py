@@ -14,15 +14,17 @@ from transformers import AutoModelForCausalLM
 
 from tasks import get_task
 from trl_prorl.embedded import making as embedded
-from trl_prorl.embedded.demonstrations import WRONG_ANSWERS
-from trl_prorl.embedded.demonstrations.sums import add_without_carry
+from trl_prorl.embedded.demonstrations import WRONG_ANSWERS, add_without_carry
 from trl_prorl.embedded.making import (
+    FAMILIES,
+    TAUGHT,
+    EmbeddedSettings,
     byte_tokenizer,
     demonstrations,
     make_embedded_model,
     new_model,
+    settings_of,
 )
-from trl_prorl.embedded.settings import FAMILIES, TAUGHT, EmbeddedSettings, settings_of
 from trl_prorl.embedded.shipped import DEFAULT, embedded_model, shipped, weights_sha256
 from trl_prorl.record.base_model import identify
 

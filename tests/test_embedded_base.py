@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval.samples.local_paths import with_local_paths
 from trl_prorl.embedded import shipped as embedded_base
-from trl_prorl.embedded.making import byte_tokenizer, new_model
-from trl_prorl.embedded.settings import EmbeddedSettings, settings_of
+from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model, settings_of
 from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, shipped, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card

@@ -8,8 +8,8 @@ import pytest
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from trl_prorl.record.meter import METRICS_FILE, JsonLines
-from trl_prorl.record.run_files import read_jsonl
+from trl_prorl.record.meter import JsonLines
+from trl_prorl.record.run_files import METRICS_FILE, read_jsonl
 
 
 PROMPTS = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}"}] for i in range(4)]})

@@ -7,7 +7,7 @@ from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_prorl.scoring import frozen_head
-from trl_prorl.scoring.frozen_head import FrozenHead, add_frozen_head
+from trl_prorl.scoring.head import FrozenHead, add_frozen_head
 from trl_prorl.scoring.packing import packed_logps
 
 

@@ -13,7 +13,7 @@ from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import use_adapter
 
-from trl_prorl.adapters.growable import check_growing_model
+from trl_prorl.adapters.checks import check_growing_model
 from trl_prorl.adapters.growing import Growth
 from trl_prorl.adapters.growth import alpha_for, factors_of, random_state
 from trl_prorl.launch.plan import Plan

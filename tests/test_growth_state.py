@@ -9,8 +9,7 @@ import torch
 from bitsandbytes.functional import dequantize_blockwise
 from transformers.optimization import Adafactor
 
-from trl_prorl.adapters.growth import resized
-from trl_prorl.adapters.growth_state import BLOCK, check_growing_optimizer, migrated, moved_codes
+from trl_prorl.adapters.growth import BLOCK, check_growing_optimizer, migrated, moved_codes, resized
 from trl_prorl.resets.optimizer_state import reset_optimizer
 
 

@@ -10,7 +10,7 @@ import pytest
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
-from trl_prorl.checkpoint.config_change import check_change
+from trl_prorl.checkpoint.identity import check_change
 from trl_prorl.descriptor import Effect, Key, acts, declared, free, needs, one_of, whole
 from trl_prorl.keys import FREE_KEYS, KEYS, TASK_KEYS, TRIGGER_KEYS, ProlongedKeys
 from trl_prorl.objective import advantages, kl

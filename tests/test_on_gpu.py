@@ -13,7 +13,7 @@ import torch
 from trl_prorl.guards.finite import all_finite
 from trl_prorl.record.meter import StageTimer, gpu_row
 from trl_prorl.resets.optimizer_state import reset_optimizer
-from trl_prorl.rollout.draw import draw
+from trl_prorl.rollout.compact import draw
 
 
 pytestmark = pytest.mark.gpu

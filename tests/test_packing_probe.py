@@ -13,7 +13,7 @@ from test_packing import MOE, build, padded_logps, with_adapter, with_head
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl.embedded.shipped import embedded_model
-from trl_prorl.launch import ways
+from trl_prorl.launch import acceleration
 from trl_prorl.scoring import packing_probe
 from trl_prorl.scoring.packing import packed_logps, why_not
 from trl_prorl.scoring.packing_probe import probe, tokens, unequal_rows
@@ -157,18 +157,18 @@ def test_auto_falls_back_and_on_refuses_what_the_probe_finds(run, make_trainer, 
 def test_a_run_with_packing_goes_as_if_nobody_had_asked(run, largest_difference, monkeypatch):
     keys = {"pack_groups": "on", "max_steps": 2, "beta": 0.1, "learning_rate": 1e-3}
     asked = run(**keys)
-    monkeypatch.setattr(ways, "probe_packing", lambda *args: None)
+    monkeypatch.setattr(acceleration, "probe_packing", lambda *args: None)
     assert largest_difference(asked, run(**keys)) == 0.0
 
 
 def chosen(made):
     """What a trainer would do if it were made now."""
-    return ways.Ways.of(made, made.accelerator.unwrap_model(made.model), made._padded_logps).packing
+    return acceleration.Acceleration.of(made, made.accelerator.unwrap_model(made.model), made._padded_logps).packing
 
 
 def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, monkeypatch, caplog):
     made = make_trainer(pack_groups="on")
-    monkeypatch.setattr(ways, "probe_packing", lambda *args: pytest.fail("half of the weights were asked"))
+    monkeypatch.setattr(acceleration, "probe_packing", lambda *args: pytest.fail("half of the weights were asked"))
     for sharded in ({"is_fsdp_enabled": True}, {"deepspeed": SimpleNamespace(zero_stage=3)}):
         made.is_fsdp_enabled = sharded.get("is_fsdp_enabled", False)
         made.args.deepspeed_plugin = sharded.get("deepspeed")
@@ -176,7 +176,7 @@ def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, mon
         assert chosen(made) == "on; its numbers were not tried, because the weights are sharded"
         assert "not tried on this model: its weights are sharded" in caplog.text
     made.args.deepspeed_plugin = SimpleNamespace(zero_stage=2)
-    monkeypatch.setattr(ways, "probe_packing", lambda *args: "the numbers differ.")
+    monkeypatch.setattr(acceleration, "probe_packing", lambda *args: "the numbers differ.")
     with pytest.raises(ValueError, match="the numbers differ"):
         chosen(made)
 
@@ -184,8 +184,8 @@ def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, mon
 def test_processes_agree(make_trainer, monkeypatch):
     """One that found something keeps all from packing: they would wait for each other for ever."""
     made = make_trainer(pack_groups="auto")
-    assert made.ways.packing == "on"
-    monkeypatch.setattr(ways, "gather_object", lambda reasons: [*reasons, "another rank found a difference."])
+    assert made.acceleration.packing == "on"
+    monkeypatch.setattr(acceleration, "gather_object", lambda reasons: [*reasons, "another rank found a difference."])
     assert chosen(made) == "off: another rank found a difference."
 
 

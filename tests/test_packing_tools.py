@@ -109,7 +109,7 @@ def entropies(trainer):
 def test_packed_training_with_tools_is_trl_s(trained, largest_difference, keys):
     theirs = trained(GRPOTrainer, **keys)
     ours = trained(pack_groups="on", reuse_old_logps=True, **keys)
-    assert ours.ways.packs
+    assert ours.acceleration.packs
     assert largest_difference(theirs, ours) < 1e-5
     for batch, other in zip(ours.made, theirs.made, strict=True):
         written = batch["completion_mask"].bool() & ~batch["tool_mask"].bool()

@@ -14,9 +14,9 @@ from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
 from trl_prorl import trainer as trainer_module
+from trl_prorl.launch.acceleration import Acceleration, check_pack_processes
 from trl_prorl.record.meter import Meter
 from trl_prorl.rollout.outcome import whole_groups
-from trl_prorl.scoring.packing import check_pack_processes, choose_packing
 
 
 SPREAD = {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
@@ -252,11 +252,11 @@ def test_a_limit_too_small_for_a_late_prompt_is_refused_when_the_trainer_is_made
         "with a completion "
         f"of max_completion_length=6: raise it to {length + 6}, lower max_completion_length, or drop long prompts."
     )
-    assert make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 6).ways.packing == "on"
+    assert make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 6).acceleration.packing == "on"
     fallen_back = make_trainer(
         **keys, pack_groups="auto", pack_max_tokens=10, model_init_kwargs={"attn_implementation": "eager"}
     )
-    assert fallen_back.ways.packing.startswith("off")  # where nothing is packed there is no limit
+    assert fallen_back.acceleration.packing.startswith("off")  # where nothing is packed there is no limit
 
 
 def test_the_limit_that_is_asked_for_is_enough(run):
@@ -267,14 +267,15 @@ def test_the_limit_that_is_asked_for_is_enough(run):
     assert all(row["completion_length"] == 6 for row in rows(trainer)) and len(rows(trainer)) == 8
 
 
-def test_a_limit_is_refused_where_processes_would_wait_for_each_other(make_trainer):
+def test_a_limit_is_refused_where_processes_would_wait_for_each_other(make_trainer, monkeypatch):
     trainer = make_trainer(pack_groups="on", pack_max_tokens=60)
     check_pack_processes(60, 1)
     check_pack_processes(None, 2)
     with pytest.raises(ValueError, match="pack_max_tokens=60 with 2 processes.*per_device_train_batch_size"):
         check_pack_processes(60, 2)
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
     with pytest.raises(ValueError, match="pack_max_tokens"):
-        choose_packing(trainer.args, trainer.accelerator.unwrap_model(trainer.model), {}, 2, None)
+        Acceleration.of(trainer, trainer.accelerator.unwrap_model(trainer.model), trainer._padded_logps)
 
 
 def mixture_of_experts(path):

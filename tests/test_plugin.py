@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trl_prorl.record.started import command_of, evaluation_of, plugin_options
+from trl_prorl.record.provenance import command_of, evaluation_of, plugin_options
 
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,7 @@ import yaml
 
 from trl_prorl import ProRLConfig
 from trl_prorl.environment import versions
-from trl_prorl.record.folder import set_keys, write_config, write_env
+from trl_prorl.record.provenance import set_keys, write_config, write_env
 
 
 @dataclass

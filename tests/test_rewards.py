@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from trl_prorl.errors import RewardError
-from trl_prorl.rollout.deadline import DeadlineExceeded, call_within
-from trl_prorl.rollout.rewards import as_float, watched
-from trl_prorl.shown import quoted
+from trl_prorl.rollout.rewards import DeadlineExceeded, as_float, call_within, watched
+from trl_prorl.text import quoted
 
 
 PROMPTS = [[{"role": "user", "content": "first"}], [{"role": "user", "content": "second"}]]
@@ -220,7 +219,8 @@ trainer = ProRLTrainer(model=model, reward_funcs=globals()[function], args=args,
 getattr(trainer, method)()
 """
 RECIPE_SCRIPT = OWN_SCRIPT[: OWN_SCRIPT.index("model, output")] + (
-    "from trl_prorl import train\ntrain.task_reward = lambda task: now\ntrain.main(None, sys.argv[1:])\n"
+    "from trl_prorl import train\nfrom trl_prorl.launch import recipe\n"
+    "recipe.task_reward = lambda task: now\ntrain.main(None, sys.argv[1:])\n"
 )
 
 

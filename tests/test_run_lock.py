@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from trl_prorl import train
-from trl_prorl.record import lock as run_lock
-from trl_prorl.record.lock import LOCK_FILE, FolderInUseError, FolderLock, check_free
+from trl_prorl.record import folders as run_lock
+from trl_prorl.record.folders import LOCK_FILE, FolderInUseError, FolderLock, check_free
 
 
 ROOT = Path(__file__).parent.parent
@@ -56,8 +56,9 @@ def test_of_two_folders_none_is_kept_if_one_is_refused(tmp_path, quick):
 
 
 HOLDER = """
-import os, runpy, sys, time
-lock = runpy.run_path(sys.argv[1])["FolderLock"](sys.argv[2])
+import os, sys, time
+from trl_prorl.record.folders import FolderLock
+lock = FolderLock(sys.argv[1])
 lock.hold()
 if (child := os.fork()):
     time.sleep(60)
@@ -68,7 +69,7 @@ time.sleep(60)
 
 
 def test_a_killed_process_holds_nothing_though_its_children_live_on(tmp_path, quick):
-    command = [sys.executable, "-c", HOLDER, run_lock.__file__, str(tmp_path)]
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     child = int(process.stdout.readline())
     with pytest.raises(FolderInUseError, match=f"process {process.pid} "):

@@ -21,7 +21,7 @@ from plan import DECK, trial  # noqa: E402
 from same_run import first_difference  # noqa: E402
 from stages import SIGNALS, STAGES  # noqa: E402
 
-from trl_prorl.checkpoint.files import publish, why_unusable  # noqa: E402
+from trl_prorl.checkpoint.files import name_checkpoint, why_unusable  # noqa: E402
 
 
 def test_a_trial_follows_from_its_seed_and_number_alone():
@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_is_damaged(tmp_path, kind):
         aside.mkdir()
         (aside / "weights").write_bytes(bytes(range(256)) + b"\0" * 64)
         (aside / "state").write_bytes(b"state")
-        publish(aside, final, number, resumable=True)
+        name_checkpoint(aside, final, number, resumable=True)
         before = {path.name: path.read_bytes() for path in final.iterdir()}
         what = damage_checkpoint(final, kind, Random(number))
         after = {path.name: path.read_bytes() for path in final.iterdir()}

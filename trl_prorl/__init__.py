@@ -1,19 +1,20 @@
 """Prolonged GRPO on one GPU, on top of Hugging Face TRL."""
 
+import sys
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .quiet import drop_kernel_hint, hold_old_names
+from .short_names import LongNames
 
 
 if TYPE_CHECKING:
     from .config import ProRLConfig
     from .embedded.shipped import embedded_model
     from .eval.passk import evaluate
+    from .launch.recipe import task_reward
     from .resets.callbacks import ReferenceResetCallback
     from .resets.triggers import KLSpike, Periodic, Reason, Stall, Trigger
-    from .train import task_reward
     from .trainer import ProRLTrainer
 
 
@@ -36,8 +37,7 @@ __all__ = [
 drop_kernel_hint()
 hold_old_names()
 
-if not Path(__file__).with_name("tasks").is_dir():
-    __path__.append(str(Path(__file__).parent.parent))  # a checkout: `tasks` and `eval` lie beside this folder
+sys.meta_path.append(LongNames())
 
 # Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
 _MODULES = {
@@ -46,7 +46,7 @@ _MODULES = {
     "ReferenceResetCallback": "resets.callbacks",
     "embedded_model": "embedded.shipped",
     "evaluate": "eval.passk",
-    "task_reward": "train",
+    "task_reward": "launch.recipe",
 }
 
 

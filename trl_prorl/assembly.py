@@ -7,32 +7,29 @@ import torch
 from accelerate.utils import is_peft_model
 from trl.trainer.utils import add_fused_lm_head
 
-from .adapters.growable import check_growing_model
+from .adapters.checks import check_growing_model
 from .adapters.growing import Growth
 from .adapters.restart import Restart
 from .checkpoint.identity import base_parameters, dataset_hash, weights_hash
 from .checkpoint.rollback import Rollback
 from .guards.entropy_watch import EntropyWatch
 from .guards.guard_gap import GuardGap
+from .launch.acceleration import Acceleration, shards_weights
 from .launch.checks import check_in_one_place
 from .launch.plan import Plan
-from .launch.ways import Ways, shards_weights
 from .parts import Part
 from .resets.elastic import ElasticAverage, ElasticResets
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
 from .scoring.dropout import check_dropout, check_randomness
-from .scoring.fp32_head import cast_head_to_fp32
-from .scoring.frozen_head import add_frozen_head
+from .scoring.head import add_frozen_head, cast_head_to_fp32
 from .scoring.lean_lora import lean
 from .scoring.references import Reference, base_of, reference_of
 
 
-def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Ways:
+def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..., torch.Tensor]) -> Acceleration:
     """
-    Make the policy of a trainer that TRL has built ready, and see which ways are open to it.
-
-    Raises:
-        `ValueError`: the model has active dropout, or cannot do what the configuration asks for.
+    Make the policy of a trainer that TRL has built ready, and see which accelerations serve it. Raises `ValueError`:
+    the model has active dropout, or cannot do what the configuration asks for.
     """
     args, accelerator = trainer.args, trainer.accelerator
     for model in (policy, trainer.ref_model):
@@ -49,10 +46,10 @@ def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..
     cheap = is_peft_model(policy) and args.pack_groups != "off" and not shards_weights(trainer)
     if cheap and not (args.cast_lm_head_to_fp32 or trainer._entropy_bonus_enabled):
         add_frozen_head(policy.get_base_model(), trainer.temperature)
-    ways = Ways.of(trainer, policy, padded)
-    if cheap and ways.packs:
+    acceleration = Acceleration.of(trainer, policy, padded)
+    if cheap and acceleration.packs:
         lean(policy)
-    return ways
+    return acceleration
 
 
 def identity_of(trainer, plan: Plan, policy: torch.nn.Module) -> dict[str, object]:

@@ -58,15 +58,7 @@ def recipes_text() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """
-    Run a command.
-
-    Args:
-        argv (`list[str]`, *optional*): The command and its arguments; defaults to the process's own.
-
-    Returns:
-        `int`: the exit code; 2 if there is no such command.
-    """
+    """Run a command with its arguments, by default the process's own. Returns the exit code; 2: there is none such."""
     end_at_once(NOTHING_CHANGED)  # until the command's own `main` runs
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):

@@ -57,10 +57,8 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
 
     def check_reset_schedule(self) -> None:
         """
-        Refuse a schedule in which a reset has no clean place. Triggers that are no keys ask for it, too.
-
-        Raises:
-            `ValueError`: a generation falls inside an accumulation.
+        Refuse a schedule in which a reset has no clean place. Triggers that are no keys ask for it, too. Raises
+        `ValueError`: a generation falls inside an accumulation.
         """
         if self.generates_inside_accumulation:
             raise ValueError(UNCLEAN_SCHEDULE.line(self))

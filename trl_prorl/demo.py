@@ -13,8 +13,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,7 +29,7 @@ from .launch.recipe_check import read_recipe
 from .launch.shipped_recipes import recipes_folder
 from .record.base_model import identify
 from .record.run_files import read_jsonl
-from .shown import visible
+from .text import visible
 
 
 COMMAND = [sys.executable, "-m", "trl_prorl"]
@@ -48,11 +50,16 @@ DEMOS = {
     },
 }
 SMOLLM2_STEPS = "40"
-SHOWN = 6  # prompts whose texts are shown
+TEXTS = 6  # prompts whose texts are printed
 KEPT = "arms that came to their end and samples that were drawn are kept. The same command goes on from there."
 CHECKPOINTS = 4  # of an arm, including its end, for held-out pass@k over training
 DRIFT_PROMPTS = 64  # at most: a KL over the whole vocabulary needs fewer samples than a pass rate
 console = Console()
+
+
+def as_options(keys: Mapping[str, Any]) -> list[str]:
+    """Keys of a recipe as a command line."""
+    return [part for key, value in keys.items() for part in (f"--{key}", str(value))]
 
 
 class Arm:
@@ -61,22 +68,11 @@ class Arm:
     def __init__(self, recipe: Path, out: Path, seed: int, overrides: list[str]):
         self.name, self.out = out.name, out
         self.log = out.with_suffix(".log")
-        self.command = [
-            *COMMAND,
-            "train",
-            str(recipe),
-            "--output_dir",
-            str(out),
-            "--seed",
-            str(seed),
-            "--disable_tqdm",
-            "true",
-            *overrides,
-        ]
         steps = overrides[overrides.index("--max_steps") + 1] if "--max_steps" in overrides else None
         self.steps = int(steps or read_recipe(recipe)["max_steps"])
-        every = max(1, self.steps // CHECKPOINTS)
-        self.command += ["--save_strategy", "steps", "--save_steps", str(every), "--save_only_model", "true"]
+        keys = {"output_dir": out, "seed": seed, "disable_tqdm": "true"}
+        saved = {"save_strategy": "steps", "save_steps": max(1, self.steps // CHECKPOINTS), "save_only_model": "true"}
+        self.command = [*COMMAND, "train", str(recipe), *as_options(keys), *overrides, *as_options(saved)]
         self.process: subprocess.Popen | None = None
 
     @property
@@ -134,7 +130,7 @@ def evaluate(command: str, *arguments: str) -> None:
     subprocess.run([*COMMAND, command, *arguments], check=True, preexec_fn=deaf)
 
 
-def base_of(recipe: Path, overrides: list[str]) -> str:
+def model_of(recipe: Path, overrides: list[str]) -> str:
     """The `model_name_or_path` of an arm."""
     if "--model_name_or_path" in overrides:
         return overrides[overrides.index("--model_name_or_path") + 1]
@@ -149,7 +145,7 @@ def texts(runs: list[Path]) -> Table:
     table = Table("prompt", *folders, title="Held-out samples; ✓ is correct", show_lines=True)
     frames = [pd.concat(map(pd.read_parquet, glob(folder))) for folder in folders.values()]
     frames = [frame[frame["sample"] == 0].set_index("prompt_id") for frame in frames]
-    for place in frames[0].index[:SHOWN]:
+    for place in frames[0].index[:TEXTS]:
         rows = [frame.loc[place] for frame in frames]
         cells = [row["completion"] + " ✓" * int(row["correct"]) for row in rows]
         table.add_row(*(escape(visible(cell)) for cell in (rows[0]["prompt"], *cells)))
@@ -188,7 +184,7 @@ def run_demo() -> None:
             there = ", ".join(sorted(path.stem for path in args.recipes.glob("*.yaml"))) or "none"
             parser.error(f"--arms {arm}: {args.recipes} has no {arm}.yaml; its recipes: {there}")
 
-    for base in sorted({base_of(args.recipes / f"{arm}.yaml", overrides) for arm in args.arms}):
+    for base in sorted({model_of(args.recipes / f"{arm}.yaml", overrides) for arm in args.arms}):
         try:
             base = identify(embedded_model(base) if is_embedded(base) else base)
         except ValueError as error:

@@ -174,10 +174,8 @@ class Key:
 
 def declared(cls: type) -> dict[str, Key]:
     """
-    The descriptors of a dataclass's fields, by name.
-
-    Raises:
-        `TypeError`: a field has none, or one that contradicts itself.
+    The descriptors of a dataclass's fields, by name. Raises `TypeError`: a field has none, or one that contradicts
+    itself.
     """
     keys, hints = {}, get_type_hints(cls, include_extras=True)
     for field in fields(cls):
@@ -197,14 +195,8 @@ def declared(cls: type) -> dict[str, Key]:
 
 def check_keys(configuration: Any, keys: Mapping[str, Key]) -> None:
     """
-    Refuse a value that is wrong by itself, then one that nothing would ever look at.
-
-    Args:
-        configuration (dataclass instance): Whose fields are asked for.
-        keys (`Mapping[str, Key]`): Their descriptors.
-
-    Raises:
-        `ValueError`: naming the first such key, its value and the cure.
+    Refuse a value that is wrong by itself, then one that nothing would ever look at. `keys`: the descriptors of a
+    configuration's fields. Raises `ValueError`: naming the first such key, its value and the cure.
     """
 
     def value_of(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Errors of a run that has begun and cannot go on. What cannot be started at all is a `ValueError`."""
 
-from .shown import cut
+from .text import cut
 
 
 class InputError(ValueError):

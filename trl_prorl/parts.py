@@ -41,6 +41,15 @@ class MicroBatch:
     sampler_logps: "torch.Tensor | None" = None
 
 
+def fired(kind: str, requested: int, applied: int, reason: str, value: float, threshold: float) -> dict[str, Any]:
+    """
+    An event of a kind for the record: the optimizer steps after which it was requested and applied, why, the value
+    that was seen, and what it was compared with.
+    """
+    steps = {"event": kind, "step_requested": requested, "step_applied": applied}
+    return steps | {"reason": reason, "value": value, "threshold": threshold}
+
+
 class Part:
     """
     Base of every part. The trainer calls each of its parts at the same moments; no part knows the trainer.

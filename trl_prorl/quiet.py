@@ -5,7 +5,7 @@ are shown.
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -19,13 +19,13 @@ KERNEL_HINT = "Failed to load CPU gemm_4bit_forward from kernels-community"
 OLD_NAMES = r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"
 
 
-def is_no_kernel_hint(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith(KERNEL_HINT)
+def _leaves_out(part: str) -> Callable[[logging.LogRecord], bool]:
+    return lambda record: part not in str(record.msg)
 
 
 def drop_kernel_hint() -> None:
     """Leave the hint out. Must be called before PEFT is imported."""
-    logging.getLogger(KERNEL_LOGGER).addFilter(is_no_kernel_hint)
+    logging.getLogger(KERNEL_LOGGER).addFilter(_leaves_out(KERNEL_HINT))
 
 
 def hold_old_names() -> None:
@@ -36,11 +36,7 @@ def hold_old_names() -> None:
 @contextmanager
 def without_warning(logger: str, part: str) -> Iterator[None]:
     """Leave out the messages of a logger that contain `part`."""
-    theirs = logging.getLogger(logger)
-
-    def keep(record: logging.LogRecord) -> bool:
-        return part not in record.getMessage()
-
+    theirs, keep = logging.getLogger(logger), _leaves_out(part)
     theirs.addFilter(keep)
     try:
         yield

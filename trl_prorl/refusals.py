@@ -28,10 +28,7 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 def check_batch(args: "ProRLConfig") -> None:
     """
-    Refuse a generation batch that does not hold whole groups.
-
-    Raises:
-        `ValueError`: naming the keys that make it up.
+    Refuse a generation batch that does not hold whole groups. Raises `ValueError`: naming the keys that make it up.
     """
     for key in ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"):
         if getattr(args, key) is not None and getattr(args, key) < 1:
@@ -49,10 +46,8 @@ def check_batch(args: "ProRLConfig") -> None:
 
 def check_machine(args: "ProRLConfig") -> None:
     """
-    Refuse, with the keys, what transformers refuses without them.
-
-    Raises:
-        `ValueError`: bfloat16, by default as well, or DeepSpeed is asked for, and is not here.
+    Refuse, with the keys, what transformers refuses without them. Raises `ValueError`: bfloat16, by default as well,
+    or DeepSpeed is asked for, and is not here.
     """
     if args.deepspeed and not is_deepspeed_available():
         raise ValueError(
@@ -72,10 +67,7 @@ def check_machine(args: "ProRLConfig") -> None:
 def check_launcher(args: "ProRLConfig") -> None:
     """
     Refuse a precision of the launcher's that would silently win over the keys, and tell of processes that it did not
-    start.
-
-    Raises:
-        `ValueError`: `accelerate launch` was told to compute in bf16 or fp16, and the keys say float32.
+    start. Raises `ValueError`: `accelerate launch` was told to compute in bf16 or fp16, and the keys say float32.
     """
     asked = args.mixed_precision
     if asked in ("bf16", "fp16") and not getattr(args, asked):
@@ -146,7 +138,7 @@ UNCLEAN_SCHEDULE = Refusal(
     "steps_per_generation * num_iterations a multiple of the other.",
 )
 
-# The first that applies is told. Each is shown in docs/reference.md.
+# The first that applies is raised. Each is shown in docs/reference.md.
 REFUSALS = (
     Refusal(
         {"nonfinite": "skip", "fp16": True},
@@ -327,12 +319,7 @@ REFUSALS = (
 
 
 def check_combinations(args: "ProRLConfig") -> None:
-    """
-    Refuse keys that contradict one another.
-
-    Raises:
-        `ValueError`: the line of the first refusal that applies.
-    """
+    """Refuse keys that contradict one another. Raises `ValueError`: the line of the first refusal that applies."""
     for refusal in REFUSALS:
         if refusal.when(args):
             raise ValueError(refusal.line(args))

@@ -1,13 +1,25 @@
 """
-The short names that a checkout has beside those of the wheel: `tasks` for `trl_prorl.tasks`, `eval` for
-`trl_prorl.eval`. Each module is one object under both names.
+Two names for `tasks` and `eval` in a checkout, where they lie beside `trl_prorl`: `trl_prorl.tasks` and
+`trl_prorl.eval`, as in a wheel, and the short ones. Each module is one object under both names.
 """
 
 import sys
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from pathlib import Path
+
+
+CHECKOUT = Path(__file__).parent.parent
+
+
+class LongNames(MetaPathFinder):
+    """Finds `trl_prorl.tasks` and `trl_prorl.eval` beside `trl_prorl`, where a wheel has not got them within it."""
+
+    def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
+        beside = name in ("trl_prorl.tasks", "trl_prorl.eval")
+        return PathFinder.find_spec(name, [str(CHECKOUT)], target) if beside else None
 
 
 class ShortNames(MetaPathFinder, Loader):

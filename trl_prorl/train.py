@@ -9,141 +9,42 @@ if __name__ == "__main__":  # first, so that help and complaints come before wha
 
     raise SystemExit(main())
 
-import json
 import os
 import pickle
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils.logging import disable_progress_bar
-from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
+from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.import_utils import is_vllm_available
-from trl.rewards import get_soft_overlong_punishment
 
-from . import tasks
-from .checkpoint.config_change import check_change
 from .checkpoint.files import find_checkpoint, newest_complete
-from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_same_run
+from .checkpoint.identity import IDENTITY_FILE, changing_keys, check_change, check_same_run
 from .config import ProRLConfig
-from .descriptor import check_keys
 from .embedded.shipped import DEFAULT, EMBEDDED, embedded_model, full_name, is_embedded, shipped
 from .errors import RunError
-from .keys import TASK_KEYS, TaskKeys
-from .launch.checks import check_pack_limit, check_rows
-from .launch.command_line import first_look
-from .launch.interrupt import NOTHING_BEGUN, end_interrupted, interrupt_as_usual, what_is_kept
-from .launch.recipe import RecipeParser
-from .record.base_model import WEIGHTS
-from .record.lock import LOCK_FILE, check_free
-from .record.meter import METRICS_FILE, check_record
-from .record.run_files import read_json
+from .launch.checks import check_prompts_fit, check_rows, prompt_lengths
+from .launch.command_line import first_look, parsed, refuse
+from .launch.interrupt import NOTHING_BEGUN, end_interrupted, ending_in_one_line, interrupt_as_usual, what_is_kept
+from .launch.recipe import TaskArguments, task_reward  # noqa: F401  which scripts import from here
+from .record.folders import LOCK_FILE, by_main_process, check_free
+from .record.meter import check_record
+from .record.run_files import METRICS_FILE, WEIGHTS, read_json
 from .record.run_id import recorded_run_id, saved_run_id
-from .record.together import by_main_process
-from .rollout.length_rewards import cosine_length_reward, target_length_reward
-from .rollout.thinking import interrupted_rollout
-from .shown import visible
 from .trainer import ProRLTrainer
-
-
-@dataclass
-class TaskArguments(TaskKeys, ScriptArguments):
-    """TRL's [`~trl.ScriptArguments`], and [`~trl_prorl.keys.TaskKeys`], which describes every key."""
-
-    __doc__ = TaskKeys.__doc__  # for `help`
-
-    def __post_init__(self):
-        for name in ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"):
-            if getattr(self, name) != self.__dataclass_fields__[name].default:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} has no effect: a task reads its data itself. Leave it out; "
-                    "dataset_name says where the data are, task_options what else a task takes."
-                )
-        check_keys(self, TASK_KEYS)
-        for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
-            if self.length_reward == key and getattr(self, needed) is None:
-                raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
-        if isinstance(self.task_options, str):
-            try:
-                self.task_options = json.loads(self.task_options)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"task_options={self.task_options!r} is not JSON: {error}.") from error
-
-    def make_task(self):
-        """The task; `dataset_name` is its `path`."""
-        return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
-
-    def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
-        """The task's reward function, and the one for the length if there is one."""
-        rewards = [task_reward(task)]
-        if self.length_reward == "cosine":
-            rewards.append(
-                cosine_length_reward(max_completion_length, self.length_least, on=self.length_on, off=self.length_off)
-            )
-        elif self.length_reward == "target":
-            rewards.append(target_length_reward(self.length_target, self.length_cost))
-        elif self.length_reward == "overlong":
-            rewards.append(get_soft_overlong_punishment(max_completion_length, self.length_margin))
-        return rewards
-
-    def make_rollout(self, args: ProRLConfig) -> Callable | None:
-        """The rollout function, if generation is not TRL's own."""
-        if self.thinking_budget is None:
-            return None
-        if self.thinking_budget + self.thinking_answer_tokens >= args.max_completion_length:
-            raise ValueError(
-                f"thinking_budget={self.thinking_budget} and thinking_answer_tokens={self.thinking_answer_tokens} "
-                f"leave no room for thinking_text in max_completion_length={args.max_completion_length}. "
-                "Lower thinking_budget."
-            )
-        if args.use_vllm:
-            raise ValueError("thinking_budget interrupts transformers' generation, not vLLM's. Set use_vllm: false.")
-        return interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
-
-
-def task_reward(task) -> Callable[..., list[float]]:
-    """
-    A TRL reward function from a task, and its verifier for evaluations.
-
-    Args:
-        task ([`~tasks.Task`]): Its `reward_many(completions, rows)` and `verify_many` get the plain text of the last
-            messages, and the rows' columns.
-    """
-
-    def asked(completions, columns):
-        columns = {name: column for name, column in columns.items() if isinstance(column, list)}
-        rows = [{name: column[i] for name, column in columns.items()} for i in range(len(completions))]
-        return [completion[-1]["content"] for completion in completions], rows
-
-    def reward(completions, **columns):
-        return task.reward_many(*asked(completions, columns))
-
-    def verifier(completions, **columns):
-        return task.verify_many(*asked(completions, columns))
-
-    reward.__name__ = task.name
-    verifier.__name__ = verifier.__qualname__ = f"{task.name}.verify"
-    reward.verifier = verifier
-    return reward
 
 
 def build(
     task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig
 ) -> tuple[ProRLTrainer, str | bool | None]:
     """
-    The trainer of a recipe, and the checkpoint that it resumes from, as `Trainer.train` takes it.
-
-    Args:
-        task_args ([`TaskArguments`]), args ([`ProRLConfig`]), model_args ([`~trl.ModelConfig`]): The parsed recipe.
-
-    Raises:
-        `ValueError`: the recipe asks for something that cannot be done; raised before a model is loaded.
+    The trainer of a recipe, and the checkpoint that it resumes from, as `Trainer.train` takes it. Raises `ValueError`:
+    the recipe asks for something that cannot be done; raised before a model is loaded.
     """
     check_packages(args)
     if args.disable_tqdm:
@@ -167,12 +68,14 @@ def build(
     tokenizer = AutoTokenizer.from_pretrained(
         model, revision=model_args.model_revision, padding_side="left", truncation_side="left"
     )
-    check_context(train_dataset, tokenizer, model, model_args.model_revision, args)
+
+    def tokenize(prompts):
+        texts = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in prompts]
+        return tokenizer(texts, add_special_tokens=False).input_ids
+
+    check_context(prompt_lengths(train_dataset, tokenize), model, model_args.model_revision, args)
     if args.pack_max_tokens is not None and args.pack_groups == "on":  # with auto, the trainer knows whether it packs
-        for which, rows in (("training", train_dataset), ("validation", eval_dataset)):
-            if rows is not None:
-                lengths = prompt_lengths(rows, tokenizer)
-                check_pack_limit(args.pack_max_tokens, lengths, args.max_completion_length, which)
+        check_prompts_fit(train_dataset, eval_dataset, tokenize, args)
     trainer = ProRLTrainer(
         model=model,
         reward_funcs=task_args.make_rewards(task, args.max_completion_length),
@@ -225,18 +128,10 @@ def check_packages(args: ProRLConfig) -> None:
 def check_folder(args: ProRLConfig, recipe: tuple) -> bool:
     """
     Refuse an output folder that a new run may not have, and a resume that would not continue the same run. The main
-    process looks, for all processes: by the time another one looked, the run might have begun.
-
-    Args:
-        args ([`ProRLConfig`]): The configuration.
-        recipe (`tuple` of dataclass instances): The other parts of the recipe.
-
-    Returns:
-        `bool`: whether there is a checkpoint to resume from. A run that was cut short before its first one begins
-        again; a run that came to its end is not trained a second time.
-
-    Raises:
-        `ValueError`: naming the folder or the checkpoint, what is wrong with it, and what to do.
+    process looks, for all processes: by the time another one looked, the run might have begun. `recipe`: what a recipe
+    holds beside `args`. Returns `bool`: whether there is a checkpoint to resume from. A run that was cut short before
+    its first one begins again; a run that came to its end is not trained a second time. Raises `ValueError`: naming
+    the folder or the checkpoint, what is wrong with it, and what to do.
     """
     return by_main_process(args.process_index == 0, lambda: _look_at_folder(args, recipe))
 
@@ -306,10 +201,8 @@ def check_base(model: str | None, task: str) -> None:
 
 def find_model(name: str | None) -> str:
     """
-    The model to load: a local folder, a Hub name, or the folder of an embedded model.
-
-    Raises:
-        `ValueError`: it is none of them, or an embedded model's files are not the ones that were shipped.
+    The model to load: a local folder, a Hub name, or the folder of an embedded model. Raises `ValueError`: it is none
+    of them, or an embedded model's files are not the ones that were shipped.
     """
     if name is None:
         raise ValueError(f"model_name_or_path is missing: a Hub name, a local folder, or {EMBEDDED!r}.")
@@ -330,23 +223,12 @@ def find_model(name: str | None) -> str:
     return name
 
 
-def prompt_lengths(rows, tokenizer) -> list[int]:
-    """The number of tokens of every prompt, with the chat template."""
-    texts = [
-        tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True) for prompt in rows["prompt"]
-    ]
-    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
-
-
-def check_context(rows, tokenizer, model: str, revision: str, args: ProRLConfig) -> None:
-    """Refuse prompts that leave no room for a completion in the model's context."""
+def check_context(lengths: list[int], model: str, revision: str, args: ProRLConfig) -> None:
+    """Refuse prompts, of so many tokens, that leave no room for a completion in the model's context."""
     config = AutoConfig.from_pretrained(model, revision=revision)
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if context is None:
-        return
-    lengths = prompt_lengths(rows, tokenizer)
     longest = max(lengths)
-    if longest + args.max_completion_length > context:
+    if context is not None and longest + args.max_completion_length > context:
         raise ValueError(
             f"training prompt {lengths.index(longest)} has {longest} tokens; with max_completion_length="
             f"{args.max_completion_length} that exceeds the model's context of {context}. Lower max_completion_length "
@@ -359,22 +241,20 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
     Command line of a recipe script. Without `--config` the default recipe is run; further arguments override it. Input
     that cannot be used is one line on stderr and exit code 2; a run that begins and has to stop is one line and exit
     code 1; Ctrl-C is one line and exit code 130. An unforeseen error keeps its traceback.
-
-    Args:
-        default_recipe (`str` or `Path`, *optional*): YAML file that is run if no `--config` is given.
-        argv (`list[str]`, *optional*): Defaults to the process's own.
     """
-    argv = first_look(default_recipe, argv)
-    trainer = args = None
+    with ending_in_one_line(NOTHING_BEGUN):
+        recipe = parsed(first_look(default_recipe, argv))
+    run(*recipe)
+
+
+def run(task_args: TaskArguments, args: ProRLConfig, model_args: ModelConfig) -> None:
+    """Build, train and save what a recipe says; errors end the process as [`main`] says."""
+    trainer = None
     try:
         interrupt_as_usual()
-        parser = RecipeParser((TaskArguments, ProRLConfig, ModelConfig))
-        task_args, args, model_args = parser.parse_args_and_config(argv)
         trainer, resume = build(task_args, args, model_args)
         train(trainer, resume)
     except KeyboardInterrupt:
-        if args is None:
-            end_interrupted(NOTHING_BEGUN)
         begun = trainer is not None and trainer.has_begun
         kept = what_is_kept(args.output_dir, begun, model=begun and finished_model(args.output_dir, trainer.run_dir))
         end_interrupted(kept, tell=args.process_index == 0, processes=args.world_size)
@@ -382,7 +262,8 @@ def main(default_recipe: str | Path | None = None, argv: list[str] | None = None
         begun = trainer is not None and trainer.has_begun
         if begun and isinstance(error, ValueError) and not isinstance(error, RunError):
             raise  # nobody's input is wrong: whoever mends it needs the traceback
-        if not getattr(error, "told_elsewhere", False):
-            print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
-        raise SystemExit(1 if begun or isinstance(error, RunError) else 2) from None
+        code = 1 if begun or isinstance(error, RunError) else 2
+        if getattr(error, "said_elsewhere", False):
+            raise SystemExit(code) from None
+        refuse(error, code)
     trainer.accelerator.end_training()  # several processes part in good order

@@ -21,8 +21,8 @@ from .checkpoint.mixin import CheckpointMixin
 from .errors import EvaluationError, RewardError
 from .guards.finite import FiniteGuard
 from .hub.uploads import Uploads
+from .launch.acceleration import shards_weights
 from .launch.plan import Plan
-from .launch.ways import shards_weights
 from .objective.aggregation import Aggregation, without_ratio
 from .objective.anchors import Anchors, Penalty, completion_mask, logps_key
 from .parts import MicroBatch, Parts
@@ -34,8 +34,7 @@ from .resets.controller import Reason, Resets
 from .rollout.dynamic_sampling import DynamicSampling
 from .rollout.generation import CompactGeneration
 from .rollout.kept_weights import kept_weights
-from .rollout.outcome import Outcome, Rows, Sampled, whole_groups, written_by_others
-from .rollout.own_advantages import set_advantages
+from .rollout.outcome import Outcome, Rows, Sampled, set_advantages, whole_groups, written_by_others
 from .rollout.verdicts import Verdicts, watched
 from .scoring.scorer import PolicyPass, Scorer
 
@@ -82,7 +81,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         """Make the parts; each owns what it remembers, and none knows the trainer."""
         args, accelerator = self.args, self.accelerator
         policy = accelerator.unwrap_model(self.model)
-        self.ways = made_ready(self, plan, policy, self._padded_logps)
+        self.acceleration = made_ready(self, plan, policy, self._padded_logps)
         self._identity = identity_of(self, plan, policy)
         self.verdicts = Verdicts(self.reward_funcs, self.num_generations_eval, args.reward_timeout)
         self.reward_funcs = [
@@ -97,7 +96,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         self.meter = Meter(accelerator.device)
         models = models_of_anchors(self, plan, policy)
         self.reference, self.base = models["ref"], models["base"]
-        self.scorer = Scorer(args, self.meter, self.ways.packs, not self._is_vlm, accelerator.autocast, models)
+        self.scorer = Scorer(args, self.meter, self.acceleration.packs, not self._is_vlm, accelerator.autocast, models)
         self.recorder = Recorder(args, self.meter, self.anchors, accelerator)
         self.guard = FiniteGuard(args, accelerator, self.meter, self.recorder, self.processing_class)
         self.aggregation = Aggregation(args, accelerator.num_processes)
@@ -108,7 +107,7 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
             size, padding = self.num_generations, self._tokenizer.pad_token_id
             named = self.reward_func_names, self.reward_weights
             self.dynamic_sampling = DynamicSampling(args, accelerator, self.train_dataset, size, padding, *named)
-        if self.ways.generation == "on":
+        if self.acceleration.generation == "on":
             self.compact = CompactGeneration(policy, self.temperature, autocasts=args.bf16 or args.fp16)
         # Called in this order: growth comes before a reset, which then moves the reference to its result.
         parts = {"anchors": self.anchors, "recorder": self.recorder, "guard": self.guard}

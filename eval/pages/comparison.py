@@ -18,7 +18,7 @@ from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.table import Column, Table, table_of
 from trl_prorl.eval.run_folder.run import Run
-from trl_prorl.record.started import evaluation_of
+from trl_prorl.record.provenance import evaluation_of
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 

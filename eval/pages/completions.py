@@ -14,7 +14,7 @@ from trl_prorl.eval.pages.table import Column, Table, table_of
 from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SETTINGS_FILE, SampleStore
 from trl_prorl.record.run_files import read_json
-from trl_prorl.shown import visible
+from trl_prorl.text import visible
 
 
 PROMPTS, LONGEST = 6, 400

@@ -16,7 +16,7 @@ from trl_prorl.eval.analysis.frame import Arm, Frame
 from trl_prorl.eval.analysis.smoothing import band
 from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.files import replaced
-from trl_prorl.record.keys import GAMED, GROWTH
+from trl_prorl.record.run_files import GAMED, GROWTH
 from trl_prorl.variants import VARIANTS
 
 

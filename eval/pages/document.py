@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trl_prorl.eval.pages.curves import Panel, write_sheet
 from trl_prorl.eval.pages.table import Table
-from trl_prorl.shown import visible, without_html
+from trl_prorl.text import visible, without_html
 
 
 @dataclass(frozen=True)

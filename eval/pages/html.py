@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from trl_prorl.eval.pages.curves import Panel
 from trl_prorl.eval.pages.document import Report
-from trl_prorl.shown import visible
+from trl_prorl.text import visible
 
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -31,7 +31,7 @@ from trl_prorl.eval.pages.curves import (
 )
 from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.table import Column, Table, table_of
-from trl_prorl.shown import visible
+from trl_prorl.text import visible
 
 
 BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}

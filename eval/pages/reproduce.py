@@ -4,7 +4,7 @@ import shlex
 
 from trl_prorl.eval.pages.document import Code, Section, Text
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, Run
-from trl_prorl.record.started import evaluation_of, plugin_options
+from trl_prorl.record.provenance import evaluation_of, plugin_options
 
 
 def passk_command(runs: list[Run]) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from trl_prorl.shown import visible, without_html
+from trl_prorl.text import visible, without_html
 
 
 def print_bullets(console: Console, lines: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from trl_prorl.eval.readiness.growth_memory import bytes_of_growth, largest_rank
-from trl_prorl.record.meter import METRICS_FILE
+from trl_prorl.record.run_files import METRICS_FILE
 
 
 MOST = 2

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from trl_prorl.errors import InputError
+from trl_prorl.record.provenance import evaluation_of
 from trl_prorl.record.run_files import EVALUATION_KEYS
-from trl_prorl.record.started import evaluation_of
 from trl_prorl.variants import VARIANTS, without_reset
 
 

@@ -23,9 +23,9 @@ from trl_prorl.eval.samples.progress import progress
 from trl_prorl.eval.samples.sampling import for_sampling, sample
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.record.provenance import evaluation_of
 from trl_prorl.record.run_files import EVALUATION_KEYS
-from trl_prorl.record.started import evaluation_of
-from trl_prorl.shown import visible
+from trl_prorl.text import visible
 
 
 class HeldOut:

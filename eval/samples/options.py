@@ -7,7 +7,7 @@ from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.held_out import HeldOut, check_run
 from trl_prorl.eval.samples.points import checkpoint_points
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.record.started import evaluation_of, plugin_options
+from trl_prorl.record.provenance import evaluation_of, plugin_options
 
 
 def held_outs(run_dir: Path, args) -> list[HeldOut]:

@@ -13,8 +13,7 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.samples.local_paths import find_output_dir
 from trl_prorl.record.base_model import WEIGHTS
-from trl_prorl.record.meter import METRICS_FILE
-from trl_prorl.record.run_files import METRICS, read_jsonl
+from trl_prorl.record.run_files import METRICS, METRICS_FILE, read_jsonl
 from trl_prorl.record.run_id import RUN_ID, saved_run_id
 
 

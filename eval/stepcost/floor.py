@@ -8,7 +8,7 @@ from trl_prorl.eval.stepcost.batches import Batches
 from trl_prorl.eval.stepcost.shapes import new_model
 from trl_prorl.eval.stepcost.stopwatch import Stopwatch
 from trl_prorl.rollout.compact import distinct, padded_left
-from trl_prorl.scoring.frozen_head import add_frozen_head
+from trl_prorl.scoring.head import add_frozen_head
 from trl_prorl.scoring.packing import packed_logps
 
 

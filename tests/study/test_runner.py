@@ -13,7 +13,7 @@ import time
 import pytest
 
 from study.tables import BASES, CURVES, FOLDER, PROMPTS, RUNS, read_tables
-from trl_prorl.record.lock import holder
+from trl_prorl.record.folders import holder
 
 
 RUNNING = ("--commit-every", "0", "--jobs", "1")

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from ..parts import Part
-from .growth import CONFIG_FILE, drawn_rows, factors_of, random_state, set_factors, with_rank
-from .growth_state import migrated
+from ..parts import Part, fired
+from .growth import CONFIG_FILE, drawn_rows, factors_of, migrated, random_state, set_factors, with_rank
 
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -68,23 +67,13 @@ class Growth(Part):
             if (factor.adapter, factor.side) == ("default", "A")
         }
         seconds = self._set_rank(rank, rows)
-        return {
-            "event": "growth",
-            "step_requested": requested,
-            "step_applied": step,
-            "reason": "periodic",
-            "value": requested,
-            "threshold": self.every,
-            "rank_before": before,
-            "rank": rank,
-            **seconds,
-            "world_size": 1,
-        }
+        event = fired("growth", requested, step, "periodic", requested, self.every)
+        return event | {"rank_before": before, "rank": rank, **seconds, "world_size": 1}
 
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
         """Everything with the new rank, or, if something is not understood, nothing. Returns the seconds it took."""
         rows, factors = rows or {}, factors_of(self.policy)
-        with self.timer.part("reset") as copy:
+        with self.timer.span("reset") as copy:
             values = [(factor, with_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
             copied = [
                 (tensors, factor.name, with_rank(factor, tensors[factor.name], rank, rows))
@@ -92,7 +81,7 @@ class Growth(Part):
                 for factor in factors
                 if factor.adapter == "default"
             ]
-        with self.timer.part("reset") as migration:
+        with self.timer.span("reset") as migration:
             states = self.optimizer.state if self.optimizer is not None else {}
             moved = []
             for factor in factors:

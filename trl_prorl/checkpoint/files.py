@@ -54,15 +54,10 @@ def is_failed_write(error: Exception) -> bool:
     return isinstance(error, (OSError, RuntimeError, SafetensorError)) or type(error) is Exception
 
 
-def publish(aside: Path, final: Path, step: int, resumable: bool) -> None:
+def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> None:
     """
-    Give a checkpoint that was written aside its name.
-
-    Args:
-        aside (`Path`): Where it was written, on the same file system.
-        final (`Path`): Its name. A checkpoint that is there already is replaced.
-        step (`int`): Optimizer steps done.
-        resumable (`bool`): Whether optimizer, schedule and random states are in it.
+    Give a checkpoint of an optimizer step, written aside on the same file system, its name; one that is there already
+    is replaced. `resumable`: whether optimizer, schedule and random states are in it.
     """
     files = {
         str(path): {"bytes": (aside / path).stat().st_size, "sha256": sha256(aside / path)} for path in files_of(aside)
@@ -83,12 +78,8 @@ def publish(aside: Path, final: Path, step: int, resumable: bool) -> None:
 
 class WholeCheckpoint:
     """
-    A checkpoint under construction: written aside, and given its name when it is whole.
-
-    Args:
-        run_dir (`Path`): Where checkpoints lie.
-        step (`int`): Optimizer steps done.
-        resumable (`bool`): Whether optimizer, schedule and random states will be in it.
+    A checkpoint under construction in the folder of all checkpoints, after so many optimizer steps: written aside, and
+    given its name when it is whole. `resumable`: whether optimizer, schedule and random states will be in it.
     """
 
     def __init__(self, run_dir: Path, step: int, resumable: bool):
@@ -98,25 +89,18 @@ class WholeCheckpoint:
         self.aside, self.final = self.folder / name, run_dir / name
 
     @contextmanager
-    def written_aside(self, accelerator, publishes: bool, record: Iterable[Path]) -> Iterator[None]:
+    def written_aside(self, accelerator, names: bool, record: Iterable[Path]) -> Iterator[None]:
         """
-        The time in which all processes write it; at the end one of them publishes it, and the record with it.
-
-        Args:
-            accelerator ([`~accelerate.Accelerator`]): Its processes wait for each other.
-            publishes (`bool`): Whether this process does.
-            record (`Iterable[Path]`): Files that have to be on disk with it.
-
-        Raises:
-            [`~trl_prorl.errors.CheckpointError`]: it could not be written whole; nothing of it is left.
+        The time in which all processes write it; at the end one of them `names` it, with the files of the record on
+        disk. Raises [`~trl_prorl.errors.CheckpointError`]: it could not be written whole; nothing of it is left.
         """
         try:
             yield
             accelerator.wait_for_everyone()
-            if publishes:
+            if names:
                 for path in record:
                     sync(path)
-                publish(self.aside, self.final, self.step, self.resumable)
+                name_checkpoint(self.aside, self.final, self.step, self.resumable)
                 self.folder.rmdir()
         except Exception as error:
             if not is_failed_write(error):
@@ -125,28 +109,27 @@ class WholeCheckpoint:
             raise CheckpointError(save_failed(self.final, self.run_dir, error)) from error
 
 
+def steps_of(output_dir: Path) -> dict[Path, int]:
+    """Optimizer steps done, by checkpoint."""
+    return {path: int(match[1]) for path in output_dir.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
+
+
 def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
     """The message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
-    kept = sorted(
-        (path.name for path in run_dir.glob("checkpoint-*")),
-        key=lambda name: int(CHECKPOINT.fullmatch(name)[1]) if CHECKPOINT.fullmatch(name) else -1,
-    )
+    kept = sorted(steps_of(run_dir).items(), key=lambda named: named[1])
+    newest = f"The newest checkpoint is {kept[-1][0].name}" if kept else "There is no older checkpoint"
     free = shutil.disk_usage(run_dir).free / 2**30
     return (
         f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
-        f"{'The newest checkpoint is ' + kept[-1] if kept else 'There is no older checkpoint'}. Make room, lower "
-        "save_total_limit or set another output_dir, and go on with resume_from_checkpoint: true."
+        f"{newest}. Make room, lower save_total_limit or set another output_dir, and go on with "
+        "resume_from_checkpoint: true."
     )
 
 
 def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
     """
-    Why a run cannot be resumed from a folder, or `None` if it can.
-
-    Args:
-        checkpoint (`Path`): The folder.
-        content (`bool`, *optional*, defaults to `True`):
-            Compare the hashes of all files, and not only those of small files and the sizes of the others.
+    Why a run cannot be resumed from a folder, or `None` if it can. Without `content` only the hashes of small files
+    are compared, and the sizes of the others.
     """
     try:
         if not (checkpoint / MANIFEST_FILE).exists():
@@ -174,23 +157,15 @@ def why_unusable(checkpoint: Path, content: bool = True) -> str | None:
 
 def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tuple[Path | None, dict[str, str]]:
     """
-    The newest checkpoint of a run that can be resumed from.
-
-    Args:
-        output_dir (`str` or `os.PathLike`): Where the checkpoints are.
-        content (`bool`, *optional*, defaults to `True`):
-            Compare the hashes of all files, and not only those of small files and the sizes of the others.
-
-    Returns:
-        `tuple[Path | None, dict[str, str]]`: the checkpoint, and the newer ones that were skipped, with the reasons.
+    The newest checkpoint of a run that can be resumed from, by [`why_unusable`], and the newer ones that were skipped,
+    with the reasons.
     """
-    folder, skipped = Path(output_dir), {}
+    folder = Path(output_dir)
     if not folder.is_dir():
-        return None, skipped
-    for path in leftovers(folder):
-        skipped[path.name] = "the run ended while it was being written"
-    named = [(int(match[1]), path) for path in folder.iterdir() if (match := CHECKPOINT.fullmatch(path.name))]
-    for _, path in sorted(named, reverse=True):
+        return None, {}
+    skipped = {path.name: "the run ended while it was being written" for path in leftovers(folder)}
+    steps = steps_of(folder)
+    for path in sorted(steps, key=steps.get, reverse=True):
         reason = why_unusable(path, content)
         if reason is None:
             return path, skipped
@@ -200,23 +175,15 @@ def newest_complete(output_dir: str | os.PathLike, content: bool = True) -> tupl
 
 def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] = ()) -> dict[str, str]:
     """
-    Rename the checkpoints that are newer than the one from which a run goes on. The run has gone back behind their
-    steps, and the next resume would take the newest of them for its own.
-
-    Args:
-        checkpoint (`Path`): Where the run goes on.
-        output_dir (`Path`): Where it saves. Checkpoints beside one of another folder stay as they are.
-        unusable (`Collection[str]`, *optional*): Names of checkpoints that no resume takes, which stay too.
-
-    Returns:
-        `dict[str, str]`: new name by old.
+    Rename the checkpoints of a folder that are newer than the one in it from which a run goes on, and return the new
+    names by the old. The run has gone back behind their steps, and the next resume would take the newest of them for
+    its own. The `unusable` ones, which no resume takes, stay.
     """
     from_here, renamed = CHECKPOINT.fullmatch(checkpoint.name), {}
     if from_here is None or checkpoint.resolve().parent != output_dir.resolve():
         return renamed
-    for path in sorted(output_dir.iterdir()):
-        match = CHECKPOINT.fullmatch(path.name)
-        if match and int(match[1]) > int(from_here[1]) and path.name not in unusable:
+    for path, step in sorted(steps_of(output_dir).items()):
+        if step > int(from_here[1]) and path.name not in unusable:
             target = path.with_name(f"{ABANDONED}{path.name}")
             target = free_name(target) if target.exists() else target
             path.rename(target)
@@ -226,18 +193,12 @@ def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] 
 
 def rotate(output_dir: Path, step: int, limit: int | None, best: str | os.PathLike | None) -> None:
     """
-    Remove the oldest checkpoints beyond a limit, but neither the newest nor the best. Their steps give the order, not
-    the times at which folders were changed: the removal changes a folder as well, and a kill may come in the middle of
-    one.
-
-    Args:
-        output_dir (`Path`): Where they lie.
-        step (`int`):
-            The newest one's. Later ones are not of this run: no resume could take them, or they would be abandoned.
-        limit (`int`, *optional*): How many may stay; `None` or 0: all.
-        best (`str` or `os.PathLike`, *optional*): The best one.
+    Remove the oldest checkpoints beyond a limit (`None` or 0: none), but neither the newest, of optimizer step `step`,
+    nor the best. Later ones are not of this run: no resume could take them, or they would be abandoned. Their steps
+    give the order, not the times at which folders were changed: the removal changes a folder as well, and a kill may
+    come in the middle of one.
     """
-    steps = {path: int(match[1]) for path in output_dir.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
+    steps = steps_of(output_dir)
     checkpoints = sorted((path for path in steps if steps[path] <= step), key=steps.get)
     kept = {path.resolve() for path in (output_dir / f"checkpoint-{step}", best and Path(best)) if path}
     surplus = len(checkpoints) - max(limit, len(kept)) if limit else 0
@@ -257,10 +218,8 @@ def find_checkpoint(
     asked: str | os.PathLike | bool, output_dir: str, content: bool = True
 ) -> tuple[Path, dict[str, str]]:
     """
-    What `resume_from_checkpoint` means: the newest complete checkpoint for `True`, else the one that is named.
-
-    Raises:
-        `ValueError`: there is none, or it cannot be resumed from.
+    What `resume_from_checkpoint` means: the newest complete checkpoint for `True`, else the one that is named. Raises
+    `ValueError`: there is none, or it cannot be resumed from.
     """
     if asked is True or str(asked).lower() == "true":
         found, skipped = newest_complete(output_dir, content)

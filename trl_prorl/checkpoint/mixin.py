@@ -7,26 +7,20 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from accelerate.utils import broadcast_object_list
 from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, NonFiniteError, RewardError, RunError
 from ..quiet import without_warning
-from ..record.earlier import set_earlier_run_aside
-from ..record.folder import write_config, write_env
+from ..record.folders import FolderLock, by_main_process, set_earlier_run_aside
 from ..record.keys import NONFINITE
-from ..record.lock import FolderLock
 from ..record.meter import check_record
+from ..record.provenance import write_config, write_env
 from ..record.run_id import id_of_run, write_run_id
-from ..record.together import by_main_process
-from ..record.trl_log import restored, saved
-from .config_change import BATCH_KEYS, hyperparameters, restore_hyperparameters
 from .files import WholeCheckpoint, is_failed_write, rotate, save_failed
-from .generation_buffer import buffer_file, load_buffer, save_buffer
-from .identity import IDENTITY_FILE, changing_keys
-from .kept_parameters import kept_parameters
-from .resume import Resume, best_beside, clear_leftovers, read_state, write_state
+from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
+from .resume import Resume, best_beside, clear_leftovers
 from .rollback import RollbackRequest
+from .state import buffer_file, kept_parameters, load_buffer, read_state, restored, save_buffer, saved, write_state
 
 
 logger = logging.getLogger(__name__)
@@ -51,9 +45,7 @@ class CheckpointMixin:
     def folders_held(self):
         """
         Keep other runs out of `output_dir` and `run_dir`. May be entered again. The main process holds them, for all.
-
-        Raises:
-            [`~trl_prorl.record.lock.FolderInUseError`]: another process does, on every process of this run.
+        Raises [`~trl_prorl.record.folders.FolderInUseError`]: another process does, on every process of this run.
         """
         if self._folder_lock is None or not self._folder_lock.held:
             self._folder_lock = FolderLock(self.args.output_dir, self.run_dir)
@@ -127,10 +119,9 @@ class CheckpointMixin:
             folders = (Path(self.args.output_dir), self.run_dir)
             by_main_process(self.is_world_process_zero(), lambda: set_earlier_run_aside(*folders, self.base_name()))
         self._epochs_done = resume.epochs if resume is not None else 0
-        found = [None]
-        if self.is_world_process_zero():
-            found = [id_of_run(resume.checkpoint if resume is not None else None, self.args.output_dir, self.run_dir)]
-        self._run_id = broadcast_object_list(found)[0]  # on several nodes, each may save
+        of_run = (resume.checkpoint if resume is not None else None, self.args.output_dir, self.run_dir)
+        # On several nodes, each may save.
+        self._run_id = by_main_process(self.is_world_process_zero(), lambda: id_of_run(*of_run))
         if self.is_world_process_zero():
             clear_leftovers(self.args.output_dir)
             kept = (resume.keeps_row, resume.keeps_event) if resume is not None else (None, None)
@@ -140,9 +131,9 @@ class CheckpointMixin:
             if resume is not None:
                 self.recorder.event(resume.event)
             write_config(self.run_dir, self.args, self.recipe)
-            generation = {"compact_generation": self.ways.generation}
+            generation = {"compact_generation": self.acceleration.generation}
             generation |= self.compact.facts() if self.compact is not None else {}
-            packing, base = self.ways.packing, self.base_name()
+            packing, base = self.acceleration.packing, self.base_name()
             write_env(self.run_dir, self.args, self.model, packing, generation, base, self._run_id)
         return super()._inner_training_loop(*args, **kwargs)
 
@@ -298,10 +289,8 @@ class CheckpointMixin:
 
     def push_to_hub(self, commit_message="End of training", blocking=True, token=None, revision=None, **kwargs):
         """
-        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.hub.publish`] in one commit.
-
-        Raises:
-            [`~trl_prorl.errors.PushError`]: the upload failed; everything is on disk.
+        As [`~transformers.Trainer.push_to_hub`], with the files of [`~trl_prorl.hub.publish`] in one commit. Raises
+        [`~trl_prorl.errors.PushError`]: the upload failed; everything is on disk.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         self.save_model(_internal_call=True)

@@ -10,19 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from ..files import STAGED
-from ..record.keys import AT_BOUNDARY
-from ..record.run_files import read_json
-from .config_change import check_change
+from ..record.run_files import AT_BOUNDARY, read_json
 from .files import abandon_newer, find_checkpoint, leftovers
-from .identity import IDENTITY_FILE, check_same_run
+from .identity import IDENTITY_FILE, check_change, check_same_run
 from .rollback import after_rollback
+from .state import STATE_FILE, read_state
 
-
-STATE_FILE = "prorl_state.json"
 
 logger = logging.getLogger(__name__)
 
@@ -60,8 +54,7 @@ class Resume:
         allowed: bool,
     ) -> "Resume":
         """
-        Raises:
-            `ValueError`: the checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
+        Raises `ValueError`: the checkpoint is not whole, or the run would not be the same, see `allow_config_change`.
         """
         began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(asked, output_dir)
@@ -136,27 +129,3 @@ def clear_leftovers(output_dir: str | os.PathLike) -> None:
     pushes = [path for path in Path(output_dir).glob(f"{STAGED}*") if path.is_dir()]
     for leftover in (*leftovers(Path(output_dir)), *pushes):
         shutil.rmtree(leftover)
-
-
-def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write what the trainer remembers beyond weights and optimizer."""
-    (folder / STATE_FILE).write_text(json.dumps(state, default=_as_json))
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """Read what [`write_state`] wrote."""
-    return json.loads((folder / STATE_FILE).read_text(), object_hook=_from_json)
-
-
-def _as_json(value):
-    """
-    Values that JSON does not know, which `log_extra` may hold: NumPy's with their type, so that a table prints them as
-    before.
-    """
-    if isinstance(value, (np.generic, np.ndarray)):
-        return {"numpy": value.dtype.str, "value": value.tolist()}
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else str(value)
-
-
-def _from_json(value: dict):
-    return np.array(value["value"], value["numpy"])[()] if value.keys() == {"numpy", "value"} else value

@@ -1,10 +1,11 @@
-"""How an embedded model is made: a Qwen2 of 0.7 million parameters, for demos and tests, in minutes of one core.
+"""
+How an embedded model is made: a Qwen2 of 0.7 million parameters, for demos and tests, in minutes of one core.
 
 It reads bytes, so its tokenizer covers any text. It is warm-started by supervised fine-tuning on demonstrations of
 mixed quality: a fixed share follows wrong rules, as a pretrained model's data does, so that reinforcement learning has
 something to find. The same settings give the same weights on one machine and others on another, whose arithmetic
-rounds differently; therefore the bases come with the package, see [`~trl_prorl.embedded.shipped`]. A task's wrong
-rules are in `demonstrations/`, its settings in [`~trl_prorl.embedded.settings`].
+rounds differently; therefore the bases come with the package, see [`~trl_prorl.embedded.shipped`]. The tasks' wrong
+rules are in [`~trl_prorl.embedded.demonstrations`].
 
     python -m trl_prorl.embedded                                     # all that is there, and the hashes of the weights
     python -m trl_prorl.embedded --task sums --seed 7 --out DIR      # makes one; DIR is then a model_name_or_path
@@ -16,7 +17,7 @@ import os
 import platform
 import random
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,8 +29,68 @@ from trl import SFTConfig, SFTTrainer
 from .. import tasks
 from ..environment import versions
 from .demonstrations import WRONG_ANSWERS
-from .settings import FAMILIES, TAUGHT, EmbeddedSettings, settings_of
 from .shipped import DEFAULT, EMBEDDED, MADE_WITH, embedded_model, shipped, weights_sha256, write_hashes
+
+
+@dataclass(frozen=True)
+class EmbeddedSettings:
+    """
+    The settings an embedded model is made with.
+
+    Args:
+        task (`str`), level (`int`):
+            The task it is warm-started on, or the name of several tasks ([`TAUGHT`]) in equal parts.
+        wrong_share (`float`):
+            Share of demonstrations that follow a wrong rule; of several tasks, among those of the first.
+        rows, steps, batch_size (`int`), learning_rate, adam_beta2 (`float`), seed, threads (`int`):
+            The supervised run. Another number of threads rounds differently as well.
+        hidden_size, layers, heads, intermediate_size (`int`), initializer_range (`float`):
+            The network. Its weights start larger than a wide network's 0.02.
+        stored (`str`): `"bfloat16"`: the trained weights are rounded to bf16 and stored in two bytes each.
+            `"float32"`: as they are. They are loaded as fp32 either way.
+    """
+
+    task: str = "reverse_digits"
+    level: int = 3
+    wrong_share: float = 0.55
+    rows: int = 8192
+    steps: int = 700
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    seed: int = 0
+    hidden_size: int = 128
+    layers: int = 3
+    heads: int = 4
+    intermediate_size: int = 384
+    initializer_range: float = 0.06
+    adam_beta2: float = 0.95
+    threads: int = 1
+    stored: str = "float32"
+
+    @property
+    def name(self) -> str:
+        """`embedded:TASK:SEED`."""
+        return f"embedded:{self.task}:{self.seed}"
+
+
+TAUGHT = {"three_tasks": ("reverse_digits", "sorting", "sums")}  # all but the first by right answers alone
+FAMILIES = {
+    "reverse_digits": EmbeddedSettings(),
+    "sorting": EmbeddedSettings(task="sorting", wrong_share=0.6, steps=400),
+    "sums": EmbeddedSettings(task="sums", wrong_share=0.65, steps=900),
+    "three_tasks": EmbeddedSettings(task="three_tasks", rows=24576, steps=2000),
+}
+
+
+def settings_of(task: str = "reverse_digits", seed: int = 0, threads: int = 1) -> EmbeddedSettings:
+    """
+    The settings of an embedded model. All but the first one are stored in bf16. Raises `ValueError`: if there are no
+    demonstrations for the task.
+    """
+    if task not in FAMILIES:
+        raise ValueError(f"--task {task}: there are demonstrations for {', '.join(FAMILIES)}. Give one of these.")
+    settings = replace(FAMILIES[task], seed=seed, threads=threads)
+    return settings if settings.name == DEFAULT else replace(settings, stored="bfloat16")
 
 
 PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
@@ -105,14 +166,8 @@ def rounded(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, t
 
 def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) -> None:
     """
-    Make an embedded model, and write down what it was made with and the hashes of its files.
-
-    Args:
-        folder (`Path`): Where it goes; it must not exist yet.
-        settings ([`EmbeddedSettings`], *optional*): Defaults to the settings of the demo's model.
-
-    Raises:
-        `ValueError`: the folder is there.
+    Make an embedded model, and write down what it was made with and the hashes of its files. `settings`: defaults to
+    those of the demo's model. Raises `ValueError`: the folder is there already.
     """
     settings = settings or EmbeddedSettings()
     if folder.exists():

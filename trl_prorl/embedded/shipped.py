@@ -56,8 +56,7 @@ def embedded_model(name: str = EMBEDDED) -> str:
         name (`str`, *optional*, defaults to `"embedded"`):
             `embedded`, `embedded:TASK`, `embedded:TASK:SEED` or `smollm2`.
 
-    Raises:
-        `ValueError`: there is no such model, or its files are not those that were shipped.
+    Raises `ValueError`: there is no such model, or its files are not those that were shipped.
     """
     folder = _folder(name)
     if folder is None and name == SMOLLM2:

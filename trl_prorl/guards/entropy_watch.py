@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from ..parts import Part
+from ..parts import Part, fired
 
 
 logger = logging.getLogger(__name__)
@@ -36,16 +36,9 @@ class EntropyWatch(Part):
         if not self.observe(entropy):
             return None
         logger.warning("Entropy collapse at step %d: %.4g nats per token, below %.4g.", step, entropy, self.floor)
-        return {
-            "event": "entropy_collapse",
-            "step_requested": step,
-            "step_applied": step,
-            "reason": f"entropy below entropy_floor for {self.patience} steps",
-            "value": entropy,
-            "threshold": self.floor,
-            "action": "stop" if self.stop else "log",
-            "last_good": max(0, step - self.patience),
-        }
+        reason = f"entropy below entropy_floor for {self.patience} steps"
+        event = fired("entropy_collapse", step, step, reason, entropy, self.floor)
+        return event | {"action": "stop" if self.stop else "log", "last_good": max(0, step - self.patience)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"below": self.below}

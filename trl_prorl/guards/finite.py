@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from ..errors import NonFiniteError
 from ..objective.anchors import completion_mask
 from ..parts import MicroBatch, Part
-from ..shown import quoted
+from ..text import quoted
 
 
 # In torch's messages for NaN while it samples. A GPU reports the assertion alone, and computes no more afterwards.

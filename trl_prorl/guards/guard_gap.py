@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..parts import Part
+from ..parts import Part, fired
 from ..resets.triggers import Reason
 
 
@@ -55,16 +55,8 @@ class GuardGap(Part):
         logger.warning("The reward is gamed at step %d: it rose while gold fell by %.3g.", step, fall)
         if self.action == "reset":
             self.request(Reason("guard_gap", value=fall, threshold=self.gap, step=step))
-        return {
-            "event": "guard_gap",
-            "step_requested": step,
-            "step_applied": step,
-            "reason": "the reward rose while gold fell",
-            "value": fall,
-            "threshold": self.gap,
-            "action": self.action,
-            "last_good": self._best_step,
-        }
+        event = fired("guard_gap", step, step, "the reward rose while gold fell", fall, self.gap)
+        return event | {"action": self.action, "last_good": self._best_step}
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": list(self._values), "best": self._best, "best_step": self._best_step}

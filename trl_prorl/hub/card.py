@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from ..files import replaced
 from ..record.base_model import is_hub_name
-from ..record.started import evaluation_of, plugin_options
+from ..record.provenance import evaluation_of, plugin_options
 from ..variants import DIFFERENT_OBJECTIVE, without_reset
 from .record import ADAPTER, Record, base_of, greedy_of, read_if_there, read_record, sizes
 

@@ -7,12 +7,10 @@ from typing import Any
 
 from ..record import run_files
 from ..record.base_model import BaseModel, identify
-from ..record.keys import RESETS
-from ..record.meter import EVENTS_FILE, METRICS_FILE
-from ..record.run_files import CONFIG_FILE, ENV_FILE
+from ..record.provenance import without_secrets
+from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, RESETS
 from ..record.run_id import RUN_ID, other_run
 from ..record.shapes import Shape, optional, table, text
-from ..record.started import without_secrets
 from ..variants import VARIANTS, Variant
 
 

@@ -32,7 +32,7 @@ from xxhash import xxh3_128
 from ..errors import InputError
 from ..files import replaced
 from ..record.run_files import parse_json
-from ..shown import short
+from ..text import short
 from .schemas import Schema, UpdateInputs, UpdateOutputs, reset_factors
 from .structure import fits
 

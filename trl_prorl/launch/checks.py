@@ -1,6 +1,6 @@
 """Is there something to train on, and does it fit? Asked before a model is loaded."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from datasets import Dataset
@@ -9,40 +9,28 @@ from trl.trainer.utils import is_async_callable
 from ..rollout.verdicts import draw_sizes, verifier_of
 
 
-def check_columns(rows: Any, name: str = "train_dataset") -> None:
+def check_columns(rows: Any) -> None:
     """
-    Refuse a dataset that is empty, or has no prompts.
-
-    Args:
-        rows ([`~datasets.Dataset`]): The dataset; a dataset of another type is left to TRL.
-        name (`str`, *optional*, defaults to `"train_dataset"`): Its name in the message.
-
-    Raises:
-        `ValueError`: naming the columns that are there, and the one that is needed.
+    Refuse a training set that is empty, or has no prompts; one that is no [`~datasets.Dataset`] is left to TRL. Raises
+    `ValueError`: naming the columns that are there, and the one that is needed.
     """
     if not isinstance(rows, Dataset):
         return
     if len(rows) == 0:
-        raise ValueError(f"{name} is empty: it has 0 rows, and training would do 0 steps. Give it rows.")
+        raise ValueError("train_dataset is empty: it has 0 rows, and training would do 0 steps. Give it rows.")
     if "prompt" not in rows.column_names:
         raise ValueError(
-            f"{name} has no column 'prompt'; it has {', '.join(rows.column_names)}. Rename the one that holds the "
-            "prompts: dataset.rename_column(...)."
+            f"train_dataset has no column 'prompt'; it has {', '.join(rows.column_names)}. Rename the one that holds "
+            "the prompts: dataset.rename_column(...)."
         )
 
 
 def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, evaluation: Any) -> None:
     """
-    Refuse a pass@k that no evaluation will measure.
-
-    Args:
-        asked (`Mapping[str, str]`): Names of metrics by the key that asks for them; other metrics are TRL's affair.
-        functions (`Iterable`): The reward functions.
-        n (`int`): Completions of a prompt in an evaluation.
-        evaluation ([`~datasets.Dataset`] or `dict` of them): The evaluation set, or several by name.
-
-    Raises:
-        `ValueError`: naming the key, its value and what is measured.
+    Refuse a pass@k that no evaluation will measure. Raises `ValueError`: naming the key, its value and what is
+    measured. `asked`: names of metrics by the key that asks for them; other metrics are TRL's affair. `functions`,
+    `n`: the reward functions, and completions of a prompt in an evaluation. `evaluation`: the evaluation set, or
+    several by name.
     """
     verifier = verifier_of(functions)
     if verifier is not None and is_async_callable(verifier):
@@ -84,14 +72,9 @@ def tasks_of(rows: Any) -> list[str] | None:
 
 def check_rows(rows: Any, batch: int, num_generations: int) -> None:
     """
-    Refuse a training set that does not fill one generation batch: TRL would train 0 steps.
-
-    Args:
-        rows ([`~datasets.Dataset`]): The training set; a dataset of another type is left to TRL.
-        batch (`int`), num_generations (`int`): Completions of one generation batch, and of one prompt.
-
-    Raises:
-        `ValueError`: naming both numbers.
+    Refuse a training set that does not fill one generation batch of so many completions, `num_generations` of each
+    prompt: TRL would train 0 steps. One that is no [`~datasets.Dataset`] is left to TRL. Raises `ValueError`: naming
+    both numbers.
     """
     needed = batch // num_generations
     if isinstance(rows, Dataset) and len(rows) < needed:
@@ -105,13 +88,8 @@ def check_rows(rows: Any, batch: int, num_generations: int) -> None:
 def check_in_one_place(model: Any) -> None:
     """
     Refuse a model of which transformers has left a part on the CPU or on disk, because the GPU had no room for it:
-    every forward would move that part, and nothing could read its weights.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): Loaded with a device map, or without one.
-
-    Raises:
-        `ValueError`: naming how much was left.
+    every forward would move that part, and nothing could read its weights. Raises `ValueError`: naming how much was
+    left.
     """
     places = [str(place).split(":")[0] for place in (getattr(model, "hf_device_map", None) or {}).values()]
     left = sum(place in ("cpu", "disk") for place in places)
@@ -123,49 +101,30 @@ def check_in_one_place(model: Any) -> None:
         )
 
 
-def check_pack_limit(limit: int | None, lengths: Sequence[int], max_completion_length: int | None, which: str) -> None:
-    """
-    Refuse a `pack_max_tokens` that would stop the run when its longest prompt comes.
-
-    Args:
-        limit (`int`, *optional*): `pack_max_tokens`.
-        lengths (`Sequence[int]`): Tokens of every prompt.
-        max_completion_length (`int`, *optional*): Most tokens of a completion; `None` if nothing bounds them.
-        which (`str`): Which prompts: `"training"` or `"validation"`.
-
-    Raises:
-        `ValueError`: naming the prompt and what it needs.
-    """
-    if limit is None or not lengths:
-        return
-    longest = max(lengths)
-    # A packed row ends each prompt one token early, and begins each completion with that token.
-    needed = longest + (max_completion_length or 1)
-    if needed > limit:
-        raise ValueError(
-            f"pack_max_tokens={limit} is less than the {needed} tokens of {which} prompt {lengths.index(longest)} "
-            f"({longest}) with a completion of max_completion_length={max_completion_length}: raise it to {needed}, "
-            "lower max_completion_length, or drop long prompts."
-        )
+def prompt_lengths(rows: Dataset, tokenize: Callable[[list], list[list[int]]]) -> list[int]:
+    """The number of tokens of every prompt; `tokenize` makes token ids of prompts."""
+    prompts = rows["prompt"]
+    return [len(ids) for start in range(0, len(prompts), 1000) for ids in tokenize(prompts[start : start + 1000])]
 
 
 def check_prompts_fit(train: Any, evaluation: Any, tokenize: Callable[[list], list[list[int]]], args: Any) -> None:
     """
-    Refuse prompts that exceed `pack_max_tokens` with the longest completion; streamed prompts are checked later.
-
-    Args:
-        train ([`~datasets.Dataset`]), evaluation ([`~datasets.Dataset`] or `dict` of them): The sets of prompts.
-        tokenize (`Callable`): Token ids of prompts.
-        args ([`ProRLConfig`]): The limit, and the longest completion.
-
-    Raises:
-        `ValueError`: as [`check_pack_limit`].
+    Refuse prompts of a set, or of several by name, that exceed `pack_max_tokens` with the longest completion: the run
+    would stop when such a prompt comes. Streamed prompts are checked then. Raises `ValueError`: naming the prompt and
+    what it needs.
     """
+    limit, longest_completion = args.pack_max_tokens, args.max_completion_length
     sets = evaluation if isinstance(evaluation, dict) else {"validation": evaluation}
     for which, rows in {"training": train, **sets}.items():
-        if isinstance(rows, Dataset):
-            prompts = rows["prompt"]
-            lengths: list[int] = []
-            for start in range(0, len(prompts), 1000):
-                lengths += map(len, tokenize(prompts[start : start + 1000]))
-            check_pack_limit(args.pack_max_tokens, lengths, args.max_completion_length, which)
+        if not isinstance(rows, Dataset) or len(rows) == 0:
+            continue
+        lengths = prompt_lengths(rows, tokenize)
+        longest = max(lengths)
+        # A packed row ends each prompt one token early, and begins each completion with that token.
+        needed = longest + (longest_completion or 1)
+        if needed > limit:
+            raise ValueError(
+                f"pack_max_tokens={limit} is less than the {needed} tokens of {which} prompt {lengths.index(longest)} "
+                f"({longest}) with a completion of max_completion_length={longest_completion}: raise it to {needed}, "
+                "lower max_completion_length, or drop long prompts."
+            )

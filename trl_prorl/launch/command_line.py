@@ -12,9 +12,8 @@ from pathlib import Path
 from types import NoneType
 from typing import NoReturn
 
-from ..shown import visible
+from ..text import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
-from .launcher import launcher_keys
 from .plugin import without_plugins
 from .recipe_check import check_config_option, nearest, read_recipe
 from .recipe_keys import Key, own_keys, recipe_keys
@@ -26,27 +25,20 @@ HELP = ("-h", "--help", "--help-all")
 
 
 def main(default_recipe: str | Path | None = None, argv: list[str] | None = None) -> None:
-    """As [`~trl_prorl.train.main`], for a recipe script: the modules that train are imported only when needed."""
+    """As [`~trl_prorl.train.main`], for a recipe script: what trains is imported once the recipe is in order."""
     end_at_once(NOTHING_BEGUN)
-    argv = first_look(default_recipe, argv)
-    from ..train import main as train
+    recipe = parsed(first_look(default_recipe, argv))
+    from ..train import run
 
-    train(default_recipe, argv)
+    run(*recipe)
 
 
 def first_look(default_recipe: str | Path | None, argv: list[str] | None = None) -> list[str]:
     """
     The command line with its recipe. `--help` prints and ends the process; a recipe that is not there is one line on
-    stderr and exit code 2.
-
-    Args:
-        default_recipe (`str` or `Path`, *optional*):
-            The recipe if no `--config` is given; without either, the command line gives all keys.
-        argv (`list[str]`, *optional*): Defaults to the process's own.
-
-    Returns:
-        `list[str]`: the command line, with `--config PATH` and the launcher's precision in front where the default
-        recipe is run.
+    stderr and exit code 2. `default_recipe`: the recipe if no `--config` is given; without either, the command line
+    gives all keys. Returns `list[str]`: the command line, with `--config PATH` and the launcher's precision in front
+    where the default recipe is run.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if any(argument in HELP for argument in argv):
@@ -70,10 +62,20 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
     return argv
 
 
-def refuse(error: Exception) -> NoReturn:
-    """One line on stderr, and exit code 2."""
+def parsed(argv: list[str]) -> tuple:
+    """[`~trl_prorl.launch.recipe.parse_recipe`]; what is wrong with it is one line on stderr and exit code 2."""
+    from .recipe import parse_recipe  # torch and the configurations of transformers and TRL, which know all keys
+
+    try:
+        return parse_recipe(argv)
+    except (ValueError, OSError) as error:
+        refuse(error)
+
+
+def refuse(error: Exception, code: int = 2) -> NoReturn:
+    """One line on stderr, and an exit code."""
     print(f"error: {visible(' '.join(str(error).split()))}", file=sys.stderr)
-    raise SystemExit(2) from None
+    raise SystemExit(code) from None
 
 
 def show(text: str) -> None:
@@ -91,12 +93,7 @@ def program() -> str:
 
 
 def help_text(argv: list[str], default_recipe: str | Path | None) -> str:
-    """
-    What `--help`, `--help KEY ...` and `--help-all` print.
-
-    Raises:
-        `ValueError`: there is no such key.
-    """
+    """What `--help`, `--help KEY ...` and `--help-all` print. Raises `ValueError`: there is no such key."""
     if "--help-all" in argv:
         return all_keys(default_recipe)
     place = next(place for place, argument in enumerate(argv) if argument in HELP)
@@ -172,3 +169,28 @@ def _short(path: str | Path) -> str:
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+
+
+def launcher_keys() -> list[str]:
+    """
+    The precision and the device of the launcher, as a command line; nothing without a launcher. Raises `ValueError`:
+    this machine has no GPU, and the launcher was told of several, or of fp16.
+    """
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION")
+    if precision is None:
+        return []
+    import torch
+
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU")  # not set where the launcher starts one process a GPU
+    if on_cpu is None and not torch.cuda.is_available():
+        raise ValueError(
+            "accelerate launch was told of several GPUs, and torch finds none here. Launch with "
+            "--config_file accelerate_configs/cpu.yaml, or run this script with python."
+        )
+    use_cpu = on_cpu == "True" or not torch.cuda.is_available()
+    if use_cpu and precision == "fp16":
+        raise ValueError("accelerate launch says mixed_precision=fp16, which needs a GPU. Launch with no, or bf16.")
+    if use_cpu and precision == "bf16":
+        print("The launcher says bf16, and this run is on a CPU: it computes in bf16 there.", file=sys.stderr)
+    keys = {"bf16": precision == "bf16", "fp16": precision == "fp16", "use_cpu": use_cpu}
+    return [part for key, value in keys.items() for part in (f"--{key}", str(value).lower())]

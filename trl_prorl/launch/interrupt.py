@@ -32,10 +32,8 @@ class EndAtOnce:
 def end_at_once(what: str | None = None) -> None:
     """
     From now on Ctrl-C ends the process at once: while libraries are imported, some of which swallow a
-    `KeyboardInterrupt`, and where the line was written already. SIGINT stays ignored where it is.
-
-    Args:
-        what (`str`, *optional*): What was kept, and how to go on; without it no line is written.
+    `KeyboardInterrupt`, and where the line was written already. SIGINT stays ignored where it is. `what`: what was
+    kept, and how to go on; without it no line is written.
     """
     ours = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread():
@@ -72,13 +70,9 @@ def ending_in_one_line(what: str) -> Iterator[None]:
 
 def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoReturn:
     """
-    End the process after Ctrl-C: one line on stderr, and exit code 130.
-
-    Args:
-        what (`str`): The line: what was kept, and how to go on.
-        tell (`bool`, *optional*, defaults to `True`): Whether this process prints it.
-        processes (`int`, *optional*, defaults to `1`):
-            Processes of the run. Several do not wait for one another, because not all may still be there.
+    End the process after Ctrl-C: one line on stderr, and exit code 130. `what`: what was kept, and how to go on.
+    `tell`: whether this process prints it. Several `processes` of a run do not wait for one another, because not all
+    may still be there.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the line is written even if the key is pressed again
     if tell:
@@ -92,12 +86,8 @@ def end_interrupted(what: str, tell: bool = True, processes: int = 1) -> NoRetur
 
 def what_is_kept(output_dir: str | os.PathLike, begun: bool, model: Path | None = None) -> str:
     """
-    The line about what an interrupted run has left behind.
-
-    Args:
-        output_dir (`str` or `os.PathLike`): The run's.
-        begun (`bool`): Whether a step was begun, in this process.
-        model (`Path`, *optional*): A file of the model, if the run had come to its end.
+    The line about what an interrupted run has left behind in `output_dir`. `begun`: whether this process began a step;
+    `model`: a file of the model, if the run had come to its end.
     """
     checkpoint, _ = newest_complete(output_dir, content=False)
     go_on = "Go on with the same command and --resume_from_checkpoint True"

@@ -15,9 +15,8 @@ from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
 from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
 
-from ..adapters.growable import check_growing_config, check_restarting_config
-from ..adapters.growth_state import check_growing_optimizer
-from ..adapters.initialisation import check_initialisation
+from ..adapters.checks import check_growing_config, check_initialisation, check_restarting_config
+from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..quiet import without_warning
@@ -26,7 +25,7 @@ from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inn
 from ..rollout.dynamic_sampling import named_functions
 from ..rollout.verdicts import verifier_of
 from ..scoring.dropout import check_dropout_config
-from ..scoring.fp32_head import check_full_model
+from ..scoring.head import check_full_model
 from ..scoring.references import check_adapter
 from .checks import check_columns, check_in_one_place, check_pass_at_k, check_rows
 
@@ -59,10 +58,8 @@ class Plan:
     @classmethod
     def of(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
         """
-        Check a trainer's arguments.
-
-        Raises:
-            `ValueError` or `TypeError`: naming the value and the cure; no model has been loaded.
+        Check a trainer's arguments. Raises `ValueError` or `TypeError`: naming the value and the cure; no model has
+        been loaded.
         """
         if args is None:
             name = model if isinstance(model, str) else get_config_model_id(model.config)
@@ -196,12 +193,15 @@ def _check_sharding(args: ProRLConfig, resets: bool) -> None:
             "not supported. Use optimizer_reset: keep without a schedule restart, or DDP "
             "(accelerate_configs/multi_gpu.yaml)."
         )
-    fsdp = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    if fsdp and (args.elastic_reset_every or args.beta_base != 0.0):
+    if _uses_fsdp(args) and (args.elastic_reset_every or args.beta_base != 0.0):
         raise ValueError(
             "elastic_reset_every and beta_base keep whole copies of the parameters, which FSDP shards. Use DDP "
             "(accelerate_configs/multi_gpu.yaml)."
         )
+
+
+def _uses_fsdp(args: ProRLConfig) -> bool:
+    return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def _check_growth(args: ProRLConfig, model, peft_config, optimizers) -> None:
@@ -236,11 +236,10 @@ def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -
 
 
 def _check_one_process(args: ProRLConfig, given: str, key: str) -> None:
-    fsdp = args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     several = {
         f"{args.world_size} processes hold": args.world_size > 1,
         "DeepSpeed holds": args.deepspeed_plugin is not None,
-        "FSDP holds": bool(fsdp),
+        "FSDP holds": _uses_fsdp(args),
         "torch_compile=True holds": args.torch_compile,
     }
     for who, there in several.items():

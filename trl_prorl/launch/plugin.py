@@ -13,10 +13,8 @@ from ..errors import InputError
 
 def load_plugin(file: str) -> None:
     """
-    Run the file once, as a module of its own name that finds the files beside it.
-
-    Raises:
-        InputError: it is not there, raises, or registers nothing.
+    Run the file once, as a module of its own name that finds the files beside it. Raises `InputError`: it is not
+    there, raises, or registers nothing.
     """
     path, registry = Path(file).expanduser().resolve(), tasks.registry
     if path in registry.PLUGINS:

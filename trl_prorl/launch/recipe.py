@@ -1,14 +1,106 @@
-"""Reading a recipe into dataclasses."""
+"""
+A recipe as dataclasses: the task, [`~trl_prorl.ProRLConfig`] and TRL's [`~trl.ModelConfig`]. Nothing that trains is
+imported.
+"""
 
 import argparse
 import dataclasses
+import json
 import os
 import typing
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from trl import TrlParser
+from trl import ModelConfig, ScriptArguments, TrlParser
 
+from .. import tasks
+from ..config import ProRLConfig
+from ..descriptor import check_keys
 from ..errors import InputError
+from ..keys import TASK_KEYS, TaskKeys
+from ..rollout.length_rewards import cosine_length_reward, target_length_reward
+from ..rollout.thinking import interrupted_rollout
 from .recipe_check import BARE, check_config_option, check_options, check_recipe
+
+
+@dataclass
+class TaskArguments(TaskKeys, ScriptArguments):
+    """TRL's [`~trl.ScriptArguments`], and [`~trl_prorl.keys.TaskKeys`], which describes every key."""
+
+    __doc__ = TaskKeys.__doc__  # for `help`
+
+    def __post_init__(self):
+        for name in ("dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"):
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} has no effect: a task reads its data itself. Leave it out; "
+                    "dataset_name says where the data are, task_options what else a task takes."
+                )
+        check_keys(self, TASK_KEYS)
+        for key, needed in (("target", "length_target"), ("overlong", "length_margin")):
+            if self.length_reward == key and getattr(self, needed) is None:
+                raise ValueError(f"length_reward={key!r} needs {needed}, in tokens.")
+        if isinstance(self.task_options, str):
+            try:
+                self.task_options = json.loads(self.task_options)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"task_options={self.task_options!r} is not JSON: {error}.") from error
+
+    def make_task(self):
+        """The task; `dataset_name` is its `path`."""
+        return tasks.task_of_recipe(self.task, self.task_level, self.task_options, self.dataset_name)
+
+    def make_rewards(self, task, max_completion_length: int) -> list[Callable[..., list[float]]]:
+        """The task's reward function, and the one for the length if there is one."""
+        rewards = [task_reward(task)]
+        if self.length_reward == "cosine":
+            rewards.append(
+                cosine_length_reward(max_completion_length, self.length_least, on=self.length_on, off=self.length_off)
+            )
+        elif self.length_reward == "target":
+            rewards.append(target_length_reward(self.length_target, self.length_cost))
+        elif self.length_reward == "overlong":
+            from trl.rewards import get_soft_overlong_punishment
+
+            rewards.append(get_soft_overlong_punishment(max_completion_length, self.length_margin))
+        return rewards
+
+    def make_rollout(self, args: ProRLConfig) -> Callable | None:
+        """The rollout function, if generation is not TRL's own."""
+        if self.thinking_budget is None:
+            return None
+        if self.thinking_budget + self.thinking_answer_tokens >= args.max_completion_length:
+            raise ValueError(
+                f"thinking_budget={self.thinking_budget} and thinking_answer_tokens={self.thinking_answer_tokens} "
+                f"leave no room for thinking_text in max_completion_length={args.max_completion_length}. "
+                "Lower thinking_budget."
+            )
+        if args.use_vllm:
+            raise ValueError("thinking_budget interrupts transformers' generation, not vLLM's. Set use_vllm: false.")
+        return interrupted_rollout(self.thinking_budget, self.thinking_answer_tokens, self.thinking_text)
+
+
+def task_reward(task) -> Callable[..., list[float]]:
+    """
+    A TRL reward function from a task, and its verifier for evaluations. `task`: its `reward_many(completions, rows)`
+    and `verify_many` get the plain text of the last messages, and the rows' columns.
+    """
+
+    def asked(completions, columns):
+        columns = {name: column for name, column in columns.items() if isinstance(column, list)}
+        rows = [{name: column[i] for name, column in columns.items()} for i in range(len(completions))]
+        return [completion[-1]["content"] for completion in completions], rows
+
+    def reward(completions, **columns):
+        return task.reward_many(*asked(completions, columns))
+
+    def verifier(completions, **columns):
+        return task.verify_many(*asked(completions, columns))
+
+    reward.__name__ = task.name
+    verifier.__name__ = verifier.__qualname__ = f"{task.name}.verify"
+    reward.verifier = verifier
+    return reward
 
 
 class Given(argparse.Namespace):
@@ -54,3 +146,8 @@ class RecipeParser(TrlParser):
             hints = typing.get_type_hints(dataclass_type)
             found |= {field.name: hints[field.name] for field in dataclasses.fields(dataclass_type) if field.init}
         return found | {name: found[name] | bool for name in BARE if name in found}
+
+
+def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:
+    """A recipe and what a command line overrides. Raises `ValueError`: naming the key, its value and the cure."""
+    return RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(argv)

@@ -16,7 +16,7 @@ import yaml
 
 from ..errors import InputError
 from ..record.run_files import parse_json, read_text
-from ..shown import cut, short
+from ..text import cut, short
 
 
 # Variables that a recipe may set: none by which a library or a child process could be made to run code.
@@ -57,6 +57,8 @@ INIT = frozenset(
 )
 RATES = re.compile("drop|jitter|noise")  # and those that a model with dropout needs (scoring/dropout.py)
 FILES = ("accelerator_config", "deepspeed", "fsdp_config")  # text of these keys may be the path of a JSON file
+TYPES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+TYPES |= {list: "a list", dict: "a mapping"}
 DEEPEST, MOST = 50, 20_000  # values inside values, and values of one key
 
 
@@ -80,10 +82,8 @@ class UniqueKeys(yaml.SafeLoader):
 
 def check_config_option(arguments: list[str]) -> list[str]:
     """
-    A command line with `--config=PATH` in two parts.
-
-    Raises:
-        `ValueError`: it begins with no option, or does not name one recipe.
+    A command line with `--config=PATH` in two parts. Raises `ValueError`: it begins with no option, or does not name
+    one recipe.
     """
     arguments = [part for arg in arguments for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     if arguments and not arguments[0].startswith("-"):
@@ -109,14 +109,8 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
 
 def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> dict[str, Any]:
     """
-    The keys of a YAML recipe, as [`read_recipe`], checked with the types of their values.
-
-    Args:
-        path (`str` or `Path`): The recipe.
-        hints (`Mapping[str, Any]`): By key, its type.
-
-    Raises:
-        `ValueError`: naming the recipe, the key, the value and the type that it takes.
+    The keys of a YAML recipe, as [`read_recipe`], checked with the types of their values, which `hints` has by key.
+    Raises `ValueError`: naming the recipe, the key, the value and the type that it takes.
     """
     layers = recipe_layers(path)
     for place, (file, keys) in enumerate(layers):
@@ -140,10 +134,8 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> dict[str, Any]:
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """
     The keys of a recipe: those of its base, if it names one, and its own, which win. `null` unsets a key of the base,
-    which then has its default.
-
-    Raises:
-        `ValueError`: there is no such file, or it holds no mapping; the same of the base.
+    which then has its default. Raises `ValueError`: there is no such file, or it holds no mapping; the same of the
+    base.
     """
     return merged(recipe_layers(path))
 
@@ -159,10 +151,8 @@ def merged(layers: list[tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
 
 def recipe_layers(path: str | Path) -> list[tuple[Path, dict[str, Any]]]:
     """
-    The files of a recipe, its base first, each with its own keys.
-
-    Raises:
-        `ValueError`: as [`read_recipe`], or the base has a base.
+    The files of a recipe, its base first, each with its own keys. Raises `ValueError`: as [`read_recipe`], or the base
+    has a base.
     """
     path = Path(path)
     recipe = _read(path, f"--config {path}")
@@ -217,10 +207,8 @@ def check_env(path: str | Path, env: Any) -> None:
 def check_runs_no_code(path: str | Path, key: str, value: Any, hint: Any) -> None:
     """
     Recipes are passed around, so none may make the machine run code that is not installed on it. Text that the parser
-    turns into a mapping is looked at as that mapping.
-
-    Raises:
-        `ValueError`: a value does, at any depth. On the command line, where users type it themselves, it is allowed.
+    turns into a mapping is looked at as that mapping. Raises `ValueError`: a value does, at any depth. On the command
+    line, where users type it themselves, it is allowed.
     """
     if isinstance(value, str) and takes_mapping(hint):
         value = json_mapping(path, key, value)
@@ -302,21 +290,16 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def kind(value: Any) -> str:
+    """The type of a value in the words of a recipe's author."""
     if value is None:
         return "empty"
     if isinstance(value, int) and abs(value) >= 2**63:
         return "a number that is too large"
-    names = {bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a mapping"}
-    names |= {str: "text"}
-    return names.get(type(value), type(value).__name__)
+    return TYPES.get(type(value), type(value).__name__)
 
 
 def spelt(hint: Any) -> str:
-    """A type in the words of a recipe's author."""
+    """The values that a type takes, in these words."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
-    words = []
-    for option in options:
-        origin = typing.get_origin(option) or option
-        words.append(names.get(origin) or {list: "a list", dict: "a mapping"}.get(origin, "text"))
+    words = ((TYPES | {type(None): "null"}).get(typing.get_origin(option) or option, "text") for option in options)
     return " or ".join(dict.fromkeys(words))

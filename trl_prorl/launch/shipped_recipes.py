@@ -34,13 +34,8 @@ def shipped_recipes() -> dict[str, Path]:
 
 def recipe_file(asked: str) -> Path:
     """
-    The file of a recipe.
-
-    Args:
-        asked (`str`): A file, or the name of a shipped recipe. A file that is there wins.
-
-    Raises:
-        `ValueError`: it is neither.
+    The file of a recipe: a file, which wins if it is there, or the name of a shipped recipe. Raises `ValueError`: it
+    is neither.
     """
     file, shipped = Path(asked), shipped_recipes()
     if file.is_file():
@@ -62,33 +57,16 @@ def recipe_file(asked: str) -> Path:
 def with_recipe(arguments: Iterable[str]) -> list[str]:
     """
     A command line that names its recipe by `--config PATH`: the recipe may come first, without an option, and be the
-    name of a shipped one.
-
-    Args:
-        arguments (`Iterable[str]`): The command line.
-
-    Raises:
-        `ValueError`: as [`recipe_file`].
+    name of a shipped one. Raises `ValueError`: as [`recipe_file`].
     """
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    late = late_recipe(words)
-    if late is not None:
-        raise ValueError(f"{late!r} follows no option: the recipe comes first, before every option.")
     if words and not words[0].startswith("-"):
         words.insert(0, "--config")
+    # Behind the options a recipe would be taken for the value of one, or for nothing.
+    for before, word in itertools.pairwise(words if "--config" not in words else ()):
+        if not before.startswith("-") and (word.endswith(SUFFIXES) or word in shipped_recipes()):
+            raise ValueError(f"{word!r} follows no option: the recipe comes first, before every option.")
     return [
         str(recipe_file(word)) if place and words[place - 1] == "--config" else word
         for place, word in enumerate(words)
     ]
-
-
-def late_recipe(words: list[str]) -> str | None:
-    """A recipe without `--config` behind the options, where it would be taken for the value of one, or for nothing."""
-    if "--config" in words or not words or not words[0].startswith("-"):
-        return None
-    shipped = shipped_recipes()
-    for before, word in itertools.pairwise(words):
-        names = word in shipped or word.endswith(SUFFIXES)
-        if names and not before.startswith("-"):
-            return word
-    return None

@@ -51,16 +51,11 @@ def token_weights(
     items_per_window: torch.Tensor | float | None = None,
 ) -> torch.Tensor:
     """
-    Weights w, shape `(B, T)`, such that TRL's loss of a micro-batch is Σ w · per_token_loss.
-
-    Args:
-        mask (`torch.Tensor` of shape `(B, T)`): 1 where a token counts.
-        loss_type (`str`): TRL's.
-        accumulation_steps (`float`, *optional*): Micro-batches of one optimizer step (1 in evaluation).
-        max_completion_length (`int`, *optional*): Needed by `dr_grpo` (arXiv 2503.20783), which divides by a constant.
-        items_per_window (`torch.Tensor` or `float`, *optional*): Tokens of one accumulation window on this process,
-            for the losses that average over all tokens of an optimizer step: `dapo` (arXiv 2503.14476), `cispo`,
-            `vespo`.
+    Weights w, shape `(B, T)`, such that TRL's loss of a micro-batch is Σ w · per_token_loss. `mask` of shape `(B, T)`:
+    1 where a token counts; `loss_type`: TRL's; `accumulation_steps`: micro-batches of one optimizer step (1 in
+    evaluation); `max_completion_length`: needed by `dr_grpo` (arXiv 2503.20783), which divides by a constant;
+    `items_per_window`: tokens of one accumulation window on this process, for the losses that average over all tokens
+    of an optimizer step: `dapo` (arXiv 2503.14476), `cispo`, `vespo`.
     """
     mask = mask.float()
     if loss_type in ("grpo", "sapo"):

@@ -11,10 +11,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..embedded import shipped as embedded_base
 from ..errors import InputError
-from .run_files import read_json
+from .run_files import WEIGHTS, read_json
 
 
-WEIGHTS = ("*.safetensors", "*.bin")
 # A file of weights of up to READ_WHOLE bytes is read whole, of a larger one BLOCKS blocks of BLOCK bytes.
 READ_WHOLE, BLOCK, BLOCKS = 2**26, 4096, 4096
 
@@ -87,11 +86,7 @@ def fingerprint(name: str) -> str | None:
 def hub_commit(name: str, revision: str | None = None) -> str | None:
     """
     The commit of a Hub model that a revision stands for in the client's cache, as 40 hexadecimal digits; `None` if the
-    model was never loaded here, or is not on the Hub.
-
-    Args:
-        name (`str`): The model.
-        revision (`str`, *optional*, defaults to `"main"`): Branch, tag or commit.
+    model was never loaded here, or is not on the Hub. `revision`: branch, tag or commit.
     """
     if not is_hub_name(name):
         return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..resets.treatments import WITH_ALPHA
 from ..resets.triggers import CONFIGURED
+from .run_files import AT_BOUNDARY, ELASTIC, GAMED, GROWTH, RESET
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,9 @@ EVALUATIONS = {
     "eval_…": RecordKey("", "every other metric that TRL measured: `eval_loss`, `eval_entropy`, …"),
 }
 
-RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE = "reset", "elastic_reset", "resume", "nonfinite", "entropy_collapse"
-UNMERGED, GROWTH, GAMED = "unmerged_generation", "growth", "guard_gap"
-REWARD_COLLAPSE, ROLLBACK = "collapse", "rollback"
+RESUME, NONFINITE, COLLAPSE = "resume", "nonfinite", "entropy_collapse"
+UNMERGED, REWARD_COLLAPSE, ROLLBACK = "unmerged_generation", "collapse", "rollback"
 ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED, GROWTH, GAMED, REWARD_COLLAPSE, ROLLBACK)
-RESETS = (RESET, ELASTIC)
-AT_BOUNDARY = (*RESETS, GROWTH)
 FIRED = (*AT_BOUNDARY, COLLAPSE, UNMERGED, GAMED, REWARD_COLLAPSE)
 REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 

@@ -18,17 +18,13 @@ from typing import Any
 import torch
 
 from ..files import free_name, replaced
-from .run_files import EVENTS, METRICS, read_jsonl
+from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, read_jsonl
 from .shapes import Shape, table
 
 
-METRICS_FILE, EVENTS_FILE = "metrics.jsonl", "events.jsonl"
-EVALUATIONS_FILE = "evaluations.jsonl"
-
-
 @dataclass
-class Part:
-    """The seconds of a part of a stage, known once it is over."""
+class Span:
+    """A span of a stage, and its seconds once it is over."""
 
     seconds: float = 0.0
 
@@ -59,12 +55,12 @@ class StageTimer:
         self.leave()
 
     @contextmanager
-    def part(self, name: str) -> Iterator[Part]:
-        """A part of a stage, whose own seconds are measured too."""
-        part, before = Part(), self.seconds[name]
+    def span(self, name: str) -> Iterator[Span]:
+        """A span of a stage, whose own seconds are measured too."""
+        span, before = Span(), self.seconds[name]
         with self.stage(name):
-            yield part
-        part.seconds = self.seconds[name] - before
+            yield span
+        span.seconds = self.seconds[name] - before
 
     def enter(self, name: str) -> None:
         now = self._settle()
@@ -124,10 +120,8 @@ class Utilization:
 
 class Meter:
     """
-    Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`.
-
-    Args:
-        device (`torch.device`): Where the model runs.
+    Gathers one optimizer step's measurements and turns them into a row of `metrics.jsonl`. `device` is where the model
+    runs.
     """
 
     KINDS = ("policy", "ref", "old", "base")
@@ -217,15 +211,8 @@ class Meter:
 
     def end_step(self, reduce: Callable[[torch.Tensor], torch.Tensor], processes: int = 1) -> dict[str, float]:
         """
-        Stop the clock.
-
-        Args:
-            reduce (`Callable`): Sums a tensor over processes.
-            processes (`int`, *optional*, defaults to `1`): Number of processes.
-
-        Returns:
-            `dict[str, float]`: the row, without the keys that only the trainer knows. Counts are sums over processes;
-            times are this process's.
+        Stop the clock. `reduce`: sums a tensor over processes. Returns `dict[str, float]`: the row, without the keys
+        that only the trainer knows. Counts are sums over processes; times are this process's.
         """
         self.timer.leave()
         seconds = time.perf_counter() - self._began
@@ -259,10 +246,8 @@ class Meter:
 
 class UpdateNorm:
     """
-    The norm of an optimizer's last update, over all its parameters.
-
-    Args:
-        optimizer (`torch.optim.Optimizer`): Gets hooks; its parameters are copied before every update.
+    The norm of an optimizer's last update, over all its parameters. `optimizer`: gets hooks; its parameters are copied
+    before every update.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
@@ -302,16 +287,10 @@ def gpu_row(device: torch.device, readings: Sequence[float] = ()) -> dict[str, f
 
 class JsonLines:
     """
-    A file with one JSON object on each line, written line by line.
-
-    Args:
-        path (`str` or `os.PathLike`): The file.
-        keep (`Callable`, *optional*): Continue a file: the lines for which this is true stay, those that a run cut
-            short left behind are dropped. `None`: a new file; one that is there is kept under a numbered name.
-        shape (`Shape`, *optional*): What each of these lines must be.
-
-    Raises:
-        InputError: A line of a file that is continued cannot be read.
+    A file with one JSON object on each line, written line by line. `keep`: continue a file: the lines for which this
+    is true stay, those that a run cut short left behind are dropped. `None`: a new file; one that is there is kept
+    under a numbered name. `shape`: what each of these lines must be. Raises `InputError`: a line of a file that is
+    continued cannot be read.
     """
 
     def __init__(
@@ -355,11 +334,6 @@ class JsonLines:
 
 
 def check_record(run_dir: str | os.PathLike) -> None:
-    """
-    Read the record that a resume continues.
-
-    Raises:
-        InputError: A line cannot be read; it is named.
-    """
+    """Read the record that a resume continues. Raises `InputError`: a line cannot be read; it is named."""
     for file, shape in ((METRICS_FILE, METRICS), (EVENTS_FILE, EVENTS), (EVALUATIONS_FILE, METRICS)):
         read_jsonl(Path(run_dir) / file, shape)

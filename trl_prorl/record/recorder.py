@@ -14,9 +14,8 @@ import torch
 from ..objective import kl
 from ..objective.anchors import Anchors, completion_mask, logps_key
 from ..parts import MicroBatch, Part
-from .keys import RESET
-from .meter import EVALUATIONS_FILE, EVENTS_FILE, METRICS_FILE, JsonLines, Meter, UpdateNorm
-from .run_files import EVENTS, METRICS
+from .meter import JsonLines, Meter, UpdateNorm
+from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, RESET
 
 
 # What the record says of a generation batch, and TRL's names for it.
@@ -33,13 +32,8 @@ SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparatio
 
 class Recorder(Part):
     """
-    Gathers what a step measures and writes it down.
-
-    Args:
-        args ([`ProRLConfig`]): What is recorded.
-        meter ([`~trl_prorl.record.meter.Meter`]): Counts, times and means of the step under way.
-        anchors ([`~trl_prorl.objective.anchors.Anchors`]): The active one's coefficient is recorded.
-        accelerator ([`~accelerate.Accelerator`]): For sums and means over processes.
+    Gathers what a step measures and writes it down: counts, times and means of the `meter`, and the coefficient of the
+    active one of the `anchors`; the `accelerator` sums over processes.
     """
 
     def __init__(self, args, meter: Meter, anchors: Anchors, accelerator):
@@ -72,12 +66,8 @@ class Recorder(Part):
 
     def open(self, folder: Path, keep_row: Callable | None, keep_event: Callable | None) -> None:
         """
-        Begin the three files, or continue those of a run that is resumed.
-
-        Args:
-            folder (`Path`): The run folder.
-            keep_row (`Callable`, *optional*), keep_event (`Callable`, *optional*):
-                Which rows and events stay; `None` begins new files.
+        Begin the three files, or continue those of a run that is resumed. `keep_row`, `keep_event`: which rows and
+        events stay; `None` begins new files.
         """
         self.metrics = JsonLines(folder / METRICS_FILE, keep_row, METRICS)
         self.events = JsonLines(folder / EVENTS_FILE, keep_event, EVENTS)
@@ -98,12 +88,8 @@ class Recorder(Part):
 
     def evaluation(self, step: int, metrics: Mapping[str, float], sets: Iterable[str]) -> None:
         """
-        Write the metrics of one evaluation, without its own speed.
-
-        Args:
-            step (`int`): Optimizer steps done.
-            metrics (`Mapping[str, float]`): TRL's.
-            sets (`Iterable[str]`): Names of the evaluation sets where there are several; the metrics' names hold them.
+        Write the metrics of one evaluation, without its own speed. `sets`: names of the evaluation sets where there
+        are several; the metrics' names hold them.
         """
         of_speed = {f"eval_{of_set}{speed}" for of_set in ("", *(f"{name}_" for name in sets)) for speed in SPEEDS}
         if self.evaluations is not None:
@@ -168,12 +154,7 @@ class Recorder(Part):
         self._of_update = {"lr": rate} | ({"grad_norm": float(norm)} if norm is not None else {})
 
     def finish_step(self, step: int, skips: int) -> dict[str, float]:
-        """
-        Close the step, write its row and return it.
-
-        Args:
-            step (`int`), skips (`int`): Optimizer steps done, and those of them that were left out so far.
-        """
+        """Close the step, write its row and return it. `skips`: optimizer steps that were left out so far."""
         row = {"step": step}
         row |= {name: sum(values) / len(values) for name, values in self._generation_row.items()}
         row |= self.meter.end_step(self.total, self.accelerator.num_processes)
@@ -186,13 +167,8 @@ class Recorder(Part):
             row["update_norm"] = self.update_norm.value
         if self.args.nonfinite == "skip":
             row["nonfinite_skips"] = skips
-        row = {name: value for name, value in row.items() if is_measured(value)}
+        row = {name: value for name, value in row.items() if value is not None and math.isfinite(value)}
         self.kl_ref = row.get("kl_ref")
         if self.metrics is not None:
             self.metrics.write(row)
         return row
-
-
-def is_measured(value: float | None) -> bool:
-    """Whether it is a finite number."""
-    return value is not None and math.isfinite(value)

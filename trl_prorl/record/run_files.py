@@ -18,24 +18,16 @@ from .shapes import Shape, ShapeError, array, finite, flag, integer, measured, o
 
 logger = logging.getLogger(__name__)
 
+WEIGHTS = ("*.safetensors", "*.bin")
 CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
+METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE = "metrics.jsonl", "events.jsonl", "evaluations.jsonl"
 EVALUATION_KEYS = ("model_name_or_path", "task")  # eval reads them in config.yaml; a run from plain Python has neither
+MAY_BE_TEXT, MAY_BE_WHOLE = optional(text), optional(integer())
 CONFIG = table(
     known={
-        **dict.fromkeys(
-            (
-                "model_name_or_path",
-                "model_revision",
-                "dataset_name",
-                "task",
-                "output_dir",
-                "run_dir",
-                "hub_model_id",
-                "hub_revision",
-            ),
-            optional(text),
-        ),
-        **dict.fromkeys(("task_level", "task_seed"), optional(integer())),
+        **dict.fromkeys("model_name_or_path model_revision dataset_name task output_dir run_dir".split(), MAY_BE_TEXT),
+        **dict.fromkeys(("hub_model_id", "hub_revision"), MAY_BE_TEXT),
+        **dict.fromkeys(("task_level", "task_seed"), MAY_BE_WHOLE),
         "max_completion_length": optional(integer(1)),
         "temperature": optional(finite(0)),
         **dict.fromkeys(("task_options", "chat_template_kwargs"), optional(table())),
@@ -43,20 +35,24 @@ CONFIG = table(
         "seed": optional(scalar),
     }
 )
+BASE_MODEL = table({"name": text}, dict.fromkeys(("hub_id", "origin", "sha256"), MAY_BE_TEXT))
 ENV = table(
     known={
-        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit", "command"), optional(text)),
+        **dict.fromkeys(("run_id", "base_weights", "base_commit", "git_commit", "command"), MAY_BE_TEXT),
         "variant": text,
         "seed": optional(scalar),
-        "base_model": optional(
-            table({"name": text}, {"hub_id": optional(text), "origin": optional(text), "sha256": optional(text)})
-        ),
-        "execution": optional(table(known={"merged_copy_bytes": optional(integer(0))}, rest=optional(text))),
-        "versions": optional(table(rest=optional(text))),
+        "base_model": optional(BASE_MODEL),
+        "execution": optional(table(known={"merged_copy_bytes": optional(integer(0))}, rest=MAY_BE_TEXT)),
+        "versions": optional(table(rest=MAY_BE_TEXT)),
         "hardware": optional(table()),
         **dict.fromkeys(("parameters", "trainable_parameters"), optional(integer(0))),
     }
 )
+# Kinds of events: those of resets, and those that happen at a generation boundary.
+RESET, ELASTIC, GROWTH, GAMED = "reset", "elastic_reset", "growth", "guard_gap"
+RESETS = (RESET, ELASTIC)
+AT_BOUNDARY = (*RESETS, GROWTH)
+
 BLANK = "\0 \t\r"  # after a power loss a file may end in zeros
 STEP = integer(0)
 METRICS = table({"step": STEP}, rest=measured)
@@ -69,17 +65,29 @@ def passk(content: Any, at: str = "") -> None:
     """
     The shape of `passk.json`. Keys that only some versions wrote may be missing; values fit prompts, samples and k.
     """
-    settings = {"split": text, "temperature": finite(0), "seed": optional(scalar), "task": optional(text)}
+    settings = {"split": text, "temperature": finite(0), "seed": optional(scalar), "task": MAY_BE_TEXT}
     table({"k": array(integer(1), least=1), **settings})(content, at)
     _both_sides(content, at, every_k=True)
     n, ks = content["n"], content["k"]
+
+    def part(value: Any, at: str) -> None:
+        table({"task": optional(scalar), "level": MAY_BE_WHOLE, "prompts": integer(1)})(value, at)
+        counts = table(known={"correct": array(integer(0, n), length=value["prompts"])})
+        table(dict.fromkeys(("base", "trained"), counts))(value, at)
+        for side in ("base", "trained"):
+            _summary(value[side], f"{at}.{side}", ks, every_k=False)
+
+    def checkpoint(value: Any, at: str) -> None:
+        table({"step": STEP}, {"correct": array(integer(0, n), least=2)})(value, at)
+        _summary(value, at, ks, every_k=False)
+
     table(
         known={
             **dict.fromkeys(("step", "steps_on_record"), optional(STEP)),
             "max_new_tokens": optional(integer(1)),
             "run_id": text,
-            "by": optional(array(lambda part, at: _part(part, at, n, ks))),
-            "checkpoints": optional(array(lambda point, at: _checkpoint(point, at, n, ks))),
+            "by": optional(array(part)),
+            "checkpoints": optional(array(checkpoint)),
             "others": optional(table(rest=lambda other, at: _both_sides(other, at, every_k=False))),
         }
     )(content, at)
@@ -89,69 +97,35 @@ def _both_sides(content: Any, at: str, every_k: bool) -> None:
     """The counts of base and trained model on the same prompts, and the numbers computed from them."""
     table({"n": integer(1, 10_000), "prompts": integer(2)})(content, at)
     n, prompts = content["n"], content["prompts"]
-    table(known={"k": array(integer(1, n), least=1), "task": optional(scalar), "level": optional(integer())})(
-        content, at
-    )
+    known = {"k": array(integer(1, n), least=1), "task": optional(scalar), "level": MAY_BE_WHOLE}
+    table(known=known)(content, at)
     counts = table({"correct": array(integer(0, n), length=prompts)})
     greedy = table(known={"accuracy": SHARE, "interval": INTERVAL, "correct": array(integer(0, 1), length=prompts)})
     three = array(optional(shapes.number), length=3)
 
-    def side(value, at):
+    def side(value: Any, at: str) -> None:
         counts(value, at)
         _summary(value, at, content.get("k", []), every_k)
 
-    table(
-        {"base": side, "trained": side},
-        {
-            "prompt_ids": optional(array(text, length=prompts)),
-            "gain": table(rest=three),
-            "greedy": optional(table(known={"base": greedy, "trained": greedy, "gain": three})),
-        },
-    )(content, at)
+    of_prompts = {"prompt_ids": optional(array(text, length=prompts)), "gain": table(rest=three)}
+    of_greedy = {"greedy": optional(table(known={"base": greedy, "trained": greedy, "gain": three}))}
+    table({"base": side, "trained": side}, of_prompts | of_greedy)(content, at)
 
 
 def _summary(value: Any, at: str, ks: list[int], every_k: bool) -> None:
     """pass@k with its interval, for every k or for those present; mean length, and the share of samples cut."""
-    pairs = [(f"pass@{k}", f"interval@{k}") for k in ks if every_k or f"pass@{k}" in value]
-    table({**{one: SHARE for one, _ in pairs}, **{other: INTERVAL for _, other in pairs}})(value, at)
-    table(known={"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
-
-
-def _part(value: Any, at: str, n: int, ks: list[int]) -> None:
-    table({"task": optional(scalar), "level": optional(integer()), "prompts": integer(1)})(value, at)
-    table(dict.fromkeys(("base", "trained"), table(known={"correct": array(integer(0, n), length=value["prompts"])})))(
-        value, at
-    )
-    for side in ("base", "trained"):
-        _summary(value[side], f"{at}.{side}", ks, every_k=False)
-
-
-def _checkpoint(value: Any, at: str, n: int, ks: list[int]) -> None:
-    table({"step": STEP}, {"correct": array(integer(0, n), least=2)})(value, at)
-    _summary(value, at, ks, every_k=False)
+    given = [k for k in ks if every_k or f"pass@{k}" in value]
+    needed = {f"pass@{k}": SHARE for k in given} | {f"interval@{k}": INTERVAL for k in given}
+    table(needed, {"mean_tokens": optional(finite(0)), "truncated": optional(SHARE)})(value, at)
 
 
 DRIFT_VALUES = dict.fromkeys(("token_agreement", "entropy", "base_entropy", "mean_tokens"), optional(finite()))
-DRIFT = table(
-    {
-        "points": array(
-            table(
-                {"step": optional(STEP), "kl_to_base": finite()},
-                {**DRIFT_VALUES, "interval": optional(INTERVAL)},
-            )
-        )
-    },
-    {"run_id": text},
-)
+POINT = table({"step": optional(STEP), "kl_to_base": finite()}, {**DRIFT_VALUES, "interval": optional(INTERVAL)})
+DRIFT = table({"points": array(POINT)}, {"run_id": text})
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """
-    The text of a file, UTF-8.
-
-    Raises:
-        InputError: It cannot be read, or is not text.
-    """
+    """The text of a file, UTF-8. Raises `InputError`: it cannot be read, or is not text."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -161,12 +135,7 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def parse_json(content: str) -> Any:
-    """
-    A JSON value.
-
-    Raises:
-        `ValueError`: It is not JSON, or deeper or longer than can be read.
-    """
+    """A JSON value. Raises `ValueError`: it is not JSON, or deeper or longer than can be read."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -174,27 +143,17 @@ def parse_json(content: str) -> Any:
 
 
 def read_json(path: str | os.PathLike, shape: Shape = table()) -> Any:  # noqa: B008
-    """
-    A JSON file, by default one object.
-
-    Raises:
-        InputError: It is not JSON, or not of the shape.
-    """
+    """A JSON file, by default one object. Raises `InputError`: it is not JSON, or not of the shape."""
     content = read_text(path)
     try:
         content = parse_json(content)
     except ValueError as error:
         raise InputError(f"'{path}' is not JSON ({error}); write it again") from error
-    return _checked(content, shape, f"'{path}'")
+    return _checked(content, shape, f"'{path}'", "write it again")
 
 
 def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
-    """
-    A YAML file, by default a recipe.
-
-    Raises:
-        InputError: It is not YAML, or not a mapping of the shape.
-    """
+    """A YAML file, by default a recipe. Raises `InputError`: it is not YAML, or not a mapping of the shape."""
     content = read_text(path)
     try:
         content = yaml.safe_load(content)
@@ -203,14 +162,14 @@ def read_yaml(path: str | os.PathLike, shape: Shape = CONFIG) -> dict[str, Any]:
         raise InputError(f"'{path}' is not YAML ({error or 'it is nested too deeply'}); write it again") from error
     if not isinstance(content, dict):
         raise InputError(f"'{path}' holds a {type(content).__name__}; it must be a flat mapping of recipe keys")
-    return _checked(content, shape, f"'{path}'")
+    return _checked(content, shape, f"'{path}'", "write it again")
 
 
-def _checked(content: Any, shape: Shape, where: str) -> Any:
+def _checked(content: Any, shape: Shape, where: str, cure: str) -> Any:
     try:
         shape(content, "")
     except ShapeError as error:
-        raise InputError(f"{where}: {error}; write it again") from error
+        raise InputError(f"{where}: {error}; {cure}") from error
     return content
 
 
@@ -222,17 +181,9 @@ def read_jsonl(
 ) -> list[dict[str, Any]]:
     """
     The objects of a file that holds one on each line; a missing file is empty. A last line that is cut off, because
-    the run is still writing or the power failed, is left out with a warning.
-
-    Args:
-        path (`str` or `os.PathLike`): The file.
-        shape (`Shape`, *optional*): What every line must be.
-        unique (`str`, *optional*): A key of which no two lines may have the same value.
-        growing (`bool`, *optional*, defaults to `False`):
-            The file is still being written, so that half a line at its end needs no warning.
-
-    Raises:
-        InputError: Any other line is not JSON or not of the shape.
+    the run is still writing or the power failed, is left out with a warning. `shape`: what every line must be;
+    `unique`: a key of which no two lines may have the same value; `growing`: the file is still being written, so that
+    half a line at its end needs no warning. Raises `InputError`: any other line is not JSON or not of the shape.
     """
     if not Path(path).exists():
         return []
@@ -240,15 +191,12 @@ def read_jsonl(
     last = max((place for place, line in enumerate(lines, start=1) if line.strip(BLANK)), default=0)
     rows, seen = [], {}
     for place, line in enumerate(lines[:last], start=1):
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            if place == last and _is_cut(line, whole=place < len(lines)):
-                if not growing:
-                    logger.warning("%s: line %d, the last, is cut off and left out.", path, place)
-                break
-            raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
-        _checked_line(row, shape, path, place)
+        ended = place < len(lines)
+        if place == last and not _is_json(line) and (not ended or line.strip(BLANK).startswith("{")):
+            if not growing:
+                logger.warning("%s: line %d, the last, is cut off and left out.", path, place)
+            break
+        row = _object(path, place, line, shape)
         if unique is not None and seen.setdefault(row[unique], place) != place:
             raise InputError(
                 f"'{path}' line {place}: {unique} {row[unique]} stands in line {seen[row[unique]]} already; "
@@ -258,35 +206,31 @@ def read_jsonl(
     return rows
 
 
-def _is_cut(line: str, whole: bool) -> bool:
-    """Whether the last line of a file, which is not JSON, is the beginning of an object, or was not ended."""
-    return not whole or line.strip(BLANK).startswith("{")
-
-
-def _checked_line(row: Any, shape: Shape, path: str | os.PathLike, place: int) -> None:
-    try:
-        shape(row, "")
-    except ShapeError as error:
-        raise InputError(f"'{path}' line {place}: {error}; remove the line") from error
-
-
 def last_line(path: str | os.PathLike, shape: Shape = METRICS) -> dict[str, Any] | None:
     """
-    The object of the last whole line of such a file, without a look at the others; `None` if there is none.
-
-    Raises:
-        InputError: As [`read_jsonl`].
+    The object of the last whole line of such a file, without a look at the others; `None` if there is none. Raises
+    `InputError`: as [`read_jsonl`].
     """
     if not Path(path).exists():
         return None
     lines = [(place, line) for place, line in enumerate(read_text(path).split("\n"), start=1) if line.strip(BLANK)]
-    for place, line in lines[-1:-3:-1]:
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            if place == lines[-1][0]:
-                continue
-            raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
-        _checked_line(row, shape, path, place)
-        return row
-    return None
+    if lines and not _is_json(lines[-1][1]):
+        lines.pop()
+    return _object(path, *lines[-1], shape) if lines else None
+
+
+def _is_json(line: str) -> bool:
+    try:
+        parse_json(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _object(path: str | os.PathLike, place: int, line: str, shape: Shape) -> dict[str, Any]:
+    """The object of a line."""
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
+    return _checked(row, shape, f"'{path}' line {place}", "remove the line")

@@ -8,7 +8,7 @@ from typing import Any
 # Raises a `ShapeError` if the value, whose place in the file is given, is not of the shape.
 Shape = Callable[[Any, str], None]
 LARGEST = 2**53  # integers above it are not exact as a float
-SHOWN = 40
+LONGEST = 40  # characters of a value in a message
 
 
 class ShapeError(ValueError):
@@ -16,9 +16,9 @@ class ShapeError(ValueError):
 
 
 def refuse(value: Any, at: str, needed: str) -> None:
-    shown = repr(value) if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
-    shown = shown if len(shown) <= SHOWN else f"{shown[: SHOWN - 1]}…"
-    raise ShapeError(f"{at + ' is' if at else 'it holds'} {shown}; {needed} is needed")
+    spelt = repr(value) if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
+    spelt = spelt if len(spelt) <= LONGEST else f"{spelt[: LONGEST - 1]}…"
+    raise ShapeError(f"{at + ' is' if at else 'it holds'} {spelt}; {needed} is needed")
 
 
 def anything(value: Any, at: str) -> None:
@@ -105,12 +105,8 @@ def array(shape: Shape, length: int | None = None, least: int = 0) -> Shape:
 
 def table(needed: Mapping[str, Shape] = {}, known: Mapping[str, Shape] = {}, rest: Shape = anything) -> Shape:  # noqa: B006
     """
-    An object.
-
-    Args:
-        needed (`Mapping`): Shapes of the keys that must be there.
-        known (`Mapping`): Shapes of keys that may be there.
-        rest (`Shape`, *optional*): The shape of the values of all other keys.
+    An object. `needed`: shapes of the keys that must be there; `known`: shapes of keys that may be there; `rest`: the
+    shape of the values of all other keys.
     """
     shapes = {**known, **needed}
 

@@ -9,13 +9,13 @@ from transformers import PrinterCallback, ProgressCallback
 
 from ..resets.triggers import KEYS
 from ..variants import RESET_APART, VARIANTS
-from .keys import GROWTH, RESET
+from .run_files import GROWTH, RESET
 
 
 logger = logging.getLogger(__name__)
 
-# What a line shows of TRL's metrics; all of them are in the log history and go to the trackers.
-SHOWN = (
+# The metrics of TRL in a line; all of them are in the log history and go to the trackers.
+IN_A_LINE = (
     "reward reward_std loss prorl/kl_ref prorl/kl_old prorl/kl_base entropy grad_norm learning_rate "
     "completions/mean_length frac_reward_zero_std"
 ).split()
@@ -26,23 +26,23 @@ def log_line(logs: Mapping[str, Any], step: int) -> str:
     if "train_runtime" in logs:
         return f"trained to step {step} in {logs['train_runtime']:.4g} s"
     of_evaluation = [key for key in logs if key.startswith("eval_") and key.endswith("_reward") or "_pass@" in key]
-    names = [key for key in SHOWN if key in logs] or of_evaluation
+    names = [key for key in IN_A_LINE if key in logs] or of_evaluation
     names = names or [key for key, value in logs.items() if isinstance(value, (int, float))][:12]
-    values = ((name.rpartition("/")[2] if name in SHOWN else name, logs[name]) for name in names)
+    values = ((name.rpartition("/")[2] if name in IN_A_LINE else name, logs[name]) for name in names)
     return f"step {step}: " + "  ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in values)
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """One line of an event, see [`~trl_prorl.record.keys`]."""
-    told = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
+    """One line of an event, see docs/reference.md."""
+    parts = [f"step {event['step_applied']}: {event['event'].replace('_', ' ')}"]
     if event["event"] == RESET:
         mix = event["ref_reset_mix"]
         moved = {1.0: "the reference becomes the policy", 0.0: "the reference stays"}
-        told += [moved.get(mix, f"the reference moves by {mix:g}"), f"optimizer {event['optimizer_reset']}"]
-        told += [f"kl_ref was {kl:.4g}" for kl in [event.get("kl_before")] if kl is not None]
+        parts += [moved.get(mix, f"the reference moves by {mix:g}"), f"optimizer {event['optimizer_reset']}"]
+        parts += [f"kl_ref was {kl:.4g}" for kl in [event.get("kl_before")] if kl is not None]
     if event["event"] == GROWTH:
-        told.append(f"rank {event['rank_before']} becomes {event['rank']}")
-    return ", ".join(told) + (f" ({event['reason']})" if event.get("reason") else "")
+        parts.append(f"rank {event['rank_before']} becomes {event['rank']}")
+    return ", ".join(parts) + (f" ({event['reason']})" if event.get("reason") else "")
 
 
 def banner(trainer, steps: int) -> list[str]:
@@ -58,11 +58,11 @@ def banner(trainer, steps: int) -> list[str]:
         "reward": ", ".join(trainer.reward_func_names),
         "variant": f"{args.variant}: {VARIANTS[args.variant].description}",
         "resets": "; ".join(when) or "none",
-        "pack_groups": trainer.ways.packing,
-        "compact_generation": trainer.ways.generation,
+        "pack_groups": trainer.acceleration.packing,
+        "compact_generation": trainer.acceleration.generation,
         "run folder": trainer.run_dir,
     }
-    return [f"{name:<20}{told}" for name, told in facts.items()]
+    return [f"{name:<20}{fact}" for name, fact in facts.items()]
 
 
 class NoDict(ProgressCallback):

@@ -64,15 +64,6 @@ class ReferenceResetCallback(TrainerCallback):
         self.triggers.load_state_dict(state["triggers"])
 
 
-def load_callbacks(callbacks: Iterable[ReferenceResetCallback], states: list[dict[str, Any]]) -> None:
-    """
-    Continue where the callbacks of another process stopped, in order. The last callback is that of the configuration,
-    which may have been added or removed since: a callback without a state and a state without a callback are skipped.
-    """
-    for callback, state in zip(callbacks, states, strict=False):
-        callback.load_state_dict(state)
-
-
 def configured_callback(args) -> ReferenceResetCallback:
     """The one that the keys of a [`ProRLConfig`] ask for."""
     return ReferenceResetCallback(configured_triggers(args), args.ref_reset_cooldown)

@@ -6,8 +6,8 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from ..descriptor import switched_on
-from ..parts import Part
-from .callbacks import ReferenceResetCallback, load_callbacks
+from ..parts import Part, fired
+from .callbacks import ReferenceResetCallback
 from .optimizer_state import apply_reset, plan_reset, reset_scaler
 from .schedule import Rewarmup, restart_schedule, snapshot_schedule
 from .treatments import treatment_of
@@ -99,19 +99,19 @@ class Resets(Part):
         args = self.args
         if not self.possible:
             return None
-        with self.timer.part("reset") as sync:
+        with self.timer.span("reset") as sync:
             requests = self._waiting()
         if not requests:
             return None
         restarted: dict[str, int] = {}
         treatment = treatment_of(args.optimizer_reset, args.optimizer_reset_alpha)
         plan = plan_reset(self.optimizer, args.optimizer_reset, args.optimizer_reset_alpha)
-        with self.timer.part("reset") as copy:
+        with self.timer.span("reset") as copy:
             if self.restart is not None:  # the reference is the model without the adapter
                 restarted = self.restart.apply()
             elif self.reference is not None:
                 self.reference.move(args.ref_reset_mix)
-        with self.timer.part("reset") as treating:
+        with self.timer.span("reset") as treating:
             apply_reset(plan)
             if treatment.resets_scaler and self.accelerator.scaler is not None:
                 reset_scaler(self.accelerator.scaler, self._scale)
@@ -121,14 +121,8 @@ class Resets(Part):
                 self.rewarmup.begin()
         for callback in self.callbacks:
             callback.triggers.applied(step)
-        first = requests[0]
-        event = {
-            "event": "reset",
-            "step_requested": first.step,
-            "step_applied": step,
-            "reason": "+".join(dict.fromkeys(request.reason for request in requests)),
-            "value": first.value,
-            "threshold": first.threshold,
+        first, reason = requests[0], "+".join(dict.fromkeys(request.reason for request in requests))
+        event = fired("reset", first.step, step, reason, first.value, first.threshold) | {
             "requests": [request.to_dict() for request in requests],
             "ref_reset_mix": args.ref_reset_mix,
             "optimizer_reset": args.optimizer_reset,
@@ -157,7 +151,9 @@ class Resets(Part):
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         self._requests = [Reason(**request) for request in state["requests"]] if self.possible else []
-        load_callbacks(self.callbacks, state["callbacks"])
+        # The last is the configuration's, which may have been added or removed since.
+        for callback, its_state in zip(self.callbacks, state["callbacks"], strict=False):
+            callback.load_state_dict(its_state)
         if self.rewarmup is not None:
             self.rewarmup.updates = state["updates_since_reset"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ..parts import Part
+from ..parts import Part, fired
 
 
 ELASTIC_FILE = "elastic.safetensors"
@@ -82,18 +82,10 @@ class ElasticResets(Part):
         requested, self._requested = self._requested, None
         if requested is None:
             return None
-        with self.timer.part("reset") as part:
+        with self.timer.span("reset") as copy:
             self.average.reset()
-        return {
-            "event": "elastic_reset",
-            "step_requested": requested,
-            "step_applied": step,
-            "reason": "periodic",
-            "value": requested,
-            "threshold": self.every,
-            "seconds_copy": part.seconds,
-            "world_size": self.processes,
-        }
+        event = fired("elastic_reset", requested, step, "periodic", requested, self.every)
+        return event | {"seconds_copy": copy.seconds, "world_size": self.processes}
 
     def state_dict(self) -> dict[str, Any]:
         return {"requested": self._requested}

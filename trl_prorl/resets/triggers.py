@@ -279,8 +279,8 @@ class TriggerSet:
         Every trigger takes over the memory of the next trigger of its kind; if there was none, it remembers nothing.
         """
         self.last = state["last"]
-        kinds = state.get("kinds", [trigger.kind for trigger in self.triggers])
-        left = list(zip(kinds, state["triggers"], strict=True))
+        of_kind = state.get("kinds", [trigger.kind for trigger in self.triggers])
+        left = list(zip(of_kind, state["triggers"], strict=True))
         for trigger in self.triggers:
             same = next((pair for pair in left if pair[0] == trigger.kind), None)
             if same is not None:

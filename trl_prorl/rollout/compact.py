@@ -4,17 +4,128 @@ Sampling without waste: a prompt is computed once for all its completions, and a
 Transformers' `generate` computes a prompt once for every completion, and keeps a completion that has ended in the
 batch, as padding, until the longest one ends. [`compact_sample`] is a decoding loop for its argument
 `custom_generate`: `generate` prepares logits processors, stopping criteria and the cache as it does for its own loop,
-so that every setting of a generation means here what it means there.
+so that every setting of a generation means here what it means there. [`draw`] takes one random number for a token,
+and [`GrowingLayer`] has room for tokens to come, and rows that can be repeated and dropped.
 """
 
 import copy
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 from transformers import LogitsProcessorList
+from transformers.cache_utils import Cache, DynamicLayer
 
-from .draw import draw
-from .growing_cache import select_rows
+
+BLOCK = 128  # tokens of a block; 64 to 512 cost about the same for a vocabulary of 8,192
+SHORT_OF_ALL = 1.0 - 1e-12  # a sum that rounding reaches would lie behind the last token
+
+NO_DISTRIBUTION = "probability tensor contains either `inf`, `nan` or element < 0"  # torch's words
+
+
+def draw(probabilities: torch.Tensor) -> torch.Tensor:
+    """
+    Sample a token of each row by inverting its cumulative distribution, first over blocks of tokens and then within
+    one.
+
+    `torch.multinomial` draws a random number for every token of the vocabulary: for 16 rows of 8,192 tokens that takes
+    40 times as long on a CPU, as long as a third of a small model's forward. Sums are in double precision, so that a
+    token's probability is met to the rounding of `probabilities` themselves; a token of probability 0 is never drawn.
+
+    `probabilities` of shape `(R, V)`: not negative, with a positive sum in every row, which need not be 1. Returns
+    `torch.LongTensor` of shape `(R,)`: token ids. Raises `RuntimeError`: as `torch.multinomial`, if a row has no
+    distribution; a place in the table would be read that is not there.
+    """
+    rows, size = probabilities.shape
+    blocks = pad(probabilities, (0, -size % BLOCK)).view(rows, -1, BLOCK)
+    ends = _running_sums(blocks.sum(dim=-1, dtype=torch.float64))
+    total = ends[:, -1:]
+    if not ((total > 0.0) & (total < torch.inf)).all():
+        raise RuntimeError(NO_DISTRIBUTION)
+    wanted = torch.rand(rows, 1, dtype=torch.float64, device=ends.device) * total
+    block = _first_beyond(ends, wanted)
+    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
+    within = _running_sums(blocks[torch.arange(rows, device=block.device), block[:, 0]].double())
+    return (block * BLOCK + _first_beyond(within, wanted - before))[:, 0]
+
+
+def _running_sums(values: torch.Tensor) -> torch.Tensor:
+    """Sums along each row. Under `full_determinism` torch refuses a GPU's own, whose order is not fixed."""
+    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(dim=-1).to(values.device)
+    return values.cumsum(dim=-1)
+
+
+def _first_beyond(ends: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """
+    Shape `(R, 1)`: the first of ascending sums that is greater than what is wanted, or than all but nothing of the
+    last.
+    """
+    return torch.searchsorted(ends, wanted.clamp(min=0.0).minimum(ends[:, -1:] * SHORT_OF_ALL), right=True)
+
+
+GROWTH = 64  # tokens for which a layer makes room at once
+
+
+class GrowingLayer(DynamicLayer):
+    """
+    The cache of an attention layer. A new token is written into its place, where [`~transformers.DynamicLayer`] copies
+    the whole cache to lengthen it by one. `keys` of shape `(R, H, L, D)`, `values` of shape `(R, H, L, D)`: what it
+    holds at first.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor):
+        super().__init__()
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self._hold(keys, values)
+
+    def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Copy what there is into a larger room, of which `keys` and `values` show the part that is filled."""
+        length = keys.shape[-2]
+        self._room = [old.new_empty((*old.shape[:2], length + GROWTH, old.shape[3])) for old in (keys, values)]
+        for room, old in zip(self._room, (keys, values), strict=True):
+            room[:, :, :length] = old
+        self._show(length)
+
+    def _show(self, length: int) -> None:
+        self.keys, self.values = (room[:, :, :length] for room in self._room)
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        length = self.keys.shape[-2]
+        end = length + key_states.shape[-2]
+        if end > self._room[0].shape[-2]:
+            self._hold(self.keys, self.values)
+        for room, new in zip(self._room, (key_states, value_states), strict=True):
+            room[:, :, length:end] = new
+        self._show(end)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep some rows. A row that keeps its place is not copied; room is given back at the next growth."""
+        count, length = len(indices), self.keys.shape[-2]
+        if count > len(self.keys):
+            self._hold(self.keys[indices], self.values[indices])
+            return
+        moved = (indices != torch.arange(count, device=indices.device)).nonzero().squeeze(1)
+        for place, room in enumerate(self._room):
+            room[moved, :, :length] = room[indices[moved], :, :length]
+            self._room[place] = room[:count]
+        self._show(length)
+
+
+def select_rows(cache: Cache, rows: torch.Tensor) -> None:
+    """Keep some rows of a cache, in place; a row may be kept several times. `rows` of shape `(R,)`: their indices."""
+    for place, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer and layer.get_seq_length() > 0:
+            cache.layers[place] = GrowingLayer(layer.keys[rows], layer.values[rows])
+        else:
+            layer.batch_select_indices(rows)
+
+
+def why_not_select(cache: Cache) -> str | None:
+    """Why rows of a cache cannot be selected, or `None` if they can."""
+    layer = next((layer for layer in cache.layers if not hasattr(layer, "batch_select_indices")), None)
+    return None if layer is None else f"its cache has layers ({type(layer).__name__}) whose rows cannot be selected."
 
 
 class Samples(NamedTuple):
@@ -55,8 +166,7 @@ def compact_sample(
             `temperature`, because `generate` would then hand its own argument to this loop and sample at 1.
         model_kwargs: Of the model's forward, as `generate` prepares them.
 
-    Returns:
-        [`Samples`], in the order of `copies`.
+    Returns [`Samples`], in the order of `copies`.
     """
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **model_kwargs)
     outputs = model(**inputs, return_dict=True)

@@ -4,8 +4,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..scoring.packing_probe import evaluating, on_gpu, tokens
-from .compact import compact_sample, padded_left
-from .growing_cache import why_not_select
+from .compact import compact_sample, padded_left, why_not_select
 
 
 PROMPTS = (3, 9, 5, 7)  # tokens of each; after the first completions have ended, two prompts are left
@@ -30,11 +29,9 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     Why compact sampling is refused for a model whose samples it would change, in one sentence, or `None` where it does
     not.
 
-    The model is in evaluation mode meanwhile; nothing of it changes, and no random number is drawn.
+    The model, whole and on its devices, is in evaluation mode meanwhile; nothing of it changes, and no random number
+    is drawn. `vocabulary`: number of its tokens.
 
-    Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]): The model, whole and on its devices.
-        vocabulary (`int`): Number of its tokens.
     """
     if (kind := rope_by_longest_row(model.config)) is not None:
         return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped."
@@ -89,8 +86,8 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
 def rope_by_longest_row(config) -> str | None:
     """The kind of rotary positions, if their frequencies depend on the longest row of a call."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    kinds = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]  # per kind of layer
-    return next((kind for kind in kinds if kind in ("dynamic", "longrope")), None)
+    types = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]  # per kind of layer
+    return next((kind for kind in types if kind in ("dynamic", "longrope")), None)
 
 
 def _first_difference(mine: torch.Tensor, theirs: torch.Tensor) -> int:

@@ -5,6 +5,7 @@ The task's reward decides. A reward for the length differs for any two completio
 without a single right answer would count as decided.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -104,30 +105,17 @@ def widened(tensor: torch.Tensor, width: int, fill: float, left: bool) -> torch.
     return torch.nn.functional.pad(tensor, (missing, 0) if left else (0, missing), value=fill)
 
 
-class ExtraRows:
-    """An endless supply of a dataset's rows in random order; every pass has an order of its own, from the seed."""
+@functools.lru_cache(maxsize=1)
+def order_of_pass(count: int, seed: int, number: int) -> list[int]:
+    """The indices of `count` rows in the random order of one pass over them."""
+    generator = torch.Generator().manual_seed((seed + 1) * 1_000_003 + number)
+    return torch.randperm(count, generator=generator).tolist()
 
-    def __init__(self, count: int, seed: int):
-        self.count, self.seed, self.drawn = count, seed, 0
-        self._pass, self._order = -1, []
 
-    def draw(self, number: int) -> list[int]:
-        """The next indices."""
-        return [self._next() for _ in range(number)]
-
-    def _next(self) -> int:
-        number, place = divmod(self.drawn, self.count)
-        if number != self._pass:
-            generator = torch.Generator().manual_seed((self.seed + 1) * 1_000_003 + number)
-            self._pass, self._order = number, torch.randperm(self.count, generator=generator).tolist()
-        self.drawn += 1
-        return self._order[place]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.drawn = state["drawn"]
+def extra_rows(count: int, seed: int, drawn: int, number: int) -> list[int]:
+    """The next indices of an endless supply of `count` rows, pass after pass, of which so many are `drawn` already."""
+    places = (divmod(place, count) for place in range(drawn, drawn + number))
+    return [order_of_pass(count, seed, which)[place] for which, place in places]
 
 
 class DynamicSampling(Part):
@@ -155,24 +143,20 @@ class DynamicSampling(Part):
                 f"{part} completions, not a multiple of num_generations={group_size}. Change "
                 "per_device_train_batch_size or steps_per_generation."
             )
-        self.rounds, self.seed, self.accelerator, self.dataset = (
-            args.dynamic_sampling_rounds,
-            args.seed,
-            accelerator,
-            dataset,
-        )
+        self.rounds, self.seed = args.dynamic_sampling_rounds, args.seed
+        self.accelerator, self.dataset = accelerator, dataset
         self.group_size, self.pad_token_id, self.weights = group_size, pad_token_id, weights
         self.functions = named_functions(args.dynamic_sampling_rewards, names, weights.tolist())
         self.begin()
 
     def begin(self) -> None:
-        self._extra = ExtraRows(len(self.dataset), self.seed)
+        self._drawn = 0  # rows, by all processes
 
     def state_dict(self) -> dict[str, Any]:
-        return self._extra.state_dict()
+        return {"drawn": self._drawn}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
-        self._extra.load_state_dict(state)
+        self._drawn = state["drawn"]
 
     def sample(self, examples: list[dict], draw: Callable) -> tuple[dict[str, torch.Tensor], Outcome]:
         """
@@ -193,7 +177,9 @@ class DynamicSampling(Part):
             number = int(self.accelerator.gather(torch.tensor([len(places)], device=rewards.device)).max())
             if number == 0:
                 break
-            indices = self._extra.draw(number * self.accelerator.num_processes)[process * number :][:number]
+            mine = self._drawn + process * number
+            self._drawn += number * self.accelerator.num_processes
+            indices = extra_rows(len(self.dataset), self.seed, mine, number)
             # Copies, because a rollout function writes its own columns into them, a value for each completion.
             others, outcome = draw([dict(self.dataset[index]) for index in indices for _ in range(size)], again=True)
             generated += number

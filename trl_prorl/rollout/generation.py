@@ -4,14 +4,14 @@ copy of it.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 
-from ..parts import Part
+from ..parts import Part, fired
 from .compact import compact_sample, distinct, padded_left, until_end
 from .merged_copy import MergedCopy, why_not_merged
 
@@ -34,34 +34,6 @@ PLAIN = {
     "use_cache": (None, True),
     "watermarking_config": (None,),
 }
-
-
-def choose_generation(
-    asked: str, config: GenerationConfig | None, objections: dict[str, bool], probed: Callable[[], str | None]
-) -> str:
-    """
-    Whether a run samples compactly: `"on"`, or `"off"` with the reason why not.
-
-    Args:
-        asked (`str`): `compact_generation`.
-        config ([`~transformers.GenerationConfig`], *optional*): Of the rollouts; another engine has none.
-        objections (`dict[str, bool]`): Reasons outside the model, and whether each holds; the first that does is
-            given.
-        probed (`Callable`): Tries it on the model: why it is not possible, or `None`.
-
-    Raises `ValueError`: it is asked for and not possible.
-    """
-    if asked == "off":
-        return "off"
-    reason = next((text for text, holds in objections.items() if holds), None)
-    reason = reason or why_not_compact(config) or probed()
-    if reason is None:
-        return "on"
-    if asked == "on":
-        raise ValueError(
-            f"compact_generation='on' is not possible: {reason} Set compact_generation: \"off\", or auto to fall back."
-        )
-    return f"off: {reason}"
 
 
 def as_generated(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:
@@ -163,14 +135,7 @@ class CompactGeneration(Part):
         if of_copy <= self._bound:
             return None
         self._unmerge(f"the copy was {of_copy:.2g} nats a token off the policy, which is {difference:.2g} off itself")
-        return {
-            "event": "unmerged_generation",
-            "step_requested": step,
-            "step_applied": step,
-            "reason": "copy_off_policy",
-            "value": of_copy,
-            "threshold": self._bound,
-        }
+        return fired("unmerged_generation", step, step, "copy_off_policy", of_copy, self._bound)
 
     def _unmerge(self, reason: str) -> None:
         self.copy, self._temperature, self.merged = None, None, f"off: {reason}"

@@ -1,24 +1,89 @@
-"""Guarded reward functions: an error names the function and the prompt."""
+"""Guarded reward functions: an error names the function and the prompt, and a call has a time limit."""
 
 import asyncio
 import functools
 import math
 import os
+import signal
+import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
 from trl.trainer.utils import is_async_callable
 
 from ..errors import RewardError
-from ..shown import quoted
-from . import deadline
-from .deadline import DeadlineExceeded, call_within
+from ..text import quoted
+
+
+# Not SIGALRM, because reward functions have alarms of their own (math-verify's time limit is one).
+SIGNAL = signal.SIGRTMIN + 9
+REPEAT_SECONDS = 1.0
+
+
+class DeadlineExceeded(BaseException):
+    """Not an `Exception`, so that the code under the limit does not swallow it."""
+
+
+def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
+    """
+    Call a function, and interrupt it when its time is over.
+
+    In the main thread a signal interrupts it, in Python code and in system calls alike; native code that holds the
+    interpreter's lock is interrupted when it returns. Other threads get no signals; from there the function runs in a
+    thread of its own and is abandoned.
+
+    `seconds`: the limit; `None` means no limit. Raises [`DeadlineExceeded`]: the function took longer.
+    """
+    if seconds is None:
+        return function()
+    if threading.current_thread() is not threading.main_thread():
+        return _call_aside(seconds, function)
+    over = threading.Event()
+
+    def interrupt(number, frame):
+        if not over.is_set():
+            raise DeadlineExceeded
+
+    def watch():
+        pause = seconds
+        while not over.wait(pause):
+            signal.pthread_kill(threading.main_thread().ident, SIGNAL)
+            pause = REPEAT_SECONDS  # a bare `except:` may have swallowed the first
+
+    previous = signal.signal(SIGNAL, interrupt)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        try:
+            return function()
+        finally:
+            over.set()
+    finally:
+        over.set()  # again, because the signal may have come just before the first call
+        watcher.join()
+        signal.signal(SIGNAL, signal.SIG_DFL if previous is None else previous)
+
+
+def _call_aside(seconds: float, function: Callable[[], Any]) -> Any:
+    outcome: Future[Any] = Future()
+
+    def call():
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # for the thread that waits
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    if not wait([outcome], timeout=seconds).done:
+        raise DeadlineExceeded
+    return outcome.result()
 
 
 # Files whose frames lie between a trainer and a reward function.
-CALLERS = (__file__, deadline.__file__, os.path.dirname(asyncio.__file__) + os.sep)
+CALLERS = (__file__, os.path.dirname(asyncio.__file__) + os.sep)
 
 
 def watched(
@@ -30,15 +95,10 @@ def watched(
 ) -> Callable:
     """
     A reward function, as TRL calls it, that raises [`RewardError`] in place of any other error. A reward model is left
-    as it is.
-
-    Args:
-        function (`Callable`), name (`str`): The function, and its name for errors.
-        seconds (`float` or `None`): Its time limit for one batch.
-        nonfinite (`str`): `"stop"` refuses NaN and infinity. `"skip"` passes both on as infinity, because TRL reads
-            NaN as `None`, its sign that a function does not apply to a completion; `None` is always allowed. An
-            evaluation has no step to leave out, so such rewards are left out there, as NaN.
-        training (`Callable`, *optional*): Whether a call is for training and not for an evaluation.
+    as it is. `seconds`: its time limit for one batch. `nonfinite`: `"stop"` refuses NaN and infinity. `"skip"` passes
+    both on as infinity, because TRL reads NaN as `None`, its sign that a function does not apply to a completion;
+    `None` is always allowed. An evaluation has no step to leave out, so such rewards are left out there, as NaN.
+    `training`: whether a call is for training and not for an evaluation.
     """
 
     if isinstance(function, torch.nn.Module):
@@ -94,9 +154,9 @@ def watched(
             try:
                 rewards = await asyncio.wait_for(function(**columns), seconds)
             except asyncio.TimeoutError as error:
-                raise late(prompts) from own_part(error)
+                raise late(prompts) from own_traceback(error)
             except Exception as error:
-                raise failed(error, prompts) from own_part(error)
+                raise failed(error, prompts) from own_traceback(error)
             return check(rewards, prompts)
 
     else:
@@ -107,15 +167,15 @@ def watched(
                 # A generator runs only when it is read.
                 rewards = call_within(seconds, lambda: materialised(function(**columns)))
             except DeadlineExceeded as error:
-                raise late(prompts) from own_part(error)
+                raise late(prompts) from own_traceback(error)
             except Exception as error:
-                raise failed(error, prompts) from own_part(error)
+                raise failed(error, prompts) from own_traceback(error)
             return check(rewards, prompts)
 
     return functools.update_wrapper(watch, function) if hasattr(function, "__name__") else watch
 
 
-def own_part(error: BaseException) -> BaseException | None:
+def own_traceback(error: BaseException) -> BaseException | None:
     """
     An error with the part of its traceback that is a reward function's own; `None` if there is none, because the
     function was never entered or went on elsewhere. Its author looks for these lines, and in a script of theirs Python
@@ -129,7 +189,7 @@ def own_part(error: BaseException) -> BaseException | None:
 
 def place(error: Exception, function: Callable) -> str:
     """`" (FILE, line N)"`: where a function raised, or where it is defined if it could not even be called."""
-    own = own_part(error)
+    own = own_traceback(error)
     if own is not None:
         frame = traceback.extract_tb(own.__traceback__)[-1]
         return f" ({frame.filename}, line {frame.lineno})"

@@ -16,7 +16,6 @@ of a micro-batch stand in one row, unless `max_tokens` separates them.
 """
 
 import inspect
-import logging
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -27,8 +26,6 @@ from transformers import PreTrainedModel
 
 from .prefix_attention import layout, register
 
-
-logger = logging.getLogger(__name__)
 
 # A group's rows of the batch that share one copy of the prompt; the pieces of a call stand one after another.
 Piece = list[int]
@@ -68,12 +65,9 @@ def packed_logps(
         autocast (`Callable`, *optional*, defaults to `nullcontext`):
             Makes the context for a call of the model, such as `accelerator.autocast`.
 
-    Returns:
-        `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` if not asked for),
-        exactly 0 where the mask is 0, as TRL's are.
-
-    Raises:
-        `ValueError`: the mask has another form, or a prompt with one completion exceeds `max_tokens`.
+    Returns `tuple` of two `torch.Tensor` of shape `(B, C)`: log-probabilities and entropies (`None` if not asked for),
+    exactly 0 where the mask is 0, as TRL's are. Raises `ValueError`: the mask has another form, or a prompt with one
+    completion exceeds `max_tokens`.
     """
     batch, width = input_ids.shape
     prompt_mask, completion_mask = attention_mask.int().cpu().split([width - logits_to_keep, logits_to_keep], dim=1)
@@ -150,13 +144,9 @@ def pack(
 def plan(groups: list[Piece], prompts: list[int], completions: list[int], max_tokens: int | None = None) -> list[Call]:
     """
     The rows of the batch to compute together, by first-fit decreasing. A group is cut only where it exceeds a call.
-    Without `max_tokens` there are never more tokens than in padded rows.
-
-    Args:
-        groups (`list`): Rows of the batch with the same prompt.
-        prompts (`list[int]`): Number of prompt tokens of every row of the batch.
-        completions (`list[int]`): Number of completion tokens of every row of the batch.
-        max_tokens (`int`, *optional*): Most tokens of one call; by default there is one call.
+    Without `max_tokens` there are never more tokens than in padded rows. `groups`: rows of the batch with the same
+    prompt. `prompts`, `completions`: number of tokens of every row of the batch. `max_tokens`: most tokens of one
+    call; by default there is one call.
     """
 
     def length(piece: Piece) -> int:
@@ -188,68 +178,12 @@ def first_fit(items: list, size: Callable[..., int], capacity: int) -> list[list
     return bins
 
 
-def choose_packing(
-    args,
-    model: torch.nn.Module,
-    objections: dict[str, bool],
-    processes: int,
-    probed: Callable[[], str | None] | None,
-) -> str:
-    """
-    Whether a run packs.
-
-    Args:
-        args ([`ProRLConfig`]): `pack_groups` and `pack_max_tokens`.
-        model (`torch.nn.Module`): The policy.
-        objections (`dict[str, bool]`): Reasons against packing that lie outside the model, and whether each holds; the
-            first that holds is reported.
-        processes (`int`): The number of processes that train together.
-        probed (`Callable`, *optional*): Tests the model's numbers and returns why they forbid packing, or `None`. It
-            is missing if the weights are sharded.
-
-    Returns:
-        `str`: `"on"`, with a remark if the model's numbers were not tested, or `"off"` with the reason.
-
-    Raises:
-        `ValueError`: packing is asked for and not possible.
-    """
-    if args.pack_groups == "off":
-        return "off"
-    reason = next((text for text, holds in objections.items() if holds), None) or why_not(model)
-    if reason is None:
-        check_pack_processes(args.pack_max_tokens, processes)
-        if probed is None:
-            logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
-            return "on; its numbers were not tried, because the weights are sharded"
-        reason = probed()
-    if reason is None:
-        return "on"
-    if args.pack_groups == "on":
-        raise ValueError(f"pack_groups='on' is not possible: {reason} Set pack_groups: \"off\", or auto to fall back.")
-    return f"off: {reason}"
-
-
-def check_pack_processes(limit: int | None, processes: int) -> None:
-    """
-    Raises:
-        `ValueError`: several processes have a limit.
-    """
-    if limit is not None and processes > 1:
-        raise ValueError(
-            f"pack_max_tokens={limit} with {processes} processes, which would make unequal numbers of forwards and "
-            "wait for each other for ever. Leave it out, and lower per_device_train_batch_size."
-        )
-
-
 def why_not(model: PreTrainedModel | PeftModel) -> str | None:
     """
     Why `packed_logps` is refused for a model, in one sentence, or `None` if no trouble is known. The known troubles
     are those that a few tokens would not show, and some that they would show, so that nothing needs to be computed.
-    [`~trl_prorl.scoring.packing_probe.probe`] finds the others.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`] or [`~peft.PeftModel`]):
-            The policy or the reference, before any other wrapper.
+    [`~trl_prorl.scoring.packing_probe.probe`] finds the others. `model`: the policy or the reference, before any other
+    wrapper.
     """
     if isinstance(model, PeftModel):
         for name, adapter in model.peft_config.items():

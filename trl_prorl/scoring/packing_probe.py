@@ -33,15 +33,12 @@ def probe(
     """
     Why packing is refused for a model whose values it would change, in one sentence, or `None` if it changes none.
 
-    The model is in evaluation mode during the test; it is left unchanged, and no random number is drawn.
+    The model, whole and on its devices, is in evaluation mode during the test; it is left unchanged, and no random
+    number is drawn.
 
-    Args:
-        model (`torch.nn.Module`): The model, whole and on its devices.
-        vocabulary (`int`): Number of its tokens.
-        padded (`Callable`), packed (`Callable`):
-            Score completions by this model: `input_ids` and `attention_mask` of shape `(B, P + C)`, prompts padded on
-            the left and completions on the right, and C, to log-probabilities `(B, C)`.
-        autocast (`torch.dtype`, *optional*): The dtype in which both compute, if it is not that of the weights.
+    `vocabulary`: number of the model's tokens; `padded`, `packed`: score completions by this model: `input_ids` and
+    `attention_mask` of shape `(B, P + C)`, prompts padded on the left and completions on the right, and C, to
+    log-probabilities `(B, C)`; `autocast`: the dtype in which both compute, if it is not that of the weights.
     """
     device = next(model.parameters()).device
     name = type(model).__name__

@@ -45,26 +45,11 @@ class Layout(NamedTuple):
     masks: list[torch.Tensor]
     order: torch.Tensor
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        dropout: float = 0.0,
-        scale: float | None = None,
-    ) -> torch.Tensor:
-        """The attention of a layer: see [`prefix_attention`]."""
-        return prefix_attention(query, key, value, self, dropout, scale)
-
 
 def layout(sequences: list[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Layout:
     """
-    The layout of a row in which every place belongs to exactly one sequence.
-
-    Args:
-        sequences (`list` of four `int` each):
-            The first place and the length of the prefix, the first place and the length of the sequence itself.
-        device (`torch.device`, *optional*, defaults to `"cpu"`): The device of the layout.
+    The layout of a row in which every place belongs to exactly one sequence. Of each: the first place and the length
+    of the prefix, the first place and the length of the sequence itself.
     """
     sequences = torch.tensor(sequences)
     sequences = sequences[sequences[:, 3].argsort(descending=True, stable=True)]
@@ -109,8 +94,7 @@ def prefix_attention(
         dropout (`float`, *optional*, defaults to `0.0`): Probability with which a weight is dropped.
         scale (`float`, *optional*): Factor of the scores, by default `D ** -0.5`.
 
-    Returns:
-        `torch.Tensor` of shape `(1, T, H, D)`.
+    Returns `torch.Tensor` of shape `(1, T, H, D)`.
     """
     by_products = query.device.type == "cpu" and query.dtype is torch.bfloat16 and not dropout
     keys, values = (taken(each, layout.keys) for each in (key, value))
@@ -182,7 +166,7 @@ def sdpa_or_prefix_attention(
     other = [name for name in ("softcap", "position_bias") if kwargs.get(name) is not None]
     if other:
         raise ValueError(f'Attention with {" and ".join(other)} cannot be packed: set pack_groups: "off".')
-    return prefix_layout.attend(query, key, value, dropout, scaling), None
+    return prefix_attention(query, key, value, prefix_layout, dropout, scaling), None
 
 
 def register() -> None:

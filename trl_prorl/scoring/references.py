@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head, use_adapter
 
-from .fp32_head import cast_head_to_fp32, decoder_dtype
+from .head import cast_head_to_fp32, decoder_dtype
 
 
 SNAPSHOT_FILE = "reference.safetensors"
@@ -185,15 +185,6 @@ class AdapterReference(Reference):
 
     def load(self, folder: Path) -> None:
         """Nothing to do: PEFT loads it with the model."""
-
-
-class PolicyItself:
-    """The policy in the place of an anchor: π_old, before the first update on its samples."""
-
-    @contextmanager
-    def active(self, policy) -> Iterator[torch.nn.Module]:
-        """The policy."""
-        yield policy
 
 
 class SnapshotReference(Reference):

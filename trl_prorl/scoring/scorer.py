@@ -16,7 +16,7 @@ import torch
 
 from ..objective.anchors import completion_mask, logps_key
 from .packing import packed_logps
-from .references import PolicyItself, Reference
+from .references import Reference
 
 
 @dataclass
@@ -40,15 +40,10 @@ class PolicyPass:
 
 class Scorer:
     """
-    Log-probabilities of completions, with a count for each model that gives them.
-
-    Args:
-        args ([`ProRLConfig`]), meter ([`~trl_prorl.record.meter.Meter`]): What to cache, reuse or defer; calls and
-            seconds.
-        packs (`bool`): Whether prompts are computed once for all their completions.
-        text_only (`bool`): Whether a batch is token ids alone, so that it can be scored again from the buffer.
-        autocast (`Callable`): The context of a forward.
-        models (`Mapping[str, Reference | None]`): Which model scores as the anchor of a name.
+    Log-probabilities of completions, with a count for each model that gives them. `args`, `meter`: what to cache,
+    reuse or defer; calls and seconds. `packs`: whether prompts are computed once for all their completions.
+    `text_only`: whether a batch is token ids alone, so that it can be scored again from the buffer. `autocast`: the
+    context of a forward. `models`: which model scores as the anchor of a name.
     """
 
     def __init__(
@@ -61,7 +56,7 @@ class Scorer:
         models: Mapping[str, Reference | None] = MappingProxyType({}),
     ):
         self.args, self.meter, self.packs, self.text_only, self.autocast = args, meter, packs, text_only, autocast
-        self.models = {"old": PolicyItself(), **models}
+        self.models = models
         self._loss: PolicyPass | None = None  # while TRL computes its loss
         self._samples = False  # while TRL makes a generation batch
 
@@ -162,7 +157,8 @@ class Scorer:
             raise ValueError(f"ref_compute='naive_epoch' and beta_base score text only; the batch has {unsupported}.")
         tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-        with self.models[name].active(policy) as model:
+        # Before the first update on its samples the policy itself is π_old.
+        with nullcontext(policy) if name == "old" else self.models[name].active(policy) as model:
             return self._counted(name, plain, model, tokens, mask, batch["completion_ids"].size(1), batch_size=size)[0]
 
     def _counted(self, name: str, plain: Callable, model: Callable, *args, **kwargs) -> tuple:

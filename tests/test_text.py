@@ -13,7 +13,7 @@ from eval.pages.document import Bullets, Code, Report, Section, Text, to_markdow
 from eval.pages.html import inline
 from eval.pages.table import Table
 from eval.samples.progress import clock, progress
-from trl_prorl.shown import visible, without_html
+from trl_prorl.text import visible, without_html
 
 
 EVIL = "\x1b[31mred\x1b]0;title\x07 <img src=x onerror=alert(1)> [bold]b[/bold] a|b \u202egnp"

@@ -1,10 +1,32 @@
-"""Which adapters can grow, or restart: the plain LoRA of linear layers, each of the same rank."""
+"""
+Adapters that are refused: an initialisation that changes the model, growth of what is no plain LoRA of linear layers,
+each of the same rank, and a restart of it.
+"""
 
 from typing import Any
 
 import torch
 from peft import PeftModel, PeftType
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+
+
+CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq")
+
+
+def check_initialisation(config: Any) -> None:
+    """
+    Refuse an adapter whose initialisation changes the model: no file holds the changed weights, so that a resume, a
+    reference and the saved adapter would belong to different models. Raises `ValueError`: naming the key and the cure.
+    """
+    key, value = "init_lora_weights", getattr(config, "init_lora_weights", None)
+    if getattr(config, "kasa_config", None):
+        key, value = "kasa_config", "…"
+    if key == "kasa_config" or str(value).lower().startswith(CHANGES_THE_MODEL):
+        raise ValueError(
+            f"{key}={value!r} changes the model's own weights, which no checkpoint holds: a resume, the reference and "
+            "the saved adapter would belong to different models. Set init_lora_weights: true (PiSSA is reported to "
+            "collapse in RL with verifiable rewards, arXiv 2512.23165)."
+        )
 
 
 # With these an adapter is not s·BA.

@@ -1,16 +1,24 @@
-"""One run at a time writes to a folder: a lock that ends with its process, however that ends."""
+"""
+A run's folders, looked at by the main process for all: one run at a time writes to them, by a lock that ends with its
+process, however that ends; and an earlier run in them is set aside, so that none of it is lost.
+"""
 
 import errno
 import fcntl
+import itertools
 import json
 import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
+
+from .run_files import METRICS_FILE, WEIGHTS
 
 
 logger = logging.getLogger(__name__)
@@ -26,13 +34,11 @@ class FolderInUseError(ValueError):
 
 class FolderLock:
     """
-    Keeps every other `FolderLock`, in this process or in any other, out of some folders. Readers need none.
+    Keeps every other `FolderLock`, in this process or in any other, out of some folders, which are made if they do not
+    exist. Readers need none.
 
     The lock is the kernel's (`flock` on the file `run.lock`, which also says who holds it), so a killed process leaves
     a file behind and no lock. Forked children do not inherit it: one that outlives its parent holds nothing.
-
-    Args:
-        folders (`str` or `os.PathLike`): Made if they do not exist.
     """
 
     def __init__(self, *folders: str | os.PathLike):
@@ -48,11 +54,8 @@ class FolderLock:
 
     def hold(self) -> None:
         """
-        Take the folders, or count once more.
-
-        Raises:
-            [`FolderInUseError`]: naming the folder and the process that holds it.
-            `OSError`: the folder cannot be written.
+        Take the folders, or count once more. Raises [`FolderInUseError`]: naming the folder and the process that holds
+        it; `OSError`: the folder cannot be written.
         """
         if self._depth == 0:
             try:
@@ -85,10 +88,8 @@ class FolderLock:
 
 def check_free(*folders: str | os.PathLike) -> None:
     """
-    Refuse folders that another process trains into. Takes nothing and makes nothing.
-
-    Raises:
-        [`FolderInUseError`]: naming the folder and the process.
+    Refuse folders that another process trains into. Takes nothing and makes nothing. Raises [`FolderInUseError`]:
+    naming the folder and the process.
     """
     for folder in folders:
         if (who := holder(Path(folder))) is not None:
@@ -142,3 +143,67 @@ def _refusal(folder: str | os.PathLike, who: str) -> str:
         f"output_dir or run_dir {str(folder)!r} is in use: {who}, trains into it. Wait until it has ended, stop it, "
         "or choose another folder."
     )
+
+
+RECORD = (
+    "metrics*.jsonl",
+    "events*.jsonl",
+    "evaluations*.jsonl",
+    "config.yaml",
+    "env.json",
+    "passk.json",
+    "drift.json",
+)
+SAVED = (*WEIGHTS, "checkpoint-*", "abandoned-checkpoint-*", "completions", "trainer_state.json", "prorl_run.json")
+SAVED += ("*.safetensors.index.json", "adapter_config.json", "config.json", "generation_config.json", "README.md")
+SAVED += ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.jinja")
+
+logger = logging.getLogger(__name__)
+
+
+def set_earlier_run_aside(output_dir: Path, run_dir: Path, base: str | None) -> None:
+    """
+    Move what an earlier run has left into `earlier-1` of the same folder, or the next number that is free, and say so.
+    Other files stay. `base`: Hub name or folder of the model of the run that begins. Raises `ValueError`: the model is
+    a part of the earlier run, and would move with it.
+    """
+    record = run_dir / METRICS_FILE
+    begun = record.exists() and record.stat().st_size > 0
+    if not (begun or any(next(output_dir.glob(pattern), None) for pattern in ("checkpoint-*", *WEIGHTS))):
+        return
+    found = {path for pattern in RECORD for path in run_dir.glob(pattern)}
+    found |= {path for pattern in SAVED for path in output_dir.glob(pattern)}
+    if base and Path(base).is_dir() and Path(base).resolve() in {path.resolve() for path in (output_dir, *found)}:
+        raise ValueError(
+            f"output_dir={str(output_dir)!r} holds an earlier run, and the model {base!r} is a part of it. Choose "
+            "another output_dir."
+        )
+    names = (f"earlier-{number}" for number in itertools.count(1))
+    name = next(name for name in names if not ((output_dir / name).exists() or (run_dir / name).exists()))
+    for path in sorted(found):
+        path.with_name(name).mkdir(exist_ok=True)
+        path.rename(path.with_name(name) / path.name)
+    logger.warning(
+        "output_dir=%r held an earlier run, which is now in %s. Remove it if you like, or give each run a folder.",
+        *(str(output_dir), output_dir / name),
+    )
+
+
+def by_main_process(is_main: bool, find: Callable[[], Any]) -> Any:
+    """
+    Call a function in the main process. Its result, or the `ValueError` or `OSError` that it raised, becomes every
+    process's. The result must be picklable.
+    """
+    from accelerate.utils import broadcast_object_list  # a look at a lock need not wait for torch
+
+    found = [None]
+    if is_main:
+        try:
+            found = [find()]
+        except (ValueError, OSError) as error:
+            found = [error]
+    broadcast_object_list(found)
+    if isinstance(found[0], Exception):
+        found[0].said_elsewhere = not is_main  # one line is enough
+        raise found[0]
+    return found[0]

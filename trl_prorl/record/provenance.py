@@ -1,0 +1,184 @@
+"""
+Where a run comes from: `config.yaml`, which starts a run from a recipe again, `env.json`, and the command, without
+secrets; and what evaluates that run.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ..environment import git_commit, hardware, versions
+from .run_files import CONFIG_FILE, ENV_FILE, EVALUATION_KEYS
+from .run_id import RUN_ID
+
+
+if TYPE_CHECKING:
+    import torch
+
+
+def set_keys(config: Any, always: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """
+    The fields of a dataclass instance that differ from their defaults, as plain YAML values. `always`: fields to
+    include whatever their value, unless it is `None`.
+    """
+    keys = {}
+    for field in dataclasses.fields(config):
+        if not field.init:
+            continue
+        default = field.default if field.default is not dataclasses.MISSING else None
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        value = getattr(config, field.name)
+        if (value != default or field.name in always) and (plain := as_plain(value)) is not None:
+            keys[field.name] = plain
+    return keys
+
+
+def field_names(config: Any) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(config))
+
+
+def as_plain(value: Any) -> Any:
+    """A value that YAML can hold, or `None` for objects that a recipe cannot spell."""
+    if isinstance(value, str):
+        return str(getattr(value, "value", value))
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [as_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): as_plain(item) for key, item in value.items()}
+    return None
+
+
+def write_config(run_dir: str | os.PathLike, args: Any, recipe: tuple = ()) -> None:
+    """
+    Write `config.yaml`, a recipe of this run: all keys of our own, and TRL's where they differ from their defaults.
+    Tokens are left out. `recipe`: what the trainer does not see: the task, the model.
+    """
+    from trl import GRPOConfig  # a report need not wait for it
+
+    ours = field_names(args) - field_names(GRPOConfig)
+    keys = set_keys(args, always=ours | {"beta", "temperature", "seed", "max_completion_length"})
+    for part in recipe:
+        keys |= set_keys(part, always=field_names(part))
+    keys = without_secrets(keys)
+    if "steps_per_generation" in keys:
+        keys.pop("generation_batch_size", None)  # TRL derives it, and refuses to be given both
+    path = Path(run_dir) / CONFIG_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(keys, sort_keys=True))
+
+
+def write_env(
+    run_dir: str | os.PathLike,
+    args: Any,
+    model: "torch.nn.Module",
+    packing: str = "off",
+    generation: Mapping[str, Any] | None = None,
+    base: str | None = None,
+    run_id: str | None = None,
+) -> None:
+    """
+    Write `env.json`: versions, git commit, seeds, hardware, the variant, and how the run is computed. `packing`:
+    whether groups are packed, and if not as asked, why; `generation`: how rollouts are sampled; `base`: Hub name or
+    folder of the model that the run began from; `run_id`: also saved beside its weights.
+    """
+    from .base_model import fingerprint, hub_commit, identify  # a report need not wait for the Hub's client
+
+    revision = (getattr(args, "model_init_kwargs", None) or {}).get("revision")
+    env = {
+        RUN_ID: run_id,
+        "variant": args.variant,
+        "base_model": dataclasses.asdict(identify(base)) if base else None,
+        # The same name may come to mean other weights: a folder's content changes, and so does the Hub's commit.
+        "base_weights": fingerprint(base) if base else None,
+        "base_commit": None if not base or Path(base).is_dir() else hub_commit(base, revision),
+        "execution": {
+            "old_logps": args.old_logps_source + (f": {args.why_no_reuse}" if args.why_no_reuse else ""),
+            "ref_compute": args.ref_compute if args.beta != 0.0 else "none",
+            "loss": "trl + added penalty" if args.adds_penalty else "trl",
+            "packing": packing,
+            **(generation or {}),
+        },
+        "seed": args.seed,
+        "data_seed": args.data_seed,
+        "versions": {"python": platform.python_version(), **versions()},
+        "git_commit": git_commit(),
+        "command": command_of(sys.orig_argv),
+        "hardware": hardware(args.device),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+    }
+    Path(run_dir, ENV_FILE).write_text(json.dumps(env, indent=2) + "\n")
+
+
+# Keys and values that a recipe or a command line may hold and a record or a card may not.
+SECRET_KEYS = re.compile(r"(^|_)(hub_token|auth_token|token|password|secret|api_key)$")
+NO_SECRETS = frozenset(["eos_token", "pad_token", "bos_token", "unk_token", "sep_token", "cls_token", "mask_token"])
+SECRET_VALUES = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+
+
+def _is_secret(key: Any) -> bool:
+    return str(key) not in NO_SECRETS and SECRET_KEYS.search(str(key)) is not None
+
+
+def without_secrets(config: Any) -> Any:
+    """A recipe without its tokens and passwords, at any depth."""
+    if isinstance(config, dict):
+        return {key: without_secrets(value) for key, value in config.items() if not _is_secret(key)}
+    if isinstance(config, list):
+        return [without_secrets(value) for value in config]
+    return SECRET_VALUES.sub("[removed]", config) if isinstance(config, str) else config
+
+
+def command_of(words: list[str]) -> str:
+    """The command of a process from its `sys.orig_argv`: without secrets or code, the home folder as `~`."""
+    python, *rest = words
+    if rest and Path(rest[0]).name == "trl-prorl":
+        python, *rest = rest
+    if "-c" in rest:  # code, not options
+        rest = rest[: rest.index("-c") + 1] + ["…"]
+    kept, hidden = [Path(python).name], False
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if hidden and not word.startswith("--"):
+            hidden = False
+        elif name.startswith("--") and _is_secret(name[2:].replace("-", "_")):
+            hidden = not equals
+        else:
+            kept.append(_without_secret(word))
+            hidden = False
+    return shlex.join(kept).replace(str(Path.home()), "~")
+
+
+def _without_secret(word: str) -> str:
+    if "{" in word:  # a mapping, as text
+        key, brace, value = word.partition("{")
+        try:
+            return key + str(without_secrets(yaml.safe_load(brace + value)))
+        except yaml.YAMLError:
+            return "[removed]"
+    return SECRET_VALUES.sub("[removed]", word)
+
+
+def plugin_options(env: dict[str, Any]) -> str:
+    """The `--plugin` options with which a run was started, each with a space before it."""
+    return "".join(f" {found}" for found in re.findall(r"--plugin[ =](?:'[^']*'|\S+)", env.get("command") or ""))
+
+
+def evaluation_of(config: dict[str, Any], env: dict[str, Any], run_dir: Any) -> str:
+    """What evaluates a run: a command, or the function for a script with its own rewards and data."""
+    if all(config.get(key) for key in EVALUATION_KEYS):
+        return f"`trl-prorl passk{plugin_options(env)} --run {shlex.quote(str(run_dir))}`"
+    script = f" (`{env['command']}`)" if env.get("command") else ""
+    return f"`evaluate(trainer, rows, verifier)` of trl_prorl, at the end of the script{script},"
