@@ -6,7 +6,7 @@ from test_packing import batch_of, build, with_adapter
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_prorl.scoring import frozen_head
+from trl_prorl.scoring import head as frozen_head
 from trl_prorl.scoring.head import FrozenHead, add_frozen_head
 from trl_prorl.scoring.packing import packed_logps
 
