@@ -6,7 +6,6 @@ from test_packing import batch_of, build, with_adapter
 from trl.kernels import ChunkedLogProbFunction
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_prorl.scoring import frozen_head
 from trl_prorl.scoring.head import FrozenHead, add_frozen_head
 from trl_prorl.scoring.packing import packed_logps
 
@@ -62,7 +61,7 @@ def test_which_calls_it_scores_and_that_values_stay(monkeypatch, case, groups, c
     before = packed_logps(model, ids, mask, keep, compute_entropy=True)
     add_frozen_head(model.get_base_model(), 0.7)
     made, apply = [], FrozenHead.apply
-    monkeypatch.setattr(frozen_head.FrozenHead, "apply", lambda *given: made.append(1) or apply(*given))
+    monkeypatch.setattr(FrozenHead, "apply", lambda *given: made.append(1) or apply(*given))
     after = packed_logps(model, ids, mask, keep, compute_entropy=True)
     torch.testing.assert_close(after, before, atol=2e-6, rtol=0)
     if case == "unpacked":
