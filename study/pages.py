@@ -13,7 +13,7 @@ from study.differences import ELSE, MANY, MATTERS, SHARES, Difference, compared,
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
 from study.pictures import forest, learning_curves, overview, save, styles
-from study.scores import BASE, CO_PRIMARY, OUTCOMES, Score, finished, of_runs, scores
+from study.scores import BASE, CO_PRIMARY, OUTCOMES, Score, outcomes, scores
 from study.tables import FOLDER, Tables
 from study.training import aggregates, training
 from study.tuned import STILL, TIE, Choice, choices
@@ -88,11 +88,10 @@ def _checks(block: Block, tables: Tables) -> str:
     """Two sentences: what all runs took, and how often the intervals of a block cover."""
     said = f"{len(tables.runs)} runs took {tables.runs['seconds'].sum() / 3600:.1f} core-hours, evaluation included. "
     said += "Tokens/s is wall time beside other jobs: it does not compare arms."
-    pairs = [pair for *pair, hypothesis in compared(block) if hypothesis != ELSE]
-    places = [(pair, family) for pair in pairs for family in block.families]
-    runs = [[of_runs(tables, finished(block, tables, family, arm)) for arm in pair] for pair, family in places]
-    less = [np.array([one[pair] - other[pair] for pair in sorted(one.keys() & other.keys())]) for one, other in runs]
-    if found := [coverage(values) for values in less if len(values) > 1]:
+    values = outcomes(block, tables)
+    arms = [pair for *pair, hypothesis in compared(block) if hypothesis != ELSE]
+    both = [values[family][pair].dropna() for pair in arms for family in block.families]
+    if found := [coverage(np.stack(one.iloc[:, 0] - one.iloc[:, 1])) for one in both if len(one) > 1]:
         ends = [f"{min(each):.1%} to {max(each):.1%}" for each in zip(*found, strict=True)]
         said += f" In simulated studies with the variances of {block.name}'s registered differences, the registered "
         said += f"95 % intervals cover the truth {ends[0]} of the time, those of the bases alone {ends[1]}."

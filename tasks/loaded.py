@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
-from .base import SPLITS, VALIDATION_BUCKET, build_dataset, check_request, content_bucket, content_split, stable_hash
+from .base import (
+    SPLITS,
+    VALIDATION_BUCKET,
+    Task,
+    build_dataset,
+    check_request,
+    content_bucket,
+    content_split,
+    stable_hash,
+)
 
 
 FILES = {"train": "train.jsonl", "test": "test.jsonl"}
@@ -146,27 +155,35 @@ def split_training_file(name: str, train: Mapping[str, Problem], test: Mapping[s
     return splits
 
 
-def loaded_rows(
-    name: str, path: str | Path, splits: Mapping[str, Sequence[Problem]], split: str, n: int | None, seed: int
-) -> Dataset:
-    """
-    Rows of one split in the order that the seed gives, whatever the order of the file; `n=None` means all rows.
+class LoadedTask(Task):
+    """A task whose questions come from a file, or that generates them if it has no `path`."""
 
-    Raises:
-        `ValueError`: if an argument is wrong or there are fewer than `n`.
-    """
-    check_request(split, n, seed)
-    problems = splits[split]
-    if not problems or (n is not None and n > len(problems)):
-        raise ValueError(
-            f"n={n}: {name} has {len(problems)} {split} questions in path={str(path)!r}; ask for fewer rows or give a "
-            "larger file"
-        )
-    shuffled = sorted(problems, key=lambda problem: stable_hash(name, split, seed, problem.question))[:n]
-    return build_dataset(
-        name,
-        1,
-        [problem.prompt for problem in shuffled],
-        [problem.answer for problem in shuffled],
-        [problem.columns for problem in shuffled],
-    )
+    path: str | None = None
+    _problems: Mapping[str, Sequence[Problem]] | None = None
+
+    def load(self, path: str | None, parse: Callable[[dict, str], Problem]) -> None:
+        """Read the questions of a file or folder with [`load_problems`], unless the path is `None`."""
+        self.path = path
+        self._problems = None if path is None else load_problems(self.name, path, parse)
+
+    def problems(self) -> Mapping[str, Sequence[Problem]] | None:
+        """The questions by split; `None` if they are generated."""
+        return self._problems
+
+    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+        """
+        See [`Task.rows`]; in the order that the seed gives, whatever the order of the file. Only questions from a file
+        accept `n=None`.
+        """
+        if (splits := self.problems()) is None:
+            return super().rows(split, n, seed)
+        check_request(split, n, seed)
+        problems = splits[split]
+        if not problems or (n is not None and n > len(problems)):
+            raise ValueError(
+                f"n={n}: {self.name} has {len(problems)} {split} questions in path={str(self.path)!r}; ask for fewer "
+                "rows or give a larger file"
+            )
+        shuffled = sorted(problems, key=lambda problem: stable_hash(self.name, split, seed, problem.question))[:n]
+        prompts, answers, columns = ([getattr(one, of) for one in shuffled] for of in ("prompt", "answer", "columns"))
+        return build_dataset(self.name, 1, prompts, answers, columns)
