@@ -6,6 +6,7 @@ one update are the state in the inputs of the next. [`Rollout`] is the data from
 docs/interchange.md has a table of each.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
@@ -292,8 +293,8 @@ def grown_shape(name: str, parameter: torch.Tensor, growth: Mapping[str, int] | 
 
 def check_state(data: UpdateInputs | UpdateOutputs) -> None:
     """Every parameter is named once, its moments have its shape, and its t has the shape `(1,)`."""
-    for name in data.names:
-        if data.names.count(name) > 1:
+    for name, count in Counter(data.names).items():
+        if count > 1:
             raise InputError(f"{data.schema}: names lists {name} twice.")
         parameter = data.parameters[name]
         for kind, shape in (("exp_avg", parameter.shape), ("exp_avg_sq", parameter.shape), ("steps", [1])):
