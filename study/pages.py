@@ -118,9 +118,9 @@ def _environment() -> Environment:
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     made.filters |= {"estimate": _estimate, "signed": lambda of: _estimate(of, "+"), "number": _number, "p": _p_value}
-    made.filters |= {"percent": _percent, "span": _span, "cell": _cell}
+    made.filters |= {"percent": _percent, "span": _span, "cell": _cell, "short": "{:g}".format}
     made.globals |= {
-        **{"matters": MATTERS, "many": MANY, "co_primary": CO_PRIMARY, "outcomes": OUTCOMES, "shares": SHARES},
+        **{"matters": MATTERS, "many": MANY, "co_primary": CO_PRIMARY, "outcomes": list(OUTCOMES), "shares": SHARES},
         "less_base": [f"{name} less base" for name in OUTCOMES],
         "at_least": [f"≥ {share:.0%}" for share in SHARES],
         "ways": TRAINING,
