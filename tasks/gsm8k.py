@@ -6,11 +6,11 @@ from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 
 from .base import Task
 from .final_answer import MAX_LENGTH, NOT_A_UNIT, TAG
-from .loaded import FILES, LoadedTask, Problem, by_question, load_problems, need, split_training_file
+from .loaded import FILES, Problem, by_question, load_problems, loaded_rows, need, split_training_file
 from .math_equality import equal_number
 
 
@@ -173,7 +173,7 @@ class MarkedNumber(Task):
         return bool(marked_answers(completion))
 
 
-class GSM8K(MarkedNumber, LoadedTask):
+class GSM8K(MarkedNumber):
     """
     Grade-school math word problems that end in a number ([Cobbe et al., 2021](https://arxiv.org/abs/2110.14168)).
 
@@ -196,8 +196,8 @@ class GSM8K(MarkedNumber, LoadedTask):
     def __init__(self, path: str = "openai/gsm8k"):
         self.path = check_path(path)
 
-    def problems(self) -> dict[str, list[Problem]]:
-        return load_from(self.path)
+    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
+        return loaded_rows(self.name, self.path, load_from(self.path), split, n, seed)
 
     def gold(self, row: Mapping) -> str:
         return f"#### {row['answer']}"
