@@ -193,7 +193,7 @@ def put(*path, value):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (put("version", value=True), "version True"),
+        (put("version", value=True), "version is True"),
         (put("form", value="torch"), "form is 'torch'; plain is needed"),
         (put("values", value=[]), "values is a list; an object is needed"),
         (put("values", "names", value=None), "names is None"),
