@@ -31,12 +31,11 @@ INTERVALS = "Bars: 95 % intervals. Filled: registered; hollow: exploratory."
 
 def styles(block: Block, tables: Tables) -> dict[str, dict]:
     """Colour by variant, dashes by place within the colour; of every arm that has a run."""
-    runs, found = finished(block, tables), {}
+    runs, variants, found = finished(block, tables), tables.runs["variant"].groupby(level="arm").first(), {}
     for arm in block.arms:
-        keys = runs.xs(arm, axis=1, level=1).stack()
-        if keys.empty:
+        if runs.xs(arm, axis=1, level=1).isna().all(axis=None):
             continue
-        variant = VARIANTS.get(tables.runs.loc[keys.iloc[0], "variant"])
+        variant = VARIANTS.get(variants[arm])
         colour = variant.colour if variant else OTHER_COLOUR
         place = sum(style["color"] == colour for style in found.values())
         width = 1.6 - 0.5 * (place // len(LINE_STYLES))
