@@ -1,14 +1,16 @@
 """Differences between arms, the hypotheses that they test, Holm's correction, and how much of a score B keeps."""
 
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import reduce
+from itertools import permutations, product
 
 import numpy as np
+import pandas as pd
 
 from eval.analysis.statistics import Estimate, holm
 from study.hierarchical import RESAMPLES, Contrast, heterogeneity, mean_over, resample
 from study.matrix import Block
-from study.scores import BASE, CO_PRIMARY, finished, of_bases, of_runs
+from study.scores import BASE, CO_PRIMARY, outcomes
 from study.tables import Tables
 
 
@@ -100,14 +102,13 @@ def differences(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
     pass@k, or greedy decoding, of every arm against the references of its block, in each family, with p-values after
     Holm. The hypotheses are about pass@1; with any other k all is exploratory.
     """
-    found = []
+    found, values = [], outcomes(block, tables, k)
     for arm, reference, hypothesis in compared(block):
         for family in block.families:
-            runs = {name: finished(block, tables, family, name) for name in (arm, reference)}
-            if not runs[arm].keys() & runs[reference].keys():
-                continue
-            values = {name: of_runs(tables, keys, k) for name, keys in runs.items()}
-            found.append(_difference(block, family, arm, reference, hypothesis if k == 1 else ELSE, [values]))
+            both = values[family][[arm, reference]].dropna()
+            if len(both):
+                of = hypothesis if k == 1 else ELSE
+                found.append(_difference(block, family, arm, reference, of, [both.to_dict()]))
     return _with_holm(found)
 
 
@@ -140,25 +141,17 @@ def over_families(block: Block, tables: Tables, k: int = 1) -> list[Difference]:
     family with fewer pairs than the others is left out until it has theirs. The pairs are the units, because families
     share seeds ([`~study.hierarchical.mean_over`]). The p-values are not adjusted.
     """
-    found = []
+    found, values = [], outcomes(block, tables, k)
     for arm, reference, _ in compared(block):
-        runs = {
-            family: {name: finished(block, tables, family, name) for name in (arm, reference)}
-            for family in block.families
-        }
-        pairs = {family: of[arm].keys() & of[reference].keys() for family, of in runs.items()}
-        most = max(map(len, pairs.values()))
-        families = [family for family in block.families if len(pairs[family]) == most]
-        common = set.intersection(*(set(pairs[family]) for family in families))
-        if len(families) < 2 or len(common) < 2:
+        every = [values[family][[arm, reference]].dropna() for family in block.families]
+        most = [both for both in every if len(both) == max(map(len, every))]
+        pairs = reduce(pd.Index.intersection, (both.index for both in most))
+        if len(most) < 2 or len(pairs) < 2:
             continue
-        values = [
-            {name: of_runs(tables, {pair: keys[pair] for pair in common}, k) for name, keys in runs[family].items()}
-            for family in families
-        ]
-        by_base = [resample(one, 1).by_base for one in values]
+        alike = [both.loc[pairs].to_dict() for both in most]
+        by_base = [resample(one, 1).by_base for one in alike]
         apart = heterogeneity(np.array([one[arm] - one[reference] for one in by_base]))
-        mean = _difference(block, f"mean of {len(families)}", arm, reference, ELSE, values)
+        mean = _difference(block, f"mean of {len(most)}", arm, reference, ELSE, alike)
         found.append(replace(mean, families_differ=apart))
     return found
 
@@ -185,16 +178,14 @@ class Share:
 def shares(block: Block, tables: Tables) -> list[Share]:
     """B's part of the score of every arm with a moving reference, and of its gain over base; families in which both
     have runs."""
-    found = []
-    for family in block.families:
-        runs = {arm: keys for arm in block.arms if (keys := finished(block, tables, family, arm))}
-        variant = {arm: tables.runs.loc[next(iter(keys.values())), "variant"] for arm, keys in runs.items()}
-        for b, other in product(runs, runs):
-            if variant[b] != "B" or variant[other] not in ("A", "C") or not runs[b].keys() & runs[other].keys():
-                continue
-            values = {arm: of_runs(tables, runs[arm]) for arm in (b, other)}
-            resampled = resample({**values, BASE: of_bases(tables, runs[b])})
-            for of, base in (("score", {}), ("gain over base", {BASE: -1})):
-                ratio = resampled.ratio({b: 1, **base}, {other: 1, **base})
-                found.append(Share(block.name, family, b, other, of, ratio, resampled.pairs))
+    found, values = [], outcomes(block, tables)
+    variant = tables.runs["variant"].groupby(level="arm").first()
+    for family, (b, other) in product(block.families, permutations(block.arms, 2)):
+        alike = values[family][[b, other, BASE]].dropna()
+        if alike.empty or variant[b] != "B" or variant[other] not in ("A", "C"):
+            continue
+        resampled = resample(alike.to_dict())
+        for of, base in (("score", {}), ("gain over base", {BASE: -1})):
+            ratio = resampled.ratio({b: 1, **base}, {other: 1, **base})
+            found.append(Share(block.name, family, b, other, of, ratio, resampled.pairs))
     return found

@@ -29,7 +29,6 @@ from trl_prorl.errors import RunError
 
 CHECKPOINTS = "checkpoint-*"
 KS = ("1", "8")
-MODELS = ("trained", "base")
 
 
 def stopped_at_nonfinite(run: Run) -> bool:
@@ -73,8 +72,13 @@ def curve_rows(run: Run) -> list[dict]:
     return rows.rename_axis("step").reset_index().to_dict("records")
 
 
+def outcomes(passk: dict, of: str) -> tuple[dict[str, float], list[dict]]:
+    """Of the trained policy or of the base: its scores, and a row for each held-out prompt, by place in the split."""
+    scores = {f"pass@{k}": passk[of][f"pass@{k}"] for k in KS} | {"greedy": passk["greedy"][of]["accuracy"]}
+    return scores, prompt_rows(passk["n"], passk[of]["correct"], passk["greedy"][of]["correct"])
+
+
 def prompt_rows(n: int, correct: list[int], greedy: list[int]) -> list[dict]:
-    """A row for each held-out prompt, by its place in the split."""
     pairs = enumerate(zip(correct, greedy, strict=True))
     return [{"prompt": place, "n": n, "correct": right, "greedy": first} for place, (right, first) in pairs]
 
@@ -123,25 +127,19 @@ def rows_of(folder: Path, plan: dict, proxy: float | None = None) -> dict:
     rows = {"run": row, "curve": curve_rows(run)}
     if stopped:
         rows["prompts"] = prompt_rows(plan["samples"], [0] * plan["prompts"], [0] * plan["prompts"])
-    else:
-        greedy, point, trained, base = run.passk["greedy"], run.drift["points"][-1], *_scores(run.passk)
-        row |= {**trained, "gold": trained["pass@1"], "proxy": proxy, "greedy": greedy["trained"]["accuracy"]}
-        row |= {"drift": point["kl_to_base"], "drift_tokens": point["mean_tokens"]}
-        rows["base"] = {
-            **{"base_hash": base_hash, **asked},
-            "prompts_hash": hashlib.sha256(json.dumps(run.passk["prompt_ids"]).encode()).hexdigest()[:12],
-            **{f"base_{name}": value for name, value in base.items()},
-            **{"base_greedy": greedy["base"]["accuracy"], "commit": run.env["git_commit"]},
-        }
-        rows["prompts"], rows["base_prompts"] = (
-            prompt_rows(run.passk["n"], run.passk[of]["correct"], greedy[of]["correct"]) for of in MODELS
-        )
-        rows["points"] = point_rows(run, key.steps) if plan["others"] else []
+        return rows
+    trained, rows["prompts"] = outcomes(run.passk, "trained")
+    base, rows["base_prompts"] = outcomes(run.passk, "base")
+    end = run.drift["points"][-1]
+    row |= {**trained, "gold": trained["pass@1"], "proxy": proxy}
+    row |= {"drift": end["kl_to_base"], "drift_tokens": end["mean_tokens"]}
+    rows["base"] = {
+        **{"base_hash": base_hash, **asked, "commit": run.env["git_commit"]},
+        "prompts_hash": hashlib.sha256(json.dumps(run.passk["prompt_ids"]).encode()).hexdigest()[:12],
+        **{f"base_{name}": value for name, value in base.items()},
+    }
+    rows["points"] = point_rows(run, key.steps) if plan["others"] else []
     return rows
-
-
-def _scores(passk: dict) -> tuple[dict, dict]:
-    return tuple({f"pass@{k}": passk[of][f"pass@{k}"] for k in KS} for of in MODELS)
 
 
 def main() -> int:

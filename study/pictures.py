@@ -1,6 +1,7 @@
 """Pictures of the study, from the tables alone: learning curves, differences with their intervals, and an overview."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,6 @@ from eval.analysis.smoothing import SMOOTHING_STEPS as SPAN
 from eval.pages.curves import DPI, LINE_STYLES, OTHER_COLOUR
 from study.cost import COST_BASE, COSTS, relative
 from study.differences import Difference
-from study.hierarchical import Pair
 from study.matrix import Block, Matrix, RunKey
 from study.scores import Score, finished
 from study.tables import Tables
@@ -31,13 +31,13 @@ INTERVALS = "Bars: 95 % intervals. Filled: registered; hollow: exploratory."
 
 def styles(block: Block, tables: Tables) -> dict[str, dict]:
     """Colour by variant, dashes by place within the colour; of every arm that has a run."""
-    keys = [run.key for run in reversed(block.runs) if run.key in tables.runs.index]
-    variants = {key.arm: tables.runs.loc[key, "variant"] for key in keys}
-    seen: dict[str, int] = {}
-    found = {}
-    for arm in (arm for arm in block.arms if arm in variants):
-        colour = VARIANTS[variants[arm]].colour if variants[arm] in VARIANTS else OTHER_COLOUR
-        place = seen[colour] = seen.get(colour, -1) + 1
+    runs, variants, found = finished(block, tables), tables.runs["variant"].groupby(level="arm").first(), {}
+    for arm in block.arms:
+        if runs.xs(arm, axis=1, level=1).isna().all(axis=None):
+            continue
+        variant = VARIANTS.get(variants[arm])
+        colour = variant.colour if variant else OTHER_COLOUR
+        place = sum(style["color"] == colour for style in found.values())
         width = 1.6 - 0.5 * (place // len(LINE_STYLES))
         found[arm] = {"color": colour, "linestyle": LINE_STYLES[place % len(LINE_STYLES)], "linewidth": width}
     return found
@@ -54,9 +54,10 @@ def reward(tables: Tables, key: RunKey, span: int) -> pd.Series:
     return values.reindex(range(1, key.steps + 1), fill_value=0.0) if len(values) < key.steps else values
 
 
-def rewards_less(tables: Tables, runs: dict[Pair, RunKey], base: dict[Pair, RunKey], span: int) -> list[pd.Series]:
-    """The reward of each run less that of the run of the same pair."""
-    return [reward(tables, key, span) - reward(tables, base[pair], span) for pair, key in runs.items() if pair in base]
+def rewards_less(tables: Tables, runs: pd.DataFrame, arm: str, reference: str, span: int) -> list[pd.Series]:
+    """The reward of each run of an arm less that of the reference's run of the same pair, in one family."""
+    both = runs[[arm, reference]].dropna().itertuples(index=False)
+    return [reward(tables, key, span) - reward(tables, other, span) for key, other in both]
 
 
 def mean_with_band(series: list[pd.Series]) -> pd.DataFrame:
@@ -72,35 +73,34 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
     The reward of every arm, and below it the reward less that of the block's first reference in the same pair; a
     column for each family. `None` without runs.
     """
-    look = styles(block, tables)
-    runs = {name: {arm: finished(block, tables, name, arm) for arm in look} for name in block.families}
-    runs = {name: of_arms for name, of_arms in runs.items() if any(of_arms.values())}
-    if not runs:
+    look, runs = styles(block, tables), finished(block, tables)
+    families = [family for family in block.families if runs[family].notna().any(axis=None)]
+    if not families:
         return None
     span, bands = span_of(max(run.key.steps for run in block.runs)), len(look) <= BANDS
     reference = block.references[0] if block.references else None
     rows = 2 if reference in look and len(look) > 1 else 1
-    figure = Figure(figsize=(max(7, 5 * len(runs)), 3.6 * rows), layout="constrained")
-    axes = figure.subplots(rows, len(runs), squeeze=False, sharex="col", sharey="row")
-    for column, (family, of_arms) in enumerate(runs.items()):
+    figure = Figure(figsize=(max(7, 5 * len(families)), 3.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, len(families), squeeze=False, sharex="col", sharey="row")
+    axes[0, 0].set_ylabel(f"training reward, mean of {span} steps")
+    for column, family in enumerate(families):
         for arm, style in look.items():
-            _draw(axes[0, column], [reward(tables, key, span) for key in of_arms[arm].values()], arm, style, bands)
+            rewards = [reward(tables, key, span) for key in runs[family][arm].dropna()]
+            _draw(axes[0, column], rewards, arm, style, bands)
             if rows == 2 and arm != reference:
-                less = rewards_less(tables, of_arms[arm], of_arms[reference], span)
+                less = rewards_less(tables, runs[family], arm, reference, span)
                 _draw(axes[1, column], less, arm, style, bands)
-        pairs = {len(keys) for keys in of_arms.values()} - {0}
+        pairs = set(runs[family].notna().sum()) - {0}
         count = "–".join(str(number) for number in sorted({min(pairs), max(pairs)}))
         axes[0, column].set_title(f"{family} ({count} pair{'s' * (max(pairs) > 1)})")
         axes[-1, column].set_xlabel("optimizer step")
         if rows == 2:
             axes[1, column].axhline(0, **GREY)
-    axes[0, 0].set_ylabel(f"training reward, mean of {span} steps")
-    if rows == 2:
-        axes[1, 0].set_ylabel(f"less {reference} in the same pair")
+            axes[1, 0].set_ylabel(f"less {reference} in the same pair")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", fontsize=8)
-    shown = bands and any(len(keys) > 1 for of_arms in runs.values() for keys in of_arms.values())
-    return _noted(figure, "Bands: 95 % t-intervals over pairs." if shown else "Means over pairs.")
+    several = bands and (runs.notna().sum() > 1).any()
+    return _noted(figure, "Bands: 95 % t-intervals over pairs." if several else "Means over pairs.")
 
 
 def _draw(axes: Axes, series: list[pd.Series], label: str, style: dict, bands: bool) -> None:
@@ -136,20 +136,25 @@ def forest(block: Block, found: list[Difference], look: dict[str, dict]) -> Figu
     size = (2.5 + 3.2 * len(families), len(references) * (1.0 + 0.26 * len(arms)))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(references), len(families), squeeze=False, sharex=True, sharey=True)
-    for row, reference in enumerate(references):
-        for column, family in enumerate(families):
-            panel = axes[row, column]
-            panel.axvline(0, **GREY)
-            for one in found:
-                if (one.reference, one.family) == (reference, family):
-                    point(panel, len(arms) - arms.index(one.arm), one, look[one.arm]["color"], linewidth=1.4)
-            panel.set_title(f"{family}: pass@1 less {reference}", fontsize=9)
-            panel.tick_params(labelsize=8)
-    axes[0, 0].set_yticks([len(arms) - place for place in range(len(arms))], arms)
+    for panel, (reference, family) in zip(axes.flat, product(references, families), strict=True):
+        shown = [one for one in found if (one.reference, one.family) == (reference, family)]
+        _rows(panel, shown, arms, [family], look, linewidth=1.4)
+        panel.set_title(f"{family}: pass@1 less {reference}", fontsize=9)
+        panel.tick_params(labelsize=8)
     axes[0, 0].set_ylim(0.3, len(arms) + 0.7)
     for panel in axes[-1]:
         panel.set_xlabel("difference of pass@1, paired", fontsize=8)
     return _noted(figure, INTERVALS)
+
+
+def _rows(axes: Axes, found: list[Difference], arms: list[str], families: list[str], look: dict, **line) -> None:
+    """Differences, a row for each arm, the families beside one another within it."""
+    axes.axvline(0, **GREY)
+    for one in found:
+        number = families.index(one.family)
+        place = len(arms) - arms.index(one.arm) + SHIFT * ((len(families) - 1) / 2 - number)
+        point(axes, place, one, look[one.arm]["color"], MARKS[number % len(MARKS)], **line)
+    axes.set_yticks([len(arms) - place for place in range(len(arms))], arms)
 
 
 def _noted(figure: Figure, said: str) -> Figure:
@@ -207,12 +212,7 @@ def _empty(axes: Axes, says: str) -> None:
 def _performance(axes: Axes, block: Block, shown: list[Difference], look: dict[str, dict]) -> None:
     arms = [arm for arm in block.arms if any(one.arm == arm for one in shown)]
     families = [name for name in block.families if any(one.family == name for one in shown)]
-    axes.axvline(0, **GREY)
-    for one in shown:
-        number = families.index(one.family)
-        place = len(arms) - arms.index(one.arm) + SHIFT * ((len(families) - 1) / 2 - number)
-        point(axes, place, one, look[one.arm]["color"], MARKS[number % len(MARKS)], linewidth=1.2)
-    axes.set_yticks([len(arms) - place for place in range(len(arms))], arms)
+    _rows(axes, shown, arms, families, look, linewidth=1.2)
     for number, family in enumerate(families):
         label = _pairs(family, max(one.pairs for one in shown if one.family == family))
         axes.plot([], [], MARKS[number % len(MARKS)], color="#555555", label=label)
@@ -231,9 +231,9 @@ def longest(matrix: Matrix, tables: Tables, main: Block) -> dict[str, Block]:
     best: dict[str, tuple[int, int, Block]] = {}
     for block in (one for one in matrix.blocks if one.references and steps[one.name] > steps[main.name]):
         for family in block.families:
-            runs = {arm: set(finished(block, tables, family, arm)) for arm in block.arms}
-            base = runs.pop(block.references[0], set())
-            pairs = max((len(base & other) for other in runs.values()), default=0)
+            there = finished(block, tables)[family].notna()
+            others = there.drop(columns=block.references[0])
+            pairs = others.mul(there[block.references[0]], axis=0).sum().max() if len(others.columns) else 0
             if pairs and (family not in best or (steps[block.name], pairs) > best[family][:2]):
                 best[family] = (steps[block.name], pairs, block)
     most = max((found[0] for found in best.values()), default=0)
@@ -246,12 +246,12 @@ def _length(panels: list[Axes], shown: dict[str, Block], tables: Tables, differe
         _empty(panels[0], "no longer run yet")
     for number, (axes, (family, block)) in enumerate(zip(panels, shown.items(), strict=bool(shown))):
         reference, look = block.references[0], styles(block, tables)
-        base, steps = finished(block, tables, family, reference), max(run.key.steps for run in block.runs)
+        runs, steps = finished(block, tables)[family], max(run.key.steps for run in block.runs)
         span, pairs = max(1, steps // SPANS), 0
         axes.axhline(0, **GREY)
         for place, (arm, style) in enumerate(look.items()):
-            less = rewards_less(tables, finished(block, tables, family, arm), base, span)
-            if arm == reference or not less:
+            less = rewards_less(tables, runs, arm, reference, span) if arm != reference else []
+            if not less:
                 continue
             pairs = max(pairs, len(less))
             curve = mean_with_band(less)["mean"].loc[span:]

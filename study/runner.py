@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 
 from study.frozen import base_hash, commit_tables, frozen_commit, git, worktree
 from study.matrix import MATRIX, MODEL, Matrix, Run, RunKey
@@ -43,6 +43,7 @@ ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 _prctl = getattr(ctypes.CDLL(None), "prctl", None)
 PR_SET_PDEATHSIG = 1
+say = partial(print, flush=True)
 
 
 @dataclass(frozen=True)
@@ -187,22 +188,11 @@ def start(command: list[str], code: Path, log: Path) -> subprocess.Popen:
         )  # fmt: skip
 
 
-def end(process: subprocess.Popen) -> None:
-    """Stop a process, if it runs."""
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 class Runner:
     """The runs of a selection of a checkout's whole matrix, a few at a time, each into the tables as it ends."""
 
-    def __init__(self, root: Path, whole: Matrix, matrix: Matrix, options: Options, console: Console | None = None):
+    def __init__(self, root: Path, whole: Matrix, matrix: Matrix, options: Options):
         self.root, self.whole, self.matrix, self.options = root, whole, matrix, options
-        self.console = console or Console()
         self.tables = Tables()
         self.failed: dict[RunKey, str] = {}
         self._uncommitted: list[str] = []
@@ -224,11 +214,11 @@ class Runner:
             place = self.root / PLACE / commit[:12]
             code = worktree(self.root, commit, place / "code")
             lacking = check_bases(self.tables, missing, code)
-            self._say(f"study: {progress(self.matrix, self.tables, self.options.jobs)}; code of {commit[:12]}")
+            say(f"study: {progress(self.matrix, self.tables, self.options.jobs)}; code of {commit[:12]}")
             if lacking:
-                self._say(f"runs wait for bases that this code does not have: {', '.join(sorted(lacking))}")
+                say(f"runs wait for bases that this code does not have: {', '.join(sorted(lacking))}")
             if missing and git(self.root, "status", "--porcelain", "--", str(MATRIX.parent)):
-                self._say(f"{MATRIX.parent} has changes that are not committed, and the runs are made by them.")
+                say(f"{MATRIX.parent} has changes that are not committed, and the runs are made by them.")
             tried: set[RunKey] = set()
             try:
                 while ready := [run for run in missing if not run.waits and run.recipe[MODEL] not in lacking]:
@@ -240,7 +230,7 @@ class Runner:
             if waiting := [run for run in missing if run.waits]:
                 of = ", ".join(sorted({run.key.family for run in waiting}))
                 why = "wait for values that are chosen on validation: select the tuning blocks too."
-                self._say(f"{len(waiting)} runs ({of}) {why}")
+                say(f"{len(waiting)} runs ({of}) {why}")
         if self.failed:
             lines = "; ".join(f"{key}: {line}" for key, line in list(self.failed.items())[:3])
             raise RunError(f"{len(self.failed)} runs failed. {lines}. The same command tries them again")
@@ -249,9 +239,6 @@ class Runner:
         """With the values that have been chosen by now."""
         self.matrix = with_choices(self.matrix, self.whole, self.tables)
         return [run for run in self.matrix.runs if run.key not in self.tables.runs.index]
-
-    def _say(self, line: str) -> None:
-        self.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _train(self, waiting: list[Run], place: Path, code: Path) -> None:
         """Make all of these runs, and add each to the tables as it ends."""
@@ -275,14 +262,13 @@ class Runner:
                         del running[run]
                         in_a_row += 1
                         self.failed[run.key] = str(error)
-                        self._say(f"{run.key}: failed: {error}")
+                        say(f"{run.key}: failed: {error}")
                 time.sleep(LOOK_EVERY if running else 0)
         finally:
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end is short
             for _, process in running.values():
                 if process is not None:
-                    end(process)
-            signal.signal(signal.SIGINT, before)
+                    process.kill()
+                    process.wait()
         why = f"stopped at numbers that are not finite, and no run has a row for its base in {BASES}: run another arm"
         self.failed |= {run.key: why for run in homeless}
 
@@ -297,7 +283,7 @@ class Runner:
                 continue
             collapsed = ", collapsed" if rows["run"]["collapsed"] else ""
             self._uncommitted.append(f"{run.key}: pass@1 {rows['run']['pass@1']:.3f}{collapsed}")
-            self._say(f"{self._uncommitted[-1]}; {progress(self.matrix, self.tables, self.options.jobs)}")
+            say(f"{self._uncommitted[-1]}; {progress(self.matrix, self.tables, self.options.jobs)}")
         write_tables(self.root, self.tables)
         self._commit()
         return left
@@ -312,5 +298,5 @@ class Runner:
             commit_tables(self.root, message)
             self._uncommitted = []
         except RunError as error:  # a merge in the checkout, say; the rows are on disk
-            self._say(f"not committed yet: {error}")
+            say(f"not committed yet: {error}")
         self._committed_at = time.monotonic()

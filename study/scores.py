@@ -8,7 +8,7 @@ import pandas as pd
 
 from eval.analysis.smoothing import end_by_best
 from eval.analysis.statistics import Estimate, pass_at_k_per_prompt
-from study.hierarchical import Pair, resample
+from study.hierarchical import resample
 from study.matrix import Block, RunKey
 from study.tables import Tables
 
@@ -27,20 +27,26 @@ def per_prompt(tables: Tables, key: RunKey, k: int = 1) -> np.ndarray:
     return pass_at_k_per_prompt(rows["correct"].tolist(), int(rows["n"].iloc[0]), k)
 
 
-def finished(block: Block, tables: Tables, family: str, arm: str) -> dict[Pair, RunKey]:
-    """The runs of an arm that are in the tables, by base seed and training seed."""
-    keys = (run.key for run in block.runs if (run.key.family, run.key.arm) == (family, arm))
-    return {(key.base_seed, key.seed): key for key in keys if key in tables.runs.index}
+def finished(block: Block, tables: Tables) -> pd.DataFrame:
+    """
+    The keys of a block's runs that are in the tables: a row for each pair of base seed and training seed, a column for
+    each family and arm; NaN where there is none.
+    """
+    found: dict[tuple, dict] = {}
+    for key in (run.key for run in block.runs if run.key in tables.runs.index):
+        found.setdefault((key.family, key.arm), {})[key.base_seed, key.seed] = key
+    columns = pd.MultiIndex.from_product([block.families, block.arms])
+    return pd.DataFrame({name: pd.Series(keys, dtype=object) for name, keys in found.items()}).reindex(columns=columns)
 
 
-def of_runs(tables: Tables, runs: dict[Pair, RunKey], k: int = 1) -> dict[Pair, np.ndarray]:
-    """pass@k of each held-out prompt of the runs of an arm, by pair; each of shape (P,)."""
-    return {pair: per_prompt(tables, key, k) for pair, key in runs.items()}
-
-
-def of_bases(tables: Tables, runs: dict[Pair, RunKey], k: int = 1) -> dict[Pair, np.ndarray]:
-    """pass@k of each held-out prompt of the bases of these runs, by pair; each of shape (P,)."""
-    return of_runs(tables, {pair: key.base for pair, key in runs.items()}, k)
+def outcomes(block: Block, tables: Tables, k: int = 1) -> pd.DataFrame:
+    """pass@k of each held-out prompt, shape (P,), in the places of `finished`, and of the bases in the arm `base`."""
+    runs = finished(block, tables)
+    found = runs.map(lambda key: per_prompt(tables, key, k), na_action="ignore")
+    for family in block.families:
+        bases = runs[family].bfill(axis=1).iloc[:, 0]
+        found[family, BASE] = bases.map(lambda key: per_prompt(tables, key.base, k), na_action="ignore")
+    return found
 
 
 @dataclass(frozen=True)
@@ -80,31 +86,32 @@ class Score:
 
 def scores(block: Block, tables: Tables) -> list[Score]:
     """Of every family and arm that has a run."""
-    places = ((family, arm) for family in block.families for arm in block.arms)
-    found = ((family, arm, finished(block, tables, family, arm)) for family, arm in places)
-    return [_score(block, tables, family, arm, runs) for family, arm, runs in found if runs]
+    keys = finished(block, tables)
+    values = {name: outcomes(block, tables, k) for name, k in OUTCOMES.items()}
+    return [
+        _score(block.name, family, arm, keys[family, arm].dropna(), values, tables)
+        for family, arm in keys.columns
+        if keys[family, arm].notna().any()
+    ]
 
 
-def _score(block: Block, tables: Tables, family: str, arm: str, runs: dict[Pair, RunKey]) -> Score:
-    resampled = {
-        name: resample({arm: of_runs(tables, runs, k), BASE: of_bases(tables, runs, k)})
-        for name, k in OUTCOMES.items()
-    }
+def _score(block: str, family: str, arm: str, keys: pd.Series, values: dict, tables: Tables) -> Score:
+    resampled = {name: resample(of[family][[arm, BASE]].dropna().to_dict()) for name, of in values.items()}
 
     def estimates(weights: dict[str, int]) -> dict[str, Estimate]:
         return {name: one.contrast(weights).estimate for name, one in resampled.items()}
 
-    rows = tables.runs.loc[list(runs.values())]
+    rows = tables.runs.loc[list(keys)]
     return Score(
-        *(block.name, family, arm),
+        *(block, family, arm),
         *map(estimates, ({arm: 1}, {BASE: 1}, {arm: 1, BASE: -1})),
-        kept=[reward_kept(tables, key) for key in runs.values()],
+        kept=[reward_kept(tables, key) for key in keys],
         drift=float(rows["drift"].mean()),
         collapsed=int(rows["collapsed"].sum()),
         pairs=len(rows),
         ref_calls=float(rows["ref_forward_calls"].mean()),
         resets=rows["resets"].tolist(),
-        apart=[later - step for key in runs.values() for step, later in pairwise(reset_steps(tables, key))],
+        apart=[later - step for key in keys for step, later in pairwise(reset_steps(tables, key))],
     )
 
 

@@ -19,10 +19,8 @@ TRIMMED = 0.25  # at each end, for the interquartile mean
 
 def training(block: Block, tables: Tables) -> pd.DataFrame:
     """
-    How an arm's training differed: means over its runs, a row for each family and arm. `kl_old` and `clipped` are of
-    the later passes over a batch, because both are 0 in the first; `kl_old` is a median over steps, because its mean
-    is heavy-tailed. `size of updates` is relative to the arm `of` the same pairs that keeps the optimizer, else to
-    the block's first reference. `reconvergence` is the median over all resets. Spikes are counted per run.
+    How an arm's training differed: means over its runs, a row for each family and arm; the page says what each column
+    is. `others` is the mean norm of the updates of the arm `of` the same pairs.
     """
     curves = {run.key: tables.curves.loc[run.key] for run in block.runs if run.key in tables.runs.index}
     rows = []

@@ -5,13 +5,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from datasets import Dataset
-
 from .base import check_choice
 from .code_formats import INSTRUCTION, parse_problem
 from .code_templates import sample_function
 from .generated import GeneratedTask
-from .loaded import load_problems, loaded_rows
+from .loaded import LoadedTask
 from .sandbox import Limits, Program, Sandbox
 
 
@@ -42,7 +40,7 @@ def dedented(code: str) -> str:
     return textwrap.dedent(code) if code[:1] in (" ", "\t") else code
 
 
-class Code(GeneratedTask):
+class Code(LoadedTask, GeneratedTask):
     """
     Write a Python function that passes unit tests.
 
@@ -84,8 +82,7 @@ class Code(GeneratedTask):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}={value!r} must be an integer of at least 1")
         self._reward = reward
-        self.path = path
-        self._problems = None if path is None else load_problems(self.name, path, parse_problem)
+        self.load(path, parse_problem)
         self._sandbox = Sandbox(Limits(seconds, 3.0 * seconds, memory_mib), allow_weak_sandbox, workers)
         self._passed: dict[Program, int] = {}  # of the last batch, which a reward and a verifier both ask for
 
@@ -99,12 +96,6 @@ class Code(GeneratedTask):
     def content(self, prompt: str) -> str:
         # The same function under another name is the same question.
         return prompt.partition(". ")[2]
-
-    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
-        """See [`Task.rows`]; only questions from a file accept `n=None`."""
-        if self._problems is None:
-            return super().rows(split, n, seed)
-        return loaded_rows(self.name, self.path, self._problems, split, n, seed)
 
     def verify(self, completion: str, row: Mapping) -> bool:
         return self.verify_many([completion], [row])[0]

@@ -19,42 +19,6 @@ def words(text: str) -> list[str]:
     return [word for word in (part.strip(SIGNS) for part in text.casefold().split()) if word]
 
 
-def has_word_count(text: str, n: int) -> bool:
-    return len(words(text)) == n
-
-
-def has_word_range(text: str, low: int, high: int) -> bool:
-    return low <= len(words(text)) <= high
-
-
-def has_keywords(text: str, keywords: list[str]) -> bool:
-    return set(keywords) <= set(words(text))
-
-
-def has_word_times(text: str, word: str, n: int) -> bool:
-    return words(text).count(word) == n
-
-
-def lacks_word(text: str, word: str) -> bool:
-    return word not in words(text)
-
-
-def lacks_commas(text: str) -> bool:
-    return "," not in text
-
-
-def is_lower(text: str) -> bool:
-    return text == text.lower()
-
-
-def is_upper(text: str) -> bool:
-    return text == text.upper()
-
-
-def has_bullets(text: str, n: int) -> bool:
-    return len(BULLET.findall(text)) == n
-
-
 def has_paragraphs(text: str, n: int) -> bool:
     parts = SEPARATOR.split(text)
     return len(parts) == n and all(words(part) for part in parts)
@@ -71,21 +35,9 @@ def has_sentences(text: str, n: int) -> bool:
     return sum(bool(words(sentence)) for sentence in sentences) == n and not rest.strip()
 
 
-def starts_with(text: str, word: str) -> bool:
-    return words(text)[:1] == [word]
-
-
 def ends_with(text: str, phrase: str) -> bool:
     wanted = phrase.split()
     return words(text)[-len(wanted) :] == wanted
-
-
-def has_letter(text: str, letter: str, n: int) -> bool:
-    return text.casefold().count(letter) >= n
-
-
-def has_placeholders(text: str, n: int) -> bool:
-    return len(PLACEHOLDER.findall(text)) >= n
 
 
 class Constraint(NamedTuple):
@@ -103,25 +55,43 @@ class Constraint(NamedTuple):
 
 
 CONSTRAINTS = {
-    "word_count": Constraint("length", "Use exactly {n} words.", has_word_count),
-    "word_range": Constraint("length", "Use at least {low} and at most {high} words.", has_word_range),
-    "keywords": Constraint("include", "Use each of these words: {keywords}.", has_keywords),
-    "word_times": Constraint("include", 'Use the word "{word}" exactly {n} times.', has_word_times),
-    "no_word": Constraint("exclude", 'Do not use the word "{word}".', lacks_word),
-    "no_commas": Constraint("exclude", "Do not use any comma.", lacks_commas),
-    "lower": Constraint("case", "Write in lower-case letters only.", is_lower),
-    "upper": Constraint("case", "Write in CAPITAL letters only.", is_upper),
-    "bullets": Constraint("layout", 'Write exactly {n} bullet points: lines that start with "- ".', has_bullets),
+    "word_count": Constraint("length", "Use exactly {n} words.", lambda text, n: len(words(text)) == n),
+    "word_range": Constraint(
+        "length",
+        "Use at least {low} and at most {high} words.",
+        lambda text, low, high: low <= len(words(text)) <= high,
+    ),
+    "keywords": Constraint(
+        "include", "Use each of these words: {keywords}.", lambda text, keywords: set(keywords) <= set(words(text))
+    ),
+    "word_times": Constraint(
+        "include", 'Use the word "{word}" exactly {n} times.', lambda text, word, n: words(text).count(word) == n
+    ),
+    "no_word": Constraint("exclude", 'Do not use the word "{word}".', lambda text, word: word not in words(text)),
+    "no_commas": Constraint("exclude", "Do not use any comma.", lambda text: "," not in text),
+    "lower": Constraint("case", "Write in lower-case letters only.", lambda text: text == text.lower()),
+    "upper": Constraint("case", "Write in CAPITAL letters only.", lambda text: text == text.upper()),
+    "bullets": Constraint(
+        "layout",
+        'Write exactly {n} bullet points: lines that start with "- ".',
+        lambda text, n: len(BULLET.findall(text)) == n,
+    ),
     "paragraphs": Constraint(
         "layout", "Write exactly {n} paragraphs with a line of *** between them.", has_paragraphs
     ),
     "title": Constraint("layout", "The first line is a title in double angle brackets, <<like this>>.", has_title),
     "sentences": Constraint("layout", "Write exactly {n} sentences.", has_sentences),
-    "start": Constraint("layout", 'Start with the word "{word}".', starts_with),
+    "start": Constraint("layout", 'Start with the word "{word}".', lambda text, word: words(text)[:1] == [word]),
     "end": Constraint("end", 'End with exactly these words: "{phrase}".', ends_with),
-    "letter": Constraint("count", 'Use the letter "{letter}" at least {n} times.', has_letter),
+    "letter": Constraint(
+        "count",
+        'Use the letter "{letter}" at least {n} times.',
+        lambda text, letter, n: text.casefold().count(letter) >= n,
+    ),
     "placeholders": Constraint(
-        "count", "Include at least {n} placeholders in square brackets, such as [name].", has_placeholders
+        "count",
+        "Include at least {n} placeholders in square brackets, such as [name].",
+        lambda text, n: len(PLACEHOLDER.findall(text)) >= n,
     ),
 }
 

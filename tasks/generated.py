@@ -26,10 +26,13 @@ class GeneratedTask(Task):
     """
 
     def __init__(self, level: int = 3):
+        self.level = self.checked_level(level)
+
+    def checked_level(self, level: object) -> int:
         check_integer("level", level)
         if not 1 <= level <= MAX_LEVEL:
             raise ValueError(f"level={level}: {self.name} has the levels 1 to {MAX_LEVEL}")
-        self.level = level
+        return level
 
     @abstractmethod
     def sample(self, rng: Random) -> tuple[str, str] | tuple[str, str, dict]:

@@ -10,7 +10,7 @@ from datasets import Dataset, load_dataset
 
 from .base import Task
 from .final_answer import MAX_LENGTH, NOT_A_UNIT, TAG
-from .loaded import FILES, Problem, by_question, loaded_rows, need, read_jsonl, split_training_file
+from .loaded import FILES, Problem, by_question, load_problems, loaded_rows, need, split_training_file
 from .math_equality import equal_number
 
 
@@ -124,7 +124,7 @@ def parse_problem(row: Mapping, source: str) -> Problem:
 
 
 @lru_cache(maxsize=8)
-def load_problems(path: str) -> dict[str, list[Problem]]:
+def load_from(path: str) -> dict[str, list[Problem]]:
     """
     Load the data, once per process, and split it by content.
 
@@ -138,13 +138,15 @@ def load_problems(path: str) -> dict[str, list[Problem]]:
     Raises:
         `ValueError`: if the data cannot be read or do not have the form described in [`GSM8K`].
     """
-    files = []
-    for split, file in FILES.items():
-        local = Path(path, file)
-        rows, source = (
-            (read_jsonl(local), str(local)) if Path(path).is_dir() else (hub_rows(path, split), f"{path}, {split}")
+    if Path(path).is_dir():
+        return load_problems(GSM8K.name, path, parse_problem)
+    files = (
+        by_question(
+            parse_problem(row, f"path='{path}, {split}', row {place}")
+            for place, row in enumerate(hub_rows(path, split))
         )
-        files.append(by_question(parse_problem(row, f"path={source!r}, row {i}") for i, row in enumerate(rows)))
+        for split in FILES
+    )
     return split_training_file(GSM8K.name, *files)
 
 
@@ -159,7 +161,19 @@ def hub_rows(path: str, split: str) -> Iterable[Mapping]:
         ) from error
 
 
-class GSM8K(Task):
+class MarkedNumber(Task):
+    """A task whose answer is a number after `####` or in `\\boxed{}`."""
+
+    def verify(self, completion: str, row: Mapping) -> bool:
+        marked = marked_answers(completion)
+        # Several markers have to agree; a completion with a thousand of them is no answer.
+        return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"]) for part in marked)
+
+    def has_answer(self, completion: str, row: Mapping) -> bool:
+        return bool(marked_answers(completion))
+
+
+class GSM8K(MarkedNumber):
     """
     Grade-school math word problems that end in a number ([Cobbe et al., 2021](https://arxiv.org/abs/2110.14168)).
 
@@ -183,15 +197,7 @@ class GSM8K(Task):
         self.path = check_path(path)
 
     def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
-        return loaded_rows(self.name, self.path, load_problems(self.path), split, n, seed)
-
-    def verify(self, completion: str, row: Mapping) -> bool:
-        marked = marked_answers(completion)
-        # Several markers have to agree; a completion with a thousand of them is no answer.
-        return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"]) for part in marked)
-
-    def has_answer(self, completion: str, row: Mapping) -> bool:
-        return bool(marked_answers(completion))
+        return loaded_rows(self.name, self.path, load_from(self.path), split, n, seed)
 
     def gold(self, row: Mapping) -> str:
         return f"#### {row['answer']}"

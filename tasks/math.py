@@ -3,11 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from datasets import Dataset
-
-from .base import Task
 from .final_answer import as_number, boxed, number_value
-from .loaded import Problem, load_problems, loaded_rows, need
+from .loaded import LoadedTask, Problem, need
 from .math_equality import MAX_LENGTH, equal, equal_number
 
 
@@ -110,7 +107,7 @@ def question_of(row: Mapping) -> str:
     return messages if isinstance(messages, str) else "\n".join(message["content"] for message in messages)
 
 
-class Math(Task):
+class Math(LoadedTask):
     """
     Problems from a file, answered in `\\boxed{}` ([Hendrycks et al., 2021](https://arxiv.org/abs/2103.03874)).
 
@@ -132,11 +129,7 @@ class Math(Task):
     def __init__(self, path: str | None = None):
         if path is None:
             raise ValueError("path is missing: the task math reads a file of JSON Lines with 'problem' and 'answer'")
-        self.path = path
-        self._problems = load_problems(self.name, path, parse_problem)
-
-    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
-        return loaded_rows(self.name, self.path, self._problems, split, n, seed)
+        self.load(path, parse_problem)
 
     def verify(self, completion: str, row: Mapping) -> bool:
         answers = {normalise(answer): answer for answer in boxed(completion)}

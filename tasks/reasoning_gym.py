@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
-from .base import check_choice, check_integer
-from .generated import MAX_LEVEL, GeneratedTask
+from .base import check_choice
+from .generated import GeneratedTask
 from .worker import Worker
 
 
@@ -55,9 +55,7 @@ class ReasoningGym(GeneratedTask):
             raise ValueError(f"{self.name} needs reasoning-gym, which is not installed: `pip install 'trl-prorl[rg]'`")
         check_choice("reward", reward, REWARDS)
         if level is not None:
-            check_integer("level", level)
-            if not 1 <= level <= MAX_LEVEL:
-                raise ValueError(f"level={level}: {self.name} has the levels 1 to {MAX_LEVEL}")
+            self.checked_level(level)
         if config is not None and not isinstance(config, dict):
             raise ValueError(f"config={config!r} must be a mapping of {family}'s settings")
         if set(config or {}) & {"seed", "size"}:

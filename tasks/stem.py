@@ -4,11 +4,9 @@ import re
 from collections.abc import Mapping
 from random import Random
 
-from datasets import Dataset
-
 from .final_answer import boxed
 from .generated import GeneratedTask
-from .loaded import Problem, load_problems, loaded_rows, need
+from .loaded import LoadedTask, Problem, need
 from .stem_templates import sample_question
 
 
@@ -72,7 +70,7 @@ def read_letter(text: str, choices: list[str]) -> str | None:
     return letter if known and rest in ("", choices[place].strip(DRESS)) else None
 
 
-class Stem(GeneratedTask):
+class Stem(LoadedTask, GeneratedTask):
     """
     Multiple-choice questions of science: physics, chemistry and biology.
 
@@ -93,8 +91,7 @@ class Stem(GeneratedTask):
 
     def __init__(self, level: int = 3, path: str | None = None):
         super().__init__(level)
-        self.path = path
-        self._problems = None if path is None else load_problems(self.name, path, parse_problem)
+        self.load(path, parse_problem)
 
     def sample(self, rng: Random) -> tuple[str, str, dict]:
         question, choices, place = sample_question(rng, self.level, NUM_CHOICES)
@@ -102,12 +99,6 @@ class Stem(GeneratedTask):
 
     def content(self, prompt: str) -> str:
         return prompt.partition(f"\n{LETTERS[0]})")[0]
-
-    def rows(self, split: str, n: int | None, seed: int = 0) -> Dataset:
-        """See [`Task.rows`]; only questions from a file accept `n=None`."""
-        if self._problems is None:
-            return super().rows(split, n, seed)
-        return loaded_rows(self.name, self.path, self._problems, split, n, seed)
 
     def verify(self, completion: str, row: Mapping) -> bool:
         return extract_letter(completion, row["choices"]) == row["answer"]

@@ -5,7 +5,7 @@ from random import Random
 
 from .base import check_choice
 from .generated import GeneratedTask
-from .gsm8k import MAX_MARKED, is_number, marked_answers
+from .gsm8k import MarkedNumber, marked_answers
 
 
 MARK = "####"
@@ -21,7 +21,7 @@ def working(terms: list[int]) -> str:
     return " ".join(steps)
 
 
-class Sums(GeneratedTask):
+class Sums(MarkedNumber, GeneratedTask):
     """
     Add numbers one after the other, and mark the sum: `add 17 48 5` -> `17+48=65 65+5=70 #### 70`.
 
@@ -51,11 +51,6 @@ class Sums(GeneratedTask):
         terms = [rng.randint(10, 99) if rng.randrange(4) == 0 else rng.randint(1, 9) for _ in range(count)]
         return f"add {' '.join(map(str, terms))}", str(sum(terms)), {"working": working(terms)}
 
-    def verify(self, completion: str, row: Mapping) -> bool:
-        marked = marked_answers(completion)
-        # As GSM8K: several marks have to agree, and a completion with a thousand of them is no answer.
-        return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"]) for part in marked)
-
     def reward(self, completion: str, row: Mapping) -> float:
         if self.verify(completion, row):
             return 1.0
@@ -66,9 +61,6 @@ class Sums(GeneratedTask):
         required, given = row["working"].split(), completion.partition(MARK)[0].split()
         points = sum(a == b for a, b in zip(required, given, strict=False)) + (len(marked_answers(completion)) == 1)
         return points / (len(required) + 2)
-
-    def has_answer(self, completion: str, row: Mapping) -> bool:
-        return bool(marked_answers(completion))
 
     def gold(self, row: Mapping) -> str:
         return f"{row['working']} {MARK} {row['answer']}"

@@ -41,7 +41,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--form", default="plain", choices=["plain", "noma"])
     parser.add_argument("--boundary", action="store_true", help="the update is the first after a generation")
     parser.add_argument("--folder", help="on the disk to be measured; a temporary folder by default")
     args = parser.parse_args()
@@ -60,7 +59,7 @@ def main():
             kind: {name: tensor.to("cpu", copy=kind in copied) for name, tensor in live[kind].items()}
             for kind in kinds
         }
-        write(UpdateInputs(**taken, steps=steps, new_rows={}, **values), folder / "aside", args.form)
+        write(UpdateInputs(**taken, steps=steps, new_rows={}, **values), folder / "aside")
         (folder / "aside").rename(folder / "export")
 
     def plain(folder):

@@ -64,8 +64,8 @@ def rows():
 def exporting(make_trainer, tmp_path):
     """A function that trains with every update exported: the trainer, and the callback."""
 
-    def train(form="plain", trainer_kwargs=None, **keys):
-        callback = EveryUpdate(tmp_path / "exchange", form)
+    def train(trainer_kwargs=None, **keys):
+        callback = EveryUpdate(tmp_path / "exchange")
         trainer = make_trainer(trainer_kwargs={"callbacks": [callback], **(trainer_kwargs or {})}, **keys)
         callback.trainer = trainer
         trainer.train()

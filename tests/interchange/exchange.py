@@ -43,12 +43,12 @@ def live_state(trainer):
 class EveryUpdate(TrainerCallback):
     """Exports every update into `folder/1`, `folder/2`, …, and keeps what torch made of it."""
 
-    def __init__(self, folder, form="plain"):
-        self.folder, self.form, self.trainer, self.export, self.after = folder, form, None, None, {}
+    def __init__(self, folder):
+        self.folder, self.trainer, self.export, self.after = folder, None, None, {}
 
     def on_step_begin(self, args, state, control, **kwargs):
         if self.export is None or self.export.done:  # the export of a step that was left out waits
-            self.export = export_update(self.trainer, self.folder / str(state.global_step + 1), self.form)
+            self.export = export_update(self.trainer, self.folder / str(state.global_step + 1))
 
     def on_optimizer_step(self, args, state, control, **kwargs):
         self.after[state.global_step + 1] = live_state(self.trainer)

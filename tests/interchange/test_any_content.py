@@ -23,15 +23,14 @@ DEPTHS = (99, 330, 480, 900, 990, 1500, 100_000)  # around the recursion limit: 
 
 @pytest.fixture
 def exchange(hand_made, rows, tmp_path):
-    """A folder for each schema and form, whole; and a function that puts another sidecar into one."""
+    """A folder for each schema, whole."""
     inputs = hand_made(reset={"mode": "soft", "alpha": 0.25, "restarts_schedule": False, "rewarmup_steps": 3})
     state = {kind: getattr(inputs, kind) for kind in ("parameters", "exp_avg", "exp_avg_sq", "steps", "names")}
     outputs = UpdateOutputs(**state, update=8, inputs="0" * 64, metrics={"update_norm": 0.1})
     folders = {}
     for data in (rows, inputs, outputs):
-        for form in ("plain", "noma"):
-            folders[type(data), form] = tmp_path / f"{data.schema}-{form}"
-            write(data, folders[type(data), form], form)
+        folders[type(data)] = tmp_path / data.schema
+        write(data, folders[type(data)])
     return folders
 
 
@@ -61,7 +60,7 @@ def refused(cls, folder, text):
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("key", ["update", "schedule", "names", "groups"])
 def test_nested_json(exchange, key, depth):
-    folder = exchange[UpdateInputs, "plain"]
+    folder = exchange[UpdateInputs]
     whole = json.loads((folder / "inputs.json").read_text())
     nested = json.dumps({**whole, "values": {**whole["values"], key: "HERE"}}).replace(
         '"HERE"', "[" * depth + "]" * depth
@@ -71,18 +70,17 @@ def test_nested_json(exchange, key, depth):
     assert "inputs.json" in refused(UpdateInputs, folder, sealed(nested))
 
 
-@pytest.mark.parametrize("form", ["plain", "noma"])
 @pytest.mark.parametrize("cls", [Rollout, UpdateInputs, UpdateOutputs])
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (0, "update is 0; updates are counted from 1"),
+        (0, "update is 0; an integer from 1 is needed"),
         (-1, "update is -1;"),
-        (10**400, "NaN or infinity in update, or a number that large"),
+        (10**400, "update is 1000"),
     ],
 )
-def test_the_number_of_the_update(exchange, cls, form, value, said):
-    folder = exchange[cls, form]
+def test_the_number_of_the_update(exchange, cls, value, said):
+    folder = exchange[cls]
     whole = json.loads((folder / f"{cls.schema}.json").read_text())
     whole["values"]["update"] = value
     assert said in refused(cls, folder, sealed(json.dumps(whole)))
@@ -123,7 +121,7 @@ def without_holes(value):
     suppress_health_check=list(HealthCheck),
 )
 def test_no_sidecar_ends_in_a_traceback(exchange, data):
-    (cls, _), folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
+    cls, folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
     text = (folder / f"{cls.schema}.json").read_text()
     whole = json.loads(text)
     at = data.draw(st.sampled_from(sorted(places(whole), key=repr)))
@@ -142,7 +140,7 @@ def test_no_sidecar_ends_in_a_traceback(exchange, data):
     suppress_health_check=list(HealthCheck),
 )
 def test_no_bytes_end_in_a_traceback(exchange, data):
-    (cls, form), folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
+    cls, folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
     own = sorted(path for path in folder.rglob("*") if path.is_file())
     file = data.draw(st.sampled_from(own))
     whole = file.read_bytes()

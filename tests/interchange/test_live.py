@@ -260,9 +260,8 @@ def test_a_folder_that_cannot_be_made_is_said_at_once(make_trainer, tmp_path):
     assert "export" not in trainer.parts and not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("form", ["plain", "noma"])
 def test_after_a_disk_that_was_full_nothing_is_left_and_another_export_can_be_announced(
-    make_trainer, tmp_path, monkeypatch, form
+    make_trainer, tmp_path, monkeypatch
 ):
     """The disk is full when the inputs are written, after the rollout."""
 
@@ -273,12 +272,12 @@ def test_after_a_disk_that_was_full_nothing_is_left_and_another_export_can_be_an
 
     monkeypatch.setattr(live, "write", full)
     trainer = make_trainer(max_steps=1)
-    export = export_update(trainer, tmp_path / "exchange" / "one", form)
+    export = export_update(trainer, tmp_path / "exchange" / "one")
     with pytest.raises(InputError, match="one could not be written.*No space left on device") as caught:
         trainer.train()
     assert "\n" not in str(caught.value) and not export.done and list((tmp_path / "exchange").iterdir()) == []
     monkeypatch.undo()
-    again = export_update(trainer, tmp_path / "exchange" / "one", form)
+    again = export_update(trainer, tmp_path / "exchange" / "one")
     trainer.train()
     assert again.done and read(UpdateInputs, tmp_path / "exchange" / "one").update == 1
 
@@ -288,8 +287,6 @@ def test_what_cannot_be_exported_is_said_at_once(make_trainer, tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(InputError, match="there exists"):
         export_update(trainer, tmp_path / "there")
-    with pytest.raises(InputError, match="form='torch'"):
-        export_update(trainer, tmp_path / "new", form="torch")
     export_update(trainer, tmp_path / "new")
     with pytest.raises(InputError, match="still waits"):
         export_update(trainer, tmp_path / "second")
@@ -319,12 +316,11 @@ def outputs_of(trainer, change=lambda outputs: None):
     return outputs
 
 
-@pytest.mark.parametrize("form", ["plain", "noma"])
-def test_an_import_sets_parameters_and_state_in_place(run, tmp_path, form):
+def test_an_import_sets_parameters_and_state_in_place(run, tmp_path):
     trainer = run(max_steps=1)
     storage = {param: param.data_ptr() for group in trainer.optimizer.param_groups for param in group["params"]}
     outputs = outputs_of(trainer)
-    write(outputs, tmp_path / "x", form)
+    write(outputs, tmp_path / "x")
     import_update(trainer, tmp_path / "x")
     found = live_state(trainer)
     for kind in STATE:

@@ -6,8 +6,9 @@ import subprocess
 import pytest
 import torch
 from exchange import EXAMPLES, A, B, script
+from safetensors.torch import load_file, save_file
 
-from trl_prorl.interchange import UpdateOutputs, read, seal_outputs, write
+from trl_prorl.interchange import UpdateOutputs, read, write
 
 
 NOMA = shutil.which("noma")
@@ -30,12 +31,13 @@ def grown_and_reset(hand_made):
 
 def test_the_committed_program_is_the_one_of_a_layer_that_grows(program, grown_and_reset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write(grown_and_reset, "exchange", "noma")
+    write(grown_and_reset, "exchange")
     assert program.program_for("exchange") == (EXAMPLES / "noma" / "update.noma").read_text()
 
 
 def test_a_program_names_every_file_once_and_saves_every_state(program, hand_made, tmp_path):
-    write(hand_made(), tmp_path, "noma")
+    write(hand_made(), tmp_path)
+    program.spread(tmp_path)
     lines = [line.strip() for line in program.program_for(str(tmp_path)).splitlines()]
     loaded = [line.split()[1] for line in lines if line.startswith("load_safetensors")]
     saved = [line.split()[2].rstrip(":") for line in lines if line.startswith("save_safetensors")]
@@ -44,43 +46,73 @@ def test_a_program_names_every_file_once_and_saves_every_state(program, hand_mad
     assert all((tmp_path / "inputs" / f"{key}.safetensors").is_file() for key in loaded)
 
 
-def test_a_folder_in_the_plain_form_is_refused(program, hand_made, tmp_path):
-    write(hand_made(), tmp_path)
-    with pytest.raises(SystemExit, match="form='noma'"):
-        program.program_for(str(tmp_path))
+def test_noma_gets_one_tensor_a_file_in_f32_or_f64_under_an_identifier_and_no_scalar_without_a_shape(
+    program, hand_made, tmp_path
+):
+    inputs = hand_made(reset={"mode": "asym", "alpha": 0.1, "restarts_schedule": False, "rewarmup_steps": 0})
+    inputs.parameters[A] = inputs.parameters[A].bfloat16()
+    write(inputs, tmp_path)
+    program.spread(tmp_path)
+    found = {}
+    for path in (tmp_path / "inputs").iterdir():
+        held = load_file(path)
+        assert list(held) == [path.name.removesuffix(".safetensors")] and path.stem.isidentifier()
+        (tensor,) = held.values()
+        assert tensor.dtype in (torch.float32, torch.float64) and tensor.shape, path
+        found |= held
+    assert found["p0002"].equal(inputs.parameters[B]) and found["g0001"].equal(inputs.gradients[A])
+    assert found["m0002"].equal(inputs.exp_avg[B]) and found["t0001"].tolist() == [7.0]
+    assert found["p0001"].equal(inputs.parameters[A].float())
+    numbers = {"lr_1": 0.01, "beta2_1": 0.999, "clip_norm": 1.0, "reset_m": 0.0, "reset_v": 1.0, "reset_t": 1.0}
+    assert {name: found[name].item() for name in numbers} == numbers
+
+
+def test_the_outputs_of_a_program_get_their_sidecar(program, hand_made, tmp_path):
+    inputs = hand_made()
+    told = write(inputs, tmp_path)
+    program.spread(tmp_path)
+    for number, name in enumerate(inputs.names, start=1):
+        for letter, kind in (("p", "parameters"), ("m", "exp_avg"), ("v", "exp_avg_sq"), ("t", "steps")):
+            key = f"{letter}{number:04d}"
+            save_file({key: getattr(inputs, kind)[name].double()}, tmp_path / "outputs" / f"{key}.safetensors")
+    program.gather(tmp_path)
+    outputs = read(UpdateOutputs, tmp_path)
+    assert outputs.inputs == told and outputs.update == 8
+    assert outputs.parameters[B].equal(inputs.parameters[B]) and outputs.parameters[B].dtype == torch.float32
+    (tmp_path / "outputs" / "v0002.safetensors").unlink()
+    with pytest.raises(SystemExit, match=f"tensor exp_avg_sq/{B}".replace(".", r"\.")):
+        program.gather(tmp_path)
 
 
 @pytest.mark.skipif(NOMA is None, reason="there is no noma here")
 @pytest.mark.parametrize("decoupled", [True, False], ids=["AdamW", "Adam"])
 def test_noma_agrees_with_the_engine_in_numpy(program, engine, grown_and_reset, tmp_path, decoupled):
     grown_and_reset.groups[0]["decoupled"] = decoupled
-    for form in ("plain", "noma"):
-        write(grown_and_reset, tmp_path / form, form)
+    for name in ("plain", "noma"):
+        write(grown_and_reset, tmp_path / name)
     engine.main(tmp_path / "plain")
-    (tmp_path / "noma" / "outputs").mkdir()
+    program.spread(tmp_path / "noma")
     (tmp_path / "update.noma").write_text(program.program_for(str(tmp_path / "noma")))
     subprocess.run([NOMA, "run", str(tmp_path / "update.noma")], check=True, capture_output=True)
-    seal_outputs(tmp_path / "noma")
-    theirs, ours = (read(UpdateOutputs, tmp_path / form) for form in ("plain", "noma"))
+    program.gather(tmp_path / "noma")
+    theirs, ours = (read(UpdateOutputs, tmp_path / name) for name in ("plain", "noma"))
     for name, value in theirs.tensors().items():
         torch.testing.assert_close(ours.tensors()[name], value, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.skipif(NOMA is None, reason="there is no noma here")
-def test_noma_s_own_adam_makes_the_update_after_a_hard_reset(engine, hand_made, tmp_path):
+def test_noma_s_own_adam_makes_the_update_after_a_hard_reset(program, engine, hand_made, tmp_path):
     inputs = hand_made(
         clip_norm=0.0, reset={"mode": "hard", "alpha": 0.1, "restarts_schedule": False, "rewarmup_steps": 0}
     )
     inputs.groups[0]["weight_decay"] = 0.0
-    for form, folder in (("plain", tmp_path / "plain"), ("noma", tmp_path / "exchange")):
-        write(inputs, folder, form)
+    for folder in ("plain", "exchange"):
+        write(inputs, tmp_path / folder)
     engine.main(tmp_path / "plain")
-    (tmp_path / "exchange" / "outputs").mkdir()
+    program.spread(tmp_path / "exchange")
     subprocess.run(
         [NOMA, "run", str(EXAMPLES / "noma" / "optimize.noma")], check=True, capture_output=True, cwd=tmp_path
     )
-    from safetensors.torch import load_file
-
     ours = load_file(tmp_path / "exchange" / "outputs" / "p0001.safetensors")["p0001"]
     theirs = read(UpdateOutputs, tmp_path / "plain").parameters[A]
     torch.testing.assert_close(ours.float(), theirs, rtol=0, atol=1e-6)

@@ -1,11 +1,9 @@
 """What a run begins with: anew, from its checkpoint, or with its evaluation; and what the runner makes of failures."""
 
-import io
 import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from study import runner as runner_module
 from study.frozen import commit_tables, frozen_commit, worktree
@@ -90,14 +88,13 @@ blocks:
     return root
 
 
-def test_a_failure_is_told_and_the_others_go_on_until_all_fail(failing):
-    said = Console(file=io.StringIO(), width=200)
-    runner = Runner(failing, read_matrix(failing), read_matrix(failing), Options(jobs=1, commits=False), said)
+def test_a_failure_is_told_and_the_others_go_on_until_all_fail(failing, capsys):
+    runner = Runner(failing, read_matrix(failing), read_matrix(failing), Options(jobs=1, commits=False))
     with pytest.raises(
         RunError, match="3 runs failed. reverse_digits, plain, base seed 0, seed 1, 3 steps: error: beta=1"
     ):
         runner.run()  # of four: after three in a row the others would fail too
-    assert said.file.getvalue().count("failed: error: beta=1.0 is one too many") == 3
+    assert capsys.readouterr().out.count("failed: error: beta=1.0 is one too many") == 3
 
 
 def test_a_worktree_is_the_commit_whatever_was_there(failing, git, tmp_path):

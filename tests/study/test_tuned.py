@@ -2,7 +2,6 @@
 
 import pytest
 import yaml
-from rich.console import Console
 
 from study.matrix import OWN, TUNED, RunKey, read_matrix
 from study.pages import write_pages
@@ -162,14 +161,13 @@ def test_what_is_wrong_is_one_line(study, old, new, message):
         read_matrix(study(MATRIX.replace(old, new, 1), FAMILIES))
 
 
-def test_runs_that_wait_go_on_once_the_choice_is_made(checkout, monkeypatch, add):
+def test_runs_that_wait_go_on_once_the_choice_is_made(checkout, monkeypatch, add, capsys):
     """The runner's own order, with jobs that end at once."""
     matrix = yaml.safe_load(MATRIX.replace("digits, letters", "reverse_digits"))
     matrix["blocks"]["tuning"]["pairs"], matrix["blocks"]["core"]["pairs"] = [[6, 1]], [[0, 1]]
     path = checkout / "recipes" / "study" / "matrix.yaml"
     before = path.read_text()
     path.write_text(yaml.safe_dump(matrix, sort_keys=False))
-    said = Console(record=True, width=200)
     trained = []
 
     def train(runner, runs, place, code):
@@ -182,21 +180,21 @@ def test_runs_that_wait_go_on_once_the_choice_is_made(checkout, monkeypatch, add
     monkeypatch.setattr("study.runner.worktree", lambda root, commit, place: place)
     try:
         whole = read_matrix(checkout)
-        Runner(checkout, whole, whole.selected(["core"]), Options(commits=False), said).run()
+        Runner(checkout, whole, whole.selected(["core"]), Options(commits=False)).run()
         assert trained == [("plain", None, None)]
-        assert "2 runs (reverse_digits) wait for values" in said.export_text()
+        assert "2 runs (reverse_digits) wait for values" in capsys.readouterr().out
         trained.clear()
-        Runner(checkout, whole, whole, Options(commits=False), said).run()
+        Runner(checkout, whole, whole, Options(commits=False)).run()
     finally:
         path.write_text(before)
     assert [arm for arm, _, _ in trained] == [*PASSED, "B_beta_old2", "plain", "A", "B"]
     assert trained[-2:] == [("A", 9.0, None), ("B", None, 2.0)]
 
 
-def test_runs_wait_for_a_base_that_the_frozen_code_lacks(checkout, monkeypatch, add):
+def test_runs_wait_for_a_base_that_the_frozen_code_lacks(checkout, monkeypatch, add, capsys):
     """All others are trained, and which base is missing is said. Where none is there, the study is refused."""
     path = checkout / "recipes" / "study" / "matrix.yaml"
-    before, trained, said = path.read_text(), [], Console(record=True, width=200)
+    before, trained = path.read_text(), []
 
     def train(runner, runs, place, code):
         for run in runs:
@@ -209,15 +207,15 @@ def test_runs_wait_for_a_base_that_the_frozen_code_lacks(checkout, monkeypatch, 
     try:
         path.write_text(before.replace("[[0, 1]]", "[[99, 1], [0, 1]]"))
         whole = read_matrix(checkout)
-        runner = Runner(checkout, whole, whole, Options(commits=False), said)
+        runner = Runner(checkout, whole, whole, Options(commits=False))
         runner.run()
         assert (
             trained == [0, 0]
-            and "wait for bases that this code does not have: embedded:reverse_digits:99" in said.export_text()
+            and "wait for bases that this code does not have: embedded:reverse_digits:99" in capsys.readouterr().out
         )
         path.write_text(before.replace("[[0, 1]]", "[[99, 1]]"))
         whole = read_matrix(checkout)
         with pytest.raises(InputError, match="embedded:reverse_digits:99 does not come with commit"):
-            Runner(checkout, whole, whole, Options(commits=False), said).run()
+            Runner(checkout, whole, whole, Options(commits=False)).run()
     finally:
         path.write_text(before)

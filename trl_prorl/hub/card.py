@@ -16,7 +16,7 @@ from ..files import replaced
 from ..record.base_model import is_hub_name
 from ..record.provenance import evaluation_of, plugin_options
 from ..variants import DIFFERENT_OBJECTIVE, without_reset
-from .record import ADAPTER, Record, base_of, greedy_of, read_if_there, read_record, sizes
+from .record import ADAPTER, Measure, Record, base_of, measures, read_if_there, read_record
 
 
 CARD_FILE = "README.md"
@@ -92,16 +92,9 @@ def _variant_meaning(record: Record) -> str:
 
 def _passk_rows(part: dict[str, Any]) -> list[list[str]]:
     """The cells of a part of `passk.json`, a row for each size of the draw and one for greedy decoding."""
-    rows = {}
-    for k in sizes(part):
-        sides = [[part[side][f"pass@{k}"], *part[side][f"interval@{k}"]] for side in ("base", "trained")]
-        rows[f"pass@{k}"] = (*sides, part.get("gain", {}).get(f"pass@{k}"))
-    if greedy := greedy_of(part):
-        sides = [[greedy[side]["accuracy"], *greedy[side]["interval"]] for side in ("base", "trained")]
-        rows["greedy"] = (*sides, greedy.get("gain"))
     return [
         [name, _with_interval(base, ".3f"), _with_interval(trained, ".3f"), _with_interval(gain, "+.3f")]
-        for name, (base, trained, gain) in rows.items()
+        for name, base, trained, gain in measures(part)
     ]
 
 
@@ -130,56 +123,32 @@ def eval_results(record: Record) -> list[EvalResult]:
     """
     if not record.evaluated:
         return []
-    passk, dataset = record.passk, next(iter(_datasets(record.config)), None)
-    parts = [(passk["task"], passk.get("level"), passk, dataset)]
-    for name, other in (passk.get("others") or {}).items():
-        parts.append((other.get("task", name), other.get("level"), other, None))
-    results = []
-    for task, level, part, dataset_id in parts:
-        for k in sizes(part):
-            interval = part["trained"][f"interval@{k}"]
-            results.append(
-                _eval_result(
-                    (task, level, passk["split"], dataset_id),
-                    f"pass@{k}",
-                    f"pass@{k}",
-                    part["trained"][f"pass@{k}"],
-                    {
-                        "interval_95": interval,
-                        "base": part["base"][f"pass@{k}"],
-                        "base_interval_95": part["base"][f"interval@{k}"],
-                        "prompts": part["prompts"],
-                        "n": part["n"],
-                        "temperature": passk["temperature"],
-                        "seed": passk["seed"],
-                    },
-                )
-            )
-    if greedy := greedy_of(passk):
-        interval = greedy["trained"]["interval"]
-        arguments = {"interval_95": interval, "base": greedy["base"]["accuracy"], "prompts": passk["prompts"]}
-        results.append(
-            _eval_result(
-                (passk["task"], passk.get("level"), passk["split"], dataset),
-                "accuracy",
-                "greedy accuracy",
-                greedy["trained"]["accuracy"],
-                arguments | {"decoding": "greedy"},
-            )
-        )
-    return results
+    passk = record.passk
+    others = [{"task": name, **other} for name, other in (passk.get("others") or {}).items()]
+    found = [(part, one) for part in (passk, *others) for one in measures(part) if one.name != "greedy"]
+    found += [(passk, one) for one in measures(passk) if one.name == "greedy"]
+    dataset = next(iter(_datasets(record.config)), None)
+    return [_eval_result(passk, part, one, dataset if part is passk else None) for part, one in found]
 
 
-def _eval_result(where: tuple, metric: str, name: str, value: float, arguments: dict[str, Any]) -> EvalResult:
-    task, level, split, dataset = where
-    if None not in arguments["interval_95"]:
-        name = f"{name}, 95 % interval {_interval(arguments['interval_95'])}"
+def _eval_result(passk: dict[str, Any], part: dict[str, Any], one: Measure, dataset: str | None) -> EvalResult:
+    metric, name = (one.name, one.name) if one.name != "greedy" else ("accuracy", "greedy accuracy")
+    value, *interval = one.trained
+    if None not in interval:
+        name = f"{name}, 95 % interval {_interval(interval)}"
+    arguments = {"interval_95": interval, "base": one.base[0]}
+    if one.name == "greedy":
+        arguments |= {"prompts": part["prompts"], "decoding": "greedy"}
+    else:
+        arguments |= {"base_interval_95": one.base[1:], "prompts": part["prompts"], "n": part["n"]}
+        arguments |= {"temperature": passk["temperature"], "seed": passk["seed"]}
+    level = part.get("level")
     return EvalResult(
         task_type="text-generation",
-        dataset_type=dataset or task,
-        dataset_name=task,
+        dataset_type=dataset or part["task"],
+        dataset_name=part["task"],
         dataset_config=None if level is None else f"level {level}",
-        dataset_split=split,
+        dataset_split=passk["split"],
         metric_type=metric,
         metric_name=name,
         metric_value=value,

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..record import run_files
 from ..record.base_model import BaseModel, identify
@@ -14,7 +14,7 @@ from ..record.shapes import Shape, optional, table, text
 from ..variants import VARIANTS, Variant
 
 
-PASSK_FILE = "passk.json"
+PASSK_FILE, SIDES = "passk.json", ("base", "trained")
 ADAPTER = table(known={"base_model_name_or_path": optional(text)})
 
 
@@ -95,13 +95,24 @@ def base_of(record: Record, adapter_config: dict[str, Any]) -> BaseModel | None:
     return identify(name) if name else None
 
 
-def greedy_of(part: dict[str, Any]) -> dict[str, Any] | None:
-    """The greedy decoding of a part of `passk.json`, if both sides are whole there."""
-    found = part.get("greedy") or {}
-    whole = all({"accuracy", "interval"} <= found.get(side, {}).keys() for side in ("base", "trained"))
-    return found if whole else None
+class Measure(NamedTuple):
+    """A number of `passk.json`, each side as value, low and high: of pass@k, or of greedy decoding (`greedy`)."""
+
+    name: str
+    base: list[float | None]
+    trained: list[float | None]
+    gain: list[float | None] | None
 
 
-def sizes(part: dict[str, Any]) -> list[int]:
-    """The sizes of the draw that a part of `passk.json` has for both sides."""
-    return [k for k in part.get("k", []) if all(f"pass@{k}" in part[side] for side in ("base", "trained"))]
+def measures(part: dict[str, Any]) -> list[Measure]:
+    """What a part of `passk.json` has for both sides: pass@k by the size of the draw, then greedy decoding."""
+    found = []
+    for k in part.get("k", []):
+        if all(f"pass@{k}" in part[side] for side in SIDES):
+            base, trained = ([part[side][f"pass@{k}"], *part[side][f"interval@{k}"]] for side in SIDES)
+            found.append(Measure(f"pass@{k}", base, trained, part.get("gain", {}).get(f"pass@{k}")))
+    greedy = part.get("greedy") or {}
+    if all({"accuracy", "interval"} <= greedy.get(side, {}).keys() for side in SIDES):
+        base, trained = ([greedy[side]["accuracy"], *greedy[side]["interval"]] for side in SIDES)
+        found.append(Measure("greedy", base, trained, greedy.get("gain")))
+    return found

@@ -5,7 +5,7 @@ The algorithm's state in files, apart from the engine that computes it: see docs
 engine.
 """
 
-from .files import read, seal_outputs, write
+from .files import read, write
 from .live import export_update, import_update
 from .schemas import Rollout, UpdateInputs, UpdateOutputs
 
@@ -17,6 +17,5 @@ __all__ = [
     "export_update",
     "import_update",
     "read",
-    "seal_outputs",
     "write",
 ]

@@ -31,8 +31,8 @@ from ..objective.anchors import completion_mask, logps_key
 from ..parts import MicroBatch, Part
 from ..resets.optimizer_state import inner_of
 from ..resets.treatments import factors
-from .files import FORMS, read, read_sidecar, write
-from .optimizer import groups_of, layout_of, named_parameters, set_state, state_of
+from .files import read, read_sidecar, write
+from .optimizer import groups_of, live_state, named_parameters, set_state, state_of
 from .schemas import STATE, Rollout, UpdateInputs, UpdateOutputs, grows
 
 
@@ -46,14 +46,13 @@ class NextUpdate(Part, TrainerCallback):
     Args:
         trainer ([`ProRLTrainer`]): This object is one of its parts until the update is written.
         folder (`Path`): Made under its name when everything is written.
-        form (`str`): `"plain"` or `"noma"`.
 
     Attributes:
         done (`bool`): Whether the folder is there.
     """
 
-    def __init__(self, trainer, folder: Path, form: str):
-        self.trainer, self.folder, self.form = trainer, folder, form
+    def __init__(self, trainer, folder: Path):
+        self.trainer, self.folder = trainer, folder
         self.done = False
         self._forget()
 
@@ -210,8 +209,8 @@ class NextUpdate(Part, TrainerCallback):
         aside = _aside(self.folder)
         shutil.rmtree(aside, ignore_errors=True)
         try:
-            write(rollout, aside, self.form)
-            write(inputs, aside, self.form)
+            write(rollout, aside)
+            write(inputs, aside)
             os.rename(aside, self.folder)
         except (OSError, SafetensorError) as error:
             raise _no_folder(self.folder, error) from error
@@ -273,14 +272,13 @@ def _new_rows(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) 
 def _check_unchanged(inputs: UpdateInputs, parameters: Mapping[str, torch.Tensor]) -> None:
     """The parameters of the update are those of the inputs, grown; otherwise it depends on more than the inputs."""
     for name, param in parameters.items():
-        old, live = inputs.parameters[name], param.detach()
+        expected = old = inputs.parameters[name]
         if name in inputs.new_rows:
-            live = live[: len(old)]
+            expected = torch.cat([old, inputs.new_rows[name]])
         elif inputs.growth is not None and grows(name) == 1:
-            added, live = live[:, old.shape[1] :], live[:, : old.shape[1]]
-            if added.any():
-                raise InputError(f"tensor parameters/{name}: growth has appended columns that are not zero.")
-        if live.shape != old.shape or not torch.equal(live.to("cpu"), old):
+            columns = old.new_zeros(len(old), param.shape[1] - old.shape[1], *old.shape[2:])
+            expected = torch.cat([old, columns], dim=1)
+        if param.shape != expected.shape or not torch.equal(param.detach().to("cpu"), expected):
             raise InputError(
                 f"tensor parameters/{name} has changed since the last update, and not by growth. Such an update "
                 "cannot be exported: leave out the callback that writes weights."
@@ -290,7 +288,7 @@ def _check_unchanged(inputs: UpdateInputs, parameters: Mapping[str, torch.Tensor
 # -------------------------------------------------------------------------------------------------------- for users
 
 
-def export_update(trainer, folder: str | os.PathLike, form: str = "plain") -> NextUpdate:
+def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
     """
     Export the next whole update of a trainer: [`Rollout`] and [`UpdateInputs`].
 
@@ -301,7 +299,6 @@ def export_update(trainer, folder: str | os.PathLike, form: str = "plain") -> Ne
     Args:
         trainer ([`ProRLTrainer`]): LoRA or full, with torch's Adam or AdamW, in one process.
         folder (`str` or `os.PathLike`): Must not exist.
-        form (`str`, *optional*): `"plain"` or `"noma"`, see [`~trl_prorl.interchange.files`].
 
     Returns [`NextUpdate`]: its `done` says whether the folder is there. Raises [`~trl_prorl.errors.InputError`]: the
     folder exists or cannot be made, another export waits, or the trainer's state is not exchanged.
@@ -317,8 +314,6 @@ def export_update(trainer, folder: str | os.PathLike, form: str = "plain") -> Ne
     ```
     """
     folder = Path(folder)
-    if form not in FORMS:
-        raise InputError(f"form={form!r} is not one of {', '.join(FORMS)}.")
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} exists, and an export replaces nothing: give a folder that does not exist.")
     if (waiting := trainer.parts.get(EXPORT)) is not None:
@@ -336,7 +331,7 @@ def export_update(trainer, folder: str | os.PathLike, form: str = "plain") -> Ne
         shutil.rmtree(_aside(folder))
     except OSError as error:
         raise _no_folder(folder, error) from error
-    export = NextUpdate(trainer, folder, form)
+    export = NextUpdate(trainer, folder)
     trainer.parts.add_first(EXPORT, export)
     trainer.add_callback(export)
     return export
@@ -351,7 +346,7 @@ def import_update(trainer, folder: str | os.PathLike) -> UpdateOutputs:
 
     Args:
         trainer ([`ProRLTrainer`]): It has an optimizer, so `train` has begun.
-        folder (`str` or `os.PathLike`): With the outputs, in either form. If there are inputs too, they must be those
+        folder (`str` or `os.PathLike`): With the outputs. If there are inputs too, they must be those
             of the outputs.
 
     Returns [`UpdateOutputs`]: as read. Raises [`~trl_prorl.errors.InputError`]: the files are not whole, not of this
@@ -380,12 +375,13 @@ def import_update(trainer, folder: str | os.PathLike) -> UpdateOutputs:
         raise InputError(
             f"{folder}: tensor parameters/{(theirs or ours)[0]} is in the {'outputs' if theirs else 'trainer'} only."
         )
-    for (kind, name), (dtype, shape) in layout_of(trainer.optimizer, parameters).items():
-        given = getattr(outputs, kind)[name]
-        if (given.dtype, given.shape) != (dtype, shape):
-            raise InputError(
-                f"{folder}: tensor {kind}/{name} is {given.dtype} {list(given.shape)}, and the trainer's is {dtype} "
-                f"{list(shape)}."
-            )
+    for kind, held in live_state(trainer.optimizer, parameters).items():
+        for name, ours in held.items():
+            theirs = getattr(outputs, kind)[name]
+            if (theirs.dtype, theirs.shape) != (ours.dtype, ours.shape):
+                raise InputError(
+                    f"{folder}: tensor {kind}/{name} is {theirs.dtype} {list(theirs.shape)}, and the trainer's is "
+                    f"{ours.dtype} {list(ours.shape)}."
+                )
     set_state(trainer.optimizer, parameters, {kind: getattr(outputs, kind) for kind in STATE})
     return outputs

@@ -55,45 +55,36 @@ def groups_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[
     ]
 
 
-def state_of(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], copy: bool = False
+def live_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, dict[str, torch.Tensor]]:
     """
-    Parameters, m, v and t by name, on the CPU. The state of a parameter without an update is zeros.
+    The live tensors by name: `parameters`, `exp_avg`, `exp_avg_sq`, `steps` of shape `(1,)`. The state of a parameter
+    without an update is zeros.
 
     Args:
         optimizer (`torch.optim.Optimizer`): torch's Adam or AdamW, or Accelerate's wrapper of one.
         parameters (`Mapping[str, torch.nn.Parameter]`): From `named_parameters`.
-        copy (`bool`, *optional*): Whether the tensors must outlive the next update.
-
-    Returns `dict`: `parameters`, `exp_avg`, `exp_avg_sq`, `steps`.
     """
     inner = inner_of(optimizer)
     found: dict[str, dict[str, torch.Tensor]] = {"parameters": {}, "exp_avg": {}, "exp_avg_sq": {}, "steps": {}}
     for name, param in parameters.items():
         state = inner.state.get(param, {})
-        found["parameters"][name] = param.detach().to("cpu", copy=copy)
+        found["parameters"][name] = param.detach()
         for key in MOMENTS:
-            found[key][name] = (
-                state[key].detach().to("cpu", copy=copy) if key in state else torch.zeros_like(param, device="cpu")
-            )
-        steps = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32)
-        found["steps"][name] = steps.detach().to("cpu", copy=True).reshape(1)
+            found[key][name] = state[key] if key in state else param.detach().new_zeros(()).expand(param.shape)
+        found["steps"][name] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).reshape(1)
     return found
 
 
-def layout_of(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
-) -> dict[tuple[str, str], tuple[torch.dtype, torch.Size]]:
-    """The dtype and the shape of every tensor of `state_of`, by kind and name."""
-    inner = inner_of(optimizer)
-    found = {}
-    for name, param in parameters.items():
-        state = inner.state.get(param, {})
-        held = {"parameters": param} | {key: state.get(key, param) for key in MOMENTS}
-        found |= {(kind, name): (tensor.dtype, tensor.shape) for kind, tensor in held.items()}
-        found["steps", name] = (torch.float32, torch.Size([1]))
-    return found
+def state_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], copy: bool = False
+) -> dict[str, dict[str, torch.Tensor]]:
+    """`live_state` on the CPU; `copy` if the tensors must outlive the next update."""
+    return {
+        kind: {name: tensor.to("cpu", copy=copy) for name, tensor in held.items()}
+        for kind, held in live_state(optimizer, parameters).items()
+    }
 
 
 @torch.no_grad()
@@ -106,7 +97,7 @@ def set_state(
     Set parameters, m, v and t, in place: tensors keep their storage. What can fail is done before the first is set.
 
     Args:
-        optimizer, parameters: As in `state_of`.
+        optimizer, parameters: As in `live_state`.
         state (`Mapping`): As `state_of` returns it, in the shapes of the parameters.
     """
     inner = inner_of(optimizer)

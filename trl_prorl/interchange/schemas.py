@@ -6,129 +6,119 @@ one update are the state in the inputs of the next. [`Rollout`] is the data from
 docs/interchange.md has a table of each.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 import torch
 
 from ..errors import InputError
+from ..record.shapes import Shape, ShapeError, array, finite, flag, integer, optional, table, text
 from ..resets.treatments import factors
 
 
 # The state that an update takes over and hands on.
 STATE = ("parameters", "exp_avg", "exp_avg_sq", "steps")
 
-# What a field holds.
-ONE, MAYBE, EACH, SOME, VALUE = "tensor", "tensor or absent", "tensor of each parameter", "of some parameters", "value"
+
+def unknown(value: Any, at: str) -> None:
+    """The shape of what a key that no schema has could hold."""
+    raise ShapeError(f"{at} is no key of the schema")
 
 
-class Group(TypedDict):
-    """A group of parameters of the optimizer; `decoupled` is AdamW's decay."""
-
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    decoupled: bool
-    parameters: list[str]
-
-
-class GrowthStep(TypedDict):
-    """A growth of the LoRA rank."""
-
-    old_rank: int
-    new_rank: int
+def json_value(value: Any, at: str) -> None:
+    """Whatever JSON can hold, with finite numbers."""
+    if isinstance(value, dict):
+        table(rest=json_value)(value, at)
+    elif isinstance(value, list | tuple):
+        for place, one in enumerate(value):
+            json_value(one, f"{at}[{place}]")
+    elif not (value is None or isinstance(value, bool | str)):
+        finite()(value, at)
 
 
-class ResetStep(TypedDict):
-    """A reset; the last two are already in the learning rate."""
-
-    mode: str
-    alpha: float
-    restarts_schedule: bool
-    rewarmup_steps: int
-
-
-def one() -> Any:
-    """A tensor."""
-    return field(metadata={"holds": ONE})
+# `lr` is the one in force; `decoupled` is AdamW's decay.
+GROUP = dict.fromkeys(("lr", "beta1", "beta2", "eps", "weight_decay"), finite())
+GROUP |= {"decoupled": flag, "parameters": array(text)}
+GROWTH = {"old_rank": integer(), "new_rank": integer()}
+# The last two are already in the learning rate.
+RESET = {"mode": text, "alpha": finite(), "restarts_schedule": flag, "rewarmup_steps": integer()}
 
 
-def maybe() -> Any:
-    """A tensor, or `None`."""
-    return field(default=None, metadata={"holds": MAYBE})
+def tensor_field(needed: bool = True) -> Any:
+    """A tensor, or `None` if it is not needed."""
+    default = {} if needed else {"default": None}
+    return field(metadata={"of": "update", "needed": needed}, **default)
 
 
-def each() -> Any:
-    """A tensor of every parameter, by name."""
-    return field(metadata={"holds": EACH})
+def tensors_field(needed: bool = True) -> Any:
+    """Tensors by the names of parameters: of every parameter, or of some if not all are needed."""
+    return field(metadata={"of": "parameter", "needed": needed})
 
 
-def some() -> Any:
-    """A tensor of some parameters, by name."""
-    return field(metadata={"holds": SOME})
-
-
-def value(default: Any = MISSING) -> Any:
-    """A value that JSON can hold."""
-    return field(metadata={"holds": VALUE}, **({} if default is MISSING else {"default": default}))
+def value_field(shape: Shape, default: Any = MISSING) -> Any:
+    """A value of JSON, of this shape."""
+    return field(metadata={"shape": shape}, **({} if default is MISSING else {"default": default}))
 
 
 class Schema:
-    """Base of the three: between a dataclass, and tensors by name with JSON values."""
+    """Base of the three: between a dataclass, and tensors by label with JSON values."""
 
     schema: ClassVar[str]
     version: ClassVar[int]
 
+    @classmethod
+    def places(cls, names: Sequence[str]) -> Iterator[tuple[str, str | None, str, bool]]:
+        """
+        The place of every tensor, in order: its field, its parameter, its label (`advantages`,
+        `gradients/model.weight`), and whether it has to be there.
+        """
+        for spec in fields(cls):
+            if spec.metadata.get("of") == "update":
+                yield spec.name, None, spec.name, spec.metadata["needed"]
+            elif spec.metadata.get("of") == "parameter":
+                for name in names:
+                    yield spec.name, name, f"{spec.name}/{name}", spec.metadata["needed"]
+
+    @classmethod
+    def shapes(cls) -> dict[str, Shape]:
+        """The shape of every value."""
+        return {spec.name: spec.metadata["shape"] for spec in fields(cls) if "shape" in spec.metadata}
+
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor by its name, in the order of the schema: `advantages`, `gradients/model.weight`."""
+        """Every tensor by its label, in the order of the schema."""
         found = {}
-        for spec in fields(self):
-            held, holds = getattr(self, spec.name), spec.metadata["holds"]
-            if holds in (ONE, MAYBE) and held is not None:
-                found[spec.name] = held
-            elif holds in (EACH, SOME):
-                found |= {f"{spec.name}/{name}": held[name] for name in self.names if name in held}
-        return found
+        for name, parameter, label, _ in self.places(getattr(self, "names", ())):
+            held = getattr(self, name)
+            found[label] = held if parameter is None else held.get(parameter)
+        return {label: held for label, held in found.items() if held is not None}
 
     def values(self) -> dict[str, Any]:
         """Everything that is no tensor."""
-        return {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.metadata["holds"] == VALUE}
-
-    @classmethod
-    def order(cls, values: Mapping[str, Any]) -> dict[str, bool]:
-        """The names of the tensors in their order, each with whether it has to be there."""
-        found = {}
-        for spec in fields(cls):
-            holds = spec.metadata["holds"]
-            if holds in (ONE, MAYBE):
-                found[spec.name] = holds == ONE
-            elif holds in (EACH, SOME):
-                found |= {f"{spec.name}/{name}": holds == EACH for name in values["names"]}
-        return found
+        return {name: getattr(self, name) for name in self.shapes()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> "Schema":
         """The dataclass of `tensors()` and `values()`."""
-        held = dict(values)
-        for spec in fields(cls):
-            holds = spec.metadata["holds"]
-            if holds in (ONE, MAYBE):
-                held[spec.name] = tensors.get(spec.name)
-            elif holds in (EACH, SOME):
-                given = {name: tensors.get(f"{spec.name}/{name}") for name in values["names"]}
-                held[spec.name] = {name: tensor for name, tensor in given.items() if tensor is not None}
+        held = {spec.name: {} for spec in fields(cls) if spec.metadata.get("of") == "parameter"} | values
+        for name, parameter, label, _ in cls.places(values.get("names", ())):
+            if parameter is None:
+                held[name] = tensors.get(label)
+            elif label in tensors:
+                held[name][parameter] = tensors[label]
         return cls(**held)
 
-    @classmethod
-    def value_names(cls) -> set[str]:
-        """The keys of `values()`."""
-        return {spec.name for spec in fields(cls) if spec.metadata["holds"] == VALUE}
-
     def check(self) -> None:
-        """Raise [`~trl_prorl.errors.InputError`], naming the tensor, if the parts do not fit each other."""
+        """Raise [`~trl_prorl.errors.InputError`], naming tensor or value, if the parts do not fit each other."""
+        try:
+            table(self.shapes())(self.values(), "")
+        except ShapeError as error:
+            raise InputError(f"{self.schema}: {error}.") from None
+        self.check_tensors()
+
+    def check_tensors(self) -> None:
+        """Whether the tensors fit each other and the values."""
 
 
 @dataclass
@@ -153,27 +143,26 @@ class Rollout(Schema):
     schema = "rollout"
     version = 1
 
-    prompt_ids: torch.Tensor = one()
-    prompt_mask: torch.Tensor = one()
-    completion_ids: torch.Tensor = one()
-    completion_mask: torch.Tensor = one()
-    advantages: torch.Tensor = one()
-    rewards: torch.Tensor = one()
-    group: torch.Tensor = one()
-    update: int = value()
-    reward_functions: list[str] = value()
-    logp_old: torch.Tensor | None = maybe()
-    logp_ref: torch.Tensor | None = maybe()
+    prompt_ids: torch.Tensor = tensor_field()
+    prompt_mask: torch.Tensor = tensor_field()
+    completion_ids: torch.Tensor = tensor_field()
+    completion_mask: torch.Tensor = tensor_field()
+    advantages: torch.Tensor = tensor_field()
+    rewards: torch.Tensor = tensor_field()
+    group: torch.Tensor = tensor_field()
+    update: int = value_field(integer(1))
+    reward_functions: list[str] = value_field(array(text))
+    logp_old: torch.Tensor | None = tensor_field(needed=False)
+    logp_ref: torch.Tensor | None = tensor_field(needed=False)
 
-    def check(self) -> None:
+    def check_tensors(self) -> None:
         rows = len(self.advantages)
-        like = {"prompt_mask": self.prompt_ids, "completion_mask": self.completion_ids}
-        like |= {"logp_old": self.completion_ids, "logp_ref": self.completion_ids}
+        like = {"prompt_mask": self.prompt_ids}
+        like |= dict.fromkeys(("completion_mask", "logp_old", "logp_ref"), self.completion_ids)
         for name, tensor in self.tensors().items():
             if len(tensor) != rows:
                 raise InputError(f"rollout: tensor {name} has {len(tensor)} rows, and advantages has {rows}.")
-            if name in like and tensor.shape != like[name].shape:
-                raise InputError(f"rollout: tensor {name} is {list(tensor.shape)}, not {list(like[name].shape)}.")
+            check_shape(f"rollout: tensor {name}", tensor, like.get(name, tensor).shape)
 
 
 @dataclass
@@ -208,43 +197,38 @@ class UpdateInputs(Schema):
     schema = "inputs"
     version = 1
 
-    parameters: dict[str, torch.Tensor] = each()
-    gradients: dict[str, torch.Tensor] = some()
-    exp_avg: dict[str, torch.Tensor] = each()
-    exp_avg_sq: dict[str, torch.Tensor] = each()
-    steps: dict[str, torch.Tensor] = each()
-    new_rows: dict[str, torch.Tensor] = some()
-    names: list[str] = value()
-    groups: list[Group] = value()
-    clip_norm: float = value()
-    grad_norm: float = value()
-    update: int = value()
-    growth: GrowthStep | None = value(None)
-    reset: ResetStep | None = value(None)
-    schedule: dict[str, Any] | None = value(None)
-    scaler: dict[str, Any] | None = value(None)
+    parameters: dict[str, torch.Tensor] = tensors_field()
+    gradients: dict[str, torch.Tensor] = tensors_field(needed=False)
+    exp_avg: dict[str, torch.Tensor] = tensors_field()
+    exp_avg_sq: dict[str, torch.Tensor] = tensors_field()
+    steps: dict[str, torch.Tensor] = tensors_field()
+    new_rows: dict[str, torch.Tensor] = tensors_field(needed=False)
+    names: list[str] = value_field(array(text))
+    groups: list[dict] = value_field(array(table(GROUP, rest=unknown)))
+    clip_norm: float = value_field(finite())
+    grad_norm: float = value_field(finite())
+    update: int = value_field(integer(1))
+    growth: dict | None = value_field(optional(table(GROWTH, rest=unknown)), None)
+    reset: dict | None = value_field(optional(table(RESET, rest=unknown)), None)
+    schedule: dict[str, Any] | None = value_field(optional(table(rest=json_value)), None)
+    scaler: dict[str, Any] | None = value_field(optional(table(rest=json_value)), None)
 
-    def check(self) -> None:
-        _check_names("inputs", self.names)
+    def check_tensors(self) -> None:
+        check_state(self)
         listed = [name for group in self.groups for name in group["parameters"]]
         if listed != self.names:
             wrong = next((a for a, b in zip(listed, self.names, strict=False) if a != b), "the last one")
             raise InputError(f"inputs: the groups list other parameters than names, from {wrong} on.")
         reset_factors(self.reset)
-        _check_state("inputs", self.parameters, self.exp_avg, self.exp_avg_sq, self.steps)
         for name, tensor in self.gradients.items():
-            expected = list(grown_shape(name, self.parameters[name].shape, self.growth))
-            if list(tensor.shape) != expected:
-                raise InputError(f"inputs: tensor gradients/{name} is {list(tensor.shape)}, not {expected}.")
+            check_shape(
+                f"inputs: tensor gradients/{name}", tensor, grown_shape(name, self.parameters[name], self.growth)
+            )
+        added = 0 if self.growth is None else self.growth["new_rank"] - self.growth["old_rank"]
         drawn = [name for name in self.names if self.growth is not None and grows(name) == 0]
         for name in {**dict.fromkeys(drawn), **self.new_rows}:
-            expected = None
-            if name in drawn:
-                count = self.growth["new_rank"] - self.growth["old_rank"]
-                expected = [count, *self.parameters[name].shape[1:]]
-            found = list(self.new_rows[name].shape) if name in self.new_rows else None
-            if found != expected:
-                raise InputError(f"inputs: tensor new_rows/{name} is {found or 'absent'}, not {expected or 'absent'}.")
+            expected = [added, *self.parameters[name].shape[1:]] if name in drawn else None
+            check_shape(f"inputs: tensor new_rows/{name}", self.new_rows.get(name), expected)
 
 
 @dataclass
@@ -263,18 +247,17 @@ class UpdateOutputs(Schema):
     schema = "outputs"
     version = 1
 
-    parameters: dict[str, torch.Tensor] = each()
-    exp_avg: dict[str, torch.Tensor] = each()
-    exp_avg_sq: dict[str, torch.Tensor] = each()
-    steps: dict[str, torch.Tensor] = each()
-    names: list[str] = value()
-    update: int = value()
-    inputs: str = value()
-    metrics: dict[str, float] = value()
+    parameters: dict[str, torch.Tensor] = tensors_field()
+    exp_avg: dict[str, torch.Tensor] = tensors_field()
+    exp_avg_sq: dict[str, torch.Tensor] = tensors_field()
+    steps: dict[str, torch.Tensor] = tensors_field()
+    names: list[str] = value_field(array(text))
+    update: int = value_field(integer(1))
+    inputs: str = value_field(text)
+    metrics: dict[str, float] = value_field(table(rest=finite()))
 
-    def check(self) -> None:
-        _check_names("outputs", self.names)
-        _check_state("outputs", self.parameters, self.exp_avg, self.exp_avg_sq, self.steps)
+    def check_tensors(self) -> None:
+        check_state(self)
         for name, tensor in self.tensors().items():
             if not tensor.isfinite().all():
                 raise InputError(f"outputs: tensor {name} holds NaN or infinity.")
@@ -286,18 +269,12 @@ class UpdateOutputs(Schema):
                 raise InputError(f"outputs: tensor steps/{name} is {tensor.item():g}, not a number of updates.")
 
 
-def reset_factors(reset: ResetStep | None) -> tuple[float, float, bool]:
+def reset_factors(reset: Mapping[str, Any] | None) -> tuple[float, float, bool]:
     """The factor of a reset on m, that on v, and whether it clears t; 1, 1 and `False` without one."""
     try:
         return factors(reset["mode"], reset["alpha"]) if reset is not None else factors("keep", 1.0)
     except ValueError as error:
         raise InputError(f"inputs: reset: {error}") from None
-
-
-def _check_names(schema: str, names: list[str]) -> None:
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"{schema}: names lists {twice} twice.")
 
 
 def grows(name: str) -> int | None:
@@ -306,20 +283,26 @@ def grows(name: str) -> int | None:
     return 0 if "lora_A" in parts else 1 if "lora_B" in parts else None
 
 
-def grown_shape(name: str, shape: torch.Size, growth: Mapping[str, int] | None) -> torch.Size:
+def grown_shape(name: str, parameter: torch.Tensor, growth: Mapping[str, int] | None) -> list[int]:
     """The shape of a parameter after a growth."""
-    axis = grows(name)
-    if growth is None or axis is None:
-        return shape
-    return torch.Size([growth["new_rank"] if place == axis else size for place, size in enumerate(shape)])
+    shape = list(parameter.shape)
+    if growth is not None and (axis := grows(name)) is not None:
+        shape[axis] = growth["new_rank"]
+    return shape
 
 
-def _check_state(schema: str, parameters: dict, exp_avg: dict, exp_avg_sq: dict, steps: dict) -> None:
-    for kind, held in (("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
-        for name, tensor in held.items():
-            if tensor.shape != parameters[name].shape:
-                shape, theirs = list(tensor.shape), list(parameters[name].shape)
-                raise InputError(f"{schema}: tensor {kind}/{name} is {shape}, and its parameter {theirs}.")
-    for name, tensor in steps.items():
-        if list(tensor.shape) != [1]:
-            raise InputError(f"{schema}: tensor steps/{name} is {list(tensor.shape)}, not [1].")
+def check_state(data: UpdateInputs | UpdateOutputs) -> None:
+    """Every parameter is named once, its moments have its shape, and its t has the shape `(1,)`."""
+    for name, count in Counter(data.names).items():
+        if count > 1:
+            raise InputError(f"{data.schema}: names lists {name} twice.")
+        parameter = data.parameters[name]
+        for kind, shape in (("exp_avg", parameter.shape), ("exp_avg_sq", parameter.shape), ("steps", [1])):
+            check_shape(f"{data.schema}: tensor {kind}/{name}", getattr(data, kind)[name], shape)
+
+
+def check_shape(label: str, found: torch.Tensor | None, expected: Sequence[int] | None) -> None:
+    """Refuse a tensor of another shape; `None` stands for one that is absent."""
+    shapes = [None if shape is None else list(shape) for shape in (found if found is None else found.shape, expected)]
+    if shapes[0] != shapes[1]:
+        raise InputError("{} is {}, not {}.".format(label, *(shape or "absent" for shape in shapes)))

@@ -1,17 +1,34 @@
 """
-Write the NOMA program of one update, for the folder of an export in NOMA's form:
+One update of an export by NOMA: its files, its program, and its outputs.
 
-    python docs/examples/noma/program.py FOLDER > update.noma
+    python docs/examples/noma/program.py FOLDER > update.noma   # of export_update(trainer, FOLDER)
+    noma run update.noma
+    python docs/examples/noma/program.py FOLDER --outputs       # then import_update(trainer, FOLDER)
 
+NOMA's `load_safetensors` keeps the first tensor of a file, reads F32 and F64, and fails on a scalar without a shape; a
+name of its language is an identifier. So `spread` gives each tensor a file and a short key of its own,
+`FOLDER/inputs/p0001.safetensors`; halves are widened, and the numbers of the values are tensors of shape [1] too.
 NOMA has no JSON, no loop over files and no names made at run time, so that the program names every file and every
-tensor. `noma run update.noma` then writes FOLDER/outputs/, and `seal_outputs(FOLDER)` its sidecar.
+tensor. It leaves the state in `FOLDER/outputs/`, in F64; `gather` makes it the outputs of the exchange, in the dtypes
+of the inputs.
 """
 
+import argparse
 import json
+import shutil
 import sys
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
+from trl_prorl.interchange import UpdateInputs, UpdateOutputs, read, write
+from trl_prorl.interchange.schemas import STATE, reset_factors
+
+
+# The first letter of a key by what the tensor is of a parameter; the number is the parameter's.
+LETTERS = {"parameters": "p", "gradients": "g", "exp_avg": "m", "exp_avg_sq": "v", "steps": "t", "new_rows": "n"}
 FUNCTIONS = """\
 // Adam's parts. The decay is AdamW's; a decay within the gradient is added where the gradient is loaded.
 fn first_moment(m, g, beta1) {
@@ -35,14 +52,58 @@ def literal(rows):
     return "tensor [" + ", ".join("[" + ", ".join(f"{value:.1f}" for value in row) + "]" for row in rows) + "]"
 
 
+def key_of(name: str, names: list[str]) -> str:
+    """The short key of `gradients/model.weight`."""
+    kind, _, parameter = name.partition("/")
+    return f"{LETTERS[kind]}{names.index(parameter) + 1:04d}"
+
+
+def scalars_of(inputs: UpdateInputs) -> dict[str, float]:
+    """
+    The numbers of the values: `clip_norm`, `lr_1` of the first group, and so on; of a reset the factors on m and v,
+    and 0 or 1 for t.
+    """
+    found = {"clip_norm": inputs.clip_norm, "grad_norm": inputs.grad_norm, "update": inputs.update}
+    for number, group in enumerate(inputs.groups, start=1):
+        found |= {f"{key}_{number}": group[key] for key in group if key != "parameters"}
+    on_m, on_v, clears = reset_factors(inputs.reset)
+    return found | {"reset_m": on_m, "reset_v": on_v, "reset_t": 0.0 if clears else 1.0}
+
+
+def spread(folder: str) -> None:
+    """Write every tensor and every number of an export into a file of its own, in `folder/inputs/`."""
+    inputs, place = read(UpdateInputs, folder), Path(folder, "inputs")
+    held = {key_of(name, inputs.names): tensor for name, tensor in inputs.tensors().items()}
+    held |= {key: torch.tensor([float(number)], dtype=torch.float64) for key, number in scalars_of(inputs).items()}
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    Path(folder, "outputs").mkdir(exist_ok=True)  # NOMA makes no folders
+    for key, tensor in held.items():
+        wide = tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
+        save_file({key: wide}, place / f"{key}.safetensors")
+
+
+def gather(folder: str) -> str:
+    """The outputs of a program as those of the exchange; the hash of their sidecar."""
+    inputs = read(UpdateInputs, folder)
+    state = {kind: {} for kind in STATE}
+    for kind in STATE:
+        for name in inputs.names:
+            key = key_of(f"{kind}/{name}", inputs.names)
+            try:
+                (tensor,) = load_file(Path(folder, "outputs", f"{key}.safetensors")).values()
+            except (OSError, SafetensorError, ValueError) as error:
+                raise SystemExit(f"{folder}/outputs: tensor {kind}/{name}, {key}.safetensors: {error}") from None
+            state[kind][name] = tensor.to(getattr(inputs, kind)[name].dtype)
+    sha256 = json.loads(Path(folder, "inputs.json").read_text())["sha256"]
+    outputs = UpdateOutputs(**state, names=inputs.names, update=inputs.update, inputs=sha256, metrics={})
+    return write(outputs, folder)
+
+
 def program_for(folder: str) -> str:
     """The text of the program."""
-    sidecar = json.loads((Path(folder) / "inputs.json").read_text())
-    if sidecar["form"] != "noma":
-        raise SystemExit(f"{folder} is in the form {sidecar['form']!r}: export it with form='noma'.")
-    values, keys = sidecar["values"], {entry["name"]: entry["key"] for entry in sidecar["tensors"]}
-    growth, groups = values["growth"], values["groups"]
-    scalars = [entry["key"] for entry in sidecar["scalars"]]
+    inputs = read(UpdateInputs, folder)
+    growth, groups = inputs.growth, inputs.groups
     lines = [FUNCTIONS, "fn main() {"]
 
     def load(key):
@@ -53,7 +114,7 @@ def program_for(folder: str) -> str:
     used |= {
         f"{key}_{n}" for n in range(1, len(groups) + 1) for key in ("lr", "beta1", "beta2", "eps", "weight_decay")
     }
-    for key in (key for key in scalars if key in used):
+    for key in (key for key in scalars_of(inputs) if key in used):
         load(key)
     if growth is not None:
         old, new = growth["old_rank"], growth["new_rank"]
@@ -64,14 +125,14 @@ def program_for(folder: str) -> str:
             f"    let place_rows = {literal([[float(i == old + j) for j in range(new - old)] for i in range(new)])};",
             f"    let keep_columns = {literal([[float(i == j) for j in range(new)] for i in range(old)])};",
         ]
-    numbers = {name: place for place, name in enumerate(values["names"], start=1)}
+    numbers = {name: place for place, name in enumerate(inputs.names, start=1)}
     group_of = {name: n for n, group in enumerate(groups, start=1) for name in group["parameters"]}
-    for name in values["names"]:
+    for name in inputs.names:
         n = f"{numbers[name]:04d}"
         lines += ["", f"    // {name}"]
         for letter in ("p", "m", "v", "t"):
             load(f"{letter}{n}")
-        if f"gradients/{name}" in keys:
+        if name in inputs.gradients:
             load(f"g{n}")
         parts = name.split(".")
         if growth is not None and "lora_A" in parts:
@@ -85,7 +146,7 @@ def program_for(folder: str) -> str:
             f"    v{n} = v{n} * reset_v[0];",
             f"    t{n} = t{n} * reset_t[0];",
         ]
-    with_gradient = [name for name in values["names"] if f"gradients/{name}" in keys]
+    with_gradient = [name for name in inputs.names if name in inputs.gradients]
     squares = [f"sum(g{numbers[name]:04d} * g{numbers[name]:04d})" for name in with_gradient]
     lines += [
         "",
@@ -120,12 +181,25 @@ def program_for(folder: str) -> str:
             f"    p{n} = stepped(p{n}, m{n}, v{n}, t{n}[0], lr_{k}[0], beta1_{k}[0], beta2_{k}[0], eps_{k}[0]);",
         ]
     lines += ["", "    // Every tensor is saved as F64; the sidecar says what it was."]
-    for name in values["names"]:
+    for name in inputs.names:
         for letter in ("p", "m", "v", "t"):
             key = f"{letter}{numbers[name]:04d}"
             lines.append(f'    save_safetensors {{ {key}: {key} }}, "{folder}/outputs/{key}.safetensors";')
     return "\n".join([*lines, "    return norm;", "}", ""])
 
 
+def main() -> None:
+    """Spread an export and print its program, or gather its outputs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="of the export")
+    parser.add_argument("--outputs", action="store_true", help="gather what the program has written")
+    args = parser.parse_args()
+    if args.outputs:
+        gather(args.folder)
+    else:
+        spread(args.folder)
+        sys.stdout.write(program_for(args.folder))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(program_for(sys.argv[1]))
+    main()
