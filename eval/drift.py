@@ -17,18 +17,14 @@ from rich.console import Console
 from rich.progress import track
 
 from trl_prorl.eval.analysis.drift import model_drift
-from trl_prorl.eval.analysis.language import compression_ratio, distinct, perplexity, real_text
+from trl_prorl.eval.analysis.language import compression_ratio, distinct, perplexity, real_text, token_drift
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from trl_prorl.eval.analysis.token_drift import token_drift
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import drift
 from trl_prorl.eval.pages.drift import plot_drift, points_tables
-from trl_prorl.eval.run_folder.json_files import write_json
-from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env
-from trl_prorl.eval.samples.held_out import HeldOut
-from trl_prorl.eval.samples.models import load_point
-from trl_prorl.eval.samples.options import check_run_settings, held_outs
-from trl_prorl.eval.samples.points import Point, checkpoint_points
+from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json
+from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_outs
+from trl_prorl.eval.samples.models import Point, checkpoint_points, load_point
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.record.run_id import RUN_ID
 
@@ -55,7 +51,7 @@ def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -
 
     Args:
         held_out ([`~eval.samples.held_out.HeldOut`]): Prompts and samples.
-        point ([`~eval.samples.points.Point`]): The model.
+        point ([`~eval.samples.models.Point`]): The model.
         model, base_model (`PreTrainedModel`): It, loaded, and base.
         samples (`int`): Samples per prompt.
     """

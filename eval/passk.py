@@ -18,18 +18,23 @@ import pandas as pd
 from rich.console import Console
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.passk import SIDES, by_task_and_level, gain, greedy_side, summarise_samples
-from trl_prorl.eval.analysis.passk_merge import completed, to_complete
+from trl_prorl.eval.analysis.passk import (
+    SIDES,
+    by_task_and_level,
+    completed,
+    gain,
+    greedy_side,
+    summarise_samples,
+    to_complete,
+)
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, passk
 from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, result_table
-from trl_prorl.eval.run_folder.json_files import write_json
-from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation
-from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json
+from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_outs
+from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.of_trainer import TrainerHeldOut
-from trl_prorl.eval.samples.options import check_run_settings, held_outs
-from trl_prorl.eval.samples.points import checkpoint_points, last_step
 from trl_prorl.record.run_id import RUN_ID
 from trl_prorl.shown import visible
 

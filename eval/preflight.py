@@ -33,15 +33,26 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import PROMPTS
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
+from trl_prorl.eval.readiness.data import (
+    asked_reward,
+    gold_answers,
+    gold_findings,
+    held_out_prompts,
+    length_findings,
+    split_findings,
+    text_tokenizer,
+)
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, exit_code
-from trl_prorl.eval.readiness.first_steps import MOST, first_steps
-from trl_prorl.eval.readiness.first_update import moved, moved_finding, rate_findings, update_findings
-from trl_prorl.eval.readiness.gold_answers import asked_reward, gold_answers, gold_findings, text_tokenizer
-from trl_prorl.eval.readiness.lengths import length_findings
-from trl_prorl.eval.readiness.rollouts import draw
-from trl_prorl.eval.readiness.signal import signal_findings
-from trl_prorl.eval.readiness.splits import held_out_prompts, split_findings
-from trl_prorl.eval.run_folder.json_files import write_json
+from trl_prorl.eval.readiness.first_steps import (
+    MOST,
+    first_steps,
+    moved,
+    moved_finding,
+    rate_findings,
+    update_findings,
+)
+from trl_prorl.eval.readiness.signal import draw, signal_findings
+from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.eval.samples.progress import progress
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import RecipeParser

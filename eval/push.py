@@ -16,7 +16,7 @@ from rich.table import Table
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.run_folder.reading import load_config
-from trl_prorl.eval.samples.points import find_trained_model
+from trl_prorl.eval.samples.models import find_trained_model
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
 from trl_prorl.hub.publish import Content, files_to_push, make_api, open_repo, push, push_command, repo_name
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from eval.pages.document import Bullets, Code, Report, Section, Text, to_markdown
-from eval.pages.html import inline
+from eval.pages.document import Bullets, Code, Report, Section, Text, inline, to_markdown
 from eval.pages.table import Table
 from eval.samples.progress import clock, progress
 from trl_prorl.shown import visible, without_html

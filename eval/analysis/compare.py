@@ -9,11 +9,10 @@ import numpy as np
 from scipy import stats
 
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.configurations import max_new_tokens, same_prompts, seed_count
 from trl_prorl.eval.analysis.cost import mean_step_seconds
 from trl_prorl.eval.analysis.frame import Arm, Frame
-from trl_prorl.eval.analysis.pairing import max_new_tokens, same_prompts
 from trl_prorl.eval.analysis.passk import per_prompt
-from trl_prorl.eval.analysis.repetitions import seed_count
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
     McNemar,

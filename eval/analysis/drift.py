@@ -13,7 +13,7 @@ def model_drift(sums: np.ndarray) -> dict[str, float]:
 
     Args:
         sums (`np.ndarray`): A row per prompt, shape (P, 5): sums over its tokens of the four measures of
-            [`~eval.analysis.token_drift.TokenDrift`] in their order, and the number of tokens.
+            [`~eval.analysis.language.TokenDrift`] in their order, and the number of tokens.
     """
     kl, agreement, entropy, base_entropy = sums[:, :4].sum(0) / sums[:, 4].sum()
     return {

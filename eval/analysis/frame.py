@@ -9,10 +9,19 @@ import numpy as np
 import pandas as pd
 
 from trl_prorl.eval.analysis import cost
-from trl_prorl.eval.analysis.names import TASK, configuration_labels, setting
-from trl_prorl.eval.analysis.pairing import GROUND, belonging, ground, matched_control, same_prompts
+from trl_prorl.eval.analysis.configurations import (
+    GROUND,
+    TASK,
+    belonging,
+    configuration_labels,
+    ground,
+    matched_control,
+    repetitions,
+    same_prompts,
+    seed_count,
+    setting,
+)
 from trl_prorl.eval.analysis.passk import gain, largest_k, per_prompt, score
-from trl_prorl.eval.analysis.repetitions import repetitions, seed_count
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
 from trl_prorl.eval.run_folder.run import MODEL, Run
 from trl_prorl.variants import VARIANTS

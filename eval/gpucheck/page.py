@@ -5,9 +5,8 @@ import re
 import textwrap
 from pathlib import Path
 
-from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS
-from trl_prorl.eval.gpucheck.result import Result, Table
-from trl_prorl.eval.stepcost.arms import BASELINE
+from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS, Result, Table
+from trl_prorl.eval.stepcost.settings import BASELINE
 from trl_prorl.eval.stepcost.tables import ratio
 
 

@@ -8,10 +8,9 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from trl_prorl.eval.analysis.boundary import Boundary, PromptChange, boundary
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from trl_prorl.eval.pages.cells import interval_cell
 from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, save_figure
 from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import Column, Table, interval_cell, table_of
 
 
 LISTED_PROMPTS = 12

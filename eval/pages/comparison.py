@@ -12,11 +12,20 @@ from trl_prorl.eval.analysis.compare import (
 )
 from trl_prorl.eval.analysis.frame import Arm, Frame
 from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE, Estimate
-from trl_prorl.eval.pages.cells import NOT_MEASURED, POWER, cell, interval_cell, percent, share_cell
 from trl_prorl.eval.pages.curves import OTHER_COLOUR, Panel, colour_of
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
 from trl_prorl.eval.pages.reproduce import passk_command
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import (
+    NOT_MEASURED,
+    POWER,
+    Column,
+    Table,
+    cell,
+    interval_cell,
+    percent,
+    share_cell,
+    table_of,
+)
 from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.record.started import evaluation_of
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective

@@ -7,7 +7,6 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages import (
     arms,
     boundary,
-    caveats,
     comparison,
     completions,
     course,
@@ -37,14 +36,14 @@ CONTENTS = (
     drift.sections,
     reset_effects.sections,
     runs.costs,
-    caveats.sections,
+    arms.caveat_sections,
     arms.sections,
 )
 
 
 def build_report(frame: Frame, command: str) -> Report:
     """
-    The report on runs, for [`~eval.pages.document.to_markdown`] and [`~eval.pages.html.to_html`].
+    The report on runs, for [`~eval.pages.document.to_markdown`] and [`~eval.pages.document.to_html`].
 
     Args:
         frame ([`Frame`]): The runs, sorted.

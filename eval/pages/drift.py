@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 from trl_prorl.eval.analysis.drift import drift_frame
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell
 from trl_prorl.eval.pages.curves import Panel, marks_note, points_panel, with_band_note
 from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 
 
 # Title and unit of each measure's panel.

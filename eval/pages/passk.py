@@ -16,7 +16,6 @@ from trl_prorl.eval.analysis.passk import (
     summary_score,
 )
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell, sides_cell
 from trl_prorl.eval.pages.curves import (
     MOST_CURVES,
     OTHER_COLOUR,
@@ -30,7 +29,7 @@ from trl_prorl.eval.pages.curves import (
     with_band_note,
 )
 from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.shown import visible
 
 

@@ -4,14 +4,23 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from trl_prorl.eval.analysis.clamp import LEAST_GAIN, WINDOW, gain_since, stalled_at
 from trl_prorl.eval.analysis.frame import Arm, Frame
-from trl_prorl.eval.analysis.resets import AFTER, BEFORE, Response, mean_dip, median_reconvergence, reset_responses
+from trl_prorl.eval.analysis.resets import (
+    AFTER,
+    BEFORE,
+    LEAST_GAIN,
+    WINDOW,
+    Response,
+    gain_since,
+    mean_dip,
+    median_reconvergence,
+    reset_responses,
+    stalled_at,
+)
 from trl_prorl.eval.analysis.smoothing import LAST_SHARE
-from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, over_seeds
 from trl_prorl.eval.pages.curves import REASON_NAMES
 from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, over_seeds, table_of
 from trl_prorl.eval.run_folder.run import Run
 
 

@@ -4,10 +4,19 @@ from trl_prorl.eval.analysis.cost import evaluation_seconds, median_step_seconds
 from trl_prorl.eval.analysis.frame import Frame, Row
 from trl_prorl.eval.analysis.passk import score
 from trl_prorl.eval.analysis.smoothing import first_mean, last_mean
-from trl_prorl.eval.pages.cells import NOT_MEASURED, arrow_cell, cell, interval_cell, percent_cell, sides_cell
 from trl_prorl.eval.pages.course import stages_panel
 from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import (
+    NOT_MEASURED,
+    Column,
+    Table,
+    arrow_cell,
+    cell,
+    interval_cell,
+    percent_cell,
+    sides_cell,
+    table_of,
+)
 from trl_prorl.variants import VARIANTS
 
 

@@ -10,10 +10,9 @@ from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.analysis.trajectory import MIN_CHECKPOINTS, SaturationCheck, check_run, default_sizes
-from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell
 from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, arm_label, colour_of, save_figure
 from trl_prorl.eval.pages.document import Block, Bullets, Section, Text
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import Run
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from trl_prorl.eval.pages.cells import percent
+from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, advice
 from trl_prorl.eval.readiness.first_steps import FirstSteps
 from trl_prorl.eval.samples.progress import clock

@@ -17,14 +17,13 @@ from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_config, read_env
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import identity, load_point, load_tokenizer
-from trl_prorl.eval.samples.points import Point, trained_point
+from trl_prorl.eval.samples.models import Point, checkpoint_points, identity, load_point, load_tokenizer, trained_point
 from trl_prorl.eval.samples.progress import progress
 from trl_prorl.eval.samples.sampling import for_sampling, sample
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.record.run_files import EVALUATION_KEYS
-from trl_prorl.record.started import evaluation_of
+from trl_prorl.record.started import evaluation_of, plugin_options
 from trl_prorl.shown import visible
 
 
@@ -102,7 +101,7 @@ class HeldOut:
         disk is drawn and kept.
 
         Args:
-            point ([`~eval.samples.points.Point`]): The model.
+            point ([`~eval.samples.models.Point`]): The model.
             n (`int`): Samples per prompt.
             temperature (`float`, *optional*): Another temperature than this evaluation's.
 
@@ -288,3 +287,38 @@ def check_run(run_dir: Path) -> dict:
     if wrong:
         raise InputError(". And ".join(wrong))
     return config
+
+
+def held_outs(run_dir: Path, args) -> list[HeldOut]:
+    """The run on its own task, then on the others that were asked for."""
+    settings = {
+        "temperature": 0.0 if args.greedy else args.temperature,
+        "max_new_tokens": args.max_new_tokens,
+        "seed": args.seed,
+        "batch_size": args.batch_size,
+    }
+    names = [None, *map(TaskName.parse, args.others)]
+    return [HeldOut(run_dir, args.split, args.prompts, name=name, **settings) for name in names]
+
+
+def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] = ()) -> None:
+    """
+    Refuse what a run cannot be asked, before anything is loaded.
+
+    Args:
+        run_dir (`Path`): The run folder.
+        checkpoints (`list[str]`): Steps, or `all`.
+        others (`list[str]`): Tasks beside the run's own, as the command line names them.
+
+    Raises:
+        InputError: Naming what is wrong, and the cure.
+    """
+    config, env = check_run(run_dir), read_env(run_dir)
+    how = f"; {evaluation_of(config, env, run_dir)} has the run's own" if plugin_options(env) else ""
+    for name in (TaskName.of_run(config), *map(TaskName.parse, others)):
+        try:
+            name.make()
+        except InputError as error:
+            raise InputError(f"{error}{how}") from error
+    if checkpoints:
+        checkpoint_points(run_dir, config, checkpoints)

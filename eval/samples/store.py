@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from trl_prorl.errors import RunError
-from trl_prorl.eval.run_folder.json_files import write_json
+from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.files import replaced
 
 

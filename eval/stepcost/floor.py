@@ -4,9 +4,8 @@ import torch
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_prorl.embedded.making import byte_tokenizer
-from trl_prorl.eval.stepcost.batches import Batches
-from trl_prorl.eval.stepcost.shapes import new_model
-from trl_prorl.eval.stepcost.stopwatch import Stopwatch
+from trl_prorl.eval.stepcost.settings import Batches, new_model
+from trl_prorl.eval.stepcost.trainers import Stopwatch
 from trl_prorl.rollout.compact import distinct, padded_left
 from trl_prorl.scoring.frozen_head import add_frozen_head
 from trl_prorl.scoring.packing import packed_logps

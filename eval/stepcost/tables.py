@@ -9,7 +9,7 @@ from matplotlib.ticker import NullFormatter
 from rich.console import Console
 from rich.table import Table
 
-from trl_prorl.eval.stepcost.arms import BASELINE, FLOOR
+from trl_prorl.eval.stepcost.settings import BASELINE, FLOOR
 from trl_prorl.variants import VARIANTS
 
 

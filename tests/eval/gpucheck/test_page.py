@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from eval.gpucheck import page
-from eval.gpucheck.machine import ROOT
 from eval.gpucheck.page import BEGIN, END, QUOTED
-from eval.gpucheck.result import Result, Table
+from eval.gpucheck.parts import Result, Table
+from eval.gpucheck.runner import ROOT
 
 
 @pytest.fixture

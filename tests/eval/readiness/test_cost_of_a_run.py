@@ -7,8 +7,7 @@ import torch
 
 from eval.readiness.cost import bytes_per_row, cost_findings, largest_micro_batch, seconds_of_run
 from eval.readiness.finding import LOOK
-from eval.readiness.first_steps import FirstSteps, first_steps
-from eval.readiness.first_update import update_findings
+from eval.readiness.first_steps import FirstSteps, first_steps, update_findings
 
 
 FIRST = {"time_step": 10.0, "time_rollout": 6.0, "time_ref": 1.0, "time_update": 3.0, "tokens_per_second": 50.0}

@@ -1,10 +1,11 @@
-"""Do verifier and rewards know right from wrong? Gold answers, and the answers of other rows, tell without a model."""
+"""The data of a run: do verifier and rewards know right from wrong, are splits apart, do texts fit their limits?"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from datasets import Dataset
 from trl.trainer.utils import is_async_callable
 
 from trl_prorl.errors import RewardError
@@ -169,6 +170,102 @@ def gold_findings(found: GoldAnswers) -> list[Finding]:
                 f"{means[0]:.2f}, {means[1]:.2f}",
                 **advice(found.reward_tells is False, cure),
                 values={"gold": means[0], "others": means[1]},
+            )
+        )
+    return findings
+
+
+HELD_OUT = 128  # rows of a task's validation and test that are compared with training
+
+
+def content(prompt: Sequence[Mapping] | str) -> str:
+    """A prompt's text, spaces made even."""
+    text = prompt if isinstance(prompt, str) else "\n".join(str(message.get("content")) for message in prompt)
+    return " ".join(text.split())
+
+
+def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
+    """
+    Prompts that a run does not train on, by the name of their set.
+
+    Args:
+        evaluation ([`~datasets.Dataset`] or `dict` of them, *optional*): What the run evaluates on.
+        task ([`~tasks.Task`], *optional*): Gives its validation, if the run has none, and its test.
+        seed (`int`, *optional*, defaults to `0`): The seed by which the run draws rows of the task.
+    """
+    several = isinstance(evaluation, Mapping)
+    sets = {f"eval_{name}": rows for name, rows in evaluation.items()} if several else {"validation": evaluation}
+    found = {
+        name: list(rows["prompt"])
+        for name, rows in sets.items()
+        if isinstance(rows, Dataset) and "prompt" in rows.column_names
+    }
+    for split in ("validation", "test") if task is not None else ():
+        for count in (HELD_OUT, None) if split == "test" or not found else ():
+            try:
+                found[split] = list(task.rows(split, count, seed=seed)["prompt"])
+                break
+            except (ValueError, TypeError, KeyError, OSError, NotImplementedError):
+                continue  # fewer rows, or none
+    return found
+
+
+def split_findings(prompts: Mapping[str, Sequence]) -> list[Finding]:
+    """
+    Prompts that two splits share.
+
+    Args:
+        prompts (`Mapping[str, Sequence]`): The prompts of each split that there is, as chat messages or text.
+    """
+    texts = {split: {content(prompt) for prompt in of_split} for split, of_split in prompts.items()}
+    names, findings = list(texts), []
+    for place, first in enumerate(names):
+        for second in names[place + 1 :]:
+            shared = len(texts[first] & texts[second])
+            cure = f"drop these prompts from {first}: what is measured on {second} would be what was learnt by heart"
+            findings.append(
+                Finding(
+                    f"prompts of {second} in {first}",
+                    f"{shared} of {len(texts[second])}",
+                    **advice(shared > 0, cure),
+                    values={"shared": shared, "of": len(texts[second])},
+                )
+            )
+    return findings
+
+
+def length_findings(
+    prompts: Sequence[int], golds: Sequence[int], most: int | None, context: int | None
+) -> list[Finding]:
+    """
+    Prompts against the model's context, gold answers against the greatest length of a completion.
+
+    Args:
+        prompts (`Sequence[int]`): Tokens of each prompt.
+        golds (`Sequence[int]`): Tokens of each gold answer, without the end token; empty if there are none.
+        most (`int`, *optional*): `max_completion_length`.
+        context (`int`, *optional*): Tokens that the model can attend to.
+    """
+    longest, needed = max(prompts), max(prompts) + (most or 0)
+    limit = f" of {context}" if context else ""
+    too_long = context is not None and needed > context
+    cure = "lower max_completion_length, or drop long prompts"
+    findings = [
+        Finding(
+            "longest prompt, with a completion",
+            f"{longest} tokens, {needed}{limit}",
+            **advice(too_long, cure),
+            values={"prompt": longest, "needed": needed, "context": context},
+        )
+    ]
+    if golds and most is not None:
+        room = sum(length < most for length in golds)  # one token more, for the end
+        findings.append(
+            Finding(
+                "gold answers that fit max_completion_length",
+                f"{room} of {len(golds)} (longest {max(golds)} of {most} tokens)",
+                **advice(room < len(golds), f"set max_completion_length to {max(golds) + 1} or more"),
+                values={"fit": room, "longest": max(golds), "limit": most},
             )
         )
     return findings

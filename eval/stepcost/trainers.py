@@ -1,0 +1,218 @@
+"""A trainer of an arm, fed with batches that were drawn beforehand, timed in its steps and its generation."""
+
+import contextlib
+import functools
+import io
+import logging
+import math
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from pkgutil import resolve_name
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.eval.stepcost.settings import Batches, new_model
+
+
+class Stopwatch(TrainerCallback):
+    """
+    Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip; and
+    the most memory that a GPU held meanwhile.
+    """
+
+    def __init__(self, device: torch.device, clock: str):
+        self.device, self.seconds, self.began = device, defaultdict(float), None
+        self.clock = time.process_time if clock == "cpu" else time.perf_counter
+        self._peak, self.held = 0, 0.0
+
+    def begin(self) -> None:
+        """Measure anew; `held` is what the GPU holds already, in GiB."""
+        self.seconds.clear()
+        self._peak = 0
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.held = torch.cuda.memory_allocated(self.device) / 2**30
+
+    def peak(self) -> float | None:
+        """GiB, at most, since [`~Stopwatch.begin`]; `None` without a GPU, where it is not measured."""
+        if self.device.type != "cuda":
+            return None
+        self._peak = max(self._peak, torch.cuda.max_memory_allocated(self.device))
+        return self._peak / 2**30
+
+    def now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self.clock()
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.began = self.now()
+
+    def ending_a_step(self, function):
+        """`function`, with whose end a step ends; the call at the end of an epoch belongs to none."""
+
+        def timed(*args, **kwargs):
+            self.peak()  # of the step, before our trainer writes it down and lets the device count anew
+            result = function(*args, **kwargs)
+            if self.began is not None:
+                self.seconds["step"] += self.now() - self.began
+                self.began = None
+            return result
+
+        return timed
+
+    def around(self, name: str, function):
+        def timed(*args, **kwargs):
+            began = self.now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[name] += self.now() - began
+
+        return timed
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Without what a run says of itself: a benchmark trains in one folder again and again, too briefly for a reset."""
+    logger = logging.getLogger("trl_prorl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def make_trainer(
+    name: str, arm, args, batches: Batches, iterations: int, checkpointing: bool, folder: str
+) -> GRPOTrainer:
+    """
+    A trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group. The arm's
+    keys win over those that all arms share.
+    """
+    place, keys = arm
+    cls = resolve_name(place) if isinstance(place, str) else place
+    dtype = getattr(torch, keys["dtype"]) if "dtype" in keys else None
+    keys = {key: value for key, value in keys.items() if key != "dtype"}
+    count = {"generations": 0}
+
+    def rollout(prompts, trainer):
+        ids, completions = batches.draw(count["generations"])
+        count["generations"] += 1
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": [[0.0] * len(c) for c in completions]}
+
+    def reward(completion_ids, **columns):
+        return [float(sum(ids) % 7) + row % 2 for row, ids in enumerate(completion_ids)]
+
+    shared = {
+        "output_dir": str(Path(folder, name.replace(" ", "_"))),
+        "per_device_train_batch_size": args.micro_batch,
+        "gradient_accumulation_steps": args.prompts * args.num_generations // args.micro_batch,
+        "num_generations": args.num_generations,
+        "num_iterations": iterations,
+        "max_steps": iterations,
+        "max_completion_length": args.longest,
+        "learning_rate": 1e-6,
+        "bf16": args.dtype is torch.bfloat16,
+        "use_cpu": args.device == "cpu",
+        "gradient_checkpointing": checkpointing,
+        "save_strategy": "no",
+        "logging_steps": 10_000,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    config = (ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig)(**(shared | keys))
+    # A full model is its own reference's source, so it needs a path; LoRA's reference is the base.
+    lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear") if args.rank else None
+    rows = Dataset.from_dict({"prompt": ["x"] * args.prompts})
+    tokenizer = byte_tokenizer()
+    with tempfile.TemporaryDirectory() as model_folder:
+        model = new_model(args, tokenizer, dtype)
+        if lora is None:
+            model.save_pretrained(model_folder)
+            model.config._name_or_path = model_folder
+        trainer = cls(
+            model=model,
+            reward_funcs=reward,
+            args=config,
+            train_dataset=rows,
+            processing_class=tokenizer,
+            peft_config=lora,
+            rollout_func=rollout,
+        )
+    watch = Stopwatch(trainer.accelerator.device, args.clock)
+    trainer.add_callback(watch)
+    trainer.watch = watch
+    # After on_step_end, and with it the row of the record is written.
+    trainer._maybe_log_save_evaluate = watch.ending_a_step(trainer._maybe_log_save_evaluate)
+    trainer._generate_and_score_completions = watch.around("scoring", trainer._generate_and_score_completions)
+    return trainer
+
+
+FIRST = 8  # of the token ids that say which completion is which; special tokens are below
+
+
+class ForcedEnds(LogitsProcessor):
+    """
+    Ends every completion at its length. A completion's first token is forced too, and says which one it is, for rows
+    are dropped on the way.
+    """
+
+    def __init__(self, lengths: list[int], width: int, end: int, device: torch.device):
+        self.lengths, self.width, self.end = torch.tensor(lengths, device=device), width, end
+
+    def __call__(self, input_ids, scores):
+        done = input_ids.shape[1] - self.width
+        rows = torch.arange(len(input_ids), device=scores.device)
+        if done == 0:
+            scores = torch.full_like(scores, -math.inf)
+            scores[rows, FIRST + rows] = 0.0
+            return scores
+        # A row that has ended and is still computed, as transformers computes it, ends again and again.
+        last = self.lengths[input_ids[:, self.width] - FIRST] <= done + 1
+        scores[:, self.end] = -math.inf
+        scores[last] = -math.inf
+        scores[last, self.end] = 0.0
+        return scores
+
+
+def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> float:
+    """
+    One generation of a batch by the trainer's own method, its completions as long as they were drawn.
+
+    Raises:
+        `RuntimeError`: they are not.
+    """
+    prompts, completions = batches.draw(number)
+    lengths = [max(2, len(ids)) for ids in completions]
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    models = [policy.get_base_model() if isinstance(policy, PeftModel) else policy]
+    compact = getattr(trainer, "parts", {}).get("generation")
+    if compact is not None and compact.copy is not None:
+        models.append(compact.copy.model)
+    end = trainer.processing_class.eos_token_id
+    ends = ForcedEnds(lengths, max(map(len, prompts)), end, trainer.accelerator.device)
+    for model in models:
+        model.generate = functools.partial(type(model).generate, model, logits_processor=LogitsProcessorList([ends]))
+    began = trainer.watch.now()
+    try:
+        with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+            made, _ = trainer._generate_single_turn(prompts, None, {}, batches.args.num_generations)
+    finally:
+        for model in models:
+            del model.generate
+    seconds = trainer.watch.now() - began
+    if [len(ids) for ids in made] != lengths:
+        raise RuntimeError("the completions are not as long as they were drawn")
+    return seconds
