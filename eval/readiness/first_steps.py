@@ -10,8 +10,9 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
+from trl_prorl.adapters.growing import Growth
 from trl_prorl.adapters.growth import factors_of
-from trl_prorl.eval.readiness.finding import STOP, Finding, advice
+from trl_prorl.eval.readiness.finding import STOP, Finding, judged
 from trl_prorl.objective import kl
 from trl_prorl.objective.anchors import completion_mask
 from trl_prorl.record.meter import METRICS_FILE
@@ -37,17 +38,17 @@ def largest_rank(rank: int, every: int, step: int, largest: int, max_steps: int,
     return min(rank + growths * step, largest)
 
 
+def growth_of(trainer) -> Growth | None:
+    """The part that grows a trainer's adapter, if it has one."""
+    return next((part for part in trainer.parts.values() if isinstance(part, Growth)), None)
+
+
 def bytes_of_growth(trainer, rank: int) -> int:
     """
-    Bytes by which adapters, gradients, frozen copies and optimizer state grow until a rank.
-
-    All of them are proportional to the rank, so that the present bytes tell the later ones.
-
-    Args:
-        trainer ([`~trl_prorl.ProRLTrainer`]): After an optimizer step, with a [`~trl_prorl.adapters.growing.Growth`].
-        rank (`int`): The later rank.
+    Bytes by which adapters, gradients, frozen copies and optimizer state grow until a later rank, of a growing trainer
+    after an optimizer step. All of them are proportional to the rank, so that the present bytes tell the later ones.
     """
-    growth = trainer.parts["growth"]
+    growth = growth_of(trainer)
     states = inner_of(trainer.optimizer).state
     total = 0
     for factor in factors_of(growth.policy):
@@ -101,14 +102,10 @@ class StopAfter(TrainerCallback):
 
 def first_steps(trainer, steps: int = MOST, tell: Callable[[str], None] = lambda line: None) -> FirstSteps:
     """
-    Train a few steps.
-
-    Args:
-        trainer ([`ProRLTrainer`]): Its `output_dir` is thrown away by the caller; it neither saves nor evaluates.
-        steps (`int`, *optional*, defaults to `2`): Most optimizer steps.
-        tell (`Callable`, *optional*): Gets a line after each.
+    Train a few steps at most, `tell` gets a line after each; the trainer neither saves nor evaluates, and the caller
+    throws its `output_dir` away.
     """
-    growth = trainer.parts.get("growth")
+    growth = growth_of(trainer)
     first_rank = growth.rank if growth else 0
     trainer.add_callback(StopAfter(steps, tell))
     trainer.train()
@@ -151,7 +148,7 @@ def rate_findings(rate: float, lora: bool) -> list[Finding]:
     if rate == 0.0:
         return [Finding("learning rate", "0", "raise learning_rate: no update changes the policy", STOP, {"lr": rate})]
     cure = "raise learning_rate to 1e-5 or more: LoRA takes about ten times the rate of full fine-tuning"
-    return [Finding("learning rate", f"{rate:g}", **advice(lora and rate <= FULL_RATE, cure), values={"lr": rate})]
+    return [judged("learning rate", f"{rate:g}", lora and rate <= FULL_RATE, cure, lr=rate)]
 
 
 def moved(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float:
@@ -165,42 +162,30 @@ def moved(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor
 
 def moved_finding(distance: float, rates: Sequence[float]) -> Finding:
     """The finding of [`moved`], after updates by `rates`, which are low in a warm-up."""
-    return Finding(
+    return judged(
         f"KL to the policy before the first {len(rates)} updates",
         f"{distance:.2g} nats per token, by learning rates of {', '.join(f'{rate:g}' for rate in rates)}",
-        **advice(not distance <= MOST_MOVED, "lower learning_rate: the first updates destroy the policy", STOP),
-        values={"kl": distance if math.isfinite(distance) else None, "lr": list(rates)},
+        not distance <= MOST_MOVED,
+        "lower learning_rate: the first updates destroy the policy",
+        STOP,
+        kl=distance if math.isfinite(distance) else None,
+        lr=list(rates),
     )
 
 
 def update_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
     """
-    What the first rows of the record say of the first update.
-
-    Args:
-        rows (`Sequence[Mapping]`): One or two rows. In the first, every ratio is 1 unless it holds several updates'
-            samples; the second shows what the first update did.
+    What the first one or two rows of the record say of the first update: in the first every ratio is 1, unless it
+    holds several updates' samples; the second shows what the first update did.
     """
     findings = []
     if (entropy := rows[0].get("entropy")) is not None:
         cure = "raise temperature, or begin from a model that is less sure: completions of a prompt will be alike"
-        findings.append(
-            Finding(
-                "entropy at the first update",
-                f"{entropy:.3f} nats per token",
-                **advice(entropy < COLLAPSED, cure),
-                values={"entropy": entropy},
-            )
-        )
+        number = f"{entropy:.3f} nats per token"
+        findings.append(judged("entropy at the first update", number, entropy < COLLAPSED, cure, entropy=entropy))
     clipped = [row["clip_region_mean"] for row in rows if "clip_region_mean" in row]
     if clipped:
         cure = "lower learning_rate or num_iterations: one update leaves the region in which the ratio is trusted"
-        findings.append(
-            Finding(
-                "tokens clipped after it",
-                f"{100 * clipped[-1]:.1f} %",
-                **advice(clipped[-1] > MOST_CLIPPED, cure),
-                values={"clip_ratio": clipped[-1], "rows": len(rows)},
-            )
-        )
+        what, number, wrong = "tokens clipped after it", f"{100 * clipped[-1]:.1f} %", clipped[-1] > MOST_CLIPPED
+        findings.append(judged(what, number, wrong, cure, clip_ratio=clipped[-1], rows=len(rows)))
     return findings

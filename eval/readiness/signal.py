@@ -8,7 +8,7 @@ from typing import Any
 from trl_prorl.eval.analysis.statistics import bootstrap_interval
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.data import columns_of, known
-from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, advice
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, judged
 from trl_prorl.rollout.rewards import watched
 from trl_prorl.rollout.verdicts import verifier_of
 
@@ -54,16 +54,11 @@ FULL_REWARD = "full reward of 1: no verifier"
 
 def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], None] = lambda count: None) -> Rollouts:
     """
-    Sample rows as a trainer does, a generation batch at a time.
+    Sample P rows of the training set as a trainer that has not begun to train does, a generation batch at a time;
+    `advance` gets the number of completions of every batch.
 
     Completions are right by the verifier of a reward function, else by the task, else if the first reward function
     gives them the full reward of 1, as `pass_rate/TASK` in the record has it.
-
-    Args:
-        trainer ([`ProRLTrainer`]): Has not begun to train.
-        rows (`Sequence[Mapping]`): P rows of its training set.
-        task ([`~tasks.Task`], *optional*): Says whether a completion holds an answer, and whether it is right.
-        advance (`Callable`, *optional*): Told of every batch how many completions it had.
     """
     size = trainer.num_generations
     verifier = verifier_of(trainer.reward_funcs)
@@ -115,7 +110,7 @@ FEW = 4  # prompts of a task or level that say nothing of it
 SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
 ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
 NEVER = 0.9  # share of completions cut at which the end token may be at fault
-SHOWN = 60  # characters of an example
+EXAMPLE_LENGTH = 60  # characters
 
 
 def expected_silent(p: float, size: int) -> float:
@@ -150,16 +145,8 @@ def rate(values: list[bool]) -> float:
 
 def signal_findings(found: Rollouts, max_completion_length: int | None, gold_length: int | None, tells: bool | None):
     """
-    The findings of samples.
-
-    Args:
-        found ([`Rollouts`]): Of the base.
-        max_completion_length (`int`, *optional*): The run's.
-        gold_length (`int`, *optional*): Tokens of the longest gold answer.
-        tells (`bool`, *optional*): Whether right answers get more reward than wrong ones; `None` if that is not known.
-
-    Returns:
-        `list[Finding]`
+    The findings of samples of the base. `gold_length` is in tokens, of the longest gold answer; `tells` says whether
+    right answers get more reward than wrong ones, `None` if that is not known.
     """
     return [
         *pass_findings(found, tells),
@@ -265,14 +252,8 @@ def disagreement(found: Rollouts) -> list[Finding]:
     if not mixed:
         return []
     cure = "compare reward and verifier on such a group: the run is paid for another thing than it is measured by"
-    return [
-        Finding(
-            "groups that pay a wrong answer like a right one",
-            f"{wrong} of {mixed}",
-            **advice(wrong > mixed / 2, cure),
-            values={"wrong": wrong, "mixed": mixed},
-        )
-    ]
+    what = "groups that pay a wrong answer like a right one"
+    return [judged(what, f"{wrong} of {mixed}", wrong > mixed / 2, cure, wrong=wrong, mixed=mixed)]
 
 
 def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> Finding:
@@ -287,12 +268,8 @@ def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> F
         )
     level = STOP if cut == 1.0 else LOOK
     mean = sum(found.lengths) / len(found.lengths)
-    return Finding(
-        "completions cut off",
-        f"{percent(cut)} (mean length {mean:.0f} of {most or 'any'})",
-        **advice(cut > MOST_CUT, change, level),
-        values={"cut": cut, "mean_length": mean, "limit": most},
-    )
+    number = f"{percent(cut)} (mean length {mean:.0f} of {most or 'any'})"
+    return judged("completions cut off", number, cut > MOST_CUT, change, level, cut=cut, mean_length=mean, limit=most)
 
 
 def unanswered(found: Rollouts) -> list[Finding]:
@@ -301,13 +278,7 @@ def unanswered(found: Rollouts) -> list[Finding]:
         return []
     share = 1 - rate(found.answered)
     examples = [text for text, has in zip(found.texts, found.answered, strict=True) if not has][:2]
-    shown = " and ".join(repr(text[-SHOWN:]) for text in examples)
-    change = f"ask for the form in the prompt, or mend the verifier: {shown}"
-    return [
-        Finding(
-            "completions without an answer to verify",
-            percent(share),
-            **advice(share > MOST_UNANSWERED, change),
-            values={"share": share, "examples": examples},
-        )
-    ]
+    ends = " and ".join(repr(text[-EXAMPLE_LENGTH:]) for text in examples)
+    change = f"ask for the form in the prompt, or mend the verifier: {ends}"
+    what = "completions without an answer to verify"
+    return [judged(what, percent(share), share > MOST_UNANSWERED, change, share=share, examples=examples)]
