@@ -53,7 +53,7 @@ from trl_prorl.eval.readiness.first_steps import (
 )
 from trl_prorl.eval.readiness.signal import draw, signal_findings
 from trl_prorl.eval.run_folder.reading import write_json
-from trl_prorl.eval.samples.progress import progress
+from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.shown import visible

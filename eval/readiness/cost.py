@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from tqdm import tqdm
+
 from trl_prorl.eval.pages.table import percent
 from trl_prorl.eval.readiness.finding import STOP, Finding, judged
 from trl_prorl.eval.readiness.first_steps import FirstSteps
-from trl_prorl.eval.samples.progress import clock
 
 
 OF_GENERATION = ("rollout", "old", "ref", "base")
@@ -91,7 +92,7 @@ def cost_findings(
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
         Finding(
             f"wall time of {first.max_steps} steps",
-            f"{clock(wall)}, without evaluations",
+            f"{tqdm.format_interval(wall)}, without evaluations",
             values={"seconds": wall, "max_steps": first.max_steps, "seconds_last_step": last["time_step"]},
         ),
         judged(

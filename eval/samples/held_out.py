@@ -18,8 +18,7 @@ from trl_prorl.eval.run_folder.reading import load_config, read_env
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import Point, checkpoint_points, identity, load_point, load_tokenizer, trained_point
-from trl_prorl.eval.samples.progress import progress
-from trl_prorl.eval.samples.sampling import for_sampling, sample
+from trl_prorl.eval.samples.sampling import for_sampling, progress, sample
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.record.run_files import EVALUATION_KEYS

@@ -2,12 +2,14 @@
 Samples of a model: batched generation from the full softmax, each sample with its text, its tokens and its verdict.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from peft import PeftModel
+from tqdm import tqdm
 from transformers import GenerationConfig
 
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
@@ -52,6 +54,13 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
         for row in rows
     ]
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+def progress(total: int, description: str) -> tqdm:
+    """A bar on stderr, a unit each sample; where nobody watches, after ten seconds and once a minute."""
+    watched = sys.stderr.isatty()
+    seconds = {} if watched else {"delay": 10, "mininterval": 60}
+    return tqdm(total=total, desc=description, unit="sample", **seconds)
 
 
 @contextmanager

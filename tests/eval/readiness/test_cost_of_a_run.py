@@ -59,7 +59,7 @@ def test_a_cpu_estimates_and_a_gpu_measures():
     assert of(grows, "peak memory").what == "peak memory at rank 32, the last"
     assert of(grows, "peak memory").number == "16.5 of 20.0 GiB"
     assert of(grows, "largest").number == "8 rows (now 8)"  # (18 − 8.5) / 1 = 9.5, in groups of 4
-    assert of(cpu, "tokens per second").number == "100" and of(cpu, "wall time").number.startswith("0:55")
+    assert of(cpu, "tokens per second").number == "100" and of(cpu, "wall time").number.startswith("00:55")
     assert of(cpu, "rewards in a step").number == "40 %" and of(cpu, "rewards in a step").level == LOOK
     assert of(cpu, "seconds by stage").number == "rollout 6.00, ref 1.00, update 3.00"
 
