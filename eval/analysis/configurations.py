@@ -24,6 +24,17 @@ VALIDATION_KEYS = frozenset(
 # The settings that have no effect without another one: by the rules of the configuration, and those of evaluations.
 EFFECTIVE_WITH = {name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted}
 EFFECTIVE_WITH |= dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION)
+# Settings that pose the problem that a run solves: arms are compared where they agree in these.
+GROUND = ("task", "task_level", "task_options", "dataset_name", "max_steps", "learning_rate")
+TASK = "task"
+# The settings that have a short form, in the order of a name: of resets and growth, then the others; any other setting
+# is named `key=value`, after these.
+OURS = {name: key.short for name, key in KEYS.items() if key.short is not None}
+SHORT_FORMS = {
+    **{TASK: "{}", MODEL: "{}", "optimizer_reset": "{}", "optimizer_reset_alpha": "{}"},
+    **{name: form for name, form in OURS.items() if name.startswith(("ref_reset", "elastic", "lora"))},
+    **{"beta": "β={}", **OURS, "learning_rate": "lr={}", "max_steps": "{} steps"},
+}
 
 
 def matters(key: str, config: dict) -> bool:
@@ -69,10 +80,6 @@ def same_prompts(a: Run, b: Run) -> bool:
     )
 
 
-# Settings that pose the problem that a run solves: arms are compared where they agree in these.
-GROUND = ("task", "task_level", "task_options", "dataset_name", "max_steps", "learning_rate")
-
-
 def ground(run: Run) -> str:
     """The problem that a run solves, the seed of an embedded base aside."""
     return repr([run.base[0], *(run.config.get(key) or None for key in GROUND)])
@@ -99,17 +106,6 @@ def matched_control(run: Run, runs: list[Run]) -> Run | None:
     ]
     same_beta = (control for control in controls if control.config.get("beta") == run.config.get("beta"))
     return next(same_beta, controls[0] if controls else None)
-
-
-TASK = "task"
-# The settings that have a short form, in the order of a name: of resets and growth, then the others; any other setting
-# is named `key=value`, after these.
-OURS = {name: key.short for name, key in KEYS.items() if key.short is not None}
-SHORT_FORMS = {
-    **{TASK: "{}", MODEL: "{}", "optimizer_reset": "{}", "optimizer_reset_alpha": "{}"},
-    **{name: form for name, form in OURS.items() if name.startswith(("ref_reset", "elastic", "lora"))},
-    **{"beta": "β={}", **OURS, "learning_rate": "lr={}", "max_steps": "{} steps"},
-}
 
 
 def value_of(run: Run, key: str) -> Any:

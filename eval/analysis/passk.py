@@ -19,6 +19,18 @@ from trl_prorl.eval.run_folder.run import Run
 
 
 SIDES = ("base", "trained")
+# The settings that decide an evaluation, and their options; task and level are the run's.
+OPTIONS = {
+    "prompts": "--prompts",
+    "n": "--n",
+    "split": "--split",
+    "temperature": "--temperature",
+    "max_new_tokens": "--max-new-tokens",
+    "seed": "--seed",
+    "task": None,
+    "level": None,
+    "prompt_ids": None,
+}
 
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
@@ -145,20 +157,6 @@ def checkpoint_ks(runs: list[Run]) -> list[int]:
     """The smallest and the largest k of the runs with checkpoints."""
     ks = {k for run in runs if (run.passk or {}).get("checkpoints") for k in run.passk["k"]}
     return sorted({min(ks), max(ks)}) if ks else []
-
-
-# The settings that decide an evaluation, and their options; task and level are the run's.
-OPTIONS = {
-    "prompts": "--prompts",
-    "n": "--n",
-    "split": "--split",
-    "temperature": "--temperature",
-    "max_new_tokens": "--max-new-tokens",
-    "seed": "--seed",
-    "task": None,
-    "level": None,
-    "prompt_ids": None,
-}
 
 
 def to_complete(

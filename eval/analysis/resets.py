@@ -9,6 +9,8 @@ from trl_prorl.eval.analysis.smoothing import LAST_SHARE
 
 
 BEFORE, AFTER = 10, 5  # steps of the level before a reset, and of the running mean after it
+WINDOW = 20  # steps of a mean
+LEAST_GAIN = 0.02  # reward: the smallest improvement that counts as one
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,6 @@ def median_reconvergence(responses: list[Response]) -> float | None:
 def mean_dip(responses: list[Response]) -> float | None:
     """Mean dip over the resets; `None` without any."""
     return float(np.mean([response.dip for response in responses])) if responses else None
-
-
-WINDOW = 20  # steps of a mean
-LEAST_GAIN = 0.02  # reward: the smallest improvement that counts as one
 
 
 def _means(steps: np.ndarray, reward: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from trl_prorl.variants import VARIANTS
 
 NEIGHBOURS = 10  # steps on each side
 LEAST_NEIGHBOURS = 5
+COLLAPSE_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,6 @@ def find_spikes(values: np.ndarray, rule: SpikeRule) -> Spikes:
         places.append(known[highest])
         ratios.append(values_known[highest] / medians_known[highest])
     return Spikes(np.array(places, int), np.array(ratios, float))
-
-
-COLLAPSE_SHARE = 0.5
 
 
 def smoothed_reward(run: Run) -> pd.Series | None:

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import dataclasses
 import hashlib
-import importlib.metadata
 import multiprocessing
 import os
 import platform
@@ -21,11 +20,16 @@ from typing import NamedTuple
 import torch
 
 import trl_prorl
+from trl_prorl.environment import installed
 from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS, Part, Result, Size
 
 
 ROOT = Path(trl_prorl.__file__).parent.parent  # of a checkout, where there is one
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "triton", "deepspeed", "vllm")
+LEAST = 20.0  # seconds that must be left for another part to begin
+ENOUGH = 0.7  # of a part's limit, after which it begins no further measurement, and keeps those that it has
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+NAMED = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b(: .*)?$")  # a line that names an exception
 
 
 def see_one_gpu() -> str | None:
@@ -50,22 +54,9 @@ def machine(size: Size, folder: Path) -> Result:
         # Older cards emulate bf16, which is right and slow: it says nothing about a run in fp16 or fp32.
         supported = torch.cuda.is_bf16_supported(including_emulation=False)
         result.check("bf16 is supported", supported, f"{name}: {'yes' if supported else 'only emulated'}")
-    versions = {name: version(name) for name in LIBRARIES if version(name) is not None}
+    versions = {name: number for name in LIBRARIES if (number := installed(name)) is not None}
     result.facts |= {"device": name, "memory_gib": memory, "versions": versions}
     return result
-
-
-def version(library: str) -> str | None:
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-LEAST = 20.0  # seconds that must be left for another part to begin
-ENOUGH = 0.7  # of a part's limit, after which it begins no further measurement, and keeps those that it has
-PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
-NAMED = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b(: .*)?$")  # a line that names an exception
 
 
 class Outcome(NamedTuple):

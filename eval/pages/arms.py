@@ -20,6 +20,9 @@ DESCRIBED_KEYS = (
     "optimizer_reset",
     "optimizer_reset_alpha",
 )
+# The keys that define an arm; in every other key the arms of a comparison should agree.
+ARM_KEYS = {"beta", "beta_old", "beta_base", "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
+ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 
 def arm_list(runs: list[Run]) -> list[str]:
@@ -82,11 +85,6 @@ def lead(runs: list[Run]) -> list[Text]:
             f"Compared: {arms}{f'; training seed{chr(115) * (len(seeds) > 1)} ' + ', '.join(seeds) if seeds else ''}."
         ),
     ]
-
-
-# The keys that define an arm; in every other key the arms of a comparison should agree.
-ARM_KEYS = {"beta", "beta_old", "beta_base", "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
-ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 
 def caveats(runs: list[Run]) -> list[str]:

@@ -14,6 +14,15 @@ from trl_prorl.eval.pages.table import Table
 from trl_prorl.shown import visible, without_html
 
 
+TEMPLATES = Path(__file__).parent / "templates"
+PAGE = "report.html.jinja"
+LONGEST_SHORT_CELL = 24
+UNFOLDED = 3  # sections
+# Emphasis and code alone: whatever a run is called, its name makes no link, no picture and no HTML.
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink", "entity"])
+_INTERVAL = re.compile(r" (\[[^\]<]*\])(?=$| )")
+
+
 @dataclass(frozen=True)
 class Text:
     """A paragraph in markdown."""
@@ -117,16 +126,6 @@ def to_markdown(report: Report) -> str:
     for section in report.sections:
         parts += [f"## {without_html(visible(section.title))}", *map(_block_markdown, section.blocks)]
     return "\n\n".join(parts) + "\n"
-
-
-TEMPLATES = Path(__file__).parent / "templates"
-PAGE = "report.html.jinja"
-LONGEST_SHORT_CELL = 24
-UNFOLDED = 3  # sections
-
-# Emphasis and code alone: whatever a run is called, its name makes no link, no picture and no HTML.
-_MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink", "entity"])
-_INTERVAL = re.compile(r" (\[[^\]<]*\])(?=$| )")
 
 
 def inline(text: str) -> Markup:

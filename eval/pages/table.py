@@ -15,14 +15,12 @@ from trl_prorl.shown import visible, without_html
 
 
 NOT_MEASURED = "–"
+POWER = "80 % power"  # of a detectable difference
 
 
 def cell(value: float | None, spec: str) -> str:
     """A number in the given format; an en dash for what was not measured."""
     return NOT_MEASURED if value is None or math.isnan(value) else format(value, spec)
-
-
-POWER = "80 % power"  # of a detectable difference
 
 
 def interval_cell(estimate: Estimate | None, spec: str) -> str:

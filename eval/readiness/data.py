@@ -16,6 +16,7 @@ from trl_prorl.rollout.outcome import weighted_sum
 
 MOST_ACCEPTED = 0.1  # share of other rows' answers that may be right by chance, as where there are few answers
 NO_COLUMNS = ("prompt", "completion", "completion_ids")  # a reward function gets these as arguments of their own
+HELD_OUT = 128  # rows of a task's validation and test that are compared with training
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,6 @@ def gold_findings(found: GoldAnswers) -> list[Finding]:
         number = ", ".join(f"{value:.2f}" for value in means.values())
         findings.append(judged(what, number, found.reward_tells is False, cure, **means))
     return findings
-
-
-HELD_OUT = 128  # rows of a task's validation and test that are compared with training
 
 
 def content(prompt: Sequence[Mapping] | str) -> str:

@@ -19,6 +19,15 @@ from trl_prorl.record.meter import METRICS_FILE
 from trl_prorl.resets.optimizer_state import inner_of
 
 
+MOST = 2
+COLLAPSED, MOST_CLIPPED = 0.05, 0.2
+# nats per token. Two updates move the embedded models by at most 0.003 with the shipped recipes, by 0.06 at ten times
+# their rate (`recipes/tiny/stress`, which learns and collapses slowly), by 0.11 to 0.4 at twenty times, where the
+# reward is 0 within 20 steps, and by 0.5 to 5 beyond.
+MOST_MOVED = 0.1
+FULL_RATE = 2e-6  # of full fine-tuning; LoRA takes about ten times as much
+
+
 def largest_rank(rank: int, every: int, step: int, largest: int, max_steps: int, steps_per_generation: float) -> int:
     """
     The rank at the end of a run: a growth requested at a step is applied at the next generation boundary, and requests
@@ -59,9 +68,6 @@ def bytes_of_growth(trainer, rank: int) -> int:
             copies += [copy[factor.name] for copy in growth.copies]
         total += sum(tensor.nbytes for tensor in tensors + copies if tensor.dim())
     return round(total * (rank / growth.rank - 1))
-
-
-MOST = 2
 
 
 @dataclass(frozen=True)
@@ -133,14 +139,6 @@ def first_steps(trainer, steps: int = MOST, tell: Callable[[str], None] = lambda
         growth_gib=grown / 2**30,
         rank=rank,
     )
-
-
-COLLAPSED, MOST_CLIPPED = 0.05, 0.2
-# nats per token. Two updates move the embedded models by at most 0.003 with the shipped recipes, by 0.06 at ten times
-# their rate (`recipes/tiny/stress`, which learns and collapses slowly), by 0.11 to 0.4 at twenty times, where the
-# reward is 0 within 20 steps, and by 0.5 to 5 beyond.
-MOST_MOVED = 0.1
-FULL_RATE = 2e-6  # of full fine-tuning; LoRA takes about ten times as much
 
 
 def rate_findings(rate: float, lora: bool) -> list[Finding]:

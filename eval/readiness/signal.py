@@ -13,6 +13,20 @@ from trl_prorl.rollout.rewards import watched
 from trl_prorl.rollout.verdicts import verifier_of
 
 
+FULL_REWARD = "full reward of 1: no verifier"
+SAME = 1e-6  # rewards closer than this are equal: their mean is rounded
+MOST_SILENT, AIM = 0.5, 0.3  # shares of groups without signal: worth a change, and what the change aims at
+MOST_CUT, MOST_UNANSWERED = 0.1, 0.2
+MASKED = 0.5  # share of completions cut that hides what the base could do
+SOLVED, HOPELESS = 0.9, 0.02
+GROUPS = (4, 8, 16, 32, 64)
+FEW = 4  # prompts of a task or level that say nothing of it
+SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
+ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
+NEVER = 0.9  # share of completions cut at which the end token may be at fault
+EXAMPLE_LENGTH = 60  # characters
+
+
 @dataclass
 class Rollouts:
     """
@@ -47,9 +61,6 @@ class Rollouts:
     def groups(self, values: Sequence[Any]) -> list[list[Any]]:
         """Values of completions, by prompt."""
         return [list(values[i : i + self.group_size]) for i in range(0, len(values), self.group_size)]
-
-
-FULL_REWARD = "full reward of 1: no verifier"
 
 
 def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], None] = lambda count: None) -> Rollouts:
@@ -98,19 +109,6 @@ def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], N
 def last_text(completion: str | list[Mapping]) -> str:
     """A completion, or the text of its last message; a call of a tool may have none."""
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
-
-
-SAME = 1e-6  # rewards closer than this are equal: their mean is rounded
-MOST_SILENT, AIM = 0.5, 0.3  # shares of groups without signal: worth a change, and what the change aims at
-MOST_CUT, MOST_UNANSWERED = 0.1, 0.2
-MASKED = 0.5  # share of completions cut that hides what the base could do
-SOLVED, HOPELESS = 0.9, 0.02
-GROUPS = (4, 8, 16, 32, 64)
-FEW = 4  # prompts of a task or level that say nothing of it
-SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
-ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
-NEVER = 0.9  # share of completions cut at which the end token may be at fault
-EXAMPLE_LENGTH = 60  # characters
 
 
 def expected_silent(p: float, size: int) -> float:

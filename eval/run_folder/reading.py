@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from trl_prorl.eval.run_folder.run import Run
 
 
+logger = logging.getLogger(__name__)
+PASSK_FILE, DRIFT_FILE = "passk.json", "drift.json"
+EVALUATIONS = {PASSK_FILE: run_files.passk, DRIFT_FILE: run_files.DRIFT}
+
+
 def write_json(path: Path, content: dict) -> None:
     """Write a JSON file, whole or not at all; NaN, which JSON does not know, as null."""
     with replaced(path) as aside:
@@ -44,11 +49,6 @@ def with_nan(value):
     if isinstance(value, dict):
         return {key: with_nan(one) for key, one in value.items()}
     return [math.nan if one is None else with_nan(one) for one in value] if isinstance(value, list) else value
-
-
-logger = logging.getLogger(__name__)
-PASSK_FILE, DRIFT_FILE = "passk.json", "drift.json"
-EVALUATIONS = {PASSK_FILE: run_files.passk, DRIFT_FILE: run_files.DRIFT}
 
 
 def load_config(run_dir) -> dict:

@@ -112,12 +112,8 @@ def trained_point(run_dir: Path, config: dict) -> Point:
 
 def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
     """
-    The checkpoints in a folder that hold weights, by step: this run's, and those of other runs.
-
-    Args:
-        folder (`Path`): The folder.
-        run_dir (`Path`): The run folder. A checkpoint that says of no run counts as this one's there, and nowhere
-            else.
+    The checkpoints in a folder that hold weights, by step: this run's, and those of other runs. One that says of no
+    run counts as this one's in the run folder, and nowhere else.
     """
     run, here = read_env(run_dir).get(RUN_ID), folder.resolve() == run_dir.resolve()
     found, others = {}, {}
@@ -143,13 +139,8 @@ def same_weights(checkpoint: Path, folder: Path) -> bool:
 
 def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Point]:
     """
-    The checkpoints of a run that were asked for, by step; the last step's is left out, because it is the trained
-    model.
-
-    Args:
-        run_dir (`Path`): The run folder.
-        config (`dict`): Its configuration.
-        asked (`list[str]`): Steps, or `all`.
+    The checkpoints of a run that were asked for, by their steps or as `all`; the last step's is left out, because it
+    is the trained model.
 
     Raises:
         InputError: If one is missing, or all were asked for and there are none.
@@ -195,11 +186,8 @@ def hub_errors(base: str):
 
 def identity(folder: Path | None, config: dict) -> dict:
     """
-    The identity of a model's weights: hashes of its files, or the Hub's commit. JSON values.
-
-    Args:
-        folder (`Path` or `None`): As in [`Point`].
-        config (`dict`): The run's configuration, which names the base model.
+    The identity of a model's weights, in JSON values: hashes of the files in its folder, or the Hub's commit; `None`
+    is the base model that the configuration names.
     """
     base = config["model_name_or_path"]
     if folder is None:

@@ -23,6 +23,9 @@ from trl_prorl.embedded.making import byte_tokenizer
 from trl_prorl.eval.stepcost.settings import Batches, new_model
 
 
+FIRST = 8  # of the token ids that say which completion is which; special tokens are below
+
+
 class Stopwatch(TrainerCallback):
     """
     Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip; and
@@ -158,9 +161,6 @@ def make_trainer(
     trainer._maybe_log_save_evaluate = watch.ending_a_step(trainer._maybe_log_save_evaluate)
     trainer._generate_and_score_completions = watch.around("scoring", trainer._generate_and_score_completions)
     return trainer
-
-
-FIRST = 8  # of the token ids that say which completion is which; special tokens are below
 
 
 class ForcedEnds(LogitsProcessor):
