@@ -1,7 +1,6 @@
 """Rounds of all arms in turns with the medians of their stages, and the peak memory of each arm alone."""
 
 import argparse
-import functools
 import multiprocessing
 import resource
 import statistics
@@ -12,10 +11,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 from rich.progress import track
 
-from trl_prorl.eval.stepcost.floor import Floor
-from trl_prorl.eval.stepcost.settings import ARMS, FLOOR, FP32_ARMS, Batches, settings
+from trl_prorl.eval.stepcost.settings import ARMS, FP32_ARMS, Batches, settings
 from trl_prorl.eval.stepcost.tables import ROUNDS
-from trl_prorl.eval.stepcost.trainers import generation_seconds, make_trainer, silent
+from trl_prorl.eval.stepcost.trainers import make_trainer, silent
 
 
 def measure(
@@ -33,9 +31,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainers = {
-            name: Floor(args, batches, iterations)
-            if arm is None
-            else make_trainer(name, arm, args, batches, iterations, checkpointing, folder)
+            name: make_trainer(name, arm, args, batches, iterations, checkpointing, folder)
             for name, arm in arms.items()
         }
         order = list(trainers)
@@ -43,25 +39,22 @@ def measure(
             # In turns, and not always in the same order.
             for name in order[number % len(order) :] + order[: number % len(order)]:
                 trainer = trainers[name]
-                times = trainer.generation_seconds if name == FLOOR else functools.partial(generation_seconds, trainer)
-                generation = times(batches, number) if generate else 0.0
+                generation = trainer.generation_seconds(batches, number) if generate else 0.0
                 trainer.watch.begin()
                 with silent():
                     trainer.train()
                 if number == 0:
                     continue  # the first round warms up
-                seconds = trainer.watch.seconds
-                rounds[name]["scoring"].append(seconds["scoring"] / iterations)
-                rounds[name]["update"].append((seconds["step"] - seconds["scoring"]) / iterations)
-                rounds[name]["phase"].append(seconds["step"] / iterations)
-                rounds[name]["generation"].append(generation / iterations)
-                rounds[name]["generated"].append(generation / iterations)
-                rounds[name]["whole"].append((generation + seconds["step"]) / iterations)
+                scoring, step = trainer.watch.seconds["scoring"], trainer.watch.seconds["step"]
+                stages = {"generated": generation, "scoring": scoring, "update": step - scoring, "phase": step}
+                for stage, seconds in (stages | {"whole": generation + step}).items():
+                    rounds[name][stage].append(seconds / iterations)
                 if (peak := trainer.watch.peak()) is not None:
                     rounds[name]["peak"].append(peak - trainer.watch.held)  # the models of all arms are there
     result = {}
     for name, values in rounds.items():
-        result[name] = {key: statistics.median(values[key]) for key in ("generation", "scoring", "update")}
+        medians = {"generation": "generated", "scoring": "scoring", "update": "update"}
+        result[name] = {key: statistics.median(values[stage]) for key, stage in medians.items()}
         result[name] |= {key: values[key] for key in ROUNDS.values()}
         if "peak" in values:
             result[name]["peak"] = max(values["peak"])
@@ -80,7 +73,7 @@ def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
         trainer.watch.begin()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if generate:
-            generation_seconds(trainer, batches, 0)
+            trainer.generation_seconds(batches, 0)
             trainer.watch.peak()  # before a step lets the device count anew
         with silent():
             trainer.train()
@@ -94,7 +87,7 @@ def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     results = {}
     for title, *setting in settings(args):
         results[title] = {}
-        for name in track([name for name in setting[0] if name != FLOOR], description=title):
+        for name in track(list(setting[0]), description=title):
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
                 results[title][name] = pool.submit(peak_memory, name, args, ({}, *setting[1:])).result()
     return results

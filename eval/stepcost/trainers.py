@@ -1,7 +1,6 @@
 """A trainer of an arm, fed with batches that were drawn beforehand, timed in its steps and its generation."""
 
 import contextlib
-import functools
 import io
 import logging
 import math
@@ -9,6 +8,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -102,10 +102,12 @@ def make_trainer(
 ) -> GRPOTrainer:
     """
     A trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group. The arm's
-    keys win over those that all arms share.
+    keys win over those that all arms share. The floor, which is no trainer, trains and generates in its own way.
     """
     place, keys = arm
     cls = resolve_name(place) if isinstance(place, str) else place
+    if not issubclass(cls, GRPOTrainer):
+        return cls(args, batches, iterations)
     dtype = getattr(torch, keys["dtype"]) if "dtype" in keys else None
     keys = {key: value for key, value in keys.items() if key != "dtype"}
     count = {"generations": 0}
@@ -156,7 +158,7 @@ def make_trainer(
         )
     watch = Stopwatch(trainer.accelerator.device, args.clock)
     trainer.add_callback(watch)
-    trainer.watch = watch
+    trainer.watch, trainer.generation_seconds = watch, partial(generation_seconds, trainer)
     # After on_step_end, and with it the row of the record is written.
     trainer._maybe_log_save_evaluate = watch.ending_a_step(trainer._maybe_log_save_evaluate)
     trainer._generate_and_score_completions = watch.around("scoring", trainer._generate_and_score_completions)
@@ -198,13 +200,13 @@ def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> f
     lengths = [max(2, len(ids)) for ids in completions]
     policy = trainer.accelerator.unwrap_model(trainer.model)
     models = [policy.get_base_model() if isinstance(policy, PeftModel) else policy]
-    compact = getattr(trainer, "parts", {}).get("generation")
+    compact = getattr(trainer, "compact", None)
     if compact is not None and compact.copy is not None:
         models.append(compact.copy.model)
     end = trainer.processing_class.eos_token_id
     ends = ForcedEnds(lengths, max(map(len, prompts)), end, trainer.accelerator.device)
     for model in models:
-        model.generate = functools.partial(type(model).generate, model, logits_processor=LogitsProcessorList([ends]))
+        model.generate = partial(type(model).generate, model, logits_processor=LogitsProcessorList([ends]))
     began = trainer.watch.now()
     try:
         with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):

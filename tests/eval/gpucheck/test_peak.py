@@ -72,9 +72,8 @@ def arm(device, monkeypatch):
         device.hold(7)
         return 1.0
 
-    made = SimpleNamespace(watch=watch, train=train)
+    made = SimpleNamespace(watch=watch, train=train, generation_seconds=generate)
     monkeypatch.setattr(measuring, "make_trainer", lambda *args: made)
-    monkeypatch.setattr(measuring, "generation_seconds", generate)
 
 
 @pytest.mark.parametrize("generate, peak", [(True, 7.0), (False, 5.0)])
