@@ -25,6 +25,11 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    @property
+    def apart(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
 
 class McNemar(NamedTuple):
     """Pairs right on one side only, and the two-sided p-value that both sides are right equally often."""

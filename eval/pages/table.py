@@ -35,8 +35,10 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %" if math.isfinite(value) else "unbounded"
 
 
-def share_cell(share: Estimate) -> str:
+def share_cell(share: Estimate | None) -> str:
     """As [`interval_cell`], in percent."""
+    if share is None:
+        return NOT_MEASURED
     interval = "(n/a)" if math.isnan(share.low) else f"[{percent(share.low)}, {percent(share.high)}]"
     return f"{percent(share.value)} {interval}"
 
