@@ -16,7 +16,6 @@ from trl_prorl.eval.pages import (
     reproduce,
     reset_effects,
     runs,
-    trajectory,
 )
 from trl_prorl.eval.pages.document import Report
 
@@ -29,7 +28,6 @@ CONTENTS = (
     comparison.sections,
     runs.learned,
     passk.checkpoints,
-    trajectory.sections,
     passk.against_k,
     boundary.sections,
     passk.by_task,

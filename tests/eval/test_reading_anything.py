@@ -133,9 +133,8 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture
-def readers(folders, monkeypatch):
+def readers(folders):
     """Everything that reads the run folder, pictures aside; each ends, or raises an `InputError`."""
-    monkeypatch.setattr("eval.pages.trajectory.RESAMPLES", 5)
     run, other = folders / "damaged", folders / "sound"
 
     def over(run_dir):
