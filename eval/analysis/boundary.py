@@ -26,12 +26,9 @@ ERROR_RATE = 0.05
 
 class PromptChange(NamedTuple):
     """
-    One prompt that went from no correct sample to some, or back.
-
-    Attributes:
-        prompt (`int`): Its index among the evaluated prompts.
-        base, trained (`int`): Correct samples of n.
-        p_value (`float`): Fisher's exact test of equal rates, two-sided, after Holm's correction over all prompts.
+    One prompt that went from no correct sample to some, or back: its index among the evaluated prompts, correct
+    samples of n on both sides, and p of Fisher's exact test of equal rates, two-sided, after Holm's correction over
+    all prompts.
     """
 
     prompt: int
@@ -101,17 +98,11 @@ def _fisher(base: int, trained: int, n: int) -> float:
 
 def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[PromptChange]]:
     """
-    Prompts newly solved and prompts lost, with the evidence for each.
+    Prompts newly solved and prompts lost, each in the order of prompts, with the evidence for each, from correct
+    samples of `n` on each side, shape (P,).
 
     Holm's correction is over all prompts: those with no correct sample on one side were picked by the very counts that
     are tested, so correcting over them alone would find changes where there are none.
-
-    Args:
-        base, trained (`list[int]`): Correct samples of `n`, shape (P,) each.
-        n (`int`): Samples per prompt and side.
-
-    Returns:
-        `tuple[list[PromptChange], list[PromptChange]]`: Newly solved and lost, each in the order of prompts.
     """
 
     counts = list(zip(base, trained, strict=True))
@@ -132,13 +123,8 @@ def separable_from(n: int, prompts: int) -> int | None:
 
 def boundary(run_passk: dict) -> Boundary:
     """
-    The changes from base to trained, by the content of `passk.json` (or one of its `others`).
-
-    Args:
-        run_passk (`dict`): With `n`, and `correct` (counts per prompt, shape (P,), P >= 2) under `base` and `trained`.
-
-    Returns:
-        [`Boundary`]
+    The changes from base to trained, by the content of `passk.json` (or one of its `others`): `n`, and `correct`,
+    counts of P >= 2 prompts, under `base` and `trained`.
 
     Raises:
         InputError: If a key is missing or the two sides have different prompts.

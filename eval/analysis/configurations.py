@@ -136,11 +136,8 @@ def _differing(runs: list[Run]) -> list[str]:
 
 def configuration_labels(groups: list[list[Run]]) -> list[str]:
     """
-    A short name per configuration, no two alike: the variant, with the settings that differ among its configurations
-    and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
-
-    Args:
-        groups (`list[list[Run]]`): As [`~eval.analysis.configurations.repetitions`] gives them.
+    A short name per configuration, as [`repetitions`] groups them, no two alike: the variant, with the settings that
+    differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
     """
     labels, first = [], [group[0] for group in groups]
     for run, group in zip(first, groups, strict=True):

@@ -18,17 +18,11 @@ class TokenDrift(NamedTuple):
 
 def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: float = 1.0) -> TokenDrift:
     r"""
-    The differences between a policy and base at every token.
+    The differences between a policy and base at every token, from logits of shape (..., V), both divided by the
+    temperature as in sampling; of shape (...).
 
     \\( \mathrm{KL}(\pi\|\pi_0) = \sum_a \pi(a) (\log\pi(a) - \log\pi_0(a)) \\), exact, no estimate from the sampled
     token.
-
-    Args:
-        logits, base_logits (`torch.Tensor`): Shape (..., V).
-        temperature (`float`, *optional*, defaults to `1.0`): Both are divided by it, as in sampling.
-
-    Returns:
-        [`TokenDrift`]: Of shape (...).
     """
     logps = torch.log_softmax(logits.float() / temperature, dim=-1)
     base_logps = torch.log_softmax(base_logits.float() / temperature, dim=-1)
@@ -72,14 +66,9 @@ def real_text(size: int) -> str:
 @torch.no_grad()
 def perplexity(model, ids: Sequence[int], window: int = 256) -> float:
     """
-    Perplexity of a text: exp of the mean negative log-probability of its tokens in nats, over windows that know
-    nothing of one another; the first token of each is not counted.
-
-    Args:
-        model (`PreTrainedModel`): The model, in evaluation mode.
-        ids (`Sequence[int]`): Tokens of the text.
-        window (`int`, *optional*, defaults to `256`): Tokens of a window; an incomplete last one is left out, unless
-            it is the only one.
+    Perplexity of a text by a model in evaluation mode: exp of the mean negative log-probability of its tokens in nats,
+    over windows that know nothing of one another; the first token of each is not counted. An incomplete last window is
+    left out, unless it is the only one.
     """
     size = min(window, len(ids))
     device, losses = next(model.parameters()).device, []

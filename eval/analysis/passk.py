@@ -34,13 +34,7 @@ OPTIONS = {
 
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
-    """
-    [`~eval.analysis.statistics.summarise_counts`] of verdicts.
-
-    Args:
-        correct (`list[list[bool]]`): Shape (P, n).
-        ks (`list[int]`): Sizes of the draw, each from 1 to n.
-    """
+    """[`~eval.analysis.statistics.summarise_counts`] of verdicts, shape (P, n), for sizes of the draw from 1 to n."""
     return summarise_counts([sum(samples) for samples in correct], len(correct[0]), ks)
 
 
@@ -125,15 +119,8 @@ def draw_sizes(n: int, evaluated=()) -> list[int]:
 
 def k_curve(run: Run, side: str, interval: bool = True) -> pd.DataFrame:
     """
-    pass@k of one side for k = 1, 2, 4 … n from the counts of correct samples.
-
-    Args:
-        run (`Run`): An evaluated run.
-        side (`str`): `base` or `trained`.
-        interval (`bool`, *optional*, defaults to `True`): Whether to bootstrap over prompts.
-
-    Returns:
-        `pd.DataFrame`: `mean`, `low` and `high`, indexed by k; the ends are NaN without an interval.
+    pass@k of one side (`base` or `trained`) of an evaluated run, from the counts of correct samples: `mean`, `low` and
+    `high`, indexed by k = 1, 2, 4 … n. The ends are a bootstrap over prompts, NaN without `interval`.
     """
     rows = {}
     for k in draw_sizes(run.passk["n"]):
@@ -167,10 +154,9 @@ def to_complete(
     holds it as a part.
 
     Args:
-        earlier (`dict`): Content of `passk.json`.
-        asked (`dict`): The new evaluation's settings, with the keys of `OPTIONS`.
-        steps (`list[int]`), others (`list[str]`), greedy (`bool`): What else is asked for.
-        path (`Path`): Where the earlier result is, for messages.
+        earlier (`dict`): Content of `passk.json`, at `path`.
+        asked (`dict`): The new evaluation's settings, with the keys of `OPTIONS`; steps, others and greedy decoding
+            are what else is asked for.
 
     Raises:
         InputError: If something that was measured would be lost.
@@ -217,10 +203,8 @@ def _difference(earlier: dict, asked: dict, differing: list[str]) -> str:
 
 def completed(earlier: dict, result: dict) -> dict | None:
     """
-    The new result, with the parts that only the earlier one has; `None` if the earlier one is of other weights.
-
-    Args:
-        earlier (`dict`), result (`dict`): Contents of `passk.json`; the new one's `k` holds the earlier one's.
+    The new content of `passk.json`, whose `k` holds the earlier one's, with the parts that only the earlier one has;
+    `None` if the earlier one is of other weights.
     """
     if earlier.get("step") != result["step"]:
         return None

@@ -16,14 +16,9 @@ LEAST_GAIN = 0.02  # reward: the smallest improvement that counts as one
 @dataclass(frozen=True)
 class Response:
     """
-    The reward after one reset.
-
-    Attributes:
-        step (`int`): Optimizer steps done when the reset was applied.
-        before (`float`): Level before it.
-        dip (`float`): How far the reward fell below that, at least 0.
-        reconvergence (`int`): Steps until it was back; where it was not, the steps for which it was watched.
-        censored (`bool`): Whether it was not back before the next reset or the end of the record.
+    The reward after one reset: the step at which it was applied, the level before it, the dip below that, and the
+    steps until it was back; censored where it was not before the next reset or the end, which are the steps for which
+    it was watched.
     """
 
     step: int
@@ -37,26 +32,22 @@ def reset_responses(
     steps: np.ndarray, reward: np.ndarray, resets: list[int], before: int = BEFORE, after: int = AFTER
 ) -> list[Response]:
     """
-    Dip and reconvergence at each reset of a run.
+    Dip and reconvergence at each reset of a run, in the order of the steps; without the resets before which no reward
+    was measured, or after which there is no whole window.
 
-    The *level before* is the mean reward of the last `before` steps up to the reset, of those after the previous
-    one. After the reset a running mean over `after` steps is watched, over steps wholly after it and not beyond the
-    next one. The *dip* is the level before less the lowest of these means, 0 if none is lower. The *reconvergence* is
-    the number of steps from the reset to the first window whose mean is at least the level before: 0 if the first
-    `after` steps already are at that level.
+    The *level before* is the mean reward of the last `before` steps up to the reset, of those after the previous one.
+    After the reset a running mean over `after` steps is watched, over steps wholly after it and not beyond the next
+    one. The *dip* is the level before less the lowest of these means, 0 if none is lower. The *reconvergence* is the
+    number of steps from the reset to the first window whose mean is at least the level before: 0 if the first `after`
+    steps already are at that level.
 
     Noise alone makes a dip: the lowest of many means lies below the level before in a run without any reset. So
     compare with [`reset_responses`] of a run without resets at the same steps.
 
     Args:
-        steps (`np.ndarray`): Optimizer steps done, shape (T,), increasing.
-        reward (`np.ndarray`): Reward of each, shape (T,); NaN where not measured.
+        steps, reward (`np.ndarray`): Optimizer steps done, shape (T,), increasing, and the reward of each; NaN where
+            not measured.
         resets (`list[int]`): Optimizer steps done at each reset: it lies between that step and the next.
-        before, after (`int`): Steps of the level before, and of the running mean.
-
-    Returns:
-        `list[Response]`: In the order of the steps; without the resets before which no reward was measured, or after
-        which there is no whole window.
     """
     measured = ~np.isnan(np.asarray(reward, float))
     steps, reward = np.asarray(steps)[measured], np.asarray(reward, float)[measured]
@@ -85,10 +76,7 @@ def reset_responses(
 def median_reconvergence(responses: list[Response]) -> float | None:
     """
     Median of the steps to reconverge, by Kaplan and Meier: where the reward was not back, all that is known is that it
-    took longer.
-
-    Returns:
-        `float` or `None`: Infinity if fewer than half are known to have come back; `None` without a reset.
+    took longer. Infinity if fewer than half are known to have come back; `None` without a reset.
     """
     if not responses:
         return None
@@ -124,17 +112,11 @@ def _last(steps: np.ndarray, reward: np.ndarray, window: int) -> np.ndarray:
 def stalled_at(steps: np.ndarray, reward: np.ndarray, window: int = WINDOW, least: float = LEAST_GAIN) -> int | None:
     """
     The step at which a run has stalled: the first at which the mean reward of the last `window` steps is so high that
-    no later mean over as many steps exceeds it by more than `least`.
+    no later mean over as many steps exceeds it by more than `least`. `None` if the run went on improving until its
+    last 10 % (at least `window` steps), after which nothing could be told.
 
     Args:
-        steps (`np.ndarray`): Optimizer steps done, shape (T,), increasing.
-        reward (`np.ndarray`): Reward of each, shape (T,); NaN where not measured.
-        window (`int`): Steps of a mean.
-        least (`float`): The smallest improvement that counts, in reward.
-
-    Returns:
-        `int` or `None`: `None` if the run went on improving until its last 10 % (at least `window` steps), after which
-        nothing could be told.
+        steps, reward (`np.ndarray`): As for [`reset_responses`].
     """
     ends, means = _means(steps, reward, window)
     if not len(means):
@@ -147,15 +129,7 @@ def stalled_at(steps: np.ndarray, reward: np.ndarray, window: int = WINDOW, leas
 def gain_since(steps: np.ndarray, reward: np.ndarray, since: int, window: int = WINDOW) -> float | None:
     """
     What a run gained since a step: its mean reward over its last 10 % of steps (at least `window`) less that over the
-    `window` steps up to that step.
-
-    Args:
-        steps, reward (`np.ndarray`): As for [`stalled_at`].
-        since (`int`): The step.
-        window (`int`): Steps of a mean.
-
-    Returns:
-        `float` or `None`: `None` if the run has no whole window up to that step, or ends too soon after it.
+    `window` steps up to that step. `None` if the run has no whole window up to that step, or ends too soon after it.
     """
     ends, means = _means(steps, reward, window)
     if since not in ends:
@@ -177,10 +151,8 @@ def gain_after_clamp(
 ) -> float | None:
     """
     The gain of an arm since its control stalled: [`gain_since`] the step [`stalled_at`] of the control of the same
-    base and training seed. By the definition of the stall it is hardly more than `least` for the control itself.
-
-    Returns:
-        `float` or `None`: `None` if the control did not stall.
+    base and training seed, `None` if that did not stall. By the definition of the stall it is hardly more than `least`
+    for the control itself.
     """
     since = stalled_at(control_steps, control_reward, window, least)
     return None if since is None else gain_since(steps, reward, since, window)

@@ -20,13 +20,8 @@ def last_mean(values: pd.Series | None) -> float | None:
 def end_by_best(values: pd.Series) -> float | None:
     """
     How much of its best a run has at its end: the mean of the last 10 % of the steps, at least 10, by the best mean of
-    10 steps. Against the best of many windows the last one must not be shorter, or luck alone would look like a loss.
-
-    Args:
-        values (`pd.Series`): A value for each step.
-
-    Returns:
-        `float` or `None`: `None` with fewer than 10 values, and where the best is not positive.
+    10 steps; `None` with fewer than 10 values, and where the best is not positive. Against the best of many windows
+    the last one must not be shorter, or luck alone would look like a loss.
     """
     best = values.rolling(SMOOTHING_STEPS).mean().max()
     if not best > 0:  # NaN, too

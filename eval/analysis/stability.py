@@ -18,12 +18,8 @@ COLLAPSE_SHARE = 0.5
 @dataclass(frozen=True)
 class SpikeRule:
     """
-    What counts as a spike.
-
-    Attributes:
-        factor (`float`): A value is high from this multiple of the median of its neighbours on.
-        rise (`float`): It also has to lie this far above that median, in the metric's own unit, because a multiple of
-            next to nothing is next to nothing.
+    What counts as a spike: a value from `factor` times the median of its neighbours on, that also lies `rise` above
+    it, in the metric's own unit, because a multiple of next to nothing is next to nothing.
     """
 
     factor: float
@@ -37,11 +33,8 @@ ENTROPY_SPIKE = SpikeRule(factor=1.5, rise=0.1)
 @dataclass(frozen=True)
 class Spikes:
     """
-    The spikes of one run.
-
-    Attributes:
-        places (`np.ndarray`): Index of the highest value of each spike, shape (S,).
-        ratios (`np.ndarray`): That value over the median of its neighbours, shape (S,).
+    The spikes of one run: the index of the highest value of each, and that value over the median of its neighbours,
+    shape (S,).
     """
 
     places: np.ndarray
@@ -58,18 +51,12 @@ class Spikes:
 
 def neighbour_medians(values: np.ndarray, neighbours: int = NEIGHBOURS) -> np.ndarray:
     """
-    Median of the values around each, itself left out, shape (T,).
+    Median of the values around each, itself left out, shape (T,), from one value per step, NaN where not measured; NaN
+    with fewer than 5 neighbours.
 
     Values on both sides count, so that a metric that grows fast, or that starts again at 0 after a reset, makes no
     spike of its own; values of 0 and below and NaN do not, because the KL to the sampling policy is exactly 0 in the
     first pass over a batch.
-
-    Args:
-        values (`np.ndarray`): One value per step, shape (T,); NaN where not measured.
-        neighbours (`int`): Steps on each side.
-
-    Returns:
-        `np.ndarray`: NaN with fewer than 5 neighbours.
     """
     positive = np.where(values > 0, values, np.nan)
     padded = np.pad(positive, neighbours, constant_values=np.nan)
@@ -84,13 +71,8 @@ def neighbour_medians(values: np.ndarray, neighbours: int = NEIGHBOURS) -> np.nd
 
 def find_spikes(values: np.ndarray, rule: SpikeRule) -> Spikes:
     """
-    Spikes of a metric over the steps of a run.
-
-    High steps in a row, steps aside at which nothing above 0 was measured, are one spike.
-
-    Args:
-        values (`np.ndarray`): One value per step, shape (T,); NaN where not measured, infinity where it was.
-        rule ([`SpikeRule`]): What counts.
+    Spikes of a metric over the steps of a run, shape (T,); NaN where not measured, infinity where it was. High steps
+    in a row, steps aside at which nothing above 0 was measured, are one spike.
     """
     values = np.asarray(values, float)
     if not len(values):
@@ -127,11 +109,8 @@ def nonfinite_events(run: Run) -> int | None:
 def collapsed(run: Run) -> bool | None:
     """
     Whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best smoothed
-    reward, or a value was not finite.
-
-    Returns:
-        `bool` or `None`: `None` if neither can be told. Half of a best that is not positive is no bar, so there only
-        events count.
+    reward, or a value was not finite; `None` if neither can be told. Half of a best that is not positive is no bar, so
+    there only events count.
     """
     if nonfinite_events(run):
         return True

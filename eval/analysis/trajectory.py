@@ -94,14 +94,8 @@ def saturation(steps, alpha, p0):
 
 def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
     """
-    pass@k of every prompt at every evaluated step.
-
-    Args:
-        run ([`Run`]): An evaluated run.
-        k (`int`): Size of the draw.
-
-    Returns:
-        `tuple[np.ndarray, np.ndarray]`: Steps, shape (T,), ascending from 0 (base), and pass@k, shape (T, P).
+    pass@k of every prompt at every evaluated step: steps, shape (T,), ascending from 0 (base), and pass@k, shape (T,
+    P).
 
     Raises:
         InputError: If the run or its checkpoints were not evaluated, or `k` exceeds the samples.
@@ -128,13 +122,8 @@ def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 def trajectory(steps, per_prompt) -> pd.DataFrame:
     """
-    pass@k over training.
-
-    Args:
-        steps (`np.ndarray`), per_prompt (`np.ndarray`): As [`per_prompt_by_step`] gives them.
-
-    Returns:
-        `pd.DataFrame`: Columns `step`, `value`, and `low`, `high`: 95 % bootstrap over prompts.
+    pass@k over training, from what [`per_prompt_by_step`] gives: columns `step`, `value`, and `low`, `high`, a 95 %
+    bootstrap over prompts.
     """
     rows = [
         (int(step), float(values.mean()), *bootstrap_interval(values))
@@ -145,16 +134,8 @@ def trajectory(steps, per_prompt) -> pd.DataFrame:
 
 def standard_errors(per_prompt) -> np.ndarray:
     """
-    Standard error of the mean over prompts at each step.
-
-    Where all prompts agree the spread is 0, which is no certainty: the error is at least that of half a prompt among
-    all.
-
-    Args:
-        per_prompt (`np.ndarray`): Shape (T, P).
-
-    Returns:
-        `np.ndarray`: Shape (T,).
+    Standard error of the mean over prompts at each step, shape (T,), from shape (T, P). Where all prompts agree the
+    spread is 0, which is no certainty: the error is at least that of half a prompt among all.
     """
     prompts = per_prompt.shape[1]
     half = 0.5 / prompts
@@ -167,13 +148,11 @@ def _least_squares(time, values, weights, p0, free_start: bool) -> tuple[np.ndar
 
     Args:
         time, weights (`np.ndarray`): Shape (T,); the weights are standard errors.
-        values (`np.ndarray`): Shape (R, T).
-        p0 (`np.ndarray`): Value at time 0, shape (R,), or where the search for it begins.
-        free_start (`bool`): Whether p0 is fitted.
+        values, p0 (`np.ndarray`): Shape (R, T), and their values at time 0, shape (R,), fitted too if `free_start`.
 
     Returns:
         `tuple[np.ndarray, np.ndarray]`: Rate and p0 of each series, shape (R, 2), and J'J of what was fitted, shape
-        (R, 1, 1) or (R, 2, 2).
+            (R, 1, 1) or (R, 2, 2).
     """
     size = 2 if free_start else 1
     unsolved = np.maximum(1 - np.stack([p0, values[:, -1]]), 1e-3)
@@ -205,17 +184,9 @@ def _least_squares(time, values, weights, p0, free_start: bool) -> tuple[np.ndar
 
 def fit_saturation(steps, values, errors=None, *, free_start: bool = False) -> SaturationFit:
     """
-    Least-squares fit of 1 - (1 - p0) e^(-alpha t).
-
-    Args:
-        steps (`list[float]`): Optimizer steps, shape (T,), ascending; the first is 0 unless `free_start`.
-        values (`list[float]`): pass@k at these steps, shape (T,).
-        errors (`list[float]`, *optional*): Their standard errors, which weigh the points and set the scale of the
-            interval; without them all points weigh the same and the residuals set it.
-        free_start (`bool`, *optional*, defaults to `False`): Fit p0 too, instead of taking the value at step 0.
-
-    Returns:
-        [`SaturationFit`]: The step 0 is among its points only if p0 was fitted.
+    Least-squares fit of 1 - (1 - p0) e^(-alpha t) to pass@k at optimizer steps, shape (T,), ascending; p0 is the value
+    at step 0, unless `free_start` fits it too, whose step 0 is then among the points. Standard errors weigh the points
+    and set the scale of the interval; without them all points weigh the same and the residuals set it.
 
     Raises:
         ValueError: If there are too few points, none at step 0, or nothing unsolved at the start.
@@ -269,22 +240,12 @@ def check_saturation(
     steps, per_prompt, k: int = 1, *, free_start: bool = False, resamples: int = RESAMPLES, seed: int = 0
 ) -> SaturationCheck:
     """
-    Fit the curve and test whether it holds, with whole prompts as the unit of resampling.
+    Fit the curve to pass@k, shape (T, P), at steps from 0, and test whether it holds, with whole prompts as the unit
+    of resampling.
 
     The work of chance on a curve that holds is found by adding to the fitted curve the errors of resampled prompts
     (their means less the measured ones) and fitting again; a shift that all steps share goes into p0 there as it does
     here. Only the noise of measuring is tested: a run that wanders about the curve departs from it.
-
-    Args:
-        steps (`np.ndarray`): Shape (T,), from 0.
-        per_prompt (`np.ndarray`): pass@k, shape (T, P).
-        k (`int`, *optional*, defaults to `1`): Size of the draw, for the record.
-        free_start (`bool`, *optional*, defaults to `False`): As in [`fit_saturation`].
-        resamples (`int`, *optional*, defaults to `1000`): Resamples of the prompts.
-        seed (`int`, *optional*, defaults to `0`): Seed of the resampling.
-
-    Returns:
-        [`SaturationCheck`]
 
     Raises:
         ValueError: As [`fit_saturation`], or if so few prompts are unsolved at the start that resamples have none.
