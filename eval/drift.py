@@ -46,14 +46,8 @@ def point_of(own: HeldOut, others: dict[str, HeldOut], point: Point, base_model,
 @torch.no_grad()
 def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -> dict:
     """
-    The drift of one model on the prompts of one task: token means over all samples, with a 95 % bootstrap interval of
-    the KL over prompts, and measures of the samples as texts.
-
-    Args:
-        held_out ([`~eval.samples.held_out.HeldOut`]): Prompts and samples.
-        point ([`~eval.samples.models.Point`]): The model.
-        model, base_model (`PreTrainedModel`): It, loaded, and base.
-        samples (`int`): Samples per prompt.
+    The drift of one model on the prompts of one task: token means over all samples, as many as asked for of each
+    prompt, with a 95 % bootstrap interval of the KL over prompts, and measures of the samples as texts.
     """
     drawn = held_out.samples(point, samples)
     device = next(model.parameters()).device

@@ -117,12 +117,8 @@ def announcement(held_outs: list[HeldOut], args) -> str:
 
 def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) -> dict:
     """
-    The content of `passk.json` for one run.
-
-    Args:
-        held_outs (`list[HeldOut]`): As [`held_outs`] gives them.
-        args (`argparse.Namespace`): The settings, as [`parse_args`] gives them.
-        earlier (`dict`, *optional*): The result of the same evaluation that this one completes.
+    The content of `passk.json` for one run: of its own task and others, as [`held_outs`] gives them, with the settings
+    of the command line, and the earlier result of the same evaluation, which this one completes.
     """
     held_out, *others = held_outs
     if earlier:

@@ -169,10 +169,7 @@ def preflight(
 
 
 def check_processes(count: int) -> None:
-    """
-    Raises:
-        InputError: there are several.
-    """
+    """Refuse several processes by an [`InputError`]."""
     if count > 1:
         raise InputError(f"processes={count}: a preflight is of one; start it without accelerate or torchrun")
 

@@ -87,12 +87,8 @@ class Row:
 @dataclass(frozen=True, eq=False)
 class Arm:
     """
-    Runs that differ in seeds alone.
-
-    Attributes:
-        label (`str`): Its name, which no other arm of the report has.
-        rows (`list[Row]`): Its runs.
-        place (`int`): Its place among the arms of its colour.
+    Runs that differ in seeds alone, under a label that no other arm of the report has; `place` is its place among the
+    arms of its colour.
     """
 
     label: str
@@ -164,11 +160,8 @@ class Arm:
 
 class Frame:
     """
-    The runs of a report, sorted.
-
-    Attributes:
-        runs (`list[Run]`), rows (`list[Row]`): The runs, and their numbers.
-        arms (`list[Arm]`): The configurations, in the order of the runs.
+    The runs of a report, sorted, with a row of numbers each, and their arms, the configurations, in the order of the
+    runs.
     """
 
     def __init__(self, runs: list[Run]):

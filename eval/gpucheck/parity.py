@@ -109,13 +109,7 @@ def flat(model: torch.nn.Module, value) -> torch.Tensor:
 
 
 def train(arm: tuple, args: Namespace, batches: Batches) -> Trained:
-    """
-    Train an arm from the same beginning.
-
-    Args:
-        arm (`tuple`): A trainer's class and its keys.
-        args (`argparse.Namespace`), batches ([`Batches`]): As `eval.stepcost.trainers.make_trainer` takes them.
-    """
+    """Train an arm, a trainer's class and its keys, from the same beginning on the same batches."""
     kept = Trained()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -16,12 +16,7 @@ from trl_prorl.files import replaced
 
 @dataclass(frozen=True)
 class Check:
-    """
-    Attributes:
-        name (`str`): What was checked.
-        passed (`bool`): Whether it holds.
-        found (`str`): The number that decides, and what was allowed.
-    """
+    """What was checked, whether it holds, and the number that decides with what was allowed."""
 
     name: str
     passed: bool
@@ -31,11 +26,8 @@ class Check:
 @dataclass(frozen=True)
 class Table:
     """
-    Attributes:
-        title (`str`): With the setting.
-        columns (`list[str]`): Headings.
-        rows (`list[list]`): Text and numbers, as many as headings; `None` where nothing was measured.
-        note (`str`): How to read it.
+    A table with its setting in the title: headings, rows of text and numbers with `None` where nothing was measured,
+    and how to read it.
     """
 
     title: str

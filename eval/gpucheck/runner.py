@@ -60,11 +60,7 @@ def machine(size: Size, folder: Path) -> Result:
 
 
 class Outcome(NamedTuple):
-    """
-    Attributes:
-        failed (`list[str]`): `PART: CHECK`, or `PART: why it has no result`.
-        left (`list[str]`): Parts for which no time was left.
-    """
+    """What failed, as `PART: CHECK` or `PART: why it has no result`, and the parts for which no time was left."""
 
     failed: list[str]
     left: list[str]
@@ -74,15 +70,8 @@ def run_all(
     size: Size, folder: Path, names: Iterable[str], minutes: float, again: bool, say: Callable[[str], None]
 ) -> Outcome:
     """
-    All parts that have not passed yet with this code on this device.
-
-    Args:
-        size ([`Size`]): Of the parts.
-        folder (`Path`): Of the results.
-        names (`Iterable[str]`): Of the parts.
-        minutes (`float`): Of all of them; a part that finds no time is left for another call.
-        again (`bool`): Whether those that have passed run, too.
-        say (`Callable`): Takes a line.
+    All of these parts that have not passed yet with this code on this device, with results in a folder; `again` runs
+    the others, too. A part that finds no time in these `minutes` is left for another call. `say` takes a line.
     """
     began, failed, left = time.monotonic(), [], []
     folder.mkdir(parents=True, exist_ok=True)

@@ -78,12 +78,6 @@ def _listed(changes: list[PromptChange], n: int) -> str:
 def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour: str = OTHER_COLOUR) -> None:
     """
     Write two panels as a PNG: pass@k against k with bands over prompts, and trained against base rate of each prompt.
-
-    Args:
-        result ([`Boundary`]): The numbers.
-        path (`Path`): The file.
-        title (`str`, *optional*): Heading of the picture.
-        trained_colour (`str`, *optional*): Colour of the trained model, the arm's.
     """
     figure = Figure(figsize=(14, 6.2), dpi=DPI)
     curves, rates = figure.subplots(1, 2, width_ratios=(1.25, 1))

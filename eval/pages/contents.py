@@ -40,13 +40,7 @@ CONTENTS = (
 
 
 def build_report(frame: Frame, command: str) -> Report:
-    """
-    The report on runs, for [`~eval.pages.document.to_markdown`] and [`~eval.pages.document.to_html`].
-
-    Args:
-        frame ([`Frame`]): The runs, sorted.
-        command (`str`): The command that makes this report again.
-    """
+    """The report on the runs of a frame; `command` makes it again."""
     sections = chain.from_iterable(page(frame) for page in CONTENTS)
     title = f"Prolonged GRPO: {len(frame.runs)} {'run' if len(frame.runs) == 1 else 'runs'}"
     return Report(title, arms.lead(frame.runs), [*sections, *reproduce.sections(frame.runs, command)])

@@ -48,12 +48,8 @@ EVENT_MARKS = {
 @dataclass(frozen=True, eq=False)
 class Panel:
     """
-    One set of axes.
-
-    Attributes:
-        alt (`str`): What the picture shows, for readers who do not see it.
-        draw (`Callable`): Draws into the axes it is given; labels what belongs into a legend, but draws none.
-        rows (`int`): Rows of a panel of bars, which make it taller.
+    One set of axes: what the picture shows, for readers who do not see it; a function that draws into axes, and labels
+    what belongs into a legend, but draws none; rows of bars, which make it taller.
     """
 
     alt: str

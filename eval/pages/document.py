@@ -47,14 +47,8 @@ class Code:
 @dataclass(frozen=True)
 class Picture:
     """
-    A picture: one file beside the markdown, its panels one by one in the page, where they fold to one column.
-
-    Attributes:
-        file (`str`): Name of the file that the markdown shows.
-        alt (`str`): What it shows, in words for readers who do not see it.
-        caption (`str`): Markdown below it.
-        panels (`list[Panel]`): The panels, row by row.
-        columns (`int`): Panels in a row where there is room.
+    A picture: one `file` beside the markdown, its panels one by one in the page, where they fold to one column; `alt`
+    says what it shows for readers who do not see it, and `columns` are the panels in a row where there is room.
     """
 
     file: str
@@ -86,14 +80,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """
-    A report.
-
-    Attributes:
-        title (`str`): Heading of the whole.
-        lead (`list[Text]`): What stands before the first section.
-        sections (`list[Section]`): In order; their titles differ.
-    """
+    """A report: what stands before the first section, and the sections in order, whose titles differ."""
 
     title: str
     lead: list[Text]
@@ -155,12 +142,7 @@ def data_uri(panel: Panel) -> str:
 
 
 def to_html(report: Report) -> str:
-    """
-    The report as an HTML page.
-
-    Args:
-        report ([`Report`]): As [`~eval.pages.document.to_markdown`] takes it; pictures are drawn panel by panel.
-    """
+    """The report as an HTML page; pictures are drawn panel by panel."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

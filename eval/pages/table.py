@@ -81,13 +81,9 @@ def print_bullets(console: Console, lines: Iterable[str]) -> None:
 @dataclass
 class Table:
     """
-    Cells as text: rendered as GitHub markdown and HTML in the report and by rich in the terminal.
-
-    Attributes:
-        notes (`list[str]`): Paragraphs below the table.
-        definitions (`list[str]`): What the columns mean, one each; a list below the table, folded in HTML.
-        groups (`list[tuple[str, int]]`): Headings over the header, each with the number of columns below it; HTML
-            only.
+    Cells as text: rendered as GitHub markdown and HTML in the report and by rich in the terminal. Notes are paragraphs
+    below it; definitions say what the columns mean, a list below it, folded in HTML; groups are headings over the
+    header, each with the number of columns below it, HTML only.
     """
 
     title: str
@@ -107,9 +103,8 @@ class Table:
 
     def to_rich(self, narrow: bool = False) -> RichTable:
         """
-        Args:
-            narrow (`bool`, *optional*, defaults to `False`): For 80 columns: no frame, everything to the right, and
-                only the first column folds.
+        For the terminal; if `narrow`, for 80 columns: no frame, everything to the right, and only the first column
+        folds.
         """
         caption = escape(visible(" ".join(self.notes))) or None
         table = RichTable(title=escape(visible(self.title)), caption=caption, caption_justify="left")
@@ -127,14 +122,8 @@ class Table:
 @dataclass(frozen=True)
 class Column:
     """
-    Everything that there is to say of one column.
-
-    Attributes:
-        heading (`str` or `Callable`): What stands above it; a function of all rows where they decide.
-        cell (`Callable`): The text for one row.
-        definition (`str`): What it means, for the list below the table.
-        group (`str`): Heading over it and its neighbours of the same group; HTML only.
-        shown (`Callable`, *optional*): Whether it is a column of these rows; by default always.
+    Everything that there is to say of one column: its heading; the cell of one row; its definition, for the list below
+    the table; the heading over it and its neighbours of the same group; and whether it is a column of these rows.
     """
 
     heading: str | Callable[[Sequence], str]
@@ -148,14 +137,8 @@ def table_of(
     title: str, columns: Sequence[Column], rows: Sequence, notes: Sequence[str] = (), definitions: Sequence[str] = ()
 ) -> Table:
     """
-    The table whose cells the columns take from the rows.
-
-    Args:
-        title (`str`): Its title.
-        columns (`Sequence[Column]`): From left to right.
-        rows (`Sequence`): Whatever the columns' cells are made from, from top to bottom.
-        notes (`Sequence[str]`): Paragraphs below the table.
-        definitions (`Sequence[str]`): Further definitions, after the columns' own.
+    The table whose cells the columns take from the rows, whatever these are; further definitions stand after the
+    columns' own.
     """
     columns = [column for column in columns if column.shown(rows)]
     groups = [(name, len(list(members))) for name, members in groupby(columns, key=lambda column: column.group)]

@@ -66,14 +66,7 @@ def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
 
 
 def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None:
-    """
-    Write pass@k over steps with the fitted curve, and the residuals below, as a PNG; a column per k.
-
-    Args:
-        run ([`Run`]): The run, for its name, colour and resets.
-        checks (`list[SaturationCheck]`): One per k.
-        path (`Path`): The file.
-    """
+    """Write pass@k over steps with the fitted curve, and the residuals below, as a PNG; a column per k."""
     colour = colour_of(run)
     figure = Figure(figsize=(7 * len(checks), 7), dpi=DPI)
     panels = figure.subplots(2, len(checks), sharex=True, squeeze=False, height_ratios=(2.4, 1))

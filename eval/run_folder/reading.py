@@ -82,16 +82,11 @@ def read_evaluation(
     run_dir: Path, file: str, env: dict, cure: str = "remove it, and evaluate this run"
 ) -> dict | None:
     """
-    `passk.json` or `drift.json` of a run; `None` if there is none.
-
-    Args:
-        run_dir (`Path`): The run folder.
-        file (`str`): Name of the file.
-        env (`dict`): The run's `env.json`.
-        cure (`str`, *optional*): What to do with an evaluation of another run.
+    `passk.json` or `drift.json` of a run, whose `env.json` is given; `None` if there is none.
 
     Raises:
-        InputError: If it is not of this shape, or of another run, which had the folder before.
+        InputError: If it is not of this shape, or of another run, which had the folder before; with the `cure` for
+            that.
     """
     path = run_dir / file
     if not path.is_file():
@@ -107,14 +102,8 @@ def read_evaluation(
 
 def load_run(run_dir, name: str | None = None) -> "Run":
     """
-    Read a run folder.
-
-    Args:
-        run_dir (`str` or `Path`): The folder; it needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`.
-        name (`str`, *optional*): Name of the arm; the folder's name by default.
-
-    Returns:
-        [`Run`]
+    A run folder, which needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`; its arm has the folder's name
+    by default.
 
     Raises:
         InputError: If a file is missing or unreadable.
@@ -179,11 +168,8 @@ def find_run_folders(patterns: list[str | Path], named: bool = False) -> list[Pa
     """
     The run folders among paths and glob patterns, each once, in the given order.
 
-    A shell's `runs/demo/*` also names files and other folders, an earlier report for one; they are left out.
-
-    Args:
-        patterns (`list[str]` or `list[Path]`): Paths and patterns.
-        named (`bool`, *optional*, defaults to `False`): Whether a folder that is named outright has to be a run's.
+    A shell's `runs/demo/*` also names files and other folders, an earlier report for one; they are left out, unless
+    `named` says that a folder that is named outright has to be a run's.
 
     Raises:
         InputError: If a path does not exist, a pattern matches nothing, or no run folder remains.

@@ -33,9 +33,8 @@ _EMBEDDED = re.compile(r"embedded(?::(?P<task>[^:/]+)(?::(?P<seed>\d+))?)?")
 
 def base_family(model: Any) -> tuple[Any, int | None]:
     """
-    The base of a run without its seed, and the seed: `embedded:TASK` and SEED of `embedded:TASK:SEED`.
-
-    Any other model is its own family and has no seed that is known.
+    The base of a run without its seed, and the seed: `embedded:TASK` and SEED of `embedded:TASK:SEED`. Any other model
+    is its own family and has no seed that is known.
     """
     match = _EMBEDDED.fullmatch(model) if isinstance(model, str) else None
     if match is None:
