@@ -24,8 +24,6 @@ VALIDATION_KEYS = frozenset(
 # The settings that have no effect without another one: by the rules of the configuration, and those of evaluations.
 EFFECTIVE_WITH = {name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted}
 EFFECTIVE_WITH |= dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION)
-# Settings that pose the problem that a run solves: arms are compared where they agree in these.
-GROUND = ("task", "task_level", "task_options", "dataset_name", "max_steps", "learning_rate")
 TASK = "task"
 # The settings that have a short form, in the order of a name: of resets and growth, then the others; any other setting
 # is named `key=value`, after these.
@@ -80,17 +78,12 @@ def same_prompts(a: Run, b: Run) -> bool:
     )
 
 
-def ground(run: Run) -> str:
-    """The problem that a run solves, the seed of an embedded base aside."""
-    return repr([run.base[0], *(run.config.get(key) or None for key in GROUND)])
-
-
 def belonging(combinations: list[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
     """
     Of combinations of two runs those that belong together: on the same ground, or all where none is, and of these the
     ones that share the seeds of base and training, or all where none does.
     """
-    same = [(a, b) for a, b in combinations if ground(a) == ground(b)] or combinations
+    same = [(a, b) for a, b in combinations if a.ground == b.ground] or combinations
     return [(a, b) for a, b in same if a.repetition == b.repetition] or same
 
 
@@ -102,7 +95,7 @@ def matched_control(run: Run, runs: list[Run]) -> Run | None:
     controls = [
         other
         for other in runs
-        if other.variant == "control" and ground(other) == ground(run) and other.repetition == run.repetition
+        if other.variant == "control" and other.ground == run.ground and other.repetition == run.repetition
     ]
     same_beta = (control for control in controls if control.config.get("beta") == run.config.get("beta"))
     return next(same_beta, controls[0] if controls else None)

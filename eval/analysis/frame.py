@@ -10,78 +10,43 @@ import pandas as pd
 
 from trl_prorl.eval.analysis import cost
 from trl_prorl.eval.analysis.configurations import (
-    GROUND,
     TASK,
     belonging,
     configuration_labels,
-    ground,
     matched_control,
     repetitions,
     same_prompts,
     seed_count,
     setting,
 )
-from trl_prorl.eval.analysis.passk import gain, largest_k, per_prompt, score
+from trl_prorl.eval.analysis.passk import SIDES, gain, largest_k, per_prompt, score
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
-from trl_prorl.eval.run_folder.run import MODEL, Run
+from trl_prorl.eval.run_folder.run import GROUND, MODEL, Run
 from trl_prorl.variants import VARIANTS
 
 
 class Row:
-    """A run among those of a report, with the numbers that several tables show."""
+    """
+    A run among those of a report, with the numbers that several tables show; `None` where one was not measured.
+
+    Step times are compared with those of a control of its ground and seeds, else of its ground, else of the first.
+    """
 
     def __init__(self, run: Run, runs: list[Run]):
-        self.run, self._runs = run, runs
-
-    @cached_property
-    def base(self) -> Estimate | None:
-        return score(self.run, "base", 1)
-
-    @cached_property
-    def trained(self) -> Estimate | None:
-        return score(self.run, "trained", 1)
-
-    @cached_property
-    def gain(self) -> Estimate | None:
-        return gain(self.run.passk, 1) if self.run.passk else None
-
-    @cached_property
-    def resets(self) -> int | None:
-        steps = self.run.reset_steps()
-        return None if steps is None else len(steps)
-
-    @cached_property
-    def steps(self) -> int:
-        return int(self.run.metrics["step"].max())
-
-    @cached_property
-    def seconds(self) -> float | None:
-        return cost.mean_step_seconds(self.run)
-
-    @cached_property
-    def reference_calls(self) -> float | None:
-        return self.run.total("ref_forward_calls")
-
-    @cached_property
-    def reference_share(self) -> float | None:
-        return cost.reference_share(self.run)
-
-    @cached_property
-    def control(self) -> Run | None:
-        """The control whose step time is compared: of its ground and seeds, else of its ground, else the first."""
-        controls = [other for other in self._runs if other.variant == "control"]
-        return belonging([(self.run, control) for control in controls])[0][1] if controls else None
-
-    @cached_property
-    def own_control(self) -> Run | None:
-        """The control of its ground and of its seeds."""
-        return matched_control(self.run, self._runs)
-
-    @cached_property
-    def over_control(self) -> float | None:
-        """Mean seconds of a step over those of its control."""
-        control = None if self.control is None else cost.mean_step_seconds(self.control)
-        return self.seconds / control if self.seconds and control else None
+        self.run = run
+        self.base, self.trained = (score(run, side, 1) for side in SIDES)
+        self.gain = gain(run.passk, 1) if run.passk else None
+        resets = run.reset_steps()
+        self.resets = None if resets is None else len(resets)
+        self.steps = int(run.metrics["step"].max())
+        self.seconds = cost.mean_step_seconds(run)
+        self.reference_calls = run.total("ref_forward_calls")
+        self.reference_share = cost.reference_share(run)
+        self.own_control = matched_control(run, runs)
+        controls = belonging([(run, other) for other in runs if other.variant == "control"])
+        self.control = controls[0][1] if controls else None
+        of_control = cost.mean_step_seconds(self.control) if self.control else None
+        self.over_control = self.seconds / of_control if self.seconds and of_control else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +71,6 @@ class Arm:
     @property
     def variant(self) -> str:
         return self.rows[0].run.variant
-
-    @cached_property
-    def ground(self) -> str:
-        return ground(self.rows[0].run)
 
     @cached_property
     def seeds(self) -> int:
@@ -142,9 +103,7 @@ class Arm:
     @cached_property
     def sides(self) -> dict[str, Estimate | None]:
         """Held-out pass@1 of base and of the trained models."""
-        return {
-            side: self.estimate(lambda run, side=side: per_prompt(run.passk, side)) for side in ("base", "trained")
-        }
+        return {side: self.estimate(lambda run, side=side: per_prompt(run.passk, side)) for side in SIDES}
 
     def gain(self, level: float = 0.95) -> Estimate | None:
         return self.estimate(lambda run: per_prompt(run.passk, "trained") - per_prompt(run.passk, "base"), -1.0, level)
@@ -183,13 +142,13 @@ class Frame:
         usual = {key: Counter(repr(run.config.get(key)) for run in first).most_common(1)[0][0] for key in keys}
         titles, found = {}, {}
         for arm, run in zip(self.arms, first, strict=True):
-            if arm.ground not in titles:
+            if run.ground not in titles:
                 named = (key for key in keys if run.config.get(key))
                 title = ", ".join(
                     setting(key, run.config[key])
                     for key in named
                     if key == TASK or repr(run.config[key]) != usual[key]
                 )
-                titles[arm.ground] = title if title not in found else f"{title} ({len(found) + 1})"
-            found.setdefault(titles[arm.ground], []).append(arm)
+                titles[run.ground] = title if title not in found else f"{title} ({len(found) + 1})"
+            found.setdefault(titles[run.ground], []).append(arm)
         return found

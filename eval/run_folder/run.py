@@ -27,6 +27,8 @@ STAGE_COUNTERS = {
 
 
 MODEL = "model_name_or_path"
+# Settings that pose the problem that a run solves: arms are compared where they agree in these.
+GROUND = ("task", "task_level", "task_options", "dataset_name", "max_steps", "learning_rate")
 # `embedded` alone is `embedded:reverse_digits:0`; a base without a seed is that of seed 0.
 _EMBEDDED = re.compile(r"embedded(?::(?P<task>[^:/]+)(?::(?P<seed>\d+))?)?")
 
@@ -88,6 +90,11 @@ class Run:
     def base(self) -> tuple[Any, int | None]:
         """The model that it began from: its family, and its seed where it is an embedded one."""
         return base_family(self.config.get(MODEL))
+
+    @cached_property
+    def ground(self) -> str:
+        """The problem that it solves, the seed of an embedded base aside."""
+        return repr([self.base[0], *(self.config.get(key) or None for key in GROUND)])
 
     @property
     def repetition(self) -> tuple[int | None, str]:
