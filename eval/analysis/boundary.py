@@ -68,7 +68,6 @@ class Boundary:
         rate_limit (`float`): Highest rate that 0 of n correct does not exclude at 95 %, 1 - 0.05^(1/n).
         separable_from (`int` or `None`): Correct samples of n that tell a prompt from one with none, among so many
             prompts; `None` if not even all n do.
-        base_correct, trained_correct (`list[int]`): Correct samples of each prompt.
     """
 
     prompts: int
@@ -81,8 +80,6 @@ class Boundary:
     solved_at_all: McNemar
     rate_limit: float
     separable_from: int | None
-    base_correct: list[int]
-    trained_correct: list[int]
 
 
 def rate_limit(n: int) -> float:
@@ -158,6 +155,4 @@ def boundary(run_passk: dict) -> Boundary:
         solved_at_all=mcnemar(solved[1], solved[0]),
         rate_limit=rate_limit(n),
         separable_from=separable_from(n, len(base)),
-        base_correct=list(base),
-        trained_correct=list(trained),
     )
