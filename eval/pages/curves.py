@@ -218,36 +218,29 @@ def mark_events(axes, arms: list[Arm]) -> None:
     visible; at the top of each, in a row of the arm's own, a mark of its reason. More than 30 resets of an arm would
     hide the others. Other events are marks at the bottom.
     """
-    resets = [(arm, sorted({at for run in arm.runs for at in run.reset_reasons()})) for arm in arms]
+    labels = {}
+
+    def mark(arm, steps, height, marker, label):
+        place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+        axes.plot(sorted(steps), [height] * len(steps), marker, color=colour_of(arm), markersize=5, **place)
+        labels[label] = marker
+
+    resets = [(arm, {at for run in arm.runs for at in run.reset_reasons()}) for arm in arms]
     resets = [(arm, found) for arm, found in resets if 0 < len({step for step, _ in found}) <= MOST_RESETS]
-    known = list(REASON_MARKERS)
-    reasons = {reason for _, found in resets for _, reason in found} - {""}
     for place, (arm, found) in enumerate(resets):
         dashes = (12 * place, (12, 12 * (len(resets) - 1))) if len(resets) > 1 else "-"
-        height = TOP_ROW - ROW_HEIGHT * (place % MARK_ROWS)
-        for step in sorted({step for step, _ in found}):
+        for step in {step for step, _ in found}:
             axes.axvline(step, color=colour_of(arm), linewidth=0.8, alpha=0.6, linestyle=dashes, zorder=0)
-        for reason in {reason for _, reason in found} - {""}:
-            _mark(axes, arm, [step for step, why in found if why == reason], height, _marker(reason))
-    for reason in sorted(reasons, key=lambda reason: (known.index(reason) if reason in known else len(known), reason)):
-        names = " + ".join(REASON_NAMES.get(part, part) for part in reason.split("+"))
-        axes.plot([], [], _marker(reason), color=OTHER_COLOUR, label=f"reset: {names}", markersize=5)
+        for reason in sorted({reason for _, reason in found} - {""}):
+            steps, height = [step for step, why in found if why == reason], TOP_ROW - ROW_HEIGHT * (place % MARK_ROWS)
+            names = " + ".join(REASON_NAMES.get(part, part) for part in reason.split("+"))
+            mark(arm, steps, height, REASON_MARKERS.get(reason, "*"), f"reset: {names}")
     for event, (marker, label, _) in EVENT_MARKS.items():
-        steps_of = [sorted({step for run in arm.runs for step in run.event_steps(event)}) for arm in arms]
-        for arm, steps in zip(arms, steps_of, strict=True):
-            if steps:
-                _mark(axes, arm, steps, 0.0, marker)
-        if any(steps_of):
-            axes.plot([], [], marker, color=OTHER_COLOUR, label=label)
-
-
-def _marker(reason: str) -> str:
-    return REASON_MARKERS.get(reason, "*")
-
-
-def _mark(axes, arm: Arm, steps: list[int], height: float, marker: str) -> None:
-    place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-    axes.plot(steps, [height] * len(steps), marker, color=colour_of(arm), markersize=5, **place)
+        for arm in arms:
+            if steps := {step for run in arm.runs for step in run.event_steps(event)}:
+                mark(arm, steps, 0.0, marker, label)
+    for label, marker in labels.items():
+        axes.plot([], [], marker, color=OTHER_COLOUR, label=label, markersize=5)
 
 
 def symlog_threshold(series: list[pd.Series]) -> float:
