@@ -1,5 +1,8 @@
 """The arms of a report: what was compared, what each arm is, and what the numbers cannot show."""
 
+from collections.abc import Callable
+from typing import Any
+
 from trl_prorl.eval.analysis.configurations import REPETITION_KEYS, max_new_tokens
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
@@ -49,65 +52,65 @@ def arm_list(runs: list[Run]) -> list[str]:
     return lines
 
 
+def _distinct(runs: list[Run], value_of: Callable[[Run], Any]) -> list:
+    """The different values of runs, in their order."""
+    return list(dict.fromkeys(map(value_of, runs)))
+
+
 def _shared(runs: list[Run], key: str) -> str:
-    values = dict.fromkeys(str(run.config.get(key, "default")) for run in runs)
-    return ", ".join(f"`{value}`" for value in values)
+    return ", ".join(f"`{value}`" for value in _distinct(runs, lambda run: str(run.config.get(key, "default"))))
 
 
-def _batches(runs: list[Run]) -> str:
+def _batches(run: Run) -> str:
     """Completions of an optimizer step, on each device, and of a prompt, by TRL's defaults where none is given."""
     keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8}
-    values = [[run.config.get(key) or default for key, default in keys.items()] for run in runs]
-    return ", ".join(
-        dict.fromkeys(f"`{size * steps}` completions ({group} a prompt)" for size, steps, group in values)
-    )
+    size, steps, group = (run.config.get(key) or default for key, default in keys.items())
+    return f"`{size * steps}` completions ({group} a prompt)"
 
 
 def lead(runs: list[Run]) -> list[Text]:
     """What was compared."""
-    variants = dict.fromkeys(run.variant for run in runs)
 
     def named(variant: str) -> str:
-        said = {run.without_reset for run in runs if run.variant == variant}
-        told = said.pop() if len(said) == 1 else None
-        told = told or (VARIANTS[variant].short if variant in VARIANTS else None)
-        return f"{variant} ({told})" if told else variant
+        without_reset = {run.without_reset for run in runs if run.variant == variant}
+        short = without_reset.pop() if len(without_reset) == 1 else None
+        short = short or (VARIANTS[variant].short if variant in VARIANTS else None)
+        return f"{variant} ({short})" if short else variant
 
-    arms = ", ".join(map(named, variants))
+    arms = ", ".join(map(named, _distinct(runs, lambda run: run.variant)))
     seeds = sorted({str(run.seed) for run in runs if run.seed is not None})
+    trained_with = f"; training seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}" if seeds else ""
     return [
         Text(
             f"Model {_shared(runs, 'model_name_or_path')}, task {_shared(runs, 'task')}, level "
-            f"{_shared(runs, 'task_level')}, learning rate {_shared(runs, 'learning_rate')}, batch {_batches(runs)}. "
-            "Base means the policy as a run began."
+            f"{_shared(runs, 'task_level')}, learning rate {_shared(runs, 'learning_rate')}, batch "
+            f"{', '.join(_distinct(runs, _batches))}. Base means the policy as a run began."
         ),
-        Text(
-            f"Compared: {arms}{f'; training seed{chr(115) * (len(seeds) > 1)} ' + ', '.join(seeds) if seeds else ''}."
-        ),
+        Text(f"Compared: {arms}{trained_with}."),
     ]
+
+
+def _evaluation(run: Run) -> str:
+    """How a run was evaluated, in words."""
+    passk, tokens = run.passk, max_new_tokens(run)
+    cut = f"cut after {tokens} tokens, " if tokens else ""
+    decoding = "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"
+    return f"{passk['split']} split, {passk['prompts']} prompts, {passk['n']} samples each, {cut}{decoding}"
 
 
 def caveats(runs: list[Run]) -> list[str]:
     """What the numbers cannot show: evaluation, differences between the runs beyond their variants."""
-    lines = []
-
-    def decoding(passk: dict) -> str:
-        return "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"
-
-    settings = {
-        f"{run.passk['split']} split, {run.passk['prompts']} prompts, {run.passk['n']} samples each, "
-        f"{f'cut after {tokens} tokens, ' if (tokens := max_new_tokens(run)) else ''}"
-        f"{decoding(run.passk)}"
-        for run in runs
-        if run.passk
-    }
+    lines, evaluated = [], [run for run in runs if run.passk]
+    settings = sorted(_distinct(evaluated, _evaluation))
     if settings:
         lines.append(
-            f"Held-out numbers: {'; '.join(sorted(settings))}. pass@k is the unbiased estimator of Chen et al. "
+            f"Held-out numbers: {'; '.join(settings)}. pass@k is the unbiased estimator of Chen et al. "
             "(2021), its intervals are 95 % percentile bootstraps over prompts. Training reward is on training "
             "prompts and is no held-out number."
         )
-    if any(part["prompts"] < MIN_PROMPTS for run in runs if run.passk for part in _evaluations(run.passk)):
+    parts = [part for run in evaluated for part in (run.passk, *(run.passk.get("by") or []))]
+    parts += [part for run in evaluated for part in (run.passk.get("others") or {}).values()]
+    if any(part["prompts"] < MIN_PROMPTS for part in parts):
         lines.append(NO_INTERVAL_NOTE)
     if len(settings) > 1:
         lines.append("The runs were not all evaluated in the same way: compare held-out numbers only where it agrees.")
@@ -119,44 +122,29 @@ def caveats(runs: list[Run]) -> list[str]:
     steps = {int(run.metrics["step"].max()) for run in runs}
     if len(steps) > 1:
         lines.append(f"The runs differ in length, {min(steps)} to {max(steps)} steps; nothing is matched by steps.")
-    lines += _config_differences(runs)
-    lines += _execution_differences(runs)
-    if len({repr(run.env.get("hardware")) for run in runs}) > 1:
-        lines.append("The runs differ in `hardware` (see `env.json`): step times do not compare.")
-    return lines
+    return lines + _differences(runs)
 
 
-def _evaluations(passk: dict) -> list[dict]:
-    return [passk, *(passk.get("by") or []), *(passk.get("others") or {}).values()]
-
-
-def _execution_differences(runs: list[Run]) -> list[str]:
-    """
-    Ways of computing that differ though the arms could share them: the loss, and having a reference, define an arm.
-    """
-    lines = []
-    for key in ("packing", "old_logps", "ref_compute"):
-        recorded = [(run.env.get("execution") or {}).get(key) for run in runs]
-        values = {value: None for value in recorded if value not in (None, "none")}
+def _differences(runs: list[Run]) -> list[str]:
+    """Settings, ways of computing and hardware in which runs differ though arms could share them."""
+    lines, differing = [], []
+    for key in sorted({key for run in runs for key in run.config} - ARM_KEYS - REPETITION_KEYS):
+        values = _distinct(runs, lambda run, key=key: repr(run.config.get(key, "default")))
+        if len(values) > 1 and not key.startswith(ARM_PREFIXES):
+            differing.append(f"`{key}` ({', '.join(value.strip(chr(39)) for value in values)})")
+    if differing:
+        lines.append(f"The runs differ beyond their variants, in {', '.join(differing)}.")
+    for key in ("packing", "old_logps", "ref_compute"):  # the loss, and having a reference, define an arm
+        values = _distinct(runs, lambda run, key=key: (run.env.get("execution") or {}).get(key))
+        values = [value for value in values if value not in (None, "none")]
         if len(values) > 1:
             lines.append(
                 f"The runs differ in `{key}` ({' and '.join(map(str, values))}; `execution` in `env.json`): step "
                 "times compare these ways of computing too."
             )
+    if len(_distinct(runs, lambda run: repr(run.env.get("hardware")))) > 1:
+        lines.append("The runs differ in `hardware` (see `env.json`): step times do not compare.")
     return lines
-
-
-def _config_differences(runs: list[Run]) -> list[str]:
-    expected = ARM_KEYS | REPETITION_KEYS
-    keys = sorted({key for run in runs for key in run.config} - expected)
-    differing = []
-    for key in keys:
-        if key.startswith(ARM_PREFIXES):
-            continue
-        values = {repr(run.config.get(key, "default")): None for run in runs}
-        if len(values) > 1:
-            differing.append(f"`{key}` ({', '.join(value.strip(chr(39)) for value in values)})")
-    return [f"The runs differ beyond their variants, in {', '.join(differing)}."] if differing else []
 
 
 def sections(frame: Frame) -> list[Section]:
