@@ -119,7 +119,7 @@ def settings(args: argparse.Namespace):
     asked = args.arms or [*ARMS, FLOOR]
     arms = {name: arm for name, arm in (ARMS | FP32_ARMS).items() if name == BASELINE or name in asked}
     if FLOOR in asked and args.mode == "arms":
-        arms[FLOOR] = ("trl_prorl.eval.stepcost.floor:Floor", {})
+        arms[FLOOR] = ("trl_prorl.eval.stepcost.trainers:Floor", {})
     if args.mode == "growth":
         arms = {name: arm for name, arm in arms.items() if name in GROWTH_ARMS}
         sizes = [(length, 8) for length in args.lengths] + [(256, group) for group in args.groups if group != 8]

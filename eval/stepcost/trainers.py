@@ -1,4 +1,4 @@
-"""A trainer of an arm, fed with batches that were drawn beforehand, timed in its steps and its generation."""
+"""What is timed: a trainer of TRL or of ours on batches drawn beforehand, its generation, and the floor of a step."""
 
 import contextlib
 import io
@@ -17,13 +17,18 @@ from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import byte_tokenizer
 from trl_prorl.eval.stepcost.settings import Batches, new_model
+from trl_prorl.rollout.compact import distinct, padded_left
+from trl_prorl.scoring.frozen_head import add_frozen_head
+from trl_prorl.scoring.packing import packed_logps
 
 
 FIRST = 8  # of the token ids that say which completion is which; special tokens are below
+PLACES = 1024  # of the products whose rate is measured
 
 
 class Stopwatch(TrainerCallback):
@@ -218,3 +223,53 @@ def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> f
     if [len(ids) for ids in made] != lengths:
         raise RuntimeError("the completions are not as long as they were drawn")
     return seconds
+
+
+class Floor:
+    """
+    An arm without trainer. Its update is a forward and a backward of the same packed tokens, in the dtype of the
+    frozen weights and without adapters; its generation is computed from two measured rates, those of copying the
+    weights and of multiplying by them: every decode step reads them once, and computes the rows that have not ended.
+    """
+
+    def __init__(self, args, batches: Batches, iterations: int):
+        self.args, self.batches, self.iterations, self.generations = args, batches, iterations, 0
+        self.model = new_model(args, byte_tokenizer()).requires_grad_(False)
+        add_fused_lm_head(self.model, outputs=("log_probs", "entropy"))
+        add_frozen_head(self.model, 1.0)
+        self.model.get_input_embeddings().register_forward_hook(lambda module, given, states: states.requires_grad_())
+        self.watch = Stopwatch(torch.device(args.device), args.clock)
+        # The head is read in every step, an embedding is not; tied, they are one.
+        self.weights = [layer.weight for layer in self.model.modules() if isinstance(layer, torch.nn.Linear)]
+
+    def generation_seconds(self, batches: Batches, number: int) -> float:
+        """Of one generation of a batch."""
+        prompts, completions = batches.draw(number)
+        size = sum(weight.numel() for weight in self.weights)
+        inputs = {width: self.weights[0].new_ones(PLACES, width) for width in {w.shape[1] for w in self.weights}}
+        began = self.watch.now()
+        for weight in self.weights:
+            inputs[weight.shape[1]] @ weight.t()
+        a_product = (self.watch.now() - began) / (PLACES * size)
+        head = max(self.weights, key=torch.Tensor.numel)
+        copy = head.clone()  # its memory is there
+        began = self.watch.now()
+        copy.copy_(head)
+        reading = (self.watch.now() - began) / (2 * head.numel()) * size  # a copy reads and writes
+        once, each = (sum(map(len, part)) for part in (distinct(prompts)[0], completions))
+        return max(map(len, completions)) * reading + a_product * (once * (size - head.numel()) + each * size)
+
+    def train(self) -> None:
+        """The updates of one generation."""
+        args = self.args
+        prompts, completions = self.batches.draw(self.generations)
+        self.generations += 1
+        began = self.watch.now()
+        for _ in range(self.iterations):
+            for first in range(0, len(prompts), args.micro_batch):
+                rows = slice(first, first + args.micro_batch)
+                before, mask = padded_left(prompts[rows], 0)
+                after, seen = (part.flip(1) for part in padded_left([ids[::-1] for ids in completions[rows]], 0))
+                ids, mask = (torch.cat(part, dim=1).to(args.device) for part in ((before, after), (mask, seen)))
+                packed_logps(self.model, ids, mask, after.shape[1])[0].sum().backward()
+        self.watch.seconds["step"] = self.watch.now() - began
