@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.configurations import max_new_tokens, same_prompts, seed_count
+from trl_prorl.eval.analysis.configurations import seed_count, why_not_paired
 from trl_prorl.eval.analysis.cost import mean_step_seconds
 from trl_prorl.eval.analysis.frame import Arm, Frame
 from trl_prorl.eval.analysis.passk import per_prompt
@@ -31,9 +31,6 @@ from trl_prorl.eval.run_folder.run import Run, require_passk
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
-# How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
-# model.
-SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max-new-tokens"}
 COMPARED = ("plain", "control", "A")  # variants that every arm of their ground is compared with
 SHARES = (0.8, 0.9)  # of A's score, that B is to keep at a lower step cost
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
@@ -93,37 +90,13 @@ class Comparison(Difference):
 
 def check_comparable(a: Run, b: Run) -> None:
     """
-    Refuse two runs whose prompts cannot be paired: the `prompt_ids` decide where both evaluations have them, the
-    settings of the evaluations where neither has.
+    Refuse two runs whose prompts cannot be paired.
 
     Raises:
         InputError: With the reason and the cure.
     """
-    first, second = require_passk(a), require_passk(b)
-    cure = f"evaluate them alike: `trl-prorl passk --run {a.path} --run {b.path}`"
-    for key, option in SAMPLING.items():
-        values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
-        if values[0] != values[1]:
-            # Said outright, because the default is each run's own.
-            asked = f" {option} {max(values)}" if None not in values else ""
-            raise InputError(
-                f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{asked}`"
-            )
-    with_ids = [run for run, passk in ((a, first), (b, second)) if passk.get("prompt_ids")]
-    if len(with_ids) == 1:
-        raise InputError(f"only '{with_ids[0].name}' has prompt_ids in passk.json, the other is older; {cure}")
-    if with_ids and first["prompt_ids"] != second["prompt_ids"]:
-        common = len(set(first["prompt_ids"]) & set(second["prompt_ids"]))
-        order = " in the same order" if common == len(first["prompt_ids"]) == len(second["prompt_ids"]) else ""
-        raise InputError(
-            f"'{a.name}' ({len(first['prompt_ids'])} prompts) and '{b.name}' ({len(second['prompt_ids'])}) were not "
-            f"evaluated on the same prompts{order} ({common} in common); {cure}"
-        )
-    if not with_ids and not same_prompts(a, b):
-        raise InputError(
-            f"'{a.name}' and '{b.name}' were not evaluated on the same prompts in the same way (split, prompts, task, "
-            f"level, task_options and task_seed decide); {cure}"
-        )
+    if (why := why_not_paired(a, b)) is not None:
+        raise InputError(why)
 
 
 def _right_or_wrong(a: Run, b: Run) -> tuple[list, list, str]:

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from trl_prorl.descriptor import is_on
-from trl_prorl.eval.run_folder.run import MODEL, Run, base_family
+from trl_prorl.eval.run_folder.run import MODEL, Run, base_family, require_passk
 from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS
 from trl_prorl.variants import NEVER_RESET
 
@@ -25,6 +25,10 @@ VALIDATION_KEYS = frozenset(
 EFFECTIVE_WITH = {name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted}
 EFFECTIVE_WITH |= dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION)
 TASK = "task"
+# How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
+# model.
+SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max-new-tokens"}
+PROMPT_KEYS = ("task_options", "task_seed")  # of a run, which decide its prompts beside its evaluation's settings
 # The settings that have a short form, in the order of a name: of resets and growth, then the others; any other setting
 # is named `key=value`, after these.
 OURS = {name: key.short for name, key in KEYS.items() if key.short is not None}
@@ -63,42 +67,50 @@ def max_new_tokens(run: Run) -> int | None:
     return run.passk.get("max_new_tokens") or run.config.get("max_completion_length")
 
 
-def same_prompts(a: Run, b: Run) -> bool:
-    """Whether two runs were evaluated on the same prompts in the same way, so that prompts can be paired."""
-    if a.passk is None or b.passk is None:
-        return False
-    evaluated_alike = all(
-        a.passk.get(key) == b.passk.get(key) for key in ("split", "prompts", "n", "temperature", "task", "level")
-    )
-    evaluated_alike = evaluated_alike and max_new_tokens(a) == max_new_tokens(b)
-    if "prompt_ids" in a.passk and "prompt_ids" in b.passk:
-        return evaluated_alike and a.passk["prompt_ids"] == b.passk["prompt_ids"]
-    return evaluated_alike and all(
-        (a.config.get(key) or None) == (b.config.get(key) or None) for key in ("task_options", "task_seed")
-    )
+def why_not_paired(a: Run, b: Run) -> str | None:
+    """
+    Why the prompts of two evaluated runs cannot be paired, with the cure; `None` if they can. The `prompt_ids` decide
+    where both evaluations have them, the settings of the evaluations where neither has.
+    """
+    first, second = require_passk(a), require_passk(b)
+    cure = f"evaluate them alike: `trl-prorl passk --run {a.path} --run {b.path}`"
+    for key, option in SAMPLING.items():
+        values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
+        if values[0] != values[1]:
+            # Said outright, because the default is each run's own.
+            asked = f" {option} {max(values)}" if None not in values else ""
+            return f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{asked}`"
+    ids, other_ids = first.get("prompt_ids") or [], second.get("prompt_ids") or []
+    if bool(ids) != bool(other_ids):
+        return f"only '{a.name if ids else b.name}' has prompt_ids in passk.json, the other is older; {cure}"
+    if ids != other_ids:
+        common = len(set(ids) & set(other_ids))
+        order = " in the same order" if common == len(ids) == len(other_ids) else ""
+        return (
+            f"'{a.name}' ({len(ids)} prompts) and '{b.name}' ({len(other_ids)}) were not evaluated on the same "
+            f"prompts{order} ({common} in common); {cure}"
+        )
+    alike = all(first.get(key) == second.get(key) for key in ("split", "prompts", "task", "level"))
+    alike = alike and all((a.config.get(key) or None) == (b.config.get(key) or None) for key in PROMPT_KEYS)
+    if not ids and not alike:
+        return (
+            f"'{a.name}' and '{b.name}' were not evaluated on the same prompts in the same way (split, prompts, task, "
+            f"level, task_options and task_seed decide); {cure}"
+        )
+    return None
 
 
-def belonging(combinations: list[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
+def nearest_control(run: Run, runs: list[Run]) -> Run | None:
     """
-    Of combinations of two runs those that belong together: on the same ground, or all where none is, and of these the
-    ones that share the seeds of base and training, or all where none does.
+    The control on the same ground, else any; of these that of the same seeds of base and training, then that of the
+    same `beta`, then the first. `None` without a control.
     """
-    same = [(a, b) for a, b in combinations if a.ground == b.ground] or combinations
-    return [(a, b) for a, b in same if a.repetition == b.repetition] or same
 
+    def agrees(control):
+        same_beta = control.config.get("beta") == run.config.get("beta")
+        return control.ground == run.ground, control.repetition == run.repetition, same_beta
 
-def matched_control(run: Run, runs: list[Run]) -> Run | None:
-    """
-    The control on the same ground and of the same seeds of base and training, which differs from the run in nothing
-    but the arm; of several the one with the same `beta`, else the first. `None` without one.
-    """
-    controls = [
-        other
-        for other in runs
-        if other.variant == "control" and other.ground == run.ground and other.repetition == run.repetition
-    ]
-    same_beta = (control for control in controls if control.config.get("beta") == run.config.get("beta"))
-    return next(same_beta, controls[0] if controls else None)
+    return max((other for other in runs if other.variant == "control"), key=agrees, default=None)
 
 
 def value_of(run: Run, key: str) -> Any:

@@ -11,13 +11,12 @@ import pandas as pd
 from trl_prorl.eval.analysis import cost
 from trl_prorl.eval.analysis.configurations import (
     TASK,
-    belonging,
     configuration_labels,
-    matched_control,
+    nearest_control,
     repetitions,
-    same_prompts,
     seed_count,
     setting,
+    why_not_paired,
 )
 from trl_prorl.eval.analysis.passk import SIDES, gain, largest_k, per_prompt, score
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
@@ -29,7 +28,7 @@ class Row:
     """
     A run among those of a report, with the numbers that several tables show; `None` where one was not measured.
 
-    Step times are compared with those of a control of its ground and seeds, else of its ground, else of the first.
+    Step times are compared with those of the nearest `control`; `own_control` is that of its ground and seeds alone.
     """
 
     def __init__(self, run: Run, runs: list[Run]):
@@ -42,9 +41,9 @@ class Row:
         self.seconds = cost.mean_step_seconds(run)
         self.reference_calls = run.total("ref_forward_calls")
         self.reference_share = cost.reference_share(run)
-        self.own_control = matched_control(run, runs)
-        controls = belonging([(run, other) for other in runs if other.variant == "control"])
-        self.control = controls[0][1] if controls else None
+        self.control = nearest_control(run, runs)
+        same = self.control and (self.control.ground, self.control.repetition) == (run.ground, run.repetition)
+        self.own_control = self.control if same else None
         of_control = cost.mean_step_seconds(self.control) if self.control else None
         self.over_control = self.seconds / of_control if self.seconds and of_control else None
 
@@ -90,7 +89,7 @@ class Arm:
 
     @cached_property
     def same_prompts(self) -> bool:
-        return all(same_prompts(self.evaluated[0], run) for run in self.evaluated)
+        return all(why_not_paired(self.evaluated[0], run) is None for run in self.evaluated)
 
     def estimate(
         self, values_of: Callable[[Run], np.ndarray], least: float = 0.0, level: float = 0.95

@@ -1,7 +1,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from eval.analysis.configurations import same_prompts
+from eval.analysis.configurations import why_not_paired
 from eval.analysis.frame import Frame
 from eval.pages import arms, reproduce
 from eval.pages import comparison as verdict
@@ -109,7 +109,7 @@ def test_the_picture_shows_base_and_trained(arm):
 
 
 def test_other_task_seed_is_other_prompts(arm):
-    assert not same_prompts(arm("A", [4] * 40), arm("B", [4] * 40, config={"task_seed": 1}))
+    assert why_not_paired(arm("A", [4] * 40), arm("B", [4] * 40, config={"task_seed": 1})) is not None
 
 
 def test_missing_evaluation_says_how_to_make_it(arm):
@@ -178,6 +178,6 @@ def test_prompt_ids_decide_whether_prompts_are_the_same(arm):
     b = arm("B", trained=[4] * 40, prompt_ids=["x"] * 40, config={"task_seed": 5})
     other = arm("B", trained=[4] * 40, prompt_ids=["y"] * 40, name="other")
     older = arm("B", trained=[4] * 40, name="older")
-    assert same_prompts(a, b)  # the same contents, wherever they came from
-    assert not same_prompts(a, other)
-    assert same_prompts(a, older)  # nothing says they differ
+    assert why_not_paired(a, b) is None  # the same contents, wherever they came from
+    assert why_not_paired(a, other) is not None
+    assert "the other is older" in why_not_paired(a, older)
