@@ -38,7 +38,7 @@ def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
     return summarise_counts([sum(samples) for samples in correct], len(correct[0]), ks)
 
 
-def verdicts(samples: pd.DataFrame) -> list[list[bool]]:
+def correct_by_prompt(samples: pd.DataFrame) -> list[list[bool]]:
     """Samples of P prompts with n each, prompt by prompt, as booleans of shape (P, n)."""
     prompts = samples["prompt_id"].nunique()
     return samples["correct"].to_numpy(dtype=bool).reshape(prompts, -1).tolist()
@@ -47,7 +47,7 @@ def verdicts(samples: pd.DataFrame) -> list[list[bool]]:
 def summarise_samples(samples: pd.DataFrame, ks: list[int]) -> dict:
     """[`summarise`], and the mean length in tokens and the share of samples that were cut."""
     return {
-        **summarise(verdicts(samples), ks),
+        **summarise(correct_by_prompt(samples), ks),
         "mean_tokens": float(samples["ids"].map(len).mean()),
         "truncated": float(samples["truncated"].mean()),
     }
@@ -65,7 +65,7 @@ def by_task_and_level(sides: dict[str, pd.DataFrame], ks: list[int]) -> list[dic
         }
         prompts = int(parts["base"]["prompt_id"].nunique())
         if prompts >= 2:
-            summaries = {side: summarise(verdicts(part), ks) for side, part in parts.items()}
+            summaries = {side: summarise(correct_by_prompt(part), ks) for side, part in parts.items()}
             result.append({"task": task, "level": as_plain(level), "prompts": prompts, **summaries})
     return result
 

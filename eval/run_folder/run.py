@@ -131,17 +131,9 @@ class Run:
             return 0.0
         return seconds
 
-    def _resets(self) -> pd.DataFrame:
-        """The events that are resets; the same file also records growth and resumes."""
-        if self.events is None or self.events.empty:
-            return pd.DataFrame(columns=["event", "step_applied"])
-        return self.events[self.events["event"].str.contains("reset")]
-
     def reset_steps(self) -> list[int] | None:
         """Optimizer steps at which a reset was applied; `None` if the run kept no record of events."""
-        if self.events is None:
-            return None
-        return [int(step) for step in self._resets()["step_applied"]]
+        return None if self.events is None else [step for step, _ in self.reset_reasons()]
 
     @property
     def without_reset(self) -> str | None:
@@ -157,8 +149,13 @@ class Run:
         return [int(step) for step in self.events.loc[self.events["event"] == event, "step_applied"]]
 
     def reset_reasons(self) -> list[tuple[int, str]]:
-        """Step and reason of each reset, as recorded: `periodic`, `kl_spike+stall`; `""` where none is."""
-        resets = self._resets()
+        """
+        Step and reason of each reset, as recorded: `periodic`, `kl_spike+stall`; `""` where none is. The same file
+        also records growth and resumes.
+        """
+        if self.events is None or self.events.empty:
+            return []
+        resets = self.events[self.events["event"].str.contains("reset")]
         reasons = resets["reason"] if "reason" in resets else [""] * len(resets)
         return [
             (int(step), reason if isinstance(reason, str) else "")
