@@ -91,10 +91,8 @@ def measure(run_dir: Path, args) -> dict:
     """The content of `drift.json`."""
     held_out, *others = held_outs(run_dir, args)
     others = dict(zip(args.others, others, strict=True))
-    points = (
-        [held_out.base, *checkpoint_points(run_dir, held_out.config, args.checkpoints)] if args.checkpoints else []
-    )
-    points = [*(points or [held_out.base]), held_out.trained]
+    points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
+    points = [held_out.base, *points, held_out.trained]
     base_model = load_point(held_out.base, held_out.config).eval()
     run_id = read_env(run_dir).get(RUN_ID)
     return {

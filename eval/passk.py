@@ -81,7 +81,7 @@ def earlier_of(held_out: HeldOut, args) -> dict | None:
     earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir), cure="give --replace to lose it")
     if earlier is None:
         return None
-    points = checkpoint_points(run_dir, held_out.config, args.checkpoints) if args.checkpoints else []
+    points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
     return to_complete(
         earlier,
         settings_of(held_out, args.n),
@@ -97,9 +97,8 @@ def announcement(held_outs: list[HeldOut], args) -> str:
     One line on an evaluation that begins: models, prompts, samples of each, and how many of them are on disk already.
     """
     held_out, *others = held_outs
-    points = [held_out.base, held_out.trained]
-    if args.checkpoints:
-        points += checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints)
+    checkpoints = checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints)
+    points = [held_out.base, held_out.trained, *checkpoints]
     draws = [(held_out, point, args.n, None) for point in points]
     draws += [(other, point, args.n, None) for other in others for point in (other.base, other.trained)]
     if held_out.temperature > 0 and args.with_greedy:

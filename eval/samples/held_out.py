@@ -283,5 +283,4 @@ def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] 
             name.make()
         except InputError as error:
             raise InputError(f"{error}{how}") from error
-    if checkpoints:
-        checkpoint_points(run_dir, config, checkpoints)
+    checkpoint_points(run_dir, config, checkpoints)

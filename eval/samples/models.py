@@ -145,6 +145,8 @@ def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Poi
     Raises:
         InputError: If one is missing, or all were asked for and there are none.
     """
+    if not asked:
+        return []
     trained = trained_point(run_dir, config)
     found, others = checkpoints(trained.folder, run_dir)
     steps = sorted(found)
