@@ -212,8 +212,8 @@ def verdict(findings: list[Finding]) -> str:
     if stops:
         return "cannot learn: " + "; ".join(f"{finding.what}: {finding.number}" for finding in stops)
     changes = sum(finding.level == LOOK for finding in findings)
-    told = {0: "", 1: "; one finding suggests a change"}.get(changes, f"; {changes} findings suggest a change")
-    return f"can learn{told}"
+    suggested = {0: "", 1: "; one finding suggests a change"}.get(changes, f"; {changes} findings suggest a change")
+    return f"can learn{suggested}"
 
 
 def wide_console() -> Console:

@@ -188,13 +188,13 @@ def to_complete(
 
 def _difference(earlier: dict, asked: dict, differing: list[str]) -> str:
     """What an earlier evaluation is, and what would complete it."""
-    shown = [key for key in differing if key != "prompt_ids"]
+    named = [key for key in differing if key != "prompt_ids"]
     settings = ", ".join(
-        f"{key} {f'{earlier[key]} (asked: {asked[key]})' if key in earlier else 'not recorded'}" for key in shown
+        f"{key} {f'{earlier[key]} (asked: {asked[key]})' if key in earlier else 'not recorded'}" for key in named
     )
     options = [
         "--greedy" if key == "temperature" and not earlier[key] else f"{OPTIONS[key]} {earlier[key]}"
-        for key in shown
+        for key in named
         if OPTIONS[key] and key in earlier
     ]
     complete = f"{' '.join(options)} to complete it, or " if options else ""

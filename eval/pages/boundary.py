@@ -66,12 +66,12 @@ def boundary_statements(result: Boundary) -> list[str]:
 def _listed(changes: list[PromptChange], n: int) -> str:
     """The clearest changes first; a star where sampling noise is excluded."""
     ranked = sorted(changes, key=lambda change: (change.p_value, -abs(change.trained - change.base), change.prompt))
-    shown = [
+    listed = [
         f"#{change.prompt} {change.base} → {change.trained}{'*' if change.separated else ''}"
         for change in ranked[:LISTED_PROMPTS]
     ]
-    rest = len(changes) - len(shown)
-    return f"prompt and correct of {n}, * where excluded: {', '.join(shown)}{f', {rest} more' if rest else ''}"
+    rest = len(changes) - len(listed)
+    return f"prompt and correct of {n}, * where excluded: {', '.join(listed)}{f', {rest} more' if rest else ''}"
 
 
 def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour: str = OTHER_COLOUR) -> None:

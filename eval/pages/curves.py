@@ -173,8 +173,8 @@ def draw_lines(axes, arms: list[Arm], key_of: Callable, smooth=lambda values: va
             spread = band(smoothed)
             axes.fill_between(spread.index, spread["low"], spread["high"], color=colour, alpha=0.18, linewidth=0)
             strong = spread["mean"]
-        look = {"linewidth": 1.8, "markevery": 0.1, **style_of(arm), **style}
-        axes.plot(strong.index, strong, label=f"{arm.legend}{suffix}", **look)
+        line = {"linewidth": 1.8, "markevery": 0.1, **style_of(arm), **style}
+        axes.plot(strong.index, strong, label=f"{arm.legend}{suffix}", **line)
 
 
 def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> None:

@@ -123,7 +123,7 @@ TASK_COLUMNS = [
     Column(
         "pass at the largest k, base → trained [95 %]",
         lambda row: _part_cell(row[1], largest_k(row[0])) if largest_k(row[0]) > 1 else NOT_MEASURED,
-        shown=lambda rows: any(largest_k(run) > 1 for run, _ in rows),
+        applies=lambda rows: any(largest_k(run) > 1 for run, _ in rows),
     ),
 ]
 

@@ -24,7 +24,7 @@ from trl_prorl.variants import VARIANTS
 
 def _where_measured(heading: str, text: Callable[[Row], str]) -> Column:
     """A column that is there if a run has its number."""
-    return Column(heading, text, shown=lambda rows: any(text(row) != NOT_MEASURED for row in rows))
+    return Column(heading, text, applies=lambda rows: any(text(row) != NOT_MEASURED for row in rows))
 
 
 def _both_sides(heading: str, spec: str, key: str, part: str | None = None) -> Column:
@@ -98,7 +98,7 @@ COST = [
     Column(
         "validation, mean seconds a step",
         lambda row: cell(None if row.run.measured("time_eval") is None else evaluation_seconds(row.run), ".3g"),
-        shown=lambda rows: any(row.run.total("time_eval") for row in rows),
+        applies=lambda rows: any(row.run.total("time_eval") for row in rows),
     ),
     Column("mean seconds a step", lambda row: cell(row.seconds, ".3g")),
     Column("mean step time / control's", lambda row: cell(row.over_control, ".2f")),

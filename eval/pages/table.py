@@ -130,7 +130,7 @@ class Column:
     cell: Callable[[Any], str]
     definition: str = ""
     group: str = ""
-    shown: Callable[[Sequence], bool] = lambda rows: True
+    applies: Callable[[Sequence], bool] = lambda rows: True
 
 
 def table_of(
@@ -140,7 +140,7 @@ def table_of(
     The table whose cells the columns take from the rows, whatever these are; further definitions stand after the
     columns' own.
     """
-    columns = [column for column in columns if column.shown(rows)]
+    columns = [column for column in columns if column.applies(rows)]
     groups = [(name, len(list(members))) for name, members in groupby(columns, key=lambda column: column.group)]
     return Table(
         title,

@@ -82,13 +82,13 @@ def cost_findings(
         completions (`int`): Of a generation batch.
     """
     rows, last = first.rows, first.rows[-1]
-    shown = [(stage, max(row.get(f"time_{stage}", 0.0) for row in rows)) for stage in STAGES]
-    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in shown if seconds)
+    timed = [(stage, max(row.get(f"time_{stage}", 0.0) for row in rows)) for stage in STAGES]
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in timed if seconds)
     wall = seconds_of_run(rows, first.max_steps, first.steps_per_generation)
     throughput = sum(row["tokens_per_second"] for row in rows) / len(rows)
     share = reward_seconds * completions / max(rows[0]["time_step"], 1e-9)
     findings = [
-        Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in shown}),
+        Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in timed}),
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
         Finding(
             f"wall time of {first.max_steps} steps",
