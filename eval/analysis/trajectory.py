@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm, t
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.statistics import Estimate, bootstrap_interval, pass_at_k_per_prompt
@@ -27,30 +26,27 @@ class SaturationFit:
 
     Attributes:
         p0 (`float`): Value at step 0: as measured, or fitted if it was left free.
-        alpha ([`Estimate`]): Rate per optimizer step, with the 95 % interval that takes the points as independent.
-        steps, values, fitted, residuals (`np.ndarray`): The points fitted, shape (T,); residual is value less fitted.
-        errors (`np.ndarray` or `None`): Standard errors of the values, shape (T,), if they were given.
-        reduced_chi2 (`float` or `None`): Sum of squared residuals over errors, by degree of freedom; about 1 where the
-            curve holds and the points are independent.
+        alpha (`float`): Rate per optimizer step.
+        steps, residuals, errors (`np.ndarray`): The points fitted, value less fitted, and standard errors, shape (T,).
+        reduced_chi2 (`float`): Sum of squared residuals over errors, by degree of freedom; about 1 where the curve
+            holds and the points are independent.
     """
 
     p0: float
-    alpha: Estimate
+    alpha: float
     steps: np.ndarray
-    values: np.ndarray
-    fitted: np.ndarray
     residuals: np.ndarray
-    errors: np.ndarray | None
-    reduced_chi2: float | None
+    errors: np.ndarray
+    reduced_chi2: float
 
     def curve(self, steps) -> np.ndarray:
         """The fitted value at any steps."""
-        return saturation(np.asarray(steps, dtype=float), self.alpha.value, self.p0)
+        return saturation(np.asarray(steps, dtype=float), self.alpha, self.p0)
 
     @property
     def halving_steps(self) -> float:
         """Steps in which what is unsolved halves; infinite where it does not shrink."""
-        return math.log(2) / self.alpha.value if self.alpha.value > 0 else math.inf
+        return math.log(2) / self.alpha if self.alpha > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ def standard_errors(per_prompt) -> np.ndarray:
     return np.maximum(per_prompt.std(axis=1, ddof=1) / math.sqrt(prompts), math.sqrt(half * (1 - half) / prompts))
 
 
-def _least_squares(time, values, weights, p0, free_start: bool) -> tuple[np.ndarray, np.ndarray]:
+def _least_squares(time, values, weights, p0, free_start: bool) -> np.ndarray:
     """
     Fits of the curve to R series at once (Levenberg 1944, Marquardt 1963).
 
@@ -151,8 +147,7 @@ def _least_squares(time, values, weights, p0, free_start: bool) -> tuple[np.ndar
         values, p0 (`np.ndarray`): Shape (R, T), and their values at time 0, shape (R,), fitted too if `free_start`.
 
     Returns:
-        `tuple[np.ndarray, np.ndarray]`: Rate and p0 of each series, shape (R, 2), and J'J of what was fitted, shape
-            (R, 1, 1) or (R, 2, 2).
+        `np.ndarray`: Rate and p0 of each series, shape (R, 2).
     """
     size = 2 if free_start else 1
     unsolved = np.maximum(1 - np.stack([p0, values[:, -1]]), 1e-3)
@@ -179,22 +174,20 @@ def _least_squares(time, values, weights, p0, free_start: bool) -> tuple[np.ndar
         damping = np.clip(np.where(better, damping / 10, damping * 10), 1e-12, 1e12)
         if (np.abs(change[better]) <= 1e-10).all() and better.all():
             break
-    return found, hessian
+    return found
 
 
-def fit_saturation(steps, values, errors=None, *, free_start: bool = False) -> SaturationFit:
+def fit_saturation(steps, values, errors, *, free_start: bool = False) -> SaturationFit:
     """
-    Least-squares fit of 1 - (1 - p0) e^(-alpha t) to pass@k at optimizer steps, shape (T,), ascending; p0 is the value
-    at step 0, unless `free_start` fits it too, whose step 0 is then among the points. Standard errors weigh the points
-    and set the scale of the interval; without them all points weigh the same and the residuals set it.
+    Least-squares fit of 1 - (1 - p0) e^(-alpha t) to pass@k at optimizer steps, shape (T,), ascending, weighed by the
+    standard errors; p0 is the value at step 0, unless `free_start` fits it too, whose step 0 is then among the points.
 
     Raises:
         ValueError: If there are too few points, none at step 0, or nothing unsolved at the start.
     """
-    steps, values = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
-    weights = np.ones_like(values) if errors is None else np.asarray(errors, dtype=float)
-    if not steps.shape == values.shape == weights.shape:
-        raise ValueError(f"steps, values and errors differ in shape: {steps.shape}, {values.shape}, {weights.shape}.")
+    steps, values, errors = (np.asarray(numbers, dtype=float) for numbers in (steps, values, errors))
+    if not steps.shape == values.shape == errors.shape:
+        raise ValueError(f"steps, values and errors differ in shape: {steps.shape}, {values.shape}, {errors.shape}.")
     if not free_start and (not len(steps) or steps[0] != 0):
         raise ValueError("There is no value at step 0 to start from; evaluate base, or fit the start too.")
     parameters = 2 if free_start else 1
@@ -206,27 +199,13 @@ def fit_saturation(steps, values, errors=None, *, free_start: bool = False) -> S
         raise ValueError("Everything is solved at the start: there is nothing left to shrink.")
     # In units of the whole run, so that alpha is of order 1.
     length = float(steps[-1])
-    best, hessian = _least_squares(steps[used] / length, values[None, used], weights[used], np.array([p0]), free_start)
-    with np.errstate(divide="ignore"):
-        covariance = np.linalg.inv(hessian[0]) if np.linalg.det(hessian[0]) > 0 else np.full_like(hessian[0], np.inf)
-    alpha, error = best[0, 0] / length, math.sqrt(covariance[0, 0]) / length
-    degrees = len(steps[used]) - parameters
-    quantile = t.ppf(1 - ERROR_RATE / 2, degrees) if errors is None else norm.ppf(1 - ERROR_RATE / 2)
-    p0 = float(best[0, 1])
-    fitted = saturation(steps[used], alpha, p0)
-    residuals = values[used] - fitted
-    if errors is None:
-        error *= math.sqrt(float(np.sum(residuals**2)) / degrees)
-    return SaturationFit(
-        p0=p0,
-        alpha=Estimate(float(alpha), float(alpha - quantile * error), float(alpha + quantile * error)),
-        steps=steps[used],
-        values=values[used],
-        fitted=fitted,
-        residuals=residuals,
-        errors=None if errors is None else weights[used],
-        reduced_chi2=None if errors is None else float(np.sum((residuals / weights[used]) ** 2) / degrees),
-    )
+    ((alpha, p0),) = _least_squares(
+        steps[used] / length, values[None, used], errors[used], np.array([p0]), free_start
+    ).tolist()
+    alpha /= length
+    residuals = values[used] - saturation(steps[used], alpha, p0)
+    chi2 = float(np.sum((residuals / errors[used]) ** 2))
+    return SaturationFit(p0, alpha, steps[used], residuals, errors[used], chi2 / (len(steps[used]) - parameters))
 
 
 def longest_run(residuals) -> int:
@@ -264,7 +243,7 @@ def check_saturation(
     used, length = slice(0 if free_start else 1, None), float(steps[-1])
 
     def fits(series):
-        best, _ = _least_squares(steps[used] / length, series[:, used], errors[used], series[:, 0], free_start)
+        best = _least_squares(steps[used] / length, series[:, used], errors[used], series[:, 0], free_start)
         return best, series[:, used] - saturation(steps[used] / length, best[:, :1], best[:, 1:])
 
     alphas = fits(resampled)[0][:, 0] / length
@@ -280,7 +259,7 @@ def check_saturation(
         k=k,
         points=trajectory(steps, per_prompt),
         fit=fit,
-        alpha=Estimate(fit.alpha.value, float(low), float(high)),
+        alpha=Estimate(fit.alpha, float(low), float(high)),
         p_value=_share_at_least(chi2s, fit.reduced_chi2),
         longest_run=observed,
         longest_run_p=_share_at_least(runs, observed),

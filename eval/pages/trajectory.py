@@ -77,7 +77,7 @@ def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None
         label = "measured, 95 % over prompts"
         above.errorbar(points["step"], points["value"], spread, fmt="o", color=colour, capsize=3, label=label)
         dense = np.linspace(0, points["step"].iloc[-1], 200)
-        label = f"1 − (1 − {fit.p0:.3f}) exp(−{fit.alpha.value:.2e} t)"
+        label = f"1 − (1 − {fit.p0:.3f}) exp(−{fit.alpha:.2e} t)"
         above.plot(dense, fit.curve(dense), color="#000000", linewidth=1.4, linestyle="--", label=label)
         above.set(ylabel=f"pass@{check.k}", ylim=(0, 1.02))
         verdict = "no departure seen" if check.holds else "the curve does not hold"
