@@ -187,7 +187,7 @@ def test_picture_has_points_curve_residuals_and_resets(evaluated, tmp_path, monk
     fit = checks[0].fit
     assert {15} == {line.get_xdata()[0] for line in above.lines if line.get_label() == "reset"}
     [curve] = [line for line in above.lines if line.get_label().startswith("1 −")]
-    assert curve.get_ydata()[-1] == pytest.approx(fit.fitted[-1])
+    assert curve.get_ydata()[-1] == pytest.approx(fit.curve(fit.steps[-1]))
     [bars] = below.containers
     assert bars[0].get_ydata().tolist() == fit.residuals.tolist()
 
