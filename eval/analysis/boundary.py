@@ -1,7 +1,7 @@
 """What a run can solve now that its base could not, and what it lost: pass@k over k and prompt by prompt."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -59,8 +59,9 @@ class Boundary:
     Base against trained at n samples a prompt.
 
     Attributes:
+        base, trained (`list[int]`): Correct samples of each prompt.
         prompts, n (`int`): Prompts, and samples of each.
-        rows (`list[BoundaryRow]`): pass@k for powers of two up to n, n itself, and the evaluated k.
+        ks (`list[int]`): Powers of two up to n, n itself, and the evaluated k.
         newly_solved (`list[PromptChange]`): Prompts with no correct base sample and some of the trained model.
         lost (`list[PromptChange]`): The reverse.
         both, neither (`int`): Prompts with a correct sample on both sides, on none.
@@ -70,9 +71,11 @@ class Boundary:
             prompts; `None` if not even all n do.
     """
 
+    base: list[int]
+    trained: list[int]
     prompts: int
     n: int
-    rows: list[BoundaryRow]
+    ks: list[int]
     newly_solved: list[PromptChange]
     lost: list[PromptChange]
     both: int
@@ -80,6 +83,18 @@ class Boundary:
     solved_at_all: McNemar
     rate_limit: float
     separable_from: int | None
+
+    @cached_property
+    def rows(self) -> list[BoundaryRow]:
+        """pass@k at each k."""
+        found = []
+        for k in self.ks:
+            sides = [pass_at_k_per_prompt(counts, self.n, k) for counts in (self.base, self.trained)]
+            measured = [Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides]
+            rates = [np.array(counts) / self.n for counts in (self.base, self.trained)]
+            bounds = [pass_at_k_upper_bound(side, k, n=self.n) for side in rates]
+            found.append(BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0]), *bounds))
+        return found
 
 
 def rate_limit(n: int) -> float:
@@ -135,19 +150,14 @@ def boundary(run_passk: dict) -> Boundary:
             f"passk.json has counts of {len(base)} base and {len(trained)} trained prompts; at least 2 prompts, the "
             "same on both sides, are needed: write it again with `trl-prorl passk`"
         )
-
-    def row(k):
-        sides = [pass_at_k_per_prompt(counts, n, k) for counts in (base, trained)]
-        measured = [Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides]
-        bounds = [pass_at_k_upper_bound(np.array(counts) / n, k, n=n) for counts in (base, trained)]
-        return BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0]), *bounds)
-
     newly_solved, lost = changed_prompts(base, trained, n)
     solved = np.array([base, trained]) > 0
     return Boundary(
+        base=base,
+        trained=trained,
         prompts=len(base),
         n=n,
-        rows=[row(k) for k in draw_sizes(n, run_passk.get("k", ()))],
+        ks=draw_sizes(n, run_passk.get("k", ())),
         newly_solved=newly_solved,
         lost=lost,
         both=int(solved.all(axis=0).sum()),

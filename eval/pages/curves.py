@@ -32,7 +32,7 @@ MOST_RESETS = 30  # of a curve, that are marked
 BAND_NOTE = "Strong line: mean over the seeds of an arm; band: lowest to highest seed, where all of them ran."
 SHEETS_NOTE = (
     "Arms of one task, base, length and learning rate share axes; where these are more than "
-    f"{MOST_CURVES}, those of one variant do, beside one arm of plain and one of the control."
+    f"{MOST_CURVES}, as many at a time do, beside one arm of plain and one of the control."
 )
 # Why a reset was made, as its mark at the top of the axes says it; an own reason, or several at once, is a star.
 REASON_MARKERS = {"periodic": "|", "kl_spike": "d", "stall": "s", "drop": "v"}
@@ -79,7 +79,7 @@ class Panel:
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
         # A palette makes the page a third as large; the few colours of a figure lose nothing by it.
         buffer = io.BytesIO()
-        picture.quantize(256, dither=Image.Dither.NONE).save(buffer, format="png")
+        picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, format="png")
         return buffer.getvalue()
 
 
@@ -122,25 +122,18 @@ def arm_label(run: Run) -> str:
 
 def sheets(frame: Frame) -> list[tuple[str, list[Arm]]]:
     """
-    The arms as they share axes, and what those of a sheet have in common: ground by ground, and a ground of more than
-    10 arms variant by variant, with the first plain and control arm in each. Variants of one arm stand together.
+    The arms as they share axes, and what those of a sheet have in common: ground by ground, and of a ground of more
+    than 10 arms as many at a time, with its first plain and control arm in each.
     """
     found = []
     for title, arms in frame.grounds.items():
-        if len(arms) <= MOST_CURVES:
-            found.append((title, arms))
-            continue
-        by_variant = {}
-        for arm in arms:
-            by_variant.setdefault(arm.variant, []).append(arm)
-        references = [by_variant[variant][0] for variant in ("plain", "control") if variant in by_variant]
-        alone = [same[0] for same in by_variant.values() if len(same) == 1 and same[0] not in references]
-        groups = [(variant, same) for variant, same in by_variant.items() if len(same) > 1]
-        for name, same in [*groups, *([("other variants", alone)] if alone else [])]:
-            for place in range(0, len(same), MOST_CURVES):
-                part = same[place : place + MOST_CURVES]
-                others = [arm for arm in references if arm not in part]
-                found.append((", ".join(filter(None, [name, title])), [*others, *part]))
+        first = {arm.variant: arm for arm in reversed(arms)}
+        references = [first[variant] for variant in ("plain", "control") if variant in first]
+        parts = [arms[start : start + MOST_CURVES] for start in range(0, len(arms), MOST_CURVES)]
+        for number, part in enumerate(parts, start=1):
+            others = [arm for arm in references if arm not in part]
+            place = f"{number} of {len(parts)}" if len(parts) > 1 else ""
+            found.append((", ".join(filter(None, [title, place])), [*others, *part]))
     return found
 
 
@@ -195,7 +188,8 @@ def steps_panel(title: str, arms: list[Arm], draw: Callable, **settings) -> Pane
             axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
         mark_events(axes, arms)
         axes.grid(alpha=0.2)
-        axes.set(**{"title": title, "xlabel": "optimizer step", **settings})
+        axes.set_title(title, y=1.0)  # a place of its own, which is not searched for
+        axes.set(**{"xlabel": "optimizer step", **settings})
 
     return Panel(f"{title} over optimizer steps", whole)
 

@@ -110,7 +110,8 @@ class Run:
         if key not in self._series:
             rows, values = self.evaluations if key.startswith("eval_") else self.metrics, None
             if rows is not None and key in rows:
-                values = pd.to_numeric(rows.set_index("step")[key], errors="coerce").dropna()
+                values = pd.Series(rows[key].to_numpy(), index=rows["step"], name=key)
+                values = pd.to_numeric(values, errors="coerce").dropna()
             self._series[key] = None if values is None or values.empty else values
         return self._series[key]
 
@@ -131,9 +132,28 @@ class Run:
             return 0.0
         return seconds
 
+    @cached_property
+    def _events(self) -> list[tuple[str, int, str]]:
+        """Event, step and reason of each line of the record of events; `""` where no reason is."""
+        if self.events is None or self.events.empty:
+            return []
+        reasons = self.events["reason"] if "reason" in self.events else [""] * len(self.events)
+        return [
+            (event, int(step), reason if isinstance(reason, str) else "")
+            for event, step, reason in zip(self.events["event"], self.events["step_applied"], reasons, strict=True)
+        ]
+
+    def reset_reasons(self) -> list[tuple[int, str]]:
+        """Step and reason of each reset, as recorded: `periodic`, `kl_spike+stall`; `""` where none is."""
+        return [(step, reason) for event, step, reason in self._events if "reset" in event]
+
     def reset_steps(self) -> list[int] | None:
         """Optimizer steps at which a reset was applied; `None` if the run kept no record of events."""
         return None if self.events is None else [step for step, _ in self.reset_reasons()]
+
+    def event_steps(self, event: str) -> list[int]:
+        """Optimizer steps at which something else than a reset happened: `growth`, `guard_gap`."""
+        return [step for found, step, _ in self._events if found == event]
 
     @property
     def without_reset(self) -> str | None:
@@ -141,26 +161,6 @@ class Run:
         applied = self.reset_steps()
         steps = None if self.metrics.empty else int(self.metrics["step"].max())
         return without_reset(self.variant, self.config, None if applied is None else len(applied), steps)
-
-    def event_steps(self, event: str) -> list[int]:
-        """Optimizer steps at which something else than a reset happened: `growth`, `guard_gap`."""
-        if self.events is None or self.events.empty:
-            return []
-        return [int(step) for step in self.events.loc[self.events["event"] == event, "step_applied"]]
-
-    def reset_reasons(self) -> list[tuple[int, str]]:
-        """
-        Step and reason of each reset, as recorded: `periodic`, `kl_spike+stall`; `""` where none is. The same file
-        also records growth and resumes.
-        """
-        if self.events is None or self.events.empty:
-            return []
-        resets = self.events[self.events["event"].str.contains("reset")]
-        reasons = resets["reason"] if "reason" in resets else [""] * len(resets)
-        return [
-            (int(step), reason if isinstance(reason, str) else "")
-            for step, reason in zip(resets["step_applied"], reasons, strict=True)
-        ]
 
 
 def sort_runs(runs: list[Run]) -> list[Run]:

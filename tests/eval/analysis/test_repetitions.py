@@ -3,7 +3,14 @@ import dataclasses
 import pytest
 from trl import GRPOConfig, ScriptArguments
 
-from eval.analysis.configurations import configuration_labels, repetitions, seed_count
+from eval.analysis.configurations import (
+    EFFECTIVE_WITH,
+    VALIDATION_KEYS,
+    configuration_labels,
+    matters,
+    repetitions,
+    seed_count,
+)
 from eval.run_folder.reading import load_run
 from eval.run_folder.run import base_family
 from trl_prorl import ProRLConfig
@@ -99,7 +106,7 @@ def other_value(default):
 def test_the_configuration_and_the_report_agree_on_what_has_no_effect():
     """A rule of one alone would split or join runs wrongly."""
     refused = set(refused_as_without_effect())
-    assert refused == set(ENABLING) == set(repetitions.EFFECTIVE_WITH) - repetitions.VALIDATION_KEYS
+    assert refused == set(ENABLING) == set(EFFECTIVE_WITH) - VALIDATION_KEYS
     for key, enabling in ENABLING.items():
-        assert not repetitions.matters(key, {}), key
-        assert repetitions.matters(key, enabling), key
+        assert not matters(key, {}), key
+        assert matters(key, enabling), key
