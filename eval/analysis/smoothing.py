@@ -1,5 +1,6 @@
 """Series over steps: their ends, their smooth course, and several seeds together."""
 
+import numpy as np
 import pandas as pd
 
 
@@ -47,5 +48,7 @@ def band(series: list[pd.Series]) -> pd.DataFrame:
 
     Beyond the end of the shortest only the survivors would be left, and their mean would jump.
     """
-    table = pd.concat(series, axis=1).sort_index().interpolate(method="index", limit_area="inside").dropna()
-    return pd.DataFrame({"mean": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})
+    steps = np.unique(np.concatenate([one.index for one in series]))
+    steps = steps[(steps >= max(one.index[0] for one in series)) & (steps <= min(one.index[-1] for one in series))]
+    values = np.array([np.interp(steps, one.index, one) for one in series])
+    return pd.DataFrame({"mean": values.mean(axis=0), "low": values.min(axis=0), "high": values.max(axis=0)}, steps)
