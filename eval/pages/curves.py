@@ -79,7 +79,7 @@ class Panel:
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
         # A palette makes the page a third as large; the few colours of a figure lose nothing by it.
         buffer = io.BytesIO()
-        picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, format="png")
+        picture.quantize(256, dither=Image.Dither.NONE).save(buffer, format="png")
         return buffer.getvalue()
 
 
