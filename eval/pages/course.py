@@ -50,6 +50,7 @@ def sheet_panels(sheet: str, arms: list[Arm], validated: bool = False) -> list[P
         series = [values for arm in arms for values in arm.series(kl_key(arm.variant))]
         axes.set_yscale("symlog", linthresh=symlog_threshold(series), linscale=0.5)
         axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter("{x:g}")  # powers of ten as mathematics take a second to set
 
     panels = [
         panel("Training reward, and gold (dotted)" if golden else "Training reward", "mean of the batch", reward),
