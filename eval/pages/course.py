@@ -5,16 +5,13 @@ from trl_prorl.eval.analysis.frame import Arm, Frame
 from trl_prorl.eval.analysis.smoothing import SMOOTHING_STEPS, running_mean, running_median_of_positive
 from trl_prorl.eval.analysis.stability import kl_key
 from trl_prorl.eval.pages.curves import (
-    MOST_RESETS,
     SHEETS_NOTE,
     Panel,
+    caption,
     draw_lines,
-    marks_note,
     sheets,
     steps_panel,
     symlog_threshold,
-    titled,
-    with_band_note,
 )
 from trl_prorl.eval.pages.document import Picture, Section
 
@@ -31,7 +28,7 @@ def sheet_panels(sheet: str, arms: list[Arm], validated: bool = False) -> list[P
     """Reward with gold, KL to the anchor, entropy, throughput and, if asked for, validation of some arms."""
 
     def panel(title, unit, draw):
-        return steps_panel(titled(sheet, title), arms, draw, ylabel=unit)
+        return steps_panel(sheet + title, arms, draw, ylabel=unit)
 
     def metric(key, title, unit, smooth=running_mean):
         return panel(title, unit, lambda axes: draw_lines(axes, arms, lambda variant: key, smooth))
@@ -87,16 +84,13 @@ def stages_panel(frame: Frame) -> Panel:
 
 def sections(frame: Frame) -> list[Section]:
     found = sheets(frame)
-    caption = with_band_note(
-        frame,
+    text = (
         f"Smoothed over {SMOOTHING_STEPS} steps (mean; KL: median of the steps where it is positive), as recorded "
-        "behind it in faint; the validation reward is that of the evaluations during training. "
-        f"{marks_note(frame)} Their colour is the arm's; the mark at the top of a line says why; the resets of an arm "
-        f"with more than {MOST_RESETS} are not marked.",
+        "behind it in faint; the validation reward is that of the evaluations during training."
     )
     validated = any(arm.series("eval_reward") for arm in frame.arms)
     panels = [sheet_panels(sheet, arms, validated) for sheet, arms in found]
     alt, columns = "Reward, KL, entropy and throughput over optimizer steps", 2
     if len(found) > 1:
-        caption, columns = f"{caption} {SHEETS_NOTE}", len(panels[0])
-    return [Section("Curves", [Picture("summary.png", alt, caption, sum(panels, []), columns)])]
+        text, columns = f"{text} {SHEETS_NOTE}", len(panels[0])
+    return [Section("Curves", [Picture("summary.png", alt, caption(frame, text), sum(panels, []), columns)])]

@@ -29,6 +29,10 @@ PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 160
 LEGEND_ROW_INCHES, LEGEND_COLUMNS = 0.22, 2
 MOST_CURVES = 10  # on one set of axes
 MOST_RESETS = 30  # of a curve, that are marked
+RESETS_NOTE = (
+    "Vertical lines are resets, of the arm's colour; the mark at the top of one says why; those of an arm with more than "
+    f"{MOST_RESETS} are not marked."
+)
 BAND_NOTE = "Strong line: mean over the seeds of an arm; band: lowest to highest seed, where all of them ran."
 SHEETS_NOTE = (
     "Arms of one task, base, length and learning rate share axes; where these are more than "
@@ -122,8 +126,8 @@ def arm_label(run: Run) -> str:
 
 def sheets(frame: Frame) -> list[tuple[str, list[Arm]]]:
     """
-    The arms as they share axes, and what those of a sheet have in common: ground by ground, and of a ground of more
-    than 10 arms as many at a time, with its first plain and control arm in each.
+    The arms as they share axes, with what begins the titles of these: ground by ground, and of a ground of more than
+    10 arms as many at a time, with its first plain and control arm in each.
     """
     found = []
     for title, arms in frame.grounds.items():
@@ -133,23 +137,18 @@ def sheets(frame: Frame) -> list[tuple[str, list[Arm]]]:
         for number, part in enumerate(parts, start=1):
             others = [arm for arm in references if arm not in part]
             place = f"{number} of {len(parts)}" if len(parts) > 1 else ""
-            found.append((", ".join(filter(None, [title, place])), [*others, *part]))
+            named = ", ".join(filter(None, [title, place]))
+            found.append((f"{named}: " if named else "", [*others, *part]))
     return found
 
 
-def titled(sheet: str, title: str) -> str:
-    return f"{sheet}: {title}" if sheet else title
-
-
-def with_band_note(frame: Frame, text: str) -> str:
-    """A caption, with what a strong line and a band mean where there are seeds to put together."""
-    return f"{text} {BAND_NOTE}" if any(len(arm.rows) > 1 for arm in frame.arms) else text
-
-
-def marks_note(frame: Frame) -> str:
-    """What the marks of resets and other events are, for a caption."""
-    notes = (note for event, (*_, note) in EVENT_MARKS.items() if any(run.event_steps(event) for run in frame.runs))
-    return " ".join(["Vertical lines are resets.", *notes])
+def caption(frame: Frame, text: str) -> str:
+    """
+    The caption of curves over steps: after a text the marks, and the bands where there are seeds to put together.
+    """
+    notes = [note for event, (*_, note) in EVENT_MARKS.items() if any(run.event_steps(event) for run in frame.runs)]
+    bands = [BAND_NOTE] if any(len(arm.rows) > 1 for arm in frame.arms) else []
+    return " ".join([text, RESETS_NOTE, *notes, *bands])
 
 
 def draw_lines(axes, arms: list[Arm], key_of: Callable, smooth=lambda values: values, suffix="", **style) -> None:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from trl_prorl.eval.analysis.drift import drift_frame
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.pages.curves import Panel, marks_note, points_panel, with_band_note
+from trl_prorl.eval.pages.curves import Panel, caption, points_panel
 from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 
@@ -119,6 +119,6 @@ def sections(frame: Frame) -> list[Section]:
     table = runs_table(frame)
     if table is None:
         return []
-    text = with_band_note(frame, f"Over checkpoints. Band of a single run: its 95 % interval. {marks_note(frame)}")
+    text = caption(frame, "Over checkpoints. Band of a single run: its 95 % interval.")
     picture = Picture("drift.png", "Distance from base over optimizer steps", text, drift_panels(frame))
     return [Section(table.title, [picture, table])]

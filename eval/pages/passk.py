@@ -20,13 +20,11 @@ from trl_prorl.eval.pages.curves import (
     MOST_CURVES,
     OTHER_COLOUR,
     Panel,
+    caption,
     draw_points,
-    marks_note,
     points_panel,
     sheets,
     style_of,
-    titled,
-    with_band_note,
 )
 from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, sides_cell, table_of
@@ -99,7 +97,7 @@ def k_panels(frame: Frame) -> list[Panel]:
         ]
     found = ((title, [arm for arm in arms if arm.evaluated]) for title, arms in sheets(frame))
     return [
-        panel(titled(title, "trained"), [(arm, "trained", arm.legend, style_of(arm)) for arm in arms])
+        panel(f"{title}trained", [(arm, "trained", arm.legend, style_of(arm)) for arm in arms])
         for title, arms in found
         if arms
     ]
@@ -164,8 +162,8 @@ def checkpoints(frame: Frame) -> list[Section]:
     table = checkpoints_table(frame)
     if table is None:
         return []
-    text = f"Base at step 0. Bands of a single run: 95 % over prompts. {marks_note(frame)}"
-    picture = Picture("checkpoints.png", table.title, with_band_note(frame, text), checkpoint_panels(frame))
+    text = caption(frame, "Base at step 0. Bands of a single run: 95 % over prompts.")
+    picture = Picture("checkpoints.png", table.title, text, checkpoint_panels(frame))
     return [Section(table.title, [picture, table])]
 
 
