@@ -30,8 +30,8 @@ LEGEND_ROW_INCHES, LEGEND_COLUMNS = 0.22, 2
 MOST_CURVES = 10  # on one set of axes
 MOST_RESETS = 30  # of a curve, that are marked
 RESETS_NOTE = (
-    "Vertical lines are resets, of the arm's colour; the mark at the top of one says why; those of an arm with more than "
-    f"{MOST_RESETS} are not marked."
+    "Vertical lines are resets, of the arm's colour; the mark at the top of one says why; those of an arm with more "
+    f"than {MOST_RESETS} are not marked."
 )
 BAND_NOTE = "Strong line: mean over the seeds of an arm; band: lowest to highest seed, where all of them ran."
 SHEETS_NOTE = (
