@@ -27,11 +27,11 @@ STAGES = {  # colour and label
 def sheet_panels(sheet: str, arms: list[Arm], validated: bool = False) -> list[Panel]:
     """Reward with gold, KL to the anchor, entropy, throughput and, if asked for, validation of some arms."""
 
-    def panel(title, unit, draw):
-        return steps_panel(sheet + title, arms, draw, ylabel=unit)
+    def panel(title, unit, draw, legend=True):
+        return steps_panel(sheet + title, arms, draw, unit, legend)
 
     def metric(key, title, unit, smooth=running_mean):
-        return panel(title, unit, lambda axes: draw_lines(axes, arms, lambda variant: key, smooth))
+        return panel(title, unit, lambda axes: draw_lines(axes, arms, lambda variant: key, smooth), legend=False)
 
     golden = [arm for arm in arms if arm.series("gold")]
 

@@ -29,6 +29,7 @@ PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 160
 LEGEND_ROW_INCHES, LEGEND_COLUMNS = 0.22, 2
 MOST_CURVES = 10  # on one set of axes
 MOST_RESETS = 30  # of a curve, that are marked
+LEGEND_NOTE = "Panels without a legend have that of the first beside them."
 RESETS_NOTE = (
     "Vertical lines are resets, of the arm's colour; the mark at the top of one says why; those of an arm with more "
     f"than {MOST_RESETS} are not marked."
@@ -53,12 +54,13 @@ EVENT_MARKS = {
 class Panel:
     """
     One set of axes: what the picture shows, for readers who do not see it; a function that draws into axes, and labels
-    what belongs into a legend, but draws none; rows of bars, which make it taller.
+    what belongs into a legend, but draws none; rows of bars, which make it taller; and whether it has a legend.
     """
 
     alt: str
     draw: Callable
     rows: int = 0
+    legend: bool = True
 
     @cached_property
     def png(self) -> bytes:
@@ -70,7 +72,7 @@ class Panel:
         axes = figure.subplots()
         self.draw(axes)
         labels, legend = axes.get_legend_handles_labels()[1], 0.0
-        if labels:
+        if labels and self.legend:
             legend = LEGEND_ROW_INCHES * -(-len(labels) // LEGEND_COLUMNS)
             figure.set_figheight(figure.get_figheight() + legend)
             where = {"loc": "outside lower center" if self.rows else "lower center", "ncols": LEGEND_COLUMNS}
@@ -148,7 +150,7 @@ def caption(frame: Frame, text: str) -> str:
     """
     notes = [note for event, (*_, note) in EVENT_MARKS.items() if any(run.event_steps(event) for run in frame.runs)]
     bands = [BAND_NOTE] if any(len(arm.rows) > 1 for arm in frame.arms) else []
-    return " ".join([text, RESETS_NOTE, *notes, *bands])
+    return " ".join([text, LEGEND_NOTE, RESETS_NOTE, *notes, *bands])
 
 
 def draw_lines(axes, arms: list[Arm], key_of: Callable, smooth=lambda values: values, suffix="", **style) -> None:
@@ -178,8 +180,8 @@ def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> No
     axes.plot(frame.index, frame["mean"], linewidth=1.8, label=label, **{"marker": "o", "markersize": 4, **style})
 
 
-def steps_panel(title: str, arms: list[Arm], draw: Callable, **settings) -> Panel:
-    """A panel over optimizer steps, with the marks of resets and other events; `settings` are those of the axes."""
+def steps_panel(title: str, arms: list[Arm], draw: Callable, unit: str, legend: bool = True) -> Panel:
+    """A panel over optimizer steps, with the marks of resets and other events."""
 
     def whole(axes):
         draw(axes)
@@ -188,12 +190,14 @@ def steps_panel(title: str, arms: list[Arm], draw: Callable, **settings) -> Pane
         mark_events(axes, arms)
         axes.grid(alpha=0.2)
         axes.set_title(title, y=1.0)  # a place of its own, which is not searched for
-        axes.set(**{"xlabel": "optimizer step", **settings})
+        axes.set(xlabel="optimizer step", ylabel=unit)
 
-    return Panel(f"{title} over optimizer steps", whole)
+    return Panel(f"{title} over optimizer steps", whole, legend=legend)
 
 
-def points_panel(title: str, frame: Frame, points_of: Callable[[Run], pd.DataFrame | None], unit: str) -> Panel:
+def points_panel(
+    title: str, frame: Frame, points_of: Callable[[Run], pd.DataFrame | None], unit: str, legend: bool
+) -> Panel:
     """A panel of points over optimizer steps, of every run that has some."""
 
     def draw(axes):
@@ -202,7 +206,7 @@ def points_panel(title: str, frame: Frame, points_of: Callable[[Run], pd.DataFra
             if frames:
                 draw_points(axes, frames, arm.legend, style_of(arm))
 
-    return steps_panel(title, frame.arms, draw, ylabel=unit)
+    return steps_panel(title, frame.arms, draw, unit, legend)
 
 
 def mark_events(axes, arms: list[Arm]) -> None:

@@ -94,9 +94,8 @@ def drift_panels(frame: Frame) -> list[Panel]:
     """A panel per measure; mean and band over seeds, or the interval of a single run where it has one."""
     measured = [key for key in PANELS if any(drift_frame(run, key) is not None for run in frame.runs)]
     return [
-        points_panel(title, frame, partial(drift_frame, key=key), unit)
-        for key, (title, unit) in PANELS.items()
-        if key in measured
+        points_panel(PANELS[key][0], frame, partial(drift_frame, key=key), PANELS[key][1], key == measured[0])
+        for key in measured
     ]
 
 

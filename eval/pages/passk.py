@@ -36,9 +36,10 @@ BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}
 
 def checkpoint_panels(frame: Frame) -> list[Panel]:
     """pass@k over checkpoints, a panel per k."""
+    ks = checkpoint_ks(frame.runs)
     return [
-        points_panel(f"Held-out pass@{k}", frame, lambda run, k=k: checkpoint_curve(run, k), f"pass@{k}")
-        for k in checkpoint_ks(frame.runs)
+        points_panel(f"Held-out pass@{k}", frame, lambda run, k=k: checkpoint_curve(run, k), f"pass@{k}", k == ks[0])
+        for k in ks
     ]
 
 

@@ -150,7 +150,8 @@ def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     if infinite.any(axis=None):
         keys = ", ".join(rows.columns[infinite.any()])
         logger.warning("%s: infinite values are left out: %s.", path, keys)
-    return rows.mask(infinite)
+        rows = rows.mask(infinite)
+    return rows
 
 
 def add_run_option(
