@@ -12,10 +12,9 @@ from pathlib import Path
 from trl_prorl.errors import InputError
 from trl_prorl.eval.command import command, program
 from trl_prorl.eval.gpucheck.parts import PARTS
-from trl_prorl.eval.run_folder.finding import add_run_option, find_run_folders
-from trl_prorl.eval.run_folder.reading import load_config
+from trl_prorl.eval.run_folder.reading import add_run_option, find_run_folders, load_config
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.eval.stepcost.options import parse as step_cost
+from trl_prorl.eval.stepcost.settings import parse as step_cost
 from trl_prorl.launch import command_line
 from trl_prorl.launch.interrupt import NOTHING_CHANGED, end_at_once
 from trl_prorl.launch.plugin import load_plugin
@@ -46,8 +45,17 @@ def add_plugin_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _with_runs(args: argparse.Namespace) -> argparse.Namespace:
+    for name in getattr(args, "others", []):
+        TaskName.parse(name)
     args.runs = find_run_folders(args.runs, named=True)
     return args
+
+
+def _at_least(args: argparse.Namespace, **least: int) -> None:
+    """Refuse options below their least values."""
+    for option, value in least.items():
+        if (given := getattr(args, option)) is not None and given < value:
+            raise InputError(f"--{option.replace('_', '-')} {given} must be at least {value}")
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,8 +89,6 @@ def passk(argv=None) -> argparse.Namespace:
     if args.k is None:
         args.k = [k for k in (1, 4, 8) if k <= args.n]
     check_passk(args)
-    for name in args.others:
-        TaskName.parse(name)
     return _with_runs(args)
 
 
@@ -99,10 +105,7 @@ def check_passk(args) -> None:
             raise InputError(f"--k {k} must lie between 1 and --n {args.n}; draw more samples or lower k")
     if args.temperature is not None and args.temperature <= 0:
         raise InputError(f"--temperature {args.temperature:g} must be above 0; use --greedy for greedy decoding")
-    for option in ("batch_size", "max_new_tokens"):
-        value = getattr(args, option)
-        if value is not None and value < 1:
-            raise InputError(f"--{option.replace('_', '-')} {value} must be at least 1")
+    _at_least(args, batch_size=1, max_new_tokens=1)
 
 
 def drift(argv=None) -> argparse.Namespace:
@@ -110,13 +113,9 @@ def drift(argv=None) -> argparse.Namespace:
     add_sampling_arguments(parser)
     parser.add_argument("--samples", type=int, default=4, help="samples per prompt")
     args = parser.parse_args(argv)
-    for option, least in (("prompts", 2), ("samples", 1), ("batch_size", 1)):
-        if getattr(args, option) < least:
-            raise InputError(f"--{option.replace('_', '-')} {getattr(args, option)} must be at least {least}")
+    _at_least(args, prompts=2, samples=1, batch_size=1)
     if args.temperature is not None and args.temperature <= 0:
         raise InputError(f"--temperature {args.temperature:g} must be above 0: drift is measured on samples")
-    for name in args.others:
-        TaskName.parse(name)
     return _with_runs(args)
 
 

@@ -17,9 +17,7 @@ from trl_prorl.eval.analysis.compare import all_pairs, common_sizes, compare
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.comparison import arms_table, comparison_statements, comparison_table, objective_notes
 from trl_prorl.eval.pages.table import print_bullets
-from trl_prorl.eval.run_folder.finding import load_runs
-from trl_prorl.eval.run_folder.json_files import write_json
-from trl_prorl.eval.run_folder.reading import load_run
+from trl_prorl.eval.run_folder.reading import load_run, load_runs, write_json
 
 
 @command

@@ -17,18 +17,14 @@ from rich.console import Console
 from rich.progress import track
 
 from trl_prorl.eval.analysis.drift import model_drift
-from trl_prorl.eval.analysis.language import compression_ratio, distinct, perplexity, real_text
+from trl_prorl.eval.analysis.language import compression_ratio, distinct, perplexity, real_text, token_drift
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from trl_prorl.eval.analysis.token_drift import token_drift
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import drift
 from trl_prorl.eval.pages.drift import plot_drift, points_tables
-from trl_prorl.eval.run_folder.json_files import write_json
-from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env
-from trl_prorl.eval.samples.held_out import HeldOut
-from trl_prorl.eval.samples.models import load_point
-from trl_prorl.eval.samples.options import check_run_settings, held_outs
-from trl_prorl.eval.samples.points import Point, checkpoint_points
+from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json
+from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_outs
+from trl_prorl.eval.samples.models import Point, checkpoint_points, load_point
 from trl_prorl.eval.samples.sampling import prompt_ids
 from trl_prorl.record.run_id import RUN_ID
 
@@ -50,14 +46,8 @@ def point_of(own: HeldOut, others: dict[str, HeldOut], point: Point, base_model,
 @torch.no_grad()
 def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -> dict:
     """
-    The drift of one model on the prompts of one task: token means over all samples, with a 95 % bootstrap interval of
-    the KL over prompts, and measures of the samples as texts.
-
-    Args:
-        held_out ([`~eval.samples.held_out.HeldOut`]): Prompts and samples.
-        point ([`~eval.samples.points.Point`]): The model.
-        model, base_model (`PreTrainedModel`): It, loaded, and base.
-        samples (`int`): Samples per prompt.
+    The drift of one model on the prompts of one task: token means over all samples, as many as asked for of each
+    prompt, with a 95 % bootstrap interval of the KL over prompts, and measures of the samples as texts.
     """
     drawn = held_out.samples(point, samples)
     device = next(model.parameters()).device
@@ -101,10 +91,8 @@ def measure(run_dir: Path, args) -> dict:
     """The content of `drift.json`."""
     held_out, *others = held_outs(run_dir, args)
     others = dict(zip(args.others, others, strict=True))
-    points = (
-        [held_out.base, *checkpoint_points(run_dir, held_out.config, args.checkpoints)] if args.checkpoints else []
-    )
-    points = [*(points or [held_out.base]), held_out.trained]
+    points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
+    points = [held_out.base, *points, held_out.trained]
     base_model = load_point(held_out.base, held_out.config).eval()
     run_id = read_env(run_dir).get(RUN_ID)
     return {

@@ -17,10 +17,9 @@ import torch
 
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
-from trl_prorl.eval.gpucheck.machine import ROOT, see_one_gpu
 from trl_prorl.eval.gpucheck.page import page, publish
 from trl_prorl.eval.gpucheck.parts import CARD, CPU
-from trl_prorl.eval.gpucheck.runner import run_all
+from trl_prorl.eval.gpucheck.runner import ROOT, run_all, see_one_gpu
 
 
 NO_GPU = "there is no GPU that torch can use here: nothing was measured. `--cpu` runs the parts at toy size."

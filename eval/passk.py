@@ -18,18 +18,23 @@ import pandas as pd
 from rich.console import Console
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.passk import SIDES, by_task_and_level, gain, greedy_side, summarise_samples
-from trl_prorl.eval.analysis.passk_merge import completed, to_complete
+from trl_prorl.eval.analysis.passk import (
+    SIDES,
+    by_task_and_level,
+    completed,
+    gain,
+    greedy_side,
+    summarise_samples,
+    to_complete,
+)
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE, paired_bootstrap_difference
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import check_passk, passk
 from trl_prorl.eval.pages.passk import checkpoint_table, parts_table, result_table
-from trl_prorl.eval.run_folder.json_files import write_json
-from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation
-from trl_prorl.eval.samples.held_out import HeldOut
+from trl_prorl.eval.run_folder.reading import PASSK_FILE, read_env, read_evaluation, write_json
+from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_outs
+from trl_prorl.eval.samples.models import checkpoint_points, last_step
 from trl_prorl.eval.samples.of_trainer import TrainerHeldOut
-from trl_prorl.eval.samples.options import check_run_settings, held_outs
-from trl_prorl.eval.samples.points import checkpoint_points, last_step
 from trl_prorl.record.run_id import RUN_ID
 from trl_prorl.text import visible
 
@@ -76,7 +81,7 @@ def earlier_of(held_out: HeldOut, args) -> dict | None:
     earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir), cure="give --replace to lose it")
     if earlier is None:
         return None
-    points = checkpoint_points(run_dir, held_out.config, args.checkpoints) if args.checkpoints else []
+    points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
     return to_complete(
         earlier,
         settings_of(held_out, args.n),
@@ -92,9 +97,8 @@ def announcement(held_outs: list[HeldOut], args) -> str:
     One line on an evaluation that begins: models, prompts, samples of each, and how many of them are on disk already.
     """
     held_out, *others = held_outs
-    points = [held_out.base, held_out.trained]
-    if args.checkpoints:
-        points += checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints)
+    checkpoints = checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints)
+    points = [held_out.base, held_out.trained, *checkpoints]
     draws = [(held_out, point, args.n, None) for point in points]
     draws += [(other, point, args.n, None) for other in others for point in (other.base, other.trained)]
     if held_out.temperature > 0 and args.with_greedy:
@@ -112,12 +116,8 @@ def announcement(held_outs: list[HeldOut], args) -> str:
 
 def evaluate_run(held_outs: list[HeldOut], args, earlier: dict | None = None) -> dict:
     """
-    The content of `passk.json` for one run.
-
-    Args:
-        held_outs (`list[HeldOut]`): As [`held_outs`] gives them.
-        args (`argparse.Namespace`): The settings, as [`parse_args`] gives them.
-        earlier (`dict`, *optional*): The result of the same evaluation that this one completes.
+    The content of `passk.json` for one run: of its own task and others, as [`held_outs`] gives them, with the settings
+    of the command line, and the earlier result of the same evaluation, which this one completes.
     """
     held_out, *others = held_outs
     if earlier:

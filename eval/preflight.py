@@ -31,16 +31,27 @@ from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import PROMPTS
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
+from trl_prorl.eval.readiness.data import (
+    asked_reward,
+    gold_answers,
+    gold_findings,
+    held_out_prompts,
+    length_findings,
+    split_findings,
+    text_tokenizer,
+)
 from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, exit_code
-from trl_prorl.eval.readiness.first_steps import MOST, first_steps
-from trl_prorl.eval.readiness.first_update import moved, moved_finding, rate_findings, update_findings
-from trl_prorl.eval.readiness.gold_answers import asked_reward, gold_answers, gold_findings, text_tokenizer
-from trl_prorl.eval.readiness.lengths import length_findings
-from trl_prorl.eval.readiness.rollouts import draw
-from trl_prorl.eval.readiness.signal import signal_findings
-from trl_prorl.eval.readiness.splits import held_out_prompts, split_findings
-from trl_prorl.eval.run_folder.json_files import write_json
-from trl_prorl.eval.samples.progress import progress
+from trl_prorl.eval.readiness.first_steps import (
+    MOST,
+    first_steps,
+    moved,
+    moved_finding,
+    rate_findings,
+    update_findings,
+)
+from trl_prorl.eval.readiness.signal import draw, signal_findings
+from trl_prorl.eval.run_folder.reading import write_json
+from trl_prorl.eval.samples.sampling import progress
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.launch.recipe import TaskArguments, parse_recipe
 from trl_prorl.text import visible
@@ -156,10 +167,7 @@ def preflight(
 
 
 def check_processes(count: int) -> None:
-    """
-    Raises:
-        InputError: there are several.
-    """
+    """Refuse several processes by an [`InputError`]."""
     if count > 1:
         raise InputError(f"processes={count}: a preflight is of one; start it without accelerate or torchrun")
 
@@ -200,8 +208,8 @@ def verdict(findings: list[Finding]) -> str:
     if stops:
         return "cannot learn: " + "; ".join(f"{finding.what}: {finding.number}" for finding in stops)
     changes = sum(finding.level == LOOK for finding in findings)
-    told = {0: "", 1: "; one finding suggests a change"}.get(changes, f"; {changes} findings suggest a change")
-    return f"can learn{told}"
+    suggested = {0: "", 1: "; one finding suggests a change"}.get(changes, f"; {changes} findings suggest a change")
+    return f"can learn{suggested}"
 
 
 def wide_console() -> Console:

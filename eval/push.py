@@ -11,24 +11,22 @@ import functools
 import sys
 
 from rich.console import Console
-from rich.table import Table
 
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
+from trl_prorl.eval.pages.table import Table
 from trl_prorl.eval.run_folder.reading import load_config
-from trl_prorl.eval.samples.points import find_trained_model
+from trl_prorl.eval.samples.models import find_trained_model
 from trl_prorl.hub.card import CARD_FILE, model_card, write_card
 from trl_prorl.hub.publish import Content, files_to_push, make_api, open_repo, push, push_command, repo_name
 
 
 def file_table(repo: str, files: dict[str, Content]) -> Table:
     """The files of a push, with sizes."""
-    table = Table(title=f"{repo}: {len(files)} files")
-    table.add_column("file")
-    table.add_column("bytes", justify="right")
-    for name, content in sorted(files.items()):
-        table.add_row(name, f"{len(content) if isinstance(content, bytes) else content.stat().st_size:,}")
-    return table
+    sizes = {name: len(one) if isinstance(one, bytes) else one.stat().st_size for name, one in files.items()}
+    return Table(
+        f"{repo}: {len(files)} files", ["file", "bytes"], [[name, f"{sizes[name]:,}"] for name in sorted(sizes)]
+    )
 
 
 # All files are one commit.
@@ -46,7 +44,7 @@ def main(argv=None) -> None:
     files = files_to_push(folder, args.run, reference=reference, record=args.with_record)
     if args.dry_run:
         card = model_card(args.run, folder, repo=name)
-        Console().print(file_table(name, files | {CARD_FILE: str(card).encode()}))
+        Console().print(file_table(name, files | {CARD_FILE: str(card).encode()}).to_rich())
         print(card)
         return
     api = make_api()

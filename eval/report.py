@@ -17,11 +17,10 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.command import command
 from trl_prorl.eval.pages.comparison import statements
 from trl_prorl.eval.pages.contents import build_report, draw_pictures
-from trl_prorl.eval.pages.document import to_markdown
-from trl_prorl.eval.pages.html import to_html
+from trl_prorl.eval.pages.document import to_html, to_markdown
 from trl_prorl.eval.pages.runs import overview_table
 from trl_prorl.eval.pages.table import print_bullets
-from trl_prorl.eval.run_folder.finding import load_runs, only_parent
+from trl_prorl.eval.run_folder.reading import load_runs, only_parent
 from trl_prorl.files import replaced
 
 

@@ -14,11 +14,11 @@ import time
 import torch
 from peft import LoraConfig, get_peft_model
 from rich.console import Console
-from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
+from trl_prorl.eval.pages.table import Table
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 from trl_prorl.resets.optimizer_state import reset_optimizer
 from trl_prorl.resets.treatments import TREATMENTS
@@ -94,13 +94,10 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point."""
     args = command_lines.reset_cost(argv)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    table = Table(title=f"A reset against copy_ of the same bytes, {args.device}, median of {args.repeats}")
-    for name in ("", "optimizer_reset", "MB written", "reset, ms", "copy_, ms", "ratio"):
-        table.add_column(name, justify="left" if name in ("", "optimizer_reset") else "right")
-    for kind in ("lora", "full"):
-        for row in measure(kind, args):
-            table.add_row(*row)
-    Console().print(table)
+    title = f"A reset against copy_ of the same bytes, {args.device}, median of {args.repeats}"
+    header = ["", "optimizer_reset", "MB written", "reset, ms", "copy_, ms", "ratio"]
+    rows = [row for kind in ("lora", "full") for row in measure(kind, args)]
+    Console().print(Table(title, header, rows).to_rich())
 
 
 if __name__ == "__main__":

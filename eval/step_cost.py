@@ -18,15 +18,10 @@ from rich.console import Console
 from rich.progress import track
 
 from trl_prorl.eval.command import command
-from trl_prorl.eval.stepcost.arms import ARMS, BASELINE, OVERHEAD_ARMS, settings
-from trl_prorl.eval.stepcost.batches import Batches
-from trl_prorl.eval.stepcost.generating import generation_seconds
-from trl_prorl.eval.stepcost.making import make_trainer
-from trl_prorl.eval.stepcost.measuring import measure
-from trl_prorl.eval.stepcost.memory import memory
-from trl_prorl.eval.stepcost.options import parse
-from trl_prorl.eval.stepcost.shapes import SHAPES
+from trl_prorl.eval.stepcost.measuring import measure, memory
+from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, OVERHEAD_ARMS, SHAPES, Batches, parse, settings
 from trl_prorl.eval.stepcost.tables import draw, draw_growth, ratio, show, show_memory
+from trl_prorl.eval.stepcost.trainers import generation_seconds, make_trainer
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
 
 

@@ -18,8 +18,7 @@ import pandas as pd
 from eval import drift, passk
 from eval.analysis import stability
 from eval.analysis.drift import drift_series
-from eval.run_folder.json_files import write_json
-from eval.run_folder.reading import load_run
+from eval.run_folder.reading import load_run, write_json
 from eval.run_folder.run import Run
 from eval.samples.held_out import HeldOut
 from study.matrix import RunKey

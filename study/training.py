@@ -4,10 +4,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from eval.analysis.clamp import gain_after_clamp
-from eval.analysis.resets import median_reconvergence, reset_responses
-from eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, find_spikes
-from eval.analysis.stability import kl_key
+from eval.analysis.resets import gain_after_clamp, median_reconvergence, reset_responses
+from eval.analysis.stability import ENTROPY_SPIKE, KL_SPIKE, find_spikes, kl_key
 from study.differences import kept_partner
 from study.matrix import Block
 from study.scores import reset_steps

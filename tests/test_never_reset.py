@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from eval.analysis.compare import compare
+from eval.analysis.configurations import configuration_labels
 from eval.analysis.frame import Frame
-from eval.analysis.names import configuration_labels
 from eval.pages.arms import arm_list, lead
 from eval.pages.runs import learning_table
 from eval.run_folder.reading import load_run

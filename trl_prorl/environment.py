@@ -26,14 +26,17 @@ def main() -> None:
     print(f"- CPU: {os.cpu_count()} cores, flags {' '.join(sorted(flags))}\n- Variables: {' '.join(variables)}")
 
 
+def installed(package: str) -> str | None:
+    """The version of a package that may be missing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def versions() -> dict[str, str]:
     """Of the packages that a number may depend on; torch's names its build as well (`+cpu`, `+cu130`)."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            pass
+    found = {package: number for package in PACKAGES if (number := installed(package)) is not None}
     import torch
 
     return {**found, "torch": str(torch.__version__)}

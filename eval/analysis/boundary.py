@@ -1,7 +1,7 @@
 """What a run can solve now that its base could not, and what it lost: pass@k over k and prompt by prompt."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -26,12 +26,9 @@ ERROR_RATE = 0.05
 
 class PromptChange(NamedTuple):
     """
-    One prompt that went from no correct sample to some, or back.
-
-    Attributes:
-        prompt (`int`): Its index among the evaluated prompts.
-        base, trained (`int`): Correct samples of n.
-        p_value (`float`): Fisher's exact test of equal rates, two-sided, after Holm's correction over all prompts.
+    One prompt that went from no correct sample to some, or back: its index among the evaluated prompts, correct
+    samples of n on both sides, and p of Fisher's exact test of equal rates, two-sided, after Holm's correction over
+    all prompts.
     """
 
     prompt: int
@@ -62,8 +59,9 @@ class Boundary:
     Base against trained at n samples a prompt.
 
     Attributes:
+        base, trained (`list[int]`): Correct samples of each prompt.
         prompts, n (`int`): Prompts, and samples of each.
-        rows (`list[BoundaryRow]`): pass@k for powers of two up to n, n itself, and the evaluated k.
+        ks (`list[int]`): Powers of two up to n, n itself, and the evaluated k.
         newly_solved (`list[PromptChange]`): Prompts with no correct base sample and some of the trained model.
         lost (`list[PromptChange]`): The reverse.
         both, neither (`int`): Prompts with a correct sample on both sides, on none.
@@ -71,12 +69,13 @@ class Boundary:
         rate_limit (`float`): Highest rate that 0 of n correct does not exclude at 95 %, 1 - 0.05^(1/n).
         separable_from (`int` or `None`): Correct samples of n that tell a prompt from one with none, among so many
             prompts; `None` if not even all n do.
-        base_correct, trained_correct (`list[int]`): Correct samples of each prompt.
     """
 
+    base: list[int]
+    trained: list[int]
     prompts: int
     n: int
-    rows: list[BoundaryRow]
+    ks: list[int]
     newly_solved: list[PromptChange]
     lost: list[PromptChange]
     both: int
@@ -84,8 +83,18 @@ class Boundary:
     solved_at_all: McNemar
     rate_limit: float
     separable_from: int | None
-    base_correct: list[int]
-    trained_correct: list[int]
+
+    @cached_property
+    def rows(self) -> list[BoundaryRow]:
+        """pass@k at each k."""
+        found = []
+        for k in self.ks:
+            sides = [pass_at_k_per_prompt(counts, self.n, k) for counts in (self.base, self.trained)]
+            measured = [Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides]
+            rates = [np.array(counts) / self.n for counts in (self.base, self.trained)]
+            bounds = [pass_at_k_upper_bound(side, k, n=self.n) for side in rates]
+            found.append(BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0]), *bounds))
+        return found
 
 
 def rate_limit(n: int) -> float:
@@ -101,17 +110,11 @@ def _fisher(base: int, trained: int, n: int) -> float:
 
 def changed_prompts(base, trained, n: int) -> tuple[list[PromptChange], list[PromptChange]]:
     """
-    Prompts newly solved and prompts lost, with the evidence for each.
+    Prompts newly solved and prompts lost, each in the order of prompts, with the evidence for each, from correct
+    samples of `n` on each side, shape (P,).
 
     Holm's correction is over all prompts: those with no correct sample on one side were picked by the very counts that
     are tested, so correcting over them alone would find changes where there are none.
-
-    Args:
-        base, trained (`list[int]`): Correct samples of `n`, shape (P,) each.
-        n (`int`): Samples per prompt and side.
-
-    Returns:
-        `tuple[list[PromptChange], list[PromptChange]]`: Newly solved and lost, each in the order of prompts.
     """
 
     counts = list(zip(base, trained, strict=True))
@@ -132,13 +135,8 @@ def separable_from(n: int, prompts: int) -> int | None:
 
 def boundary(run_passk: dict) -> Boundary:
     """
-    The changes from base to trained, by the content of `passk.json` (or one of its `others`).
-
-    Args:
-        run_passk (`dict`): With `n`, and `correct` (counts per prompt, shape (P,), P >= 2) under `base` and `trained`.
-
-    Returns:
-        [`Boundary`]
+    The changes from base to trained, by the content of `passk.json` (or one of its `others`): `n`, and `correct`,
+    counts of P >= 2 prompts, under `base` and `trained`.
 
     Raises:
         InputError: If a key is missing or the two sides have different prompts.
@@ -152,19 +150,14 @@ def boundary(run_passk: dict) -> Boundary:
             f"passk.json has counts of {len(base)} base and {len(trained)} trained prompts; at least 2 prompts, the "
             "same on both sides, are needed: write it again with `trl-prorl passk`"
         )
-
-    def row(k):
-        sides = [pass_at_k_per_prompt(counts, n, k) for counts in (base, trained)]
-        measured = [Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides]
-        bounds = [pass_at_k_upper_bound(np.array(counts) / n, k, n=n) for counts in (base, trained)]
-        return BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0]), *bounds)
-
     newly_solved, lost = changed_prompts(base, trained, n)
     solved = np.array([base, trained]) > 0
     return Boundary(
+        base=base,
+        trained=trained,
         prompts=len(base),
         n=n,
-        rows=[row(k) for k in draw_sizes(n, run_passk.get("k", ()))],
+        ks=draw_sizes(n, run_passk.get("k", ())),
         newly_solved=newly_solved,
         lost=lost,
         both=int(solved.all(axis=0).sum()),
@@ -172,6 +165,4 @@ def boundary(run_passk: dict) -> Boundary:
         solved_at_all=mcnemar(solved[1], solved[0]),
         rate_limit=rate_limit(n),
         separable_from=separable_from(n, len(base)),
-        base_correct=list(base),
-        trained_correct=list(trained),
     )

@@ -3,17 +3,17 @@
 import math
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
 from scipy import stats
 
 from trl_prorl.errors import InputError
+from trl_prorl.eval.analysis.configurations import seed_count, why_not_paired
 from trl_prorl.eval.analysis.cost import mean_step_seconds
 from trl_prorl.eval.analysis.frame import Arm, Frame
-from trl_prorl.eval.analysis.pairing import max_new_tokens, same_prompts
 from trl_prorl.eval.analysis.passk import per_prompt
-from trl_prorl.eval.analysis.repetitions import seed_count
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
     McNemar,
@@ -31,36 +31,55 @@ from trl_prorl.eval.run_folder.run import Run, require_passk
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 
 
-# How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
-# model.
-SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max-new-tokens"}
+COMPARED = ("plain", "control", "A")  # variants that every arm of their ground is compared with
+SHARES = (0.8, 0.9)  # of A's score, that B is to keep at a lower step cost
+MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
+# These define B and are no other way of computing: it has no reference to score with, and its penalty is added to
+# TRL's loss.
+INHERENT_EXECUTION = ("ref_compute", "loss")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Difference:
+    """
+    pass@k of two sides on the same prompts.
+
+    Attributes:
+        first, second (`str`): Names of the runs or arms.
+        k (`int`): Size of the draw.
+        difference ([`Estimate`]): First less second: of one pair of runs a paired bootstrap over prompts, of several
+            its hull with the t-interval over seeds.
+    """
+
+    first: str
+    second: str
+    k: int
+    difference: Estimate
+
+    @property
+    def detectable(self) -> float:
+        """The true difference that is found with 80 % power."""
+        return detectable_difference(self.difference)
+
+
+@dataclass(frozen=True)
+class Comparison(Difference):
     """
     Two trained models, prompt by prompt.
 
     Attributes:
-        first, second (`str`): Names of the runs.
-        k (`int`): Size of the draw.
         prompts, n (`int`): Prompts, and samples of each.
         first_value, second_value ([`Estimate`]): pass@k of each with its interval over prompts.
-        difference ([`Estimate`]): First less second, paired bootstrap over prompts.
         better, worse, equal (`int`): Prompts with more, fewer, equally many correct samples in the first run.
         paired (`McNemar`): Exact test of right or wrong, first against second.
         paired_on (`str`): The meaning of right there: greedy decoding, or any of n samples.
         notes (`list[str]`): Other differences between the two than the one they are compared for.
     """
 
-    first: str
-    second: str
-    k: int
     prompts: int
     n: int
     first_value: Estimate
     second_value: Estimate
-    difference: Estimate
     better: int
     worse: int
     equal: int
@@ -68,51 +87,16 @@ class Comparison:
     paired_on: str
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def detectable(self) -> float:
-        """The true difference that is found with 80 % power."""
-        return detectable_difference(self.difference)
-
-    @property
-    def differ(self) -> bool:
-        """Whether the interval of the difference excludes 0."""
-        return self.difference.low > 0 or self.difference.high < 0
-
 
 def check_comparable(a: Run, b: Run) -> None:
     """
     Refuse two runs whose prompts cannot be paired.
 
-    The `prompt_ids` decide where both evaluations have them, the settings of the evaluations where neither has.
-
     Raises:
         InputError: With the reason and the cure.
     """
-    first, second = require_passk(a), require_passk(b)
-    cure = f"evaluate them alike: `trl-prorl passk --run {a.path} --run {b.path}`"
-    for key, option in SAMPLING.items():
-        values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
-        if values[0] != values[1]:
-            # Said outright, because the default is each run's own.
-            asked = f" {option} {max(values)}" if None not in values else ""
-            raise InputError(
-                f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{asked}`"
-            )
-    with_ids = [run for run, passk in ((a, first), (b, second)) if passk.get("prompt_ids")]
-    if len(with_ids) == 1:
-        raise InputError(f"only '{with_ids[0].name}' has prompt_ids in passk.json, the other is older; {cure}")
-    if with_ids and first["prompt_ids"] != second["prompt_ids"]:
-        common = len(set(first["prompt_ids"]) & set(second["prompt_ids"]))
-        order = " in the same order" if common == len(first["prompt_ids"]) == len(second["prompt_ids"]) else ""
-        raise InputError(
-            f"'{a.name}' ({len(first['prompt_ids'])} prompts) and '{b.name}' ({len(second['prompt_ids'])}) were not "
-            f"evaluated on the same prompts{order} ({common} in common); {cure}"
-        )
-    if not with_ids and not same_prompts(a, b):
-        raise InputError(
-            f"'{a.name}' and '{b.name}' were not evaluated on the same prompts in the same way (split, prompts, task, "
-            f"level, task_options and task_seed decide); {cure}"
-        )
+    if (why := why_not_paired(a, b)) is not None:
+        raise InputError(why)
 
 
 def _right_or_wrong(a: Run, b: Run) -> tuple[list, list, str]:
@@ -134,22 +118,13 @@ def _notes(a: Run, b: Run) -> list[str]:
     steps = [int(run.passk.get("step") or run.metrics["step"].max()) for run in (a, b)]
     if steps[0] != steps[1]:
         notes.append(f"The runs were trained for {steps[0]} and {steps[1]} steps; nothing is matched by steps.")
-    notes.append(
-        "One run each: the intervals are over prompts and say nothing of the variation between training seeds."
-    )
-    return notes
+    alone = "One run each: the intervals are over prompts and say nothing of the variation between training seeds."
+    return [*notes, alone]
 
 
 def compare(a: Run, b: Run, k: int) -> Comparison:
     """
-    The trained models of two runs, paired by prompt.
-
-    Args:
-        a, b ([`Run`]): Two runs evaluated on the same prompts, with as many samples, as long, at the same temperature.
-        k (`int`): Size of the draw, from 1 to n.
-
-    Returns:
-        [`Comparison`]: Of `a` less `b`.
+    The trained model of `a` less that of `b`, paired by prompt, for draws of `k`, from 1 to n samples.
 
     Raises:
         InputError: If the runs cannot be paired or `k` exceeds the samples.
@@ -161,15 +136,16 @@ def compare(a: Run, b: Run, k: int) -> Comparison:
     sides = [per_prompt(run.passk, "trained", k) for run in (a, b)]
     more = np.subtract(*(np.array(run.passk["trained"]["correct"]) for run in (a, b)))
     right, other_right, paired_on = _right_or_wrong(a, b)
+    first_value, second_value = (Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides)
     return Comparison(
         first=a.name,
         second=b.name,
         k=k,
+        difference=paired_bootstrap_difference(*sides),
         prompts=len(more),
         n=n,
-        first_value=Estimate(float(sides[0].mean()), *bootstrap_interval(sides[0])),
-        second_value=Estimate(float(sides[1].mean()), *bootstrap_interval(sides[1])),
-        difference=paired_bootstrap_difference(*sides),
+        first_value=first_value,
+        second_value=second_value,
         better=int((more > 0).sum()),
         worse=int((more < 0).sum()),
         equal=int((more == 0).sum()),
@@ -184,23 +160,14 @@ def common_sizes(a: Run, b: Run) -> list[int]:
     return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
 
 
-COMPARED = ("plain", "control", "A")  # variants that every arm of their ground is compared with
-SHARES = (0.8, 0.9)  # of A's score, that B is to keep at a lower step cost
-MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
-
-
 @dataclass(frozen=True)
-class ArmComparison:
+class ArmComparison(Difference):
     """
     Two arms on the same prompts, over the seeds that both have.
 
     Attributes:
-        first, second (`str`): Their names.
-        k (`int`): Size of the draw.
         seeds (`int`): Pairs of runs.
         first_value, second_value (`float`): pass@k of each, mean over the runs.
-        difference ([`Estimate`]): First less second: of one pair a paired bootstrap over prompts, else its hull with
-            the t-interval over seeds.
         p_value (`float`): Of one pair exact McNemar, else the larger of t-tests over seeds and over prompts.
         share ([`Estimate`] or `None`): First over second: the hull of Fieller's interval over runs and a bootstrap
             over prompts, 0 to infinity with one pair; `None` where the second scored nothing.
@@ -210,28 +177,14 @@ class ArmComparison:
         adjusted (`float`): p after Holm over the comparisons of a k.
     """
 
-    first: str
-    second: str
-    k: int
     seeds: int
     first_value: float
     second_value: float
-    difference: Estimate
     p_value: float
     share: Estimate | None = None
     step_time: Estimate | None = None
     warnings: list[str] = field(default_factory=list)
     adjusted: float = math.nan
-
-    @property
-    def detectable(self) -> float:
-        """The true difference that is found with 80 % power."""
-        return detectable_difference(self.difference)
-
-    @property
-    def apart(self) -> bool:
-        """Whether the interval of the difference excludes 0."""
-        return self.difference.low > 0 or self.difference.high < 0
 
     def rule(self, share: float) -> tuple[str, str, str]:
         """The success rule: score, step cost and both, each met, not met or undecided."""
@@ -251,12 +204,8 @@ def _at_least(estimate: Estimate | None, threshold: float) -> str:
 
 def compare_arms(first: Arm, second: Arm, k: int = 1, level: float = 0.95) -> ArmComparison:
     """
-    Two arms, paired by seed and by prompt.
-
-    Args:
-        first, second ([`Arm`]): The arms; their evaluated runs are compared.
-        k (`int`, *optional*, defaults to `1`): Size of the draw.
-        level (`float`, *optional*, defaults to `0.95`): Coverage of the interval of the difference.
+    Two arms by their evaluated runs, paired by seed and by prompt; `level` is the coverage of the difference's
+    interval.
 
     Raises:
         InputError: They share no seed, or runs cannot be paired.
@@ -273,32 +222,37 @@ def compare_arms(first: Arm, second: Arm, k: int = 1, level: float = 0.95) -> Ar
     values = [np.array([per_prompt(run.passk, "trained", k) for run in side]) for side in zip(*pairs, strict=True)]
     means = [side.mean(axis=1) for side in values]
     differences = values[0] - values[1]
-    if len(pairs) == 1:
-        p_value = mcnemar(*_right_or_wrong(*pairs[0])[:2]).p_value
-    else:
-        with np.errstate(invalid="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # where nothing differs
-            p_values = [stats.ttest_1samp(differences.mean(axis=axis), 0.0).pvalue for axis in (0, 1)]
-        p_value = float(np.max(np.nan_to_num(p_values, nan=1.0)))
-    share = None
-    if means[1].mean() > 0:
-        over_runs = fieller_ratio(*means, paired=True)
-        over_prompts = paired_bootstrap_ratio(*(side.mean(axis=0) for side in values))
-        ends = np.minimum(over_runs.low, over_prompts.low), np.maximum(over_runs.high, over_prompts.high)
-        share = Estimate(over_runs.value, *map(float, ends))
     return ArmComparison(
         first=first.label,
         second=second.label,
         k=k,
+        difference=prompts_and_seeds(list(differences), True, -1.0, level),
         seeds=len(pairs),
         first_value=float(means[0].mean()),
         second_value=float(means[1].mean()),
-        difference=prompts_and_seeds(list(differences), True, -1.0, level),
-        p_value=p_value,
-        share=share,
+        p_value=_p_value(pairs, differences),
+        share=_share(values, means),
         step_time=_step_time(pairs),
         warnings=_warnings(pairs),
     )
+
+
+def _p_value(pairs: list[tuple[Run, Run]], differences: np.ndarray) -> float:
+    if len(pairs) == 1:
+        return mcnemar(*_right_or_wrong(*pairs[0])[:2]).p_value
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where nothing differs
+        p_values = [stats.ttest_1samp(differences.mean(axis=axis), 0.0).pvalue for axis in (0, 1)]
+    return float(np.max(np.nan_to_num(p_values, nan=1.0)))
+
+
+def _share(values: list[np.ndarray], means: list[np.ndarray]) -> Estimate | None:
+    if not means[1].mean() > 0:
+        return None
+    over_runs = fieller_ratio(*means, paired=True)
+    over_prompts = paired_bootstrap_ratio(*(side.mean(axis=0) for side in values))
+    ends = np.minimum(over_runs.low, over_prompts.low), np.maximum(over_runs.high, over_prompts.high)
+    return Estimate(over_runs.value, *map(float, ends))
 
 
 def _step_time(pairs: list[tuple[Run, Run]]) -> Estimate | None:
@@ -310,11 +264,6 @@ def _step_time(pairs: list[tuple[Run, Run]]) -> Estimate | None:
         return Estimate(float(b[0] / a[0]), 0.0, math.inf)
     _, low, high = t_interval(np.log(b / a))
     return Estimate(float(b.mean() / a.mean()), math.exp(low), math.exp(high))
-
-
-# These define B and are no other way of computing: it has no reference to score with, and its penalty is added to
-# TRL's loss.
-INHERENT_EXECUTION = ("ref_compute", "loss")
 
 
 def _warnings(pairs: list[tuple[Run, Run]]) -> list[str]:
@@ -378,9 +327,8 @@ class Verdict:
         arms (`int`): Evaluated arms of its ground.
         seeds (`int`): Fewest seeds of an arm that is compared.
         level (`float`): Coverage of the intervals: 95 % for one comparison, corrected for several (Bonferroni).
-        gain ([`Estimate`]): Trained less base.
-        against (`dict[str, Estimate | None]`): Best less each control and plain arm, without both less the second
-            best; `None` where the runs have no prompts or seeds in common.
+        differences (`dict[str, Estimate | None]`): Best less base, and less each control and plain arm, without both
+            less the second best; `None` where the runs have no prompts or seeds in common.
     """
 
     title: str
@@ -388,13 +336,7 @@ class Verdict:
     arms: int
     seeds: int
     level: float
-    gain: Estimate
-    against: dict[str, Estimate | None]
-
-    @property
-    def differences(self) -> dict[str, Estimate | None]:
-        """Of the best arm to base and to each arm that it is compared with."""
-        return {"base": self.gain, **self.against}
+    differences: dict[str, Estimate | None]
 
 
 def score_of(arm: Arm) -> float:
@@ -402,6 +344,7 @@ def score_of(arm: Arm) -> float:
     return float(np.mean([per_prompt(run.passk, "trained").mean() for run in arm.evaluated]))
 
 
+@lru_cache(maxsize=1)  # several sections ask, of one frame
 def verdicts(frame: Frame) -> list[Verdict]:
     """The best arm of every ground with an evaluated run."""
     found = []
@@ -413,15 +356,15 @@ def verdicts(frame: Frame) -> list[Verdict]:
         references = [arm for arm in others if arm.variant in ("control", "plain")] or others[:1]
         # The best was chosen among all, so each arm could have been compared with each reference.
         level = 1 - 0.05 / max(1, len(others) * len(references))
-        against = {}
+        differences = {"base": best.gain(level)}
         for arm in references:
             try:
                 difference = compare_arms(best, arm, level=level).difference
-                against[arm.label] = Estimate(*np.clip(difference, -1.0, 1.0).tolist())
+                differences[arm.label] = Estimate(*np.clip(difference, -1.0, 1.0).tolist())
             except InputError:
-                against[arm.label] = None
+                differences[arm.label] = None
         seeds = min(seed_count(arm.evaluated) for arm in (best, *references))
-        found.append(Verdict(title, best, len(ranked), seeds, level, best.gain(level), against))
+        found.append(Verdict(title, best, len(ranked), seeds, level, differences))
     return found
 
 

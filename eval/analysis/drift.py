@@ -9,11 +9,9 @@ from trl_prorl.eval.run_folder.run import Run
 
 def model_drift(sums: np.ndarray) -> dict[str, float]:
     """
-    Means over the tokens of all samples, with a 95 % bootstrap interval of the KL over prompts.
-
-    Args:
-        sums (`np.ndarray`): A row per prompt, shape (P, 5): sums over its tokens of the four measures of
-            [`~eval.analysis.token_drift.TokenDrift`] in their order, and the number of tokens.
+    Means over the tokens of all samples, with a 95 % bootstrap interval of the KL over prompts, from a row per prompt,
+    shape (P, 5): sums over its tokens of the four measures of [`~eval.analysis.language.TokenDrift`] in their order,
+    and the number of tokens.
     """
     kl, agreement, entropy, base_entropy = sums[:, :4].sum(0) / sums[:, 4].sum()
     return {

@@ -9,81 +9,50 @@ import numpy as np
 import pandas as pd
 
 from trl_prorl.eval.analysis import cost
-from trl_prorl.eval.analysis.names import TASK, configuration_labels, setting
-from trl_prorl.eval.analysis.pairing import GROUND, belonging, ground, matched_control, same_prompts
-from trl_prorl.eval.analysis.passk import gain, largest_k, per_prompt, score
-from trl_prorl.eval.analysis.repetitions import repetitions, seed_count
+from trl_prorl.eval.analysis.configurations import (
+    TASK,
+    configuration_labels,
+    nearest_control,
+    repetitions,
+    seed_count,
+    setting,
+    why_not_paired,
+)
+from trl_prorl.eval.analysis.passk import SIDES, gain, largest_k, per_prompt, score
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
-from trl_prorl.eval.run_folder.run import MODEL, Run
+from trl_prorl.eval.run_folder.run import GROUND, MODEL, Run
 from trl_prorl.variants import VARIANTS
 
 
 class Row:
-    """A run among those of a report, with the numbers that several tables show."""
+    """
+    A run among those of a report, with the numbers that several tables show; `None` where one was not measured.
+
+    Step times are compared with those of the nearest `control`; `own_control` is that of its ground and seeds alone.
+    """
 
     def __init__(self, run: Run, runs: list[Run]):
-        self.run, self._runs = run, runs
-
-    @cached_property
-    def base(self) -> Estimate | None:
-        return score(self.run, "base", 1)
-
-    @cached_property
-    def trained(self) -> Estimate | None:
-        return score(self.run, "trained", 1)
-
-    @cached_property
-    def gain(self) -> Estimate | None:
-        return gain(self.run.passk, 1) if self.run.passk else None
-
-    @cached_property
-    def resets(self) -> int | None:
-        steps = self.run.reset_steps()
-        return None if steps is None else len(steps)
-
-    @cached_property
-    def steps(self) -> int:
-        return int(self.run.metrics["step"].max())
-
-    @cached_property
-    def seconds(self) -> float | None:
-        return cost.mean_step_seconds(self.run)
-
-    @cached_property
-    def reference_calls(self) -> float | None:
-        return self.run.total("ref_forward_calls")
-
-    @cached_property
-    def reference_share(self) -> float | None:
-        return cost.reference_share(self.run)
-
-    @cached_property
-    def control(self) -> Run | None:
-        """The control whose step time is compared: of its ground and seeds, else of its ground, else the first."""
-        controls = [other for other in self._runs if other.variant == "control"]
-        return belonging([(self.run, control) for control in controls])[0][1] if controls else None
-
-    @cached_property
-    def own_control(self) -> Run | None:
-        """The control of its ground and of its seeds."""
-        return matched_control(self.run, self._runs)
-
-    @cached_property
-    def over_control(self) -> float | None:
-        """Mean seconds of a step over those of its control."""
-        control = None if self.control is None else cost.mean_step_seconds(self.control)
-        return self.seconds / control if self.seconds and control else None
+        self.run = run
+        self.base, self.trained = (score(run, side, 1) for side in SIDES)
+        self.gain = gain(run.passk, 1) if run.passk else None
+        resets = run.reset_steps()
+        self.resets = None if resets is None else len(resets)
+        self.steps = int(run.metrics["step"].max())
+        self.seconds = cost.mean_step_seconds(run)
+        self.reference_calls = run.total("ref_forward_calls")
+        self.reference_share = cost.reference_share(run)
+        self.control = nearest_control(run, runs)
+        same = self.control and (self.control.ground, self.control.repetition) == (run.ground, run.repetition)
+        self.own_control = self.control if same else None
+        of_control = cost.mean_step_seconds(self.control) if self.control else None
+        self.over_control = self.seconds / of_control if self.seconds and of_control else None
 
 
 @dataclass(frozen=True, eq=False)
 class Arm:
     """
-    Runs that differ in seeds alone.
-
-    Attributes:
-        label (`str`): Its name, which no other arm of the report has.
-        rows (`list[Row]`): Its runs.
-        place (`int`): Its place among the arms of its colour.
+    Runs that differ in seeds alone, under a label that no other arm of the report has; `place` is its place among the
+    arms of its colour.
     """
 
     label: str
@@ -103,10 +72,6 @@ class Arm:
         return self.rows[0].run.variant
 
     @cached_property
-    def ground(self) -> str:
-        return ground(self.rows[0].run)
-
-    @cached_property
     def seeds(self) -> int:
         return seed_count(self.runs)
 
@@ -124,7 +89,7 @@ class Arm:
 
     @cached_property
     def same_prompts(self) -> bool:
-        return all(same_prompts(self.evaluated[0], run) for run in self.evaluated)
+        return all(why_not_paired(self.evaluated[0], run) is None for run in self.evaluated)
 
     def estimate(
         self, values_of: Callable[[Run], np.ndarray], least: float = 0.0, level: float = 0.95
@@ -137,9 +102,7 @@ class Arm:
     @cached_property
     def sides(self) -> dict[str, Estimate | None]:
         """Held-out pass@1 of base and of the trained models."""
-        return {
-            side: self.estimate(lambda run, side=side: per_prompt(run.passk, side)) for side in ("base", "trained")
-        }
+        return {side: self.estimate(lambda run, side=side: per_prompt(run.passk, side)) for side in SIDES}
 
     def gain(self, level: float = 0.95) -> Estimate | None:
         return self.estimate(lambda run: per_prompt(run.passk, "trained") - per_prompt(run.passk, "base"), -1.0, level)
@@ -155,11 +118,8 @@ class Arm:
 
 class Frame:
     """
-    The runs of a report, sorted.
-
-    Attributes:
-        runs (`list[Run]`), rows (`list[Row]`): The runs, and their numbers.
-        arms (`list[Arm]`): The configurations, in the order of the runs.
+    The runs of a report, sorted, with a row of numbers each, and their arms, the configurations, in the order of the
+    runs.
     """
 
     def __init__(self, runs: list[Run]):
@@ -181,13 +141,13 @@ class Frame:
         usual = {key: Counter(repr(run.config.get(key)) for run in first).most_common(1)[0][0] for key in keys}
         titles, found = {}, {}
         for arm, run in zip(self.arms, first, strict=True):
-            if arm.ground not in titles:
+            if run.ground not in titles:
                 named = (key for key in keys if run.config.get(key))
                 title = ", ".join(
                     setting(key, run.config[key])
                     for key in named
                     if key == TASK or repr(run.config[key]) != usual[key]
                 )
-                titles[arm.ground] = title if title not in found else f"{title} ({len(found) + 1})"
-            found.setdefault(titles[arm.ground], []).append(arm)
+                titles[run.ground] = title if title not in found else f"{title} ({len(found) + 1})"
+            found.setdefault(titles[run.ground], []).append(arm)
         return found

@@ -1,9 +1,44 @@
-"""What becomes of a model's language: variety of its samples, and how well it foretells real text."""
+"""A model's language, from its tokens and logits: distance from base, variety of texts, perplexity of real ones."""
 
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+
+
+class TokenDrift(NamedTuple):
+    """Tensors of one shape, a value per token, in nats but for `agreement` (0 or 1)."""
+
+    kl: torch.Tensor
+    agreement: torch.Tensor
+    entropy: torch.Tensor
+    base_entropy: torch.Tensor
+
+
+def token_drift(logits: torch.Tensor, base_logits: torch.Tensor, temperature: float = 1.0) -> TokenDrift:
+    r"""
+    The differences between a policy and base at every token, from logits of shape (..., V), both divided by the
+    temperature as in sampling; of shape (...).
+
+    \\( \mathrm{KL}(\pi\|\pi_0) = \sum_a \pi(a) (\log\pi(a) - \log\pi_0(a)) \\), exact, no estimate from the sampled
+    token.
+    """
+    logps = torch.log_softmax(logits.float() / temperature, dim=-1)
+    base_logps = torch.log_softmax(base_logits.float() / temperature, dim=-1)
+    # Tokens that cannot be sampled add nothing; with logits of −∞ the products would be NaN.
+    probabilities, base_probabilities = logps.exp(), base_logps.exp()
+    possible, base_possible = probabilities > 0, base_probabilities > 0
+
+    def expected(values, probabilities, possible):
+        return torch.where(possible, probabilities * values, 0.0).sum(-1)
+
+    return TokenDrift(
+        kl=expected(logps - base_logps, probabilities, possible),
+        agreement=(logits.argmax(-1) == base_logits.argmax(-1)).float(),
+        entropy=-expected(logps, probabilities, possible),
+        base_entropy=-expected(base_logps, base_probabilities, base_possible),
+    )
 
 
 def distinct(sequences: Sequence[Sequence[int]], n: int) -> float | None:
@@ -31,14 +66,9 @@ def real_text(size: int) -> str:
 @torch.no_grad()
 def perplexity(model, ids: Sequence[int], window: int = 256) -> float:
     """
-    Perplexity of a text: exp of the mean negative log-probability of its tokens in nats, over windows that know
-    nothing of one another; the first token of each is not counted.
-
-    Args:
-        model (`PreTrainedModel`): The model, in evaluation mode.
-        ids (`Sequence[int]`): Tokens of the text.
-        window (`int`, *optional*, defaults to `256`): Tokens of a window; an incomplete last one is left out, unless
-            it is the only one.
+    Perplexity of a text by a model in evaluation mode: exp of the mean negative log-probability of its tokens in nats,
+    over windows that know nothing of one another; the first token of each is not counted. An incomplete last window is
+    left out, unless it is the only one.
     """
     size = min(window, len(ids))
     device, losses = next(model.parameters()).device, []

@@ -1,8 +1,11 @@
-"""pass@k from verdicts and counts: of base and trained, over k, over checkpoints, by task."""
+"""pass@k from verdicts and counts: of both sides, over k, checkpoints and tasks; and how a result is completed."""
+
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.statistics import (
     NO_INTERVAL,
     Estimate,
@@ -16,20 +19,26 @@ from trl_prorl.eval.run_folder.run import Run
 
 
 SIDES = ("base", "trained")
+# The settings that decide an evaluation, and their options; task and level are the run's.
+OPTIONS = {
+    "prompts": "--prompts",
+    "n": "--n",
+    "split": "--split",
+    "temperature": "--temperature",
+    "max_new_tokens": "--max-new-tokens",
+    "seed": "--seed",
+    "task": None,
+    "level": None,
+    "prompt_ids": None,
+}
 
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
-    """
-    [`~eval.analysis.statistics.summarise_counts`] of verdicts.
-
-    Args:
-        correct (`list[list[bool]]`): Shape (P, n).
-        ks (`list[int]`): Sizes of the draw, each from 1 to n.
-    """
+    """[`~eval.analysis.statistics.summarise_counts`] of verdicts, shape (P, n), for sizes of the draw from 1 to n."""
     return summarise_counts([sum(samples) for samples in correct], len(correct[0]), ks)
 
 
-def verdicts(samples: pd.DataFrame) -> list[list[bool]]:
+def correct_by_prompt(samples: pd.DataFrame) -> list[list[bool]]:
     """Samples of P prompts with n each, prompt by prompt, as booleans of shape (P, n)."""
     prompts = samples["prompt_id"].nunique()
     return samples["correct"].to_numpy(dtype=bool).reshape(prompts, -1).tolist()
@@ -38,7 +47,7 @@ def verdicts(samples: pd.DataFrame) -> list[list[bool]]:
 def summarise_samples(samples: pd.DataFrame, ks: list[int]) -> dict:
     """[`summarise`], and the mean length in tokens and the share of samples that were cut."""
     return {
-        **summarise(verdicts(samples), ks),
+        **summarise(correct_by_prompt(samples), ks),
         "mean_tokens": float(samples["ids"].map(len).mean()),
         "truncated": float(samples["truncated"].mean()),
     }
@@ -56,7 +65,7 @@ def by_task_and_level(sides: dict[str, pd.DataFrame], ks: list[int]) -> list[dic
         }
         prompts = int(parts["base"]["prompt_id"].nunique())
         if prompts >= 2:
-            summaries = {side: summarise(verdicts(part), ks) for side, part in parts.items()}
+            summaries = {side: summarise(correct_by_prompt(part), ks) for side, part in parts.items()}
             result.append({"task": task, "level": as_plain(level), "prompts": prompts, **summaries})
     return result
 
@@ -110,15 +119,8 @@ def draw_sizes(n: int, evaluated=()) -> list[int]:
 
 def k_curve(run: Run, side: str, interval: bool = True) -> pd.DataFrame:
     """
-    pass@k of one side for k = 1, 2, 4 … n from the counts of correct samples.
-
-    Args:
-        run (`Run`): An evaluated run.
-        side (`str`): `base` or `trained`.
-        interval (`bool`, *optional*, defaults to `True`): Whether to bootstrap over prompts.
-
-    Returns:
-        `pd.DataFrame`: `mean`, `low` and `high`, indexed by k; the ends are NaN without an interval.
+    pass@k of one side (`base` or `trained`) of an evaluated run, from the counts of correct samples: `mean`, `low` and
+    `high`, indexed by k = 1, 2, 4 … n. The ends are a bootstrap over prompts, NaN without `interval`.
     """
     rows = {}
     for k in draw_sizes(run.passk["n"]):
@@ -142,3 +144,94 @@ def checkpoint_ks(runs: list[Run]) -> list[int]:
     """The smallest and the largest k of the runs with checkpoints."""
     ks = {k for run in runs if (run.passk or {}).get("checkpoints") for k in run.passk["k"]}
     return sorted({min(ks), max(ks)}) if ks else []
+
+
+def to_complete(
+    earlier: dict, asked: dict, *, steps: list[int], others: list[str], greedy: bool, path: Path
+) -> dict | None:
+    """
+    The earlier result if it is of the same evaluation, which [`completed`] goes on with; `None` if the new evaluation
+    holds it as a part.
+
+    Args:
+        earlier (`dict`): Content of `passk.json`, at `path`.
+        asked (`dict`): The new evaluation's settings, with the keys of `OPTIONS`; steps, others and greedy decoding
+            are what else is asked for.
+
+    Raises:
+        InputError: If something that was measured would be lost.
+    """
+    differing = [key for key in OPTIONS if key not in earlier or earlier[key] != asked[key]]
+    if not differing:
+        return earlier
+    larger = set(differing) <= {"prompts", "n", "prompt_ids"} and (
+        earlier.get("n", 0) <= asked["n"] and set(earlier.get("prompt_ids", [None])) <= set(asked["prompt_ids"])
+    )
+    if not larger:
+        raise InputError(f"'{path}' {_difference(earlier, asked, differing)}")
+    lost = []
+    # The last step's is the trained model, which is in every evaluation.
+    gone = {point["step"] for point in earlier.get("checkpoints", [])} - {earlier.get("step"), *steps}
+    if gone:
+        lost.append(f"--checkpoints {' '.join(map(str, sorted(gone)))}")
+    if gone := [name for name in earlier.get("others", {}) if name not in others]:
+        lost.append(f"--others {' '.join(gone)}")
+    if "greedy" in earlier and not greedy:
+        lost.append("greedy decoding (no --no-greedy)")
+    if lost:
+        raise InputError(
+            f"'{path}' has results that this larger evaluation leaves out; add {' and '.join(lost)} to what is asked, "
+            "or give --replace to lose them"
+        )
+    return None
+
+
+def _difference(earlier: dict, asked: dict, differing: list[str]) -> str:
+    """What an earlier evaluation is, and what would complete it."""
+    named = [key for key in differing if key != "prompt_ids"]
+    settings = ", ".join(
+        f"{key} {f'{earlier[key]} (asked: {asked[key]})' if key in earlier else 'not recorded'}" for key in named
+    )
+    options = [
+        "--greedy" if key == "temperature" and not earlier[key] else f"{OPTIONS[key]} {earlier[key]}"
+        for key in named
+        if OPTIONS[key] and key in earlier
+    ]
+    complete = f"{' '.join(options)} to complete it, or " if options else ""
+    return f"holds another evaluation: {settings or 'other prompts'}; give {complete}--replace to lose it"
+
+
+def completed(earlier: dict, result: dict) -> dict | None:
+    """
+    The new content of `passk.json`, whose `k` holds the earlier one's, with the parts that only the earlier one has;
+    `None` if the earlier one is of other weights.
+    """
+    if earlier.get("step") != result["step"]:
+        return None
+    if any(earlier[side]["correct"] != result[side]["correct"] for side in SIDES):
+        return None
+    result, ks = dict(result), result["k"]
+    if "greedy" in earlier:
+        result.setdefault("greedy", earlier["greedy"])
+    if "checkpoints" in earlier or "checkpoints" in result:
+        points = {point["step"]: _with_ks(point, result["n"], ks) for point in earlier.get("checkpoints", [])}
+        points |= {point["step"]: point for point in result.get("checkpoints", [])}
+        result["checkpoints"] = [points[step] for step in sorted(points)]
+    if "others" in earlier or "others" in result:
+        kept = {name: _other_with_ks(other, ks) for name, other in earlier.get("others", {}).items()}
+        result["others"] = kept | result.get("others", {})
+    return result
+
+
+def _with_ks(summary: dict, n: int, ks: list[int]) -> dict:
+    """A summary with pass@k for every k, from its counts."""
+    return {**summary, **summarise_counts(summary["correct"], n, ks)}
+
+
+def _other_with_ks(other: dict, ks: list[int]) -> dict:
+    return {
+        **other,
+        "k": ks,
+        **{side: _with_ks(other[side], other["n"], ks) for side in SIDES},
+        "gain": {f"pass@{k}": list(gain(other, k)) for k in ks},
+    }

@@ -1,25 +1,24 @@
-"""What a reset does to the reward: how far it dips, and how soon it is back at its level before the reset."""
+"""The reward around a reset, dip and reconvergence; and after the clamp, once the control has stalled."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import CensoredData, ecdf
 
+from trl_prorl.eval.analysis.smoothing import LAST_SHARE
+
 
 BEFORE, AFTER = 10, 5  # steps of the level before a reset, and of the running mean after it
+WINDOW = 20  # steps of a mean
+LEAST_GAIN = 0.02  # reward: the smallest improvement that counts as one
 
 
 @dataclass(frozen=True)
 class Response:
     """
-    The reward after one reset.
-
-    Attributes:
-        step (`int`): Optimizer steps done when the reset was applied.
-        before (`float`): Level before it.
-        dip (`float`): How far the reward fell below that, at least 0.
-        reconvergence (`int`): Steps until it was back; where it was not, the steps for which it was watched.
-        censored (`bool`): Whether it was not back before the next reset or the end of the record.
+    The reward after one reset: the step at which it was applied, the level before it, the dip below that, and the
+    steps until it was back; censored where it was not before the next reset or the end, which are the steps for which
+    it was watched.
     """
 
     step: int
@@ -33,26 +32,22 @@ def reset_responses(
     steps: np.ndarray, reward: np.ndarray, resets: list[int], before: int = BEFORE, after: int = AFTER
 ) -> list[Response]:
     """
-    Dip and reconvergence at each reset of a run.
+    Dip and reconvergence at each reset of a run, in the order of the steps; without the resets before which no reward
+    was measured, or after which there is no whole window.
 
-    The *level before* is the mean reward of the last `before` steps up to the reset, of those after the previous
-    one. After the reset a running mean over `after` steps is watched, over steps wholly after it and not beyond the
-    next one. The *dip* is the level before less the lowest of these means, 0 if none is lower. The *reconvergence* is
-    the number of steps from the reset to the first window whose mean is at least the level before: 0 if the first
-    `after` steps already are at that level.
+    The *level before* is the mean reward of the last `before` steps up to the reset, of those after the previous one.
+    After the reset a running mean over `after` steps is watched, over steps wholly after it and not beyond the next
+    one. The *dip* is the level before less the lowest of these means, 0 if none is lower. The *reconvergence* is the
+    number of steps from the reset to the first window whose mean is at least the level before: 0 if the first `after`
+    steps already are at that level.
 
     Noise alone makes a dip: the lowest of many means lies below the level before in a run without any reset. So
     compare with [`reset_responses`] of a run without resets at the same steps.
 
     Args:
-        steps (`np.ndarray`): Optimizer steps done, shape (T,), increasing.
-        reward (`np.ndarray`): Reward of each, shape (T,); NaN where not measured.
+        steps, reward (`np.ndarray`): Optimizer steps done, shape (T,), increasing, and the reward of each; NaN where
+            not measured.
         resets (`list[int]`): Optimizer steps done at each reset: it lies between that step and the next.
-        before, after (`int`): Steps of the level before, and of the running mean.
-
-    Returns:
-        `list[Response]`: In the order of the steps; without the resets before which no reward was measured, or after
-        which there is no whole window.
     """
     measured = ~np.isnan(np.asarray(reward, float))
     steps, reward = np.asarray(steps)[measured], np.asarray(reward, float)[measured]
@@ -81,10 +76,7 @@ def reset_responses(
 def median_reconvergence(responses: list[Response]) -> float | None:
     """
     Median of the steps to reconverge, by Kaplan and Meier: where the reward was not back, all that is known is that it
-    took longer.
-
-    Returns:
-        `float` or `None`: Infinity if fewer than half are known to have come back; `None` without a reset.
+    took longer. Infinity if fewer than half are known to have come back; `None` without a reset.
     """
     if not responses:
         return None
@@ -100,3 +92,67 @@ def median_reconvergence(responses: list[Response]) -> float | None:
 def mean_dip(responses: list[Response]) -> float | None:
     """Mean dip over the resets; `None` without any."""
     return float(np.mean([response.dip for response in responses])) if responses else None
+
+
+def _means(steps: np.ndarray, reward: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means over whole windows of measured steps, and the step at which each ends."""
+    measured = ~np.isnan(np.asarray(reward, float))
+    steps, reward = np.asarray(steps)[measured], np.asarray(reward, float)[measured]
+    if len(reward) < window:
+        return np.array([], int), np.array([])
+    return steps[window - 1 :], np.lib.stride_tricks.sliding_window_view(reward, window).mean(axis=1)
+
+
+def _last(steps: np.ndarray, reward: np.ndarray, window: int) -> np.ndarray:
+    """The measured steps of the last 10 % of a run, at least `window`."""
+    measured = np.asarray(steps)[~np.isnan(np.asarray(reward, float))]
+    return measured[-max(window, round(LAST_SHARE * len(measured))) :]
+
+
+def stalled_at(steps: np.ndarray, reward: np.ndarray, window: int = WINDOW, least: float = LEAST_GAIN) -> int | None:
+    """
+    The step at which a run has stalled: the first at which the mean reward of the last `window` steps is so high that
+    no later mean over as many steps exceeds it by more than `least`. `None` if the run went on improving until its
+    last 10 % (at least `window` steps), after which nothing could be told.
+
+    Args:
+        steps, reward (`np.ndarray`): As for [`reset_responses`].
+    """
+    ends, means = _means(steps, reward, window)
+    if not len(means):
+        return None
+    best_later = np.maximum.accumulate(means[::-1])[::-1]
+    step = int(ends[np.argmax(means >= best_later - least - 1e-12)])
+    return step if step < _last(steps, reward, window)[0] else None
+
+
+def gain_since(steps: np.ndarray, reward: np.ndarray, since: int, window: int = WINDOW) -> float | None:
+    """
+    What a run gained since a step: its mean reward over its last 10 % of steps (at least `window`) less that over the
+    `window` steps up to that step. `None` if the run has no whole window up to that step, or ends too soon after it.
+    """
+    ends, means = _means(steps, reward, window)
+    if since not in ends:
+        return None
+    last = _last(steps, reward, window)
+    if last[0] <= since:
+        return None
+    reward = np.asarray(reward, float)
+    return float(reward[np.isin(steps, last)].mean() - means[ends == since][0])
+
+
+def gain_after_clamp(
+    steps: np.ndarray,
+    reward: np.ndarray,
+    control_steps: np.ndarray,
+    control_reward: np.ndarray,
+    window: int = WINDOW,
+    least: float = LEAST_GAIN,
+) -> float | None:
+    """
+    The gain of an arm since its control stalled: [`gain_since`] the step [`stalled_at`] of the control of the same
+    base and training seed, `None` if that did not stall. By the definition of the stall it is hardly more than `least`
+    for the control itself.
+    """
+    since = stalled_at(control_steps, control_reward, window, least)
+    return None if since is None else gain_since(steps, reward, since, window)

@@ -1,5 +1,6 @@
 """Series over steps: their ends, their smooth course, and several seeds together."""
 
+import numpy as np
 import pandas as pd
 
 
@@ -20,13 +21,8 @@ def last_mean(values: pd.Series | None) -> float | None:
 def end_by_best(values: pd.Series) -> float | None:
     """
     How much of its best a run has at its end: the mean of the last 10 % of the steps, at least 10, by the best mean of
-    10 steps. Against the best of many windows the last one must not be shorter, or luck alone would look like a loss.
-
-    Args:
-        values (`pd.Series`): A value for each step.
-
-    Returns:
-        `float` or `None`: `None` with fewer than 10 values, and where the best is not positive.
+    10 steps; `None` with fewer than 10 values, and where the best is not positive. Against the best of many windows
+    the last one must not be shorter, or luck alone would look like a loss.
     """
     best = values.rolling(SMOOTHING_STEPS).mean().max()
     if not best > 0:  # NaN, too
@@ -52,5 +48,7 @@ def band(series: list[pd.Series]) -> pd.DataFrame:
 
     Beyond the end of the shortest only the survivors would be left, and their mean would jump.
     """
-    table = pd.concat(series, axis=1).sort_index().interpolate(method="index", limit_area="inside").dropna()
-    return pd.DataFrame({"mean": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})
+    steps = np.unique(np.concatenate([one.index for one in series]))
+    steps = steps[(steps >= max(one.index[0] for one in series)) & (steps <= min(one.index[-1] for one in series))]
+    values = np.array([np.interp(steps, one.index, one) for one in series])
+    return pd.DataFrame({"mean": values.mean(axis=0), "low": values.min(axis=0), "high": values.max(axis=0)}, steps)

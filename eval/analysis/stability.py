@@ -1,14 +1,94 @@
 """How steady a run was: collapse, spikes of gradient, KL and entropy, drops of the reward."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import pandas as pd
 
 from trl_prorl.eval.analysis.smoothing import SMOOTHING_STEPS, end_by_best
-from trl_prorl.eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, Spikes, find_spikes
 from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.variants import VARIANTS
 
 
+NEIGHBOURS = 10  # steps on each side
+LEAST_NEIGHBOURS = 5
 COLLAPSE_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class SpikeRule:
+    """
+    What counts as a spike: a value from `factor` times the median of its neighbours on, that also lies `rise` above
+    it, in the metric's own unit, because a multiple of next to nothing is next to nothing.
+    """
+
+    factor: float
+    rise: float
+
+
+KL_SPIKE = SpikeRule(factor=10.0, rise=0.01)
+ENTROPY_SPIKE = SpikeRule(factor=1.5, rise=0.1)
+
+
+@dataclass(frozen=True)
+class Spikes:
+    """
+    The spikes of one run: the index of the highest value of each, and that value over the median of its neighbours,
+    shape (S,).
+    """
+
+    places: np.ndarray
+    ratios: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return len(self.places)
+
+    @property
+    def largest(self) -> float | None:
+        return float(self.ratios.max()) if len(self.ratios) else None
+
+
+def neighbour_medians(values: np.ndarray, neighbours: int = NEIGHBOURS) -> np.ndarray:
+    """
+    Median of the values around each, itself left out, shape (T,), from one value per step, NaN where not measured; NaN
+    with fewer than 5 neighbours.
+
+    Values on both sides count, so that a metric that grows fast, or that starts again at 0 after a reset, makes no
+    spike of its own; values of 0 and below and NaN do not, because the KL to the sampling policy is exactly 0 in the
+    first pass over a batch.
+    """
+    positive = np.where(values > 0, values, np.nan)
+    padded = np.pad(positive, neighbours, constant_values=np.nan)
+    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * neighbours + 1).copy()
+    around[:, neighbours] = np.nan
+    medians = np.full(len(values), np.nan)
+    enough = (~np.isnan(around)).sum(axis=1) >= LEAST_NEIGHBOURS
+    if enough.any():
+        medians[enough] = np.nanmedian(around[enough], axis=1)
+    return medians
+
+
+def find_spikes(values: np.ndarray, rule: SpikeRule) -> Spikes:
+    """
+    Spikes of a metric over the steps of a run, shape (T,); NaN where not measured, infinity where it was. High steps
+    in a row, steps aside at which nothing above 0 was measured, are one spike.
+    """
+    values = np.asarray(values, float)
+    if not len(values):
+        return Spikes(np.array([], int), np.array([]))
+    medians = neighbour_medians(values)
+    known = np.flatnonzero(~np.isnan(medians) & (values > 0))
+    values_known, medians_known = values[known], medians[known]
+    high = (values_known >= rule.factor * medians_known) & (values_known - medians_known >= rule.rise)
+    places, ratios = [], []
+    beginnings = np.flatnonzero(high & ~np.concatenate([[False], high[:-1]]))
+    for begin in beginnings:
+        end = begin + int(np.argmin(np.append(high[begin:], False)))
+        highest = begin + int(np.argmax(values_known[begin:end]))
+        places.append(known[highest])
+        ratios.append(values_known[highest] / medians_known[highest])
+    return Spikes(np.array(places, int), np.array(ratios, float))
 
 
 def smoothed_reward(run: Run) -> pd.Series | None:
@@ -29,11 +109,8 @@ def nonfinite_events(run: Run) -> int | None:
 def collapsed(run: Run) -> bool | None:
     """
     Whether the mean reward of the last 10 % of the steps, at least 10 of them, is below half of the best smoothed
-    reward, or a value was not finite.
-
-    Returns:
-        `bool` or `None`: `None` if neither can be told. Half of a best that is not positive is no bar, so there only
-        events count.
+    reward, or a value was not finite; `None` if neither can be told. Half of a best that is not positive is no bar, so
+    there only events count.
     """
     if nonfinite_events(run):
         return True

@@ -25,6 +25,11 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    @property
+    def apart(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
 
 class McNemar(NamedTuple):
     """Pairs right on one side only, and the two-sided p-value that both sides are right equally often."""
@@ -36,15 +41,7 @@ class McNemar(NamedTuple):
 
 def pass_at_k_per_prompt(correct, n: int, k: int) -> np.ndarray:
     """
-    pass@k of each prompt, for prompts that all have `n` samples.
-
-    Args:
-        correct (`list[int]`): Correct samples per prompt, shape (P,).
-        n (`int`): Samples per prompt.
-        k (`int`): Size of the draw.
-
-    Returns:
-        `np.ndarray`: Shape (P,), each in [0, 1].
+    pass@k of each prompt, shape (P,), from the correct ones of its `n` samples.
 
     Raises:
         ValueError: As [`pass_at_k`].
@@ -135,20 +132,11 @@ def bootstrap_interval(
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
     """
-    Percentile-bootstrap interval of the mean over prompts.
+    Percentile-bootstrap interval of the mean over prompts, in the unit of the values, shape (P,), of which each lies
+    within `bounds`; NaN with fewer than 20 prompts.
 
     It covers the choice of prompts and the sampling of completions, not the variation between training seeds. Where
     all values agree, resampling shows no spread, and the rule of three is taken instead.
-
-    Args:
-        per_prompt_values (`list[float]`): One value per prompt, shape (P,).
-        level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
-        resamples (`int`, *optional*, defaults to `2000`): Bootstrap resamples.
-        seed (`int`, *optional*, defaults to `0`): Seed of the resampling.
-        bounds (`tuple[float, float]`, *optional*, defaults to `(0, 1)`): Least and greatest value a prompt can have.
-
-    Returns:
-        `tuple[float, float]`: Lower and upper end, in the unit of the values; NaN with fewer than 20 prompts.
     """
     values = np.asarray(per_prompt_values, dtype=float)
     if len(values) >= MIN_PROMPTS and np.allclose(values, values[0], rtol=0, atol=1e-12):
@@ -159,12 +147,8 @@ def bootstrap_interval(
 
 def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
     """
-    pass@k with its 95 % bootstrap interval over prompts, and the counts behind it.
-
-    Args:
-        counts (`list[int]`): Correct samples per prompt, of `n` each; 2 prompts or more.
-        n (`int`): Samples per prompt.
-        ks (`list[int]`): Sizes of the draw, each from 1 to n.
+    pass@k with its 95 % bootstrap interval over prompts, and the counts behind it: correct samples of each of at least
+    2 prompts, of `n` each.
 
     Returns:
         `dict`: `{"pass@<k>": mean, "interval@<k>": [low, high], ..., "correct": counts}`.
@@ -178,14 +162,7 @@ def summarise_counts(counts: list[int], n: int, ks: list[int]) -> dict:
 
 def paired_bootstrap_difference(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:
     """
-    Mean of `a - b` over prompts, both sides measured on the same prompts, with its percentile-bootstrap interval.
-
-    Args:
-        a, b (`list[float]`): One value per prompt, shape (P,) each, in the same order of prompts.
-        level, resamples, seed: As in [`bootstrap_interval`].
-
-    Returns:
-        [`Estimate`]: The difference and its interval.
+    Mean of `a - b` over prompts, shape (P,) each in the same order, with its percentile-bootstrap interval.
 
     Raises:
         ValueError: If the shapes differ.
@@ -197,15 +174,8 @@ def paired_bootstrap_difference(a, b, level: float = 0.95, resamples: int = 2000
 
 def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Estimate:
     """
-    Ratio of means `mean(a) / mean(b)`, both sides measured on the same prompts, with its percentile-bootstrap
-    interval.
-
-    Args:
-        a, b (`list[float]`): One value per prompt, shape (P,) each, in the same order of prompts.
-        level, resamples, seed: As in [`bootstrap_interval`].
-
-    Returns:
-        [`Estimate`]: The ratio and its interval; an end is `inf` where resamples have a zero denominator.
+    Ratio of means `mean(a) / mean(b)` over prompts, shape (P,) each in the same order, with its percentile-bootstrap
+    interval; an end is `inf` where resamples have a zero denominator.
 
     Raises:
         ValueError: If the shapes differ or the mean of `b` is 0.
@@ -224,16 +194,9 @@ def paired_bootstrap_ratio(a, b, level: float = 0.95, resamples: int = 2000, see
 
 def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
     """
-    Percentile-bootstrap interval of `mean(a) / mean(b)` over prompts: whole prompts are drawn, each with both its
-    values. With sums and numbers of tokens that is a mean over tokens, in which long prompts count more.
-
-    Args:
-        a, b (`list[float]`): One value per prompt, shape (P,) each, in the same order of prompts.
-        level, resamples, seed: As in [`bootstrap_interval`].
-
-    Returns:
-        `tuple[float, float]`: Lower and upper end; an end is `inf` where resamples have a zero denominator, both are
-        NaN with fewer than 20 prompts.
+    Percentile-bootstrap interval of `mean(a) / mean(b)` over prompts, shape (P,) each: whole prompts are drawn, each
+    with both its values. With sums and numbers of tokens that is a mean over tokens, in which long prompts count more.
+    An end is `inf` where resamples have a zero denominator; both are NaN with fewer than 20 prompts.
 
     Raises:
         ValueError: If the shapes differ.
@@ -248,16 +211,10 @@ def ratio_interval(a, b, level: float = 0.95, resamples: int = 2000, seed: int =
 
 def detectable_difference(estimate: Estimate) -> float:
     r"""
-    The true difference that a 95 % interval of this width tells from 0 with 80 % power.
+    The true difference that a 95 % interval of this width tells from 0 with 80 % power, in the unit of the difference.
 
     It is \\( (z_{0.975} + z_{0.8}) / z_{0.975} = 1.43 \\) times half the width, for an interval over many prompts,
     which is nearly normal; half the width itself is found in one study of two only.
-
-    Args:
-        estimate ([`Estimate`]): A difference and its 95 % interval.
-
-    Returns:
-        `float`: In the unit of the difference.
     """
     quantile, power = stats.norm.ppf([0.975, 0.8])
     return float((quantile + power) / quantile * (estimate.high - estimate.low) / 2)
@@ -265,14 +222,8 @@ def detectable_difference(estimate: Estimate) -> float:
 
 def t_interval(values, level: float = 0.95) -> Estimate:
     """
-    Mean of a few independent values (training seeds) with its Student-t interval.
-
-    Args:
-        values (`list[float]`): Shape (S,), S >= 2, taken as independent and roughly normal.
-        level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
-
-    Returns:
-        [`Estimate`]: The mean and its interval.
+    Mean of a few values (training seeds), taken as independent and roughly normal, shape (S,), with its Student-t
+    interval.
 
     Raises:
         ValueError: If there are fewer than 2 values.
@@ -289,16 +240,13 @@ def prompts_and_seeds(
     values: list[np.ndarray], same: bool, least: float = 0.0, level: float = 0.95
 ) -> Estimate | None:
     """
-    Mean over runs with an interval that covers the choice of prompts and, where there are several runs, of seeds.
+    Mean over runs with the hull of two intervals: over prompts, where these are the `same` in all runs, and, where
+    there are several runs, Student's t over these; `None` without runs.
 
     Args:
-        values (`list[np.ndarray]`): One value per prompt for each run, shape (P,) each.
-        same (`bool`): Whether the prompts are the same in all runs; if not, only the t-interval over runs is left.
-        least (`float`, *optional*, defaults to `0.0`): The least value a prompt can have.
-        level (`float`, *optional*, defaults to `0.95`): Nominal coverage of each of the two.
-
-    Returns:
-        [`Estimate`] or `None`: The hull of the two intervals; `None` without runs.
+        values (`list[np.ndarray]`): One value per prompt for each run, shape (P,) each, at least `least` and at most
+            1.
+        level (`float`): Nominal coverage of each of the two.
     """
     if not values:
         return None
@@ -312,14 +260,8 @@ def prompts_and_seeds(
 
 def prediction_interval(values, level: float = 0.95) -> Estimate:
     """
-    Mean of a few independent values (training seeds), with the interval in which one more value lies.
-
-    Args:
-        values (`list[float]`): Shape (S,), S >= 2, taken as independent and roughly normal.
-        level (`float`, *optional*, defaults to `0.95`): Chance that a new value lies within.
-
-    Returns:
-        [`Estimate`]: The mean, and mean ± t s √(1 + 1/S) with S − 1 degrees of freedom.
+    Mean of a few values (training seeds), shape (S,), with the interval in which one more value lies: ± t s √(1 + 1/S)
+    with S − 1 degrees of freedom.
 
     Raises:
         ValueError: If there are fewer than 2 values.
@@ -331,21 +273,13 @@ def prediction_interval(values, level: float = 0.95) -> Estimate:
 
 def fieller_ratio(b, a, paired: bool, level: float = 0.95) -> Estimate:
     r"""
-    Ratio of means `mean(b) / mean(a)` of a few training runs with the interval of Fieller (1954).
+    Ratio of means `mean(b) / mean(a)` of a few training runs, none negative, with the interval of Fieller (1954):
+    every \\( \rho \\) that a t-test of \\( \mathrm{mean}(b) - \rho\,\mathrm{mean}(a) = 0 \\) does not reject, so a run
+    of value 0 is a value like any other, which logarithms would have to leave out.
 
-    It holds every \\( \rho \\) that a t-test of \\( \mathrm{mean}(b) - \rho\,\mathrm{mean}(a) = 0 \\) does not reject,
-    so a run of value 0 is a value like any other, which logarithms would have to leave out.
-
-    Args:
-        b, a (`list[float]`): One value per run, none negative.
-        paired (`bool`): Whether the values belong together, seed by seed: n - 1 degrees of freedom of
-            \\( b_s - \rho a_s \\). Otherwise the two sides vary on their own, with one less than the runs of the
-            smaller.
-        level (`float`, *optional*, defaults to `0.95`): Nominal coverage.
-
-    Returns:
-        [`Estimate`]: The ratio and its interval, at least 0; 0 to infinity with one run on a side, and without an
-        upper end where `a` is not told from 0.
+    Paired values belong together seed by seed, with n - 1 degrees of freedom of \\( b_s - \rho a_s \\); otherwise the
+    two sides vary on their own, with one less than the runs of the smaller. The interval is at least 0; 0 to infinity
+    with one run on a side, and without an upper end where `a` is not told from 0.
 
     Raises:
         ValueError: If the mean of `a` is 0, or paired values differ in number.
@@ -367,15 +301,8 @@ def fieller_interval(
     b: float, a: float, variance_b: float, variance_a: float, covariance: float, squared_t: float
 ) -> tuple[float, float]:
     """
-    Fieller's interval of `b / a` from two means and how they vary.
-
-    Args:
-        b, a (`float`): The means.
-        variance_b, variance_a, covariance (`float`): Of the means.
-        squared_t (`float`): Square of the quantile.
-
-    Returns:
-        `tuple[float, float]`: At least 0 unless `b` is negative; without an upper end where `a` is not told from 0.
+    Fieller's interval of `b / a` from two means, their variances and covariance, and the squared quantile: at least 0
+    unless `b` is negative; without an upper end where `a` is not told from 0.
     """
     # The ends are the roots of square * rho^2 - 2 * half * rho + constant.
     square = a**2 - squared_t * variance_a
@@ -391,13 +318,8 @@ def fieller_interval(
 
 def mcnemar(a, b) -> McNemar:
     """
-    Exact McNemar test (McNemar 1947): of the pairs that differ, is one side right more often than by a fair coin?
-
-    Args:
-        a, b (`list[bool]`): Right or not, shape (P,) each, in the same order of prompts.
-
-    Returns:
-        [`McNemar`]: Counts of pairs right in `a` only and in `b` only, and the p-value; 1 if no pair differs.
+    Exact McNemar test (McNemar 1947) of right or wrong, shape (P,) each in the same order: of the pairs that differ,
+    is one side right more often than by a fair coin? p is 1 if no pair differs.
 
     Raises:
         ValueError: If the shapes differ or a value is neither true nor false.
@@ -413,13 +335,8 @@ def mcnemar(a, b) -> McNemar:
 
 def holm(p_values) -> np.ndarray:
     """
-    p-values adjusted for their number (Holm 1979): rejecting those up to x keeps the chance of any error below x.
-
-    Args:
-        p_values (`list[float]`): Shape (M,), of all tests that were made.
-
-    Returns:
-        `np.ndarray`: Shape (M,), in the same order.
+    p-values, shape (M,), adjusted for their number (Holm 1979): rejecting those up to x keeps the chance of any error
+    below x.
     """
     p_values = np.asarray(p_values, dtype=float)
     order = np.argsort(p_values)

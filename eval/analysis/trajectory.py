@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm, t
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.statistics import Estimate, bootstrap_interval, pass_at_k_per_prompt
@@ -27,30 +26,27 @@ class SaturationFit:
 
     Attributes:
         p0 (`float`): Value at step 0: as measured, or fitted if it was left free.
-        alpha ([`Estimate`]): Rate per optimizer step, with the 95 % interval that takes the points as independent.
-        steps, values, fitted, residuals (`np.ndarray`): The points fitted, shape (T,); residual is value less fitted.
-        errors (`np.ndarray` or `None`): Standard errors of the values, shape (T,), if they were given.
-        reduced_chi2 (`float` or `None`): Sum of squared residuals over errors, by degree of freedom; about 1 where the
-            curve holds and the points are independent.
+        alpha (`float`): Rate per optimizer step.
+        steps, residuals, errors (`np.ndarray`): The points fitted, value less fitted, and standard errors, shape (T,).
+        reduced_chi2 (`float`): Sum of squared residuals over errors, by degree of freedom; about 1 where the curve
+            holds and the points are independent.
     """
 
     p0: float
-    alpha: Estimate
+    alpha: float
     steps: np.ndarray
-    values: np.ndarray
-    fitted: np.ndarray
     residuals: np.ndarray
-    errors: np.ndarray | None
-    reduced_chi2: float | None
+    errors: np.ndarray
+    reduced_chi2: float
 
     def curve(self, steps) -> np.ndarray:
         """The fitted value at any steps."""
-        return saturation(np.asarray(steps, dtype=float), self.alpha.value, self.p0)
+        return saturation(np.asarray(steps, dtype=float), self.alpha, self.p0)
 
     @property
     def halving_steps(self) -> float:
         """Steps in which what is unsolved halves; infinite where it does not shrink."""
-        return math.log(2) / self.alpha.value if self.alpha.value > 0 else math.inf
+        return math.log(2) / self.alpha if self.alpha > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -94,14 +90,8 @@ def saturation(steps, alpha, p0):
 
 def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
     """
-    pass@k of every prompt at every evaluated step.
-
-    Args:
-        run ([`Run`]): An evaluated run.
-        k (`int`): Size of the draw.
-
-    Returns:
-        `tuple[np.ndarray, np.ndarray]`: Steps, shape (T,), ascending from 0 (base), and pass@k, shape (T, P).
+    pass@k of every prompt at every evaluated step: steps, shape (T,), ascending from 0 (base), and pass@k, shape (T,
+    P).
 
     Raises:
         InputError: If the run or its checkpoints were not evaluated, or `k` exceeds the samples.
@@ -128,13 +118,8 @@ def per_prompt_by_step(run: Run, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 def trajectory(steps, per_prompt) -> pd.DataFrame:
     """
-    pass@k over training.
-
-    Args:
-        steps (`np.ndarray`), per_prompt (`np.ndarray`): As [`per_prompt_by_step`] gives them.
-
-    Returns:
-        `pd.DataFrame`: Columns `step`, `value`, and `low`, `high`: 95 % bootstrap over prompts.
+    pass@k over training, from what [`per_prompt_by_step`] gives: columns `step`, `value`, and `low`, `high`, a 95 %
+    bootstrap over prompts.
     """
     rows = [
         (int(step), float(values.mean()), *bootstrap_interval(values))
@@ -145,35 +130,24 @@ def trajectory(steps, per_prompt) -> pd.DataFrame:
 
 def standard_errors(per_prompt) -> np.ndarray:
     """
-    Standard error of the mean over prompts at each step.
-
-    Where all prompts agree the spread is 0, which is no certainty: the error is at least that of half a prompt among
-    all.
-
-    Args:
-        per_prompt (`np.ndarray`): Shape (T, P).
-
-    Returns:
-        `np.ndarray`: Shape (T,).
+    Standard error of the mean over prompts at each step, shape (T,), from shape (T, P). Where all prompts agree the
+    spread is 0, which is no certainty: the error is at least that of half a prompt among all.
     """
     prompts = per_prompt.shape[1]
     half = 0.5 / prompts
     return np.maximum(per_prompt.std(axis=1, ddof=1) / math.sqrt(prompts), math.sqrt(half * (1 - half) / prompts))
 
 
-def _least_squares(time, values, weights, p0, free_start: bool) -> tuple[np.ndarray, np.ndarray]:
+def _least_squares(time, values, weights, p0, free_start: bool) -> np.ndarray:
     """
     Fits of the curve to R series at once (Levenberg 1944, Marquardt 1963).
 
     Args:
         time, weights (`np.ndarray`): Shape (T,); the weights are standard errors.
-        values (`np.ndarray`): Shape (R, T).
-        p0 (`np.ndarray`): Value at time 0, shape (R,), or where the search for it begins.
-        free_start (`bool`): Whether p0 is fitted.
+        values, p0 (`np.ndarray`): Shape (R, T), and their values at time 0, shape (R,), fitted too if `free_start`.
 
     Returns:
-        `tuple[np.ndarray, np.ndarray]`: Rate and p0 of each series, shape (R, 2), and J'J of what was fitted, shape
-        (R, 1, 1) or (R, 2, 2).
+        `np.ndarray`: Rate and p0 of each series, shape (R, 2).
     """
     size = 2 if free_start else 1
     unsolved = np.maximum(1 - np.stack([p0, values[:, -1]]), 1e-3)
@@ -200,30 +174,20 @@ def _least_squares(time, values, weights, p0, free_start: bool) -> tuple[np.ndar
         damping = np.clip(np.where(better, damping / 10, damping * 10), 1e-12, 1e12)
         if (np.abs(change[better]) <= 1e-10).all() and better.all():
             break
-    return found, hessian
+    return found
 
 
-def fit_saturation(steps, values, errors=None, *, free_start: bool = False) -> SaturationFit:
+def fit_saturation(steps, values, errors, *, free_start: bool = False) -> SaturationFit:
     """
-    Least-squares fit of 1 - (1 - p0) e^(-alpha t).
-
-    Args:
-        steps (`list[float]`): Optimizer steps, shape (T,), ascending; the first is 0 unless `free_start`.
-        values (`list[float]`): pass@k at these steps, shape (T,).
-        errors (`list[float]`, *optional*): Their standard errors, which weigh the points and set the scale of the
-            interval; without them all points weigh the same and the residuals set it.
-        free_start (`bool`, *optional*, defaults to `False`): Fit p0 too, instead of taking the value at step 0.
-
-    Returns:
-        [`SaturationFit`]: The step 0 is among its points only if p0 was fitted.
+    Least-squares fit of 1 - (1 - p0) e^(-alpha t) to pass@k at optimizer steps, shape (T,), ascending, weighed by the
+    standard errors; p0 is the value at step 0, unless `free_start` fits it too, whose step 0 is then among the points.
 
     Raises:
         ValueError: If there are too few points, none at step 0, or nothing unsolved at the start.
     """
-    steps, values = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
-    weights = np.ones_like(values) if errors is None else np.asarray(errors, dtype=float)
-    if not steps.shape == values.shape == weights.shape:
-        raise ValueError(f"steps, values and errors differ in shape: {steps.shape}, {values.shape}, {weights.shape}.")
+    steps, values, errors = (np.asarray(numbers, dtype=float) for numbers in (steps, values, errors))
+    if not steps.shape == values.shape == errors.shape:
+        raise ValueError(f"steps, values and errors differ in shape: {steps.shape}, {values.shape}, {errors.shape}.")
     if not free_start and (not len(steps) or steps[0] != 0):
         raise ValueError("There is no value at step 0 to start from; evaluate base, or fit the start too.")
     parameters = 2 if free_start else 1
@@ -235,27 +199,13 @@ def fit_saturation(steps, values, errors=None, *, free_start: bool = False) -> S
         raise ValueError("Everything is solved at the start: there is nothing left to shrink.")
     # In units of the whole run, so that alpha is of order 1.
     length = float(steps[-1])
-    best, hessian = _least_squares(steps[used] / length, values[None, used], weights[used], np.array([p0]), free_start)
-    with np.errstate(divide="ignore"):
-        covariance = np.linalg.inv(hessian[0]) if np.linalg.det(hessian[0]) > 0 else np.full_like(hessian[0], np.inf)
-    alpha, error = best[0, 0] / length, math.sqrt(covariance[0, 0]) / length
-    degrees = len(steps[used]) - parameters
-    quantile = t.ppf(1 - ERROR_RATE / 2, degrees) if errors is None else norm.ppf(1 - ERROR_RATE / 2)
-    p0 = float(best[0, 1])
-    fitted = saturation(steps[used], alpha, p0)
-    residuals = values[used] - fitted
-    if errors is None:
-        error *= math.sqrt(float(np.sum(residuals**2)) / degrees)
-    return SaturationFit(
-        p0=p0,
-        alpha=Estimate(float(alpha), float(alpha - quantile * error), float(alpha + quantile * error)),
-        steps=steps[used],
-        values=values[used],
-        fitted=fitted,
-        residuals=residuals,
-        errors=None if errors is None else weights[used],
-        reduced_chi2=None if errors is None else float(np.sum((residuals / weights[used]) ** 2) / degrees),
-    )
+    ((alpha, p0),) = _least_squares(
+        steps[used] / length, values[None, used], errors[used], np.array([p0]), free_start
+    ).tolist()
+    alpha /= length
+    residuals = values[used] - saturation(steps[used], alpha, p0)
+    chi2 = float(np.sum((residuals / errors[used]) ** 2))
+    return SaturationFit(p0, alpha, steps[used], residuals, errors[used], chi2 / (len(steps[used]) - parameters))
 
 
 def longest_run(residuals) -> int:
@@ -269,22 +219,12 @@ def check_saturation(
     steps, per_prompt, k: int = 1, *, free_start: bool = False, resamples: int = RESAMPLES, seed: int = 0
 ) -> SaturationCheck:
     """
-    Fit the curve and test whether it holds, with whole prompts as the unit of resampling.
+    Fit the curve to pass@k, shape (T, P), at steps from 0, and test whether it holds, with whole prompts as the unit
+    of resampling.
 
     The work of chance on a curve that holds is found by adding to the fitted curve the errors of resampled prompts
     (their means less the measured ones) and fitting again; a shift that all steps share goes into p0 there as it does
     here. Only the noise of measuring is tested: a run that wanders about the curve departs from it.
-
-    Args:
-        steps (`np.ndarray`): Shape (T,), from 0.
-        per_prompt (`np.ndarray`): pass@k, shape (T, P).
-        k (`int`, *optional*, defaults to `1`): Size of the draw, for the record.
-        free_start (`bool`, *optional*, defaults to `False`): As in [`fit_saturation`].
-        resamples (`int`, *optional*, defaults to `1000`): Resamples of the prompts.
-        seed (`int`, *optional*, defaults to `0`): Seed of the resampling.
-
-    Returns:
-        [`SaturationCheck`]
 
     Raises:
         ValueError: As [`fit_saturation`], or if so few prompts are unsolved at the start that resamples have none.
@@ -303,7 +243,7 @@ def check_saturation(
     used, length = slice(0 if free_start else 1, None), float(steps[-1])
 
     def fits(series):
-        best, _ = _least_squares(steps[used] / length, series[:, used], errors[used], series[:, 0], free_start)
+        best = _least_squares(steps[used] / length, series[:, used], errors[used], series[:, 0], free_start)
         return best, series[:, used] - saturation(steps[used] / length, best[:, :1], best[:, 1:])
 
     alphas = fits(resampled)[0][:, 0] / length
@@ -319,7 +259,7 @@ def check_saturation(
         k=k,
         points=trajectory(steps, per_prompt),
         fit=fit,
-        alpha=Estimate(fit.alpha.value, float(low), float(high)),
+        alpha=Estimate(fit.alpha, float(low), float(high)),
         p_value=_share_at_least(chi2s, fit.reduced_chi2),
         longest_run=observed,
         longest_run_p=_share_at_least(runs, observed),

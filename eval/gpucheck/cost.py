@@ -12,12 +12,9 @@ import torch
 from accelerate.utils.memory import clear_device_cache
 
 from trl_prorl.embedded.making import byte_tokenizer
-from trl_prorl.eval.gpucheck.parts import Size
-from trl_prorl.eval.gpucheck.result import Result, Table
-from trl_prorl.eval.stepcost.arms import ARMS, BASELINE
-from trl_prorl.eval.stepcost.batches import Batches
+from trl_prorl.eval.gpucheck.parts import Result, Size, Table
 from trl_prorl.eval.stepcost.measuring import measure
-from trl_prorl.eval.stepcost.shapes import new_model
+from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, Batches, new_model
 from trl_prorl.eval.stepcost.tables import ratio
 
 

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from trl_prorl.eval.gpucheck.machine import ROOT
-from trl_prorl.eval.gpucheck.parts import Size
-from trl_prorl.eval.gpucheck.result import Result
+from trl_prorl.eval.gpucheck.parts import Result, Size
+from trl_prorl.eval.gpucheck.runner import ROOT
 
 
 NAME = "the tests marked gpu"

@@ -1,23 +1,13 @@
-"""The page about a card, from the folder of results; and sentences about all cards in the files that quote them."""
+"""The page about a card, from the folder of results."""
 
 import json
 import re
-import textwrap
 from pathlib import Path
 
-from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS
-from trl_prorl.eval.gpucheck.result import Result, Table
-from trl_prorl.eval.stepcost.arms import BASELINE
-from trl_prorl.eval.stepcost.tables import ratio
+from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS, Result, Table
 
 
-BEGIN_LIST = "<!-- Written by eval.gpu_check. -->"
-BEGIN, END = "<!-- Of GPUs: written by eval.gpu_check. -->", "<!-- The end of what is written. -->"
-WIDTH = 119
-QUOTED = {  # which files quote the cards: the first sentence, and where the pages are from there
-    "README.md": ("Every figure for which no card is named was measured on CPUs, with small models. ", "docs/gpu/"),
-    "docs/performance.md": ("", "gpu/"),
-}
+LIST = "<!-- Written by eval.gpu_check. -->"
 
 
 def page(folder: Path) -> str:
@@ -64,7 +54,7 @@ def cell(value) -> str:
 
 
 def publish(folder: Path, root: Path) -> Path:
-    """Write the page into `docs/gpu` of a checkout, the numbers beside it, and what other files there say of cards."""
+    """Write the page into `docs/gpu` of a checkout, with the numbers beside it, and list it there."""
     device, docs = Result.read(folder, MACHINE.name).facts["device"], root / "docs" / "gpu"
     where = docs / (re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".md")
     files = {name: folder / f"{name}.json" for name in (MACHINE.name, *PARTS)}
@@ -73,41 +63,8 @@ def publish(folder: Path, root: Path) -> Path:
     where.with_suffix(".json").write_text(json.dumps(raw, indent=1) + "\n")
     where.write_text(page(folder))
     readme = docs / "README.md"
-    head = (readme.read_text() if readme.is_file() else "# Cards\n\n").partition(BEGIN_LIST)[0]
+    head = (readme.read_text() if readme.is_file() else "# Cards\n\n").partition(LIST)[0]
     pages = sorted(path for path in docs.glob("*.md") if path.name != "README.md")
     listed = [f"- [{path.read_text().splitlines()[0].removeprefix('# ')}]({path.name})" for path in pages]
-    readme.write_text("\n".join([f"{head}{BEGIN_LIST}", *listed]) + "\n")
-    quote(root)
+    readme.write_text("\n".join([f"{head}{LIST}", *listed]) + "\n")
     return where
-
-
-def quote(root: Path) -> None:
-    """Write what is known of all cards into the files that quote them, where they have a place for it."""
-    cards = sorted((root / "docs" / "gpu").glob("*.json"))
-    for name, (first, pages) in QUOTED.items():
-        text = (root / name).read_text() if (root / name).is_file() else ""
-        before, began, rest = text.partition(BEGIN)
-        _, ended, after = rest.partition(END)
-        if began and ended:
-            none_yet = f"Not yet measured on a GPU: `make gpu-check` measures it ([how]({pages}README.md))."
-            said = first + (" ".join(sentence(card, pages) for card in cards) or none_yet)
-            said = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), said)  # a command stays in one line
-            lines = textwrap.wrap(said, WIDTH, break_long_words=False, break_on_hyphens=False)
-            text = "\n".join([before + BEGIN, *lines, END + after]).replace("\0", " ")
-            (root / name).write_text(text)
-
-
-def sentence(card: Path, pages: str) -> str:
-    """A card's name with a link to its page, how many checks hold, and its speed against TRL's."""
-    parts = json.loads(card.read_text())
-    checks = [check["passed"] for part in parts.values() for check in part["checks"]]
-    device = parts["machine"]["facts"]["device"]
-    said = f"On one [{device}]({pages}{card.stem}.md) {sum(checks)} of {len(checks)} checks hold"
-    setting, rows = next(iter(parts.get("cost", {"facts": {}})["facts"].items()), ("", {}))
-    if not {BASELINE, "A packed", "B packed"} <= set(rows):
-        return f"{said}; what a step costs there has not been measured."
-    a, b = ([ratio(rows, arm, rounds=kind)[0] for kind in ("whole", "phase")] for arm in ("A packed", "B packed"))
-    return (
-        f"{said}; a whole step is {a[0]:.2f} times as fast as TRL's with a reference in A ({a[1]:.2f} without "
-        f"generation), and {b[0]:.2f} times ({b[1]:.2f}) in B, which is a different objective ({setting})."
-    )

@@ -20,10 +20,9 @@ from transformers import TrainerCallback, set_seed
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
-from trl_prorl.eval.gpucheck.parts import Size
-from trl_prorl.eval.gpucheck.result import Result, Table
-from trl_prorl.eval.stepcost.batches import Batches
-from trl_prorl.eval.stepcost.making import make_trainer
+from trl_prorl.eval.gpucheck.parts import Result, Size, Table
+from trl_prorl.eval.stepcost.settings import Batches
+from trl_prorl.eval.stepcost.trainers import make_trainer
 from trl_prorl.resets.optimizer_state import inner_of
 
 
@@ -110,13 +109,7 @@ def flat(model: torch.nn.Module, value) -> torch.Tensor:
 
 
 def train(arm: tuple, args: Namespace, batches: Batches) -> Trained:
-    """
-    Train an arm from the same beginning.
-
-    Args:
-        arm (`tuple`): A trainer's class and its keys.
-        args (`argparse.Namespace`), batches ([`Batches`]): As `eval.stepcost.making.make_trainer` takes them.
-    """
+    """Train an arm, a trainer's class and its keys, from the same beginning on the same batches."""
     kept = Trained()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,13 +1,80 @@
-"""The parts, in their order, first those that say whether the numbers are right; and how much each of them does."""
+"""The parts in their order, first those that say whether the numbers are right; their sizes, and the result of one."""
 
 import argparse
+import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
-from trl_prorl.eval.stepcost.options import parse
+from trl_prorl.eval.stepcost.settings import parse
+from trl_prorl.files import replaced
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was checked, whether it holds, and the number that decides with what was allowed."""
+
+    name: str
+    passed: bool
+    found: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """
+    A table with its setting in the title: headings, rows of text and numbers with `None` where nothing was measured,
+    and how to read it.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[list]
+    note: str = ""
+
+
+@dataclass
+class Result:
+    """
+    Attributes:
+        checks (`list[Check]`), tables (`list[Table]`): What was found.
+        skipped (`dict[str, str]`): Names of what was left out, with the reason.
+        facts (`dict`): Numbers behind the tables.
+        made_with (`dict[str, str]`): Code, device and versions.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    made_with: dict[str, str] = field(default_factory=dict)
+
+    def check(self, name: str, passed: bool, found: str) -> None:
+        self.checks.append(Check(name, bool(passed), found))
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if not check.passed]
+
+    def write(self, folder: Path, name: str) -> None:
+        """Write it, whole or not at all."""
+        with replaced(folder / f"{name}.json") as aside:
+            aside.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> "Result | None":
+        """A part's result, or `None`."""
+        path = folder / f"{name}.json"
+        if not path.is_file():
+            return None
+        written = json.loads(path.read_text())
+        checks, tables = (
+            [kind(**one) for one in written.pop(key)] for kind, key in ((Check, "checks"), (Table, "tables"))
+        )
+        return cls(checks, tables, **written)
 
 
 MOST = 480  # seconds of a part
@@ -37,7 +104,7 @@ class Part:
         return resolve_name(f"{__package__}.{self.run}") if isinstance(self.run, str) else self.run
 
 
-MACHINE = Part("machine", "The device", "machine:machine", 90)  # of every call: the results belong to it
+MACHINE = Part("machine", "The device", "runner:machine", 90)  # of every call: the results belong to it
 PARTS = {
     part.name: part
     for part in (

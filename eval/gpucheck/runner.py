@@ -1,4 +1,4 @@
-"""Runs the parts one after another, each in a process of its own, and goes on where an earlier call ended."""
+"""Runs the parts one by one, each in a process of its own on one device; goes on where an earlier call ended."""
 
 import contextlib
 import ctypes
@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import multiprocessing
 import os
+import platform
 import re
 import shutil
 import signal
@@ -18,23 +19,48 @@ from typing import NamedTuple
 
 import torch
 
-from trl_prorl.eval.gpucheck.machine import ROOT
-from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS, Part, Size
-from trl_prorl.eval.gpucheck.result import Result
+import trl_prorl
+from trl_prorl.environment import installed
+from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS, Part, Result, Size
 
 
+ROOT = Path(trl_prorl.__file__).parent.parent  # of a checkout, where there is one
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "triton", "deepspeed", "vllm")
 LEAST = 20.0  # seconds that must be left for another part to begin
 ENOUGH = 0.7  # of a part's limit, after which it begins no further measurement, and keeps those that it has
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 NAMED = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b(: .*)?$")  # a line that names an exception
 
 
+def see_one_gpu() -> str | None:
+    """
+    Let this process's children see one GPU, and say so if there are more: with several in one process transformers
+    would split every batch over them, which TRL refuses.
+    """
+    if (number := torch.cuda.device_count()) < 2:
+        return None
+    os.environ["CUDA_VISIBLE_DEVICES"] = first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return f"of {number} GPUs one is used: CUDA_VISIBLE_DEVICES={first}. Set it to use another one."
+
+
+def machine(size: Size, folder: Path) -> Result:
+    """Name and memory of the device, and versions."""
+    result = Result()
+    torch.ones(8, device=size.device).sum().item()  # fails here where torch has no kernels for the card
+    name, memory = f"CPU, {platform.machine()}", None
+    if size.on_card:
+        properties = torch.cuda.get_device_properties(0)
+        name, memory = properties.name, properties.total_memory / 2**30
+        # Older cards emulate bf16, which is right and slow: it says nothing about a run in fp16 or fp32.
+        supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        result.check("bf16 is supported", supported, f"{name}: {'yes' if supported else 'only emulated'}")
+    versions = {name: number for name in LIBRARIES if (number := installed(name)) is not None}
+    result.facts |= {"device": name, "memory_gib": memory, "versions": versions}
+    return result
+
+
 class Outcome(NamedTuple):
-    """
-    Attributes:
-        failed (`list[str]`): `PART: CHECK`, or `PART: why it has no result`.
-        left (`list[str]`): Parts for which no time was left.
-    """
+    """What failed, as `PART: CHECK` or `PART: why it has no result`, and the parts for which no time was left."""
 
     failed: list[str]
     left: list[str]
@@ -44,15 +70,8 @@ def run_all(
     size: Size, folder: Path, names: Iterable[str], minutes: float, again: bool, say: Callable[[str], None]
 ) -> Outcome:
     """
-    All parts that have not passed yet with this code on this device.
-
-    Args:
-        size ([`Size`]): Of the parts.
-        folder (`Path`): Of the results.
-        names (`Iterable[str]`): Of the parts.
-        minutes (`float`): Of all of them; a part that finds no time is left for another call.
-        again (`bool`): Whether those that have passed run, too.
-        say (`Callable`): Takes a line.
+    All of these parts that have not passed yet with this code on this device, with results in a folder; `again` runs
+    the others, too. A part that finds no time in these `minutes` is left for another call. `say` takes a line.
     """
     began, failed, left = time.monotonic(), [], []
     folder.mkdir(parents=True, exist_ok=True)

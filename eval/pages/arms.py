@@ -1,6 +1,11 @@
-"""What each arm is: in the lead in a few words, at the end in full."""
+"""The arms of a report: what was compared, what each arm is, and what the numbers cannot show."""
 
+from collections.abc import Callable
+from typing import Any
+
+from trl_prorl.eval.analysis.configurations import REPETITION_KEYS, max_new_tokens
 from trl_prorl.eval.analysis.frame import Frame
+from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Section, Text
 from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.resets.triggers import KEYS as TRIGGERS
@@ -18,6 +23,9 @@ DESCRIBED_KEYS = (
     "optimizer_reset",
     "optimizer_reset_alpha",
 )
+# The keys that define an arm; in every other key the arms of a comparison should agree.
+ARM_KEYS = {"beta", "beta_old", "beta_base", "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
+ARM_PREFIXES = ("ref_", "optimizer_reset")
 
 
 def arm_list(runs: list[Run]) -> list[str]:
@@ -44,43 +52,104 @@ def arm_list(runs: list[Run]) -> list[str]:
     return lines
 
 
+def _distinct(runs: list[Run], value_of: Callable[[Run], Any]) -> list:
+    """The different values of runs, in their order."""
+    return list(dict.fromkeys(map(value_of, runs)))
+
+
 def _shared(runs: list[Run], key: str) -> str:
-    values = dict.fromkeys(str(run.config.get(key, "default")) for run in runs)
-    return ", ".join(f"`{value}`" for value in values)
+    return ", ".join(f"`{value}`" for value in _distinct(runs, lambda run: str(run.config.get(key, "default"))))
 
 
-def _batches(runs: list[Run]) -> str:
+def _batches(run: Run) -> str:
     """Completions of an optimizer step, on each device, and of a prompt, by TRL's defaults where none is given."""
     keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8}
-    values = [[run.config.get(key) or default for key, default in keys.items()] for run in runs]
-    return ", ".join(
-        dict.fromkeys(f"`{size * steps}` completions ({group} a prompt)" for size, steps, group in values)
-    )
+    size, steps, group = (run.config.get(key) or default for key, default in keys.items())
+    return f"`{size * steps}` completions ({group} a prompt)"
 
 
 def lead(runs: list[Run]) -> list[Text]:
     """What was compared."""
-    variants = dict.fromkeys(run.variant for run in runs)
 
     def named(variant: str) -> str:
-        said = {run.without_reset for run in runs if run.variant == variant}
-        told = said.pop() if len(said) == 1 else None
-        told = told or (VARIANTS[variant].short if variant in VARIANTS else None)
-        return f"{variant} ({told})" if told else variant
+        without_reset = {run.without_reset for run in runs if run.variant == variant}
+        short = without_reset.pop() if len(without_reset) == 1 else None
+        short = short or (VARIANTS[variant].short if variant in VARIANTS else None)
+        return f"{variant} ({short})" if short else variant
 
-    arms = ", ".join(map(named, variants))
+    arms = ", ".join(map(named, _distinct(runs, lambda run: run.variant)))
     seeds = sorted({str(run.seed) for run in runs if run.seed is not None})
+    trained_with = f"; training seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}" if seeds else ""
     return [
         Text(
             f"Model {_shared(runs, 'model_name_or_path')}, task {_shared(runs, 'task')}, level "
-            f"{_shared(runs, 'task_level')}, learning rate {_shared(runs, 'learning_rate')}, batch {_batches(runs)}. "
-            "Base means the policy as a run began."
+            f"{_shared(runs, 'task_level')}, learning rate {_shared(runs, 'learning_rate')}, batch "
+            f"{', '.join(_distinct(runs, _batches))}. Base means the policy as a run began."
         ),
-        Text(
-            f"Compared: {arms}{f'; training seed{chr(115) * (len(seeds) > 1)} ' + ', '.join(seeds) if seeds else ''}."
-        ),
+        Text(f"Compared: {arms}{trained_with}."),
     ]
+
+
+def _evaluation(run: Run) -> str:
+    """How a run was evaluated, in words."""
+    passk, tokens = run.passk, max_new_tokens(run)
+    cut = f"cut after {tokens} tokens, " if tokens else ""
+    decoding = "greedy decoding" if passk["temperature"] == 0 else f"temperature {passk['temperature']:g}"
+    return f"{passk['split']} split, {passk['prompts']} prompts, {passk['n']} samples each, {cut}{decoding}"
+
+
+def caveats(runs: list[Run]) -> list[str]:
+    """What the numbers cannot show: evaluation, differences between the runs beyond their variants."""
+    lines, evaluated = [], [run for run in runs if run.passk]
+    settings = sorted(_distinct(evaluated, _evaluation))
+    if settings:
+        lines.append(
+            f"Held-out numbers: {'; '.join(settings)}. pass@k is the unbiased estimator of Chen et al. "
+            "(2021), its intervals are 95 % percentile bootstraps over prompts. Training reward is on training "
+            "prompts and is no held-out number."
+        )
+    parts = [part for run in evaluated for part in (run.passk, *(run.passk.get("by") or []))]
+    parts += [part for run in evaluated for part in (run.passk.get("others") or {}).values()]
+    if any(part["prompts"] < MIN_PROMPTS for part in parts):
+        lines.append(NO_INTERVAL_NOTE)
+    if len(settings) > 1:
+        lines.append("The runs were not all evaluated in the same way: compare held-out numbers only where it agrees.")
+    if any(run.variant == "B" for run in runs):
+        lines.append(
+            "B's KL to the sampling policy overlaps with what the clipping of the ratio does: B's numbers do not tell "
+            "the two apart."
+        )
+    steps = {int(run.metrics["step"].max()) for run in runs}
+    if len(steps) > 1:
+        lines.append(f"The runs differ in length, {min(steps)} to {max(steps)} steps; nothing is matched by steps.")
+    return lines + _differences(runs)
+
+
+def _differences(runs: list[Run]) -> list[str]:
+    """Settings, ways of computing and hardware in which runs differ though arms could share them."""
+    lines, differing = [], []
+    for key in sorted({key for run in runs for key in run.config} - ARM_KEYS - REPETITION_KEYS):
+        values = _distinct(runs, lambda run, key=key: repr(run.config.get(key, "default")))
+        if len(values) > 1 and not key.startswith(ARM_PREFIXES):
+            differing.append(f"`{key}` ({', '.join(value.strip(chr(39)) for value in values)})")
+    if differing:
+        lines.append(f"The runs differ beyond their variants, in {', '.join(differing)}.")
+    for key in ("packing", "old_logps", "ref_compute"):  # the loss, and having a reference, define an arm
+        values = _distinct(runs, lambda run, key=key: (run.env.get("execution") or {}).get(key))
+        values = [value for value in values if value not in (None, "none")]
+        if len(values) > 1:
+            lines.append(
+                f"The runs differ in `{key}` ({' and '.join(map(str, values))}; `execution` in `env.json`): step "
+                "times compare these ways of computing too."
+            )
+    if len(_distinct(runs, lambda run: repr(run.env.get("hardware")))) > 1:
+        lines.append("The runs differ in `hardware` (see `env.json`): step times do not compare.")
+    return lines
 
 
 def sections(frame: Frame) -> list[Section]:
     return [Section("What each arm is", [Bullets(arm_list(frame.runs))])]
+
+
+def caveat_sections(frame: Frame) -> list[Section]:
+    return [Section("Caveats", [Bullets(caveats(frame.runs))])]

@@ -3,19 +3,17 @@
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
 from trl_prorl.eval.analysis.boundary import Boundary, PromptChange, boundary
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
-from trl_prorl.eval.pages.cells import interval_cell
 from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, save_figure
 from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import Column, Table, interval_cell, table_of
 
 
 LISTED_PROMPTS = 12
-NEW_COLOUR, LOST_COLOUR = "#009E73", "#CC79A7"
 
 
 K_COLUMNS = [
@@ -68,73 +66,34 @@ def boundary_statements(result: Boundary) -> list[str]:
 def _listed(changes: list[PromptChange], n: int) -> str:
     """The clearest changes first; a star where sampling noise is excluded."""
     ranked = sorted(changes, key=lambda change: (change.p_value, -abs(change.trained - change.base), change.prompt))
-    shown = [
+    listed = [
         f"#{change.prompt} {change.base} → {change.trained}{'*' if change.separated else ''}"
         for change in ranked[:LISTED_PROMPTS]
     ]
-    rest = len(changes) - len(shown)
-    return f"prompt and correct of {n}, * where excluded: {', '.join(shown)}{f', {rest} more' if rest else ''}"
+    rest = len(changes) - len(listed)
+    return f"prompt and correct of {n}, * where excluded: {', '.join(listed)}{f', {rest} more' if rest else ''}"
 
 
 def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour: str = OTHER_COLOUR) -> None:
-    """
-    Write two panels as a PNG: pass@k against k with bands over prompts, and trained against base rate of each prompt.
-
-    Args:
-        result ([`Boundary`]): The numbers.
-        path (`Path`): The file.
-        title (`str`, *optional*): Heading of the picture.
-        trained_colour (`str`, *optional*): Colour of the trained model, the arm's.
-    """
-    figure = Figure(figsize=(14, 6.2), dpi=DPI)
-    curves, rates = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    """Write pass@k of both sides against k, with bands over prompts and the bounds from pass@1, as a PNG."""
+    figure = Figure(figsize=(8, 6.2), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
     ks = [row.k for row in result.rows]
     base_colour = "#000000" if trained_colour != "#000000" else OTHER_COLOUR
     for name, colour, marker, line in (("base", base_colour, "o", "--"), ("trained", trained_colour, "s", "-")):
         points = [getattr(row, name) for row in result.rows]
-        curves.fill_between(ks, [p.low for p in points], [p.high for p in points], color=colour, alpha=0.15, lw=0)
-        curves.plot(ks, [p.value for p in points], line, color=colour, marker=marker, linewidth=1.8, label=name)
+        axes.fill_between(ks, [p.low for p in points], [p.high for p in points], color=colour, alpha=0.15, lw=0)
+        axes.plot(ks, [p.value for p in points], line, color=colour, marker=marker, linewidth=1.8, label=name)
         bounds = [getattr(row, f"{name}_bound") for row in result.rows]
-        curves.plot(ks, bounds, ":", color=colour, linewidth=1.2, label=f"{name}: bound from pass@1")
-    curves.set_xscale("log", base=2)
-    curves.xaxis.set_major_locator(FixedLocator(ks))
-    curves.xaxis.set_minor_locator(NullLocator())
-    curves.xaxis.set_major_formatter(lambda k, _: f"{k:g}")
-    curves.set(title="pass@k, bands: 95 % over prompts", xlabel="k, samples drawn", ylabel="pass@k", ylim=(0, 1.02))
-    curves.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=4, frameon=False)
-    _draw_rates(rates, result)
-    for axes in (curves, rates):
-        axes.grid(alpha=0.2)
+        axes.plot(ks, bounds, ":", color=colour, linewidth=1.2, label=f"{name}: bound from pass@1")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, list(map(str, ks)), minor=False)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set(title="bands: 95 % over prompts", xlabel="k, samples drawn", ylabel="pass@k", ylim=(0, 1.02))
+    axes.grid(alpha=0.2)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(title, fontsize=13)
-    figure.tight_layout()
     save_figure(figure, path)
-
-
-def _draw_rates(axes, result: Boundary) -> None:
-    """Counts fall on a grid, so prompts that share a point are drawn as one marker of their number's area."""
-    pairs = list(zip(result.base_correct, result.trained_correct, strict=True))
-    groups = {
-        f"newly solved: {len(result.newly_solved)}": (NEW_COLOUR, "^", lambda b, t: b == 0 < t),
-        f"lost: {len(result.lost)}": (LOST_COLOUR, "v", lambda b, t: t == 0 < b),
-        f"others: {result.both + result.neither}": (OTHER_COLOUR, "o", lambda b, t: (b == 0) == (t == 0)),
-    }
-    largest = max(pairs.count(pair) for pair in set(pairs))
-    for label, (colour, marker, belongs) in groups.items():
-        members = sorted({pair for pair in pairs if belongs(*pair)})
-        area = [22 + 380 * (pairs.count(pair) - 1) / max(largest - 1, 1) for pair in members]
-        x, y = ([pair[side] / result.n for pair in members] for side in (0, 1))
-        axes.scatter(x, y, s=area, color=colour, marker=marker, alpha=0.65, linewidths=0, label=label)
-    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle="--", zorder=0)
-    axes.set(
-        title=f"Each prompt at n = {result.n}; area: prompts (1 to {largest})",
-        xlabel="base, share of samples correct",
-        ylabel="trained, share of samples correct",
-        xlim=(-0.05, 1.05),
-        ylim=(-0.05, 1.05),
-    )
-    legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=len(groups), frameon=False)
-    for handle in legend.legend_handles:
-        handle.set_sizes([60])
 
 
 def _changes_cell(changes: list[PromptChange]) -> str:

@@ -12,11 +12,19 @@ from trl_prorl.eval.analysis.compare import (
 )
 from trl_prorl.eval.analysis.frame import Arm, Frame
 from trl_prorl.eval.analysis.statistics import NO_INTERVAL_NOTE, Estimate
-from trl_prorl.eval.pages.cells import NOT_MEASURED, POWER, cell, interval_cell, percent, share_cell
 from trl_prorl.eval.pages.curves import OTHER_COLOUR, Panel, colour_of
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
 from trl_prorl.eval.pages.reproduce import passk_command
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import (
+    POWER,
+    Column,
+    Table,
+    cell,
+    interval_cell,
+    percent,
+    share_cell,
+    table_of,
+)
 from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.record.provenance import evaluation_of
 from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
@@ -51,15 +59,13 @@ def _unbounded(ratio: Estimate) -> bool:
 
 
 def _share_cell(row: ArmComparison) -> str:
-    if row.share is None:
-        return NOT_MEASURED
-    return percent(row.share.value) if _unbounded(row.share) else share_cell(row.share)
+    alone = row.share is not None and _unbounded(row.share)
+    return percent(row.share.value) if alone else share_cell(row.share)
 
 
 def _time_cell(row: ArmComparison) -> str:
-    if row.step_time is None:
-        return NOT_MEASURED
-    return f"{row.step_time.value:.2f}" if _unbounded(row.step_time) else interval_cell(row.step_time, ".2f")
+    alone = row.step_time is not None and _unbounded(row.step_time)
+    return f"{row.step_time.value:.2f}" if alone else interval_cell(row.step_time, ".2f")
 
 
 ARM_COLUMNS = [
@@ -91,7 +97,7 @@ def comparison_statements(comparisons: list[Comparison]) -> list[str]:
     """What the differences say, the counts behind them once, and what the pair leaves open."""
     lines = []
     for each in comparisons:
-        if each.differ:
+        if each.difference.apart:
             body = f"`{each.first if each.difference.value > 0 else each.second}` is higher."
         elif each.better == each.worse == 0:
             body = "no difference at any prompt."
@@ -117,9 +123,7 @@ def verdict_statement(verdict: Verdict) -> str:
     """Two sentences: is the best arm told apart, and by how much is it ahead?"""
     sides = verdict.best.sides
     unclear = " or ".join(
-        name
-        for name, difference in verdict.differences.items()
-        if difference is None or not (difference.low > 0 or difference.high < 0)
+        name for name, difference in verdict.differences.items() if difference is None or not difference.apart
     )
     heading = f"{verdict.best.label} is highest in held-out pass@1, {sides['trained'].value:.3f}"
     heading += f" (base {sides['base'].value:.3f})" + (f", but not told apart from {unclear}" if unclear else "")

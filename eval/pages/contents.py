@@ -7,7 +7,6 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.pages import (
     arms,
     boundary,
-    caveats,
     comparison,
     completions,
     course,
@@ -17,7 +16,6 @@ from trl_prorl.eval.pages import (
     reproduce,
     reset_effects,
     runs,
-    trajectory,
 )
 from trl_prorl.eval.pages.document import Report
 
@@ -30,26 +28,19 @@ CONTENTS = (
     comparison.sections,
     runs.learned,
     passk.checkpoints,
-    trajectory.sections,
     passk.against_k,
     boundary.sections,
     passk.by_task,
     drift.sections,
     reset_effects.sections,
     runs.costs,
-    caveats.sections,
+    arms.caveat_sections,
     arms.sections,
 )
 
 
 def build_report(frame: Frame, command: str) -> Report:
-    """
-    The report on runs, for [`~eval.pages.document.to_markdown`] and [`~eval.pages.html.to_html`].
-
-    Args:
-        frame ([`Frame`]): The runs, sorted.
-        command (`str`): The command that makes this report again.
-    """
+    """The report on the runs of a frame; `command` makes it again."""
     sections = chain.from_iterable(page(frame) for page in CONTENTS)
     title = f"Prolonged GRPO: {len(frame.runs)} {'run' if len(frame.runs) == 1 else 'runs'}"
     return Report(title, arms.lead(frame.runs), [*sections, *reproduce.sections(frame.runs, command)])

@@ -29,10 +29,15 @@ PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 160
 LEGEND_ROW_INCHES, LEGEND_COLUMNS = 0.22, 2
 MOST_CURVES = 10  # on one set of axes
 MOST_RESETS = 30  # of a curve, that are marked
+LEGEND_NOTE = "Panels without a legend have that of the first beside them."
+RESETS_NOTE = (
+    "Vertical lines are resets, of the arm's colour; the mark at the top of one says why; those of an arm with more "
+    f"than {MOST_RESETS} are not marked."
+)
 BAND_NOTE = "Strong line: mean over the seeds of an arm; band: lowest to highest seed, where all of them ran."
 SHEETS_NOTE = (
     "Arms of one task, base, length and learning rate share axes; where these are more than "
-    f"{MOST_CURVES}, those of one variant do, beside one arm of plain and one of the control."
+    f"{MOST_CURVES}, as many at a time do, beside one arm of plain and one of the control."
 )
 # Why a reset was made, as its mark at the top of the axes says it; an own reason, or several at once, is a star.
 REASON_MARKERS = {"periodic": "|", "kl_spike": "d", "stall": "s", "drop": "v"}
@@ -48,17 +53,14 @@ EVENT_MARKS = {
 @dataclass(frozen=True, eq=False)
 class Panel:
     """
-    One set of axes.
-
-    Attributes:
-        alt (`str`): What the picture shows, for readers who do not see it.
-        draw (`Callable`): Draws into the axes it is given; labels what belongs into a legend, but draws none.
-        rows (`int`): Rows of a panel of bars, which make it taller.
+    One set of axes: what the picture shows, for readers who do not see it; a function that draws into axes, and labels
+    what belongs into a legend, but draws none; rows of bars, which make it taller; and whether it has a legend.
     """
 
     alt: str
     draw: Callable
     rows: int = 0
+    legend: bool = True
 
     @cached_property
     def png(self) -> bytes:
@@ -70,7 +72,7 @@ class Panel:
         axes = figure.subplots()
         self.draw(axes)
         labels, legend = axes.get_legend_handles_labels()[1], 0.0
-        if labels:
+        if labels and self.legend:
             legend = LEGEND_ROW_INCHES * -(-len(labels) // LEGEND_COLUMNS)
             figure.set_figheight(figure.get_figheight() + legend)
             where = {"loc": "outside lower center" if self.rows else "lower center", "ncols": LEGEND_COLUMNS}
@@ -126,41 +128,29 @@ def arm_label(run: Run) -> str:
 
 def sheets(frame: Frame) -> list[tuple[str, list[Arm]]]:
     """
-    The arms as they share axes, and what those of a sheet have in common: ground by ground, and a ground of more than
-    10 arms variant by variant, with the first plain and control arm in each. Variants of one arm stand together.
+    The arms as they share axes, with what begins the titles of these: ground by ground, and of a ground of more than
+    10 arms as many at a time, with its first plain and control arm in each.
     """
     found = []
     for title, arms in frame.grounds.items():
-        if len(arms) <= MOST_CURVES:
-            found.append((title, arms))
-            continue
-        by_variant = {}
-        for arm in arms:
-            by_variant.setdefault(arm.variant, []).append(arm)
-        references = [by_variant[variant][0] for variant in ("plain", "control") if variant in by_variant]
-        alone = [same[0] for same in by_variant.values() if len(same) == 1 and same[0] not in references]
-        groups = [(variant, same) for variant, same in by_variant.items() if len(same) > 1]
-        for name, same in [*groups, *([("other variants", alone)] if alone else [])]:
-            for place in range(0, len(same), MOST_CURVES):
-                part = same[place : place + MOST_CURVES]
-                others = [arm for arm in references if arm not in part]
-                found.append((", ".join(filter(None, [name, title])), [*others, *part]))
+        first = {arm.variant: arm for arm in reversed(arms)}
+        references = [first[variant] for variant in ("plain", "control") if variant in first]
+        parts = [arms[start : start + MOST_CURVES] for start in range(0, len(arms), MOST_CURVES)]
+        for number, part in enumerate(parts, start=1):
+            others = [arm for arm in references if arm not in part]
+            place = f"{number} of {len(parts)}" if len(parts) > 1 else ""
+            named = ", ".join(filter(None, [title, place]))
+            found.append((f"{named}: " if named else "", [*others, *part]))
     return found
 
 
-def titled(sheet: str, title: str) -> str:
-    return f"{sheet}: {title}" if sheet else title
-
-
-def with_band_note(frame: Frame, text: str) -> str:
-    """A caption, with what a strong line and a band mean where there are seeds to put together."""
-    return f"{text} {BAND_NOTE}" if any(len(arm.rows) > 1 for arm in frame.arms) else text
-
-
-def marks_note(frame: Frame) -> str:
-    """What the marks of resets and other events are, for a caption."""
-    notes = (note for event, (*_, note) in EVENT_MARKS.items() if any(run.event_steps(event) for run in frame.runs))
-    return " ".join(["Vertical lines are resets.", *notes])
+def caption(frame: Frame, text: str) -> str:
+    """
+    The caption of curves over steps: after a text the marks, and the bands where there are seeds to put together.
+    """
+    notes = [note for event, (*_, note) in EVENT_MARKS.items() if any(run.event_steps(event) for run in frame.runs)]
+    bands = [BAND_NOTE] if any(len(arm.rows) > 1 for arm in frame.arms) else []
+    return " ".join([text, LEGEND_NOTE, RESETS_NOTE, *notes, *bands])
 
 
 def draw_lines(axes, arms: list[Arm], key_of: Callable, smooth=lambda values: values, suffix="", **style) -> None:
@@ -177,8 +167,8 @@ def draw_lines(axes, arms: list[Arm], key_of: Callable, smooth=lambda values: va
             spread = band(smoothed)
             axes.fill_between(spread.index, spread["low"], spread["high"], color=colour, alpha=0.18, linewidth=0)
             strong = spread["mean"]
-        look = {"linewidth": 1.8, "markevery": 0.1, **style_of(arm), **style}
-        axes.plot(strong.index, strong, label=f"{arm.legend}{suffix}", **look)
+        line = {"linewidth": 1.8, "markevery": 0.1, **style_of(arm), **style}
+        axes.plot(strong.index, strong, label=f"{arm.legend}{suffix}", **line)
 
 
 def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> None:
@@ -190,8 +180,8 @@ def draw_points(axes, frames: list[pd.DataFrame], label: str, style: dict) -> No
     axes.plot(frame.index, frame["mean"], linewidth=1.8, label=label, **{"marker": "o", "markersize": 4, **style})
 
 
-def steps_panel(title: str, arms: list[Arm], draw: Callable, **settings) -> Panel:
-    """A panel over optimizer steps, with the marks of resets and other events; `settings` are those of the axes."""
+def steps_panel(title: str, arms: list[Arm], draw: Callable, unit: str, legend: bool = True) -> Panel:
+    """A panel over optimizer steps, with the marks of resets and other events."""
 
     def whole(axes):
         draw(axes)
@@ -199,12 +189,15 @@ def steps_panel(title: str, arms: list[Arm], draw: Callable, **settings) -> Pane
             axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=OTHER_COLOUR)
         mark_events(axes, arms)
         axes.grid(alpha=0.2)
-        axes.set(**{"title": title, "xlabel": "optimizer step", **settings})
+        axes.set_title(title, y=1.0)  # a place of its own, which is not searched for
+        axes.set(xlabel="optimizer step", ylabel=unit)
 
-    return Panel(f"{title} over optimizer steps", whole)
+    return Panel(f"{title} over optimizer steps", whole, legend=legend)
 
 
-def points_panel(title: str, frame: Frame, points_of: Callable[[Run], pd.DataFrame | None], unit: str) -> Panel:
+def points_panel(
+    title: str, frame: Frame, points_of: Callable[[Run], pd.DataFrame | None], unit: str, legend: bool
+) -> Panel:
     """A panel of points over optimizer steps, of every run that has some."""
 
     def draw(axes):
@@ -213,7 +206,7 @@ def points_panel(title: str, frame: Frame, points_of: Callable[[Run], pd.DataFra
             if frames:
                 draw_points(axes, frames, arm.legend, style_of(arm))
 
-    return steps_panel(title, frame.arms, draw, ylabel=unit)
+    return steps_panel(title, frame.arms, draw, unit, legend)
 
 
 def mark_events(axes, arms: list[Arm]) -> None:
@@ -222,36 +215,29 @@ def mark_events(axes, arms: list[Arm]) -> None:
     visible; at the top of each, in a row of the arm's own, a mark of its reason. More than 30 resets of an arm would
     hide the others. Other events are marks at the bottom.
     """
-    resets = [(arm, sorted({at for run in arm.runs for at in run.reset_reasons()})) for arm in arms]
+    labels = {}
+
+    def mark(arm, steps, height, marker, label):
+        place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+        axes.plot(sorted(steps), [height] * len(steps), marker, color=colour_of(arm), markersize=5, **place)
+        labels[label] = marker
+
+    resets = [(arm, {at for run in arm.runs for at in run.reset_reasons()}) for arm in arms]
     resets = [(arm, found) for arm, found in resets if 0 < len({step for step, _ in found}) <= MOST_RESETS]
-    known = list(REASON_MARKERS)
-    reasons = {reason for _, found in resets for _, reason in found} - {""}
     for place, (arm, found) in enumerate(resets):
         dashes = (12 * place, (12, 12 * (len(resets) - 1))) if len(resets) > 1 else "-"
-        height = TOP_ROW - ROW_HEIGHT * (place % MARK_ROWS)
-        for step in sorted({step for step, _ in found}):
+        for step in {step for step, _ in found}:
             axes.axvline(step, color=colour_of(arm), linewidth=0.8, alpha=0.6, linestyle=dashes, zorder=0)
-        for reason in {reason for _, reason in found} - {""}:
-            _mark(axes, arm, [step for step, why in found if why == reason], height, _marker(reason))
-    for reason in sorted(reasons, key=lambda reason: (known.index(reason) if reason in known else len(known), reason)):
-        names = " + ".join(REASON_NAMES.get(part, part) for part in reason.split("+"))
-        axes.plot([], [], _marker(reason), color=OTHER_COLOUR, label=f"reset: {names}", markersize=5)
+        for reason in sorted({reason for _, reason in found} - {""}):
+            steps, height = [step for step, why in found if why == reason], TOP_ROW - ROW_HEIGHT * (place % MARK_ROWS)
+            names = " + ".join(REASON_NAMES.get(part, part) for part in reason.split("+"))
+            mark(arm, steps, height, REASON_MARKERS.get(reason, "*"), f"reset: {names}")
     for event, (marker, label, _) in EVENT_MARKS.items():
-        steps_of = [sorted({step for run in arm.runs for step in run.event_steps(event)}) for arm in arms]
-        for arm, steps in zip(arms, steps_of, strict=True):
-            if steps:
-                _mark(axes, arm, steps, 0.0, marker)
-        if any(steps_of):
-            axes.plot([], [], marker, color=OTHER_COLOUR, label=label)
-
-
-def _marker(reason: str) -> str:
-    return REASON_MARKERS.get(reason, "*")
-
-
-def _mark(axes, arm: Arm, steps: list[int], height: float, marker: str) -> None:
-    place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-    axes.plot(steps, [height] * len(steps), marker, color=colour_of(arm), markersize=5, **place)
+        for arm in arms:
+            if steps := {step for run in arm.runs for step in run.event_steps(event)}:
+                mark(arm, steps, 0.0, marker, label)
+    for label, marker in labels.items():
+        axes.plot([], [], marker, color=OTHER_COLOUR, label=label, markersize=5)
 
 
 def symlog_threshold(series: list[pd.Series]) -> float:

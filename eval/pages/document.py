@@ -1,12 +1,26 @@
-"""A report as a list of sections, from which both the markdown and the page are made."""
+"""A report as a list of sections, and what is made of it: markdown, and one HTML page that needs nothing beside it."""
 
+import base64
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+
 from trl_prorl.eval.pages.curves import Panel, write_sheet
 from trl_prorl.eval.pages.table import Table
 from trl_prorl.text import visible, without_html
+
+
+TEMPLATES = Path(__file__).parent / "templates"
+PAGE = "report.html.jinja"
+LONGEST_SHORT_CELL = 24
+UNFOLDED = 3  # sections
+# Emphasis and code alone: whatever a run is called, its name makes no link, no picture and no HTML.
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink", "entity"])
+_INTERVAL = re.compile(r" (\[[^\]<]*\])(?=$| )")
 
 
 @dataclass(frozen=True)
@@ -33,14 +47,8 @@ class Code:
 @dataclass(frozen=True)
 class Picture:
     """
-    A picture: one file beside the markdown, its panels one by one in the page, where they fold to one column.
-
-    Attributes:
-        file (`str`): Name of the file that the markdown shows.
-        alt (`str`): What it shows, in words for readers who do not see it.
-        caption (`str`): Markdown below it.
-        panels (`list[Panel]`): The panels, row by row.
-        columns (`int`): Panels in a row where there is room.
+    A picture: one `file` beside the markdown, its panels one by one in the page, where they fold to one column; `alt`
+    says what it shows for readers who do not see it, and `columns` are the panels in a row where there is room.
     """
 
     file: str
@@ -72,14 +80,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """
-    A report.
-
-    Attributes:
-        title (`str`): Heading of the whole.
-        lead (`list[Text]`): What stands before the first section.
-        sections (`list[Section]`): In order; their titles differ.
-    """
+    """A report: what stands before the first section, and the sections in order, whose titles differ."""
 
     title: str
     lead: list[Text]
@@ -112,3 +113,47 @@ def to_markdown(report: Report) -> str:
     for section in report.sections:
         parts += [f"## {without_html(visible(section.title))}", *map(_block_markdown, section.blocks)]
     return "\n\n".join(parts) + "\n"
+
+
+def inline(text: str) -> Markup:
+    """Markdown of one line (emphasis and code) as HTML; everything else is escaped."""
+    return Markup(_MARKDOWN.renderInline(visible(text)))
+
+
+def cell(text: str) -> Markup:
+    """A table cell; an interval, outside code, goes onto a line of its own, in smaller type."""
+    html = inline(text)
+    return html if "`" in text else Markup(_INTERVAL.sub(r' <span class="interval">\1</span>', str(html)))
+
+
+def short(text: str) -> bool:
+    """Whether a cell, its interval aside, should stay on one line."""
+    return len(_INTERVAL.sub("", text)) <= LONGEST_SHORT_CELL
+
+
+def breakable(html: Markup) -> Markup:
+    """Let names of runs break where a person would break them."""
+    return Markup(re.sub(r"([_/])(?![^<]*>)", r"\1<wbr>", str(html)))
+
+
+def data_uri(panel: Panel) -> str:
+    """The panel as a PNG inside the page."""
+    return f"data:image/png;base64,{base64.b64encode(panel.png).decode()}"
+
+
+def to_html(report: Report) -> str:
+    """The report as an HTML page; pictures are drawn panel by panel."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"inline": inline, "cell": cell, "breakable": breakable, "data_uri": data_uri}
+    environment.tests |= {
+        name: lambda block, name=name: type(block).__name__ == name
+        for name in ("Text", "Bullets", "Code", "Picture", "Table")
+    }
+    environment.tests["short"] = short
+    return environment.get_template(PAGE).render(report=report, unfolded=UNFOLDED)

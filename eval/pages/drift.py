@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 from trl_prorl.eval.analysis.drift import drift_frame
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell
-from trl_prorl.eval.pages.curves import Panel, marks_note, points_panel, with_band_note
+from trl_prorl.eval.pages.curves import Panel, caption, points_panel
 from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 
 
 # Title and unit of each measure's panel.
@@ -95,9 +94,8 @@ def drift_panels(frame: Frame) -> list[Panel]:
     """A panel per measure; mean and band over seeds, or the interval of a single run where it has one."""
     measured = [key for key in PANELS if any(drift_frame(run, key) is not None for run in frame.runs)]
     return [
-        points_panel(title, frame, partial(drift_frame, key=key), unit)
-        for key, (title, unit) in PANELS.items()
-        if key in measured
+        points_panel(PANELS[key][0], frame, partial(drift_frame, key=key), PANELS[key][1], key == measured[0])
+        for key in measured
     ]
 
 
@@ -120,6 +118,6 @@ def sections(frame: Frame) -> list[Section]:
     table = runs_table(frame)
     if table is None:
         return []
-    text = with_band_note(frame, f"Over checkpoints. Band of a single run: its 95 % interval. {marks_note(frame)}")
+    text = caption(frame, "Over checkpoints. Band of a single run: its 95 % interval.")
     picture = Picture("drift.png", "Distance from base over optimizer steps", text, drift_panels(frame))
     return [Section(table.title, [picture, table])]

@@ -7,18 +7,20 @@ from trl_prorl.eval.analysis.compare import verdicts
 from trl_prorl.eval.analysis.cost import peak_memory, throughput
 from trl_prorl.eval.analysis.frame import Arm, Frame
 from trl_prorl.eval.analysis.smoothing import SMOOTHING_STEPS
-from trl_prorl.eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, NEIGHBOURS, Spikes
 from trl_prorl.eval.analysis.stability import (
     COLLAPSE_SHARE,
+    ENTROPY_SPIKE,
+    KL_SPIKE,
+    NEIGHBOURS,
+    Spikes,
     collapsed,
     entropy_spikes,
     gradient_spike,
     kl_spikes,
     largest_drop,
 )
-from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell, mean_cell
 from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, mean_cell, table_of
 from trl_prorl.eval.run_folder.run import Run
 
 

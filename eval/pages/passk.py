@@ -16,21 +16,18 @@ from trl_prorl.eval.analysis.passk import (
     summary_score,
 )
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell, sides_cell
 from trl_prorl.eval.pages.curves import (
     MOST_CURVES,
     OTHER_COLOUR,
     Panel,
+    caption,
     draw_points,
-    marks_note,
     points_panel,
     sheets,
     style_of,
-    titled,
-    with_band_note,
 )
 from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.text import visible
 
 
@@ -39,9 +36,10 @@ BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}
 
 def checkpoint_panels(frame: Frame) -> list[Panel]:
     """pass@k over checkpoints, a panel per k."""
+    ks = checkpoint_ks(frame.runs)
     return [
-        points_panel(f"Held-out pass@{k}", frame, lambda run, k=k: checkpoint_curve(run, k), f"pass@{k}")
-        for k in checkpoint_ks(frame.runs)
+        points_panel(f"Held-out pass@{k}", frame, lambda run, k=k: checkpoint_curve(run, k), f"pass@{k}", k == ks[0])
+        for k in ks
     ]
 
 
@@ -100,7 +98,7 @@ def k_panels(frame: Frame) -> list[Panel]:
         ]
     found = ((title, [arm for arm in arms if arm.evaluated]) for title, arms in sheets(frame))
     return [
-        panel(titled(title, "trained"), [(arm, "trained", arm.legend, style_of(arm)) for arm in arms])
+        panel(f"{title}trained", [(arm, "trained", arm.legend, style_of(arm)) for arm in arms])
         for title, arms in found
         if arms
     ]
@@ -124,7 +122,7 @@ TASK_COLUMNS = [
     Column(
         "pass at the largest k, base → trained [95 %]",
         lambda row: _part_cell(row[1], largest_k(row[0])) if largest_k(row[0]) > 1 else NOT_MEASURED,
-        shown=lambda rows: any(largest_k(run) > 1 for run, _ in rows),
+        applies=lambda rows: any(largest_k(run) > 1 for run, _ in rows),
     ),
 ]
 
@@ -165,8 +163,8 @@ def checkpoints(frame: Frame) -> list[Section]:
     table = checkpoints_table(frame)
     if table is None:
         return []
-    text = f"Base at step 0. Bands of a single run: 95 % over prompts. {marks_note(frame)}"
-    picture = Picture("checkpoints.png", table.title, with_band_note(frame, text), checkpoint_panels(frame))
+    text = caption(frame, "Base at step 0. Bands of a single run: 95 % over prompts.")
+    picture = Picture("checkpoints.png", table.title, text, checkpoint_panels(frame))
     return [Section(table.title, [picture, table])]
 
 

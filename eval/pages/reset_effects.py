@@ -4,14 +4,25 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from trl_prorl.eval.analysis.clamp import LEAST_GAIN, WINDOW, gain_since, stalled_at
+import numpy as np
+
 from trl_prorl.eval.analysis.frame import Arm, Frame
-from trl_prorl.eval.analysis.resets import AFTER, BEFORE, Response, mean_dip, median_reconvergence, reset_responses
+from trl_prorl.eval.analysis.resets import (
+    AFTER,
+    BEFORE,
+    LEAST_GAIN,
+    WINDOW,
+    Response,
+    gain_since,
+    mean_dip,
+    median_reconvergence,
+    reset_responses,
+    stalled_at,
+)
 from trl_prorl.eval.analysis.smoothing import LAST_SHARE
-from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, over_seeds
 from trl_prorl.eval.pages.curves import REASON_NAMES
 from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, over_seeds, table_of
 from trl_prorl.eval.run_folder.run import Run
 
 
@@ -23,12 +34,16 @@ class ResetEffects(NamedTuple):
     control: list[Response]
 
 
+def _reward(run: Run | None) -> tuple[np.ndarray, np.ndarray] | None:
+    """Steps and training reward of a run that measured it."""
+    reward = run and run.measured("reward")
+    return None if reward is None else (reward.index.to_numpy(), reward.to_numpy())
+
+
 def reset_effects(arm: Arm) -> ResetEffects:
     def responses(run, resetting):
-        reward = run and run.measured("reward")
-        if reward is None:
-            return []
-        return reset_responses(reward.index.to_numpy(), reward.to_numpy(), resetting.reset_steps() or [])
+        reward = _reward(run)
+        return reset_responses(*reward, resetting.reset_steps() or []) if reward else []
 
     own = [one for row in arm.rows for one in responses(row.run, row.run)]
     # A control without resets alone has none of its own at those steps.
@@ -92,56 +107,43 @@ def reset_table(frame: Frame) -> Table | None:
 
 class ClampGain(NamedTuple):
     """
-    An arm since its controls stalled; of the runs whose control did.
+    An arm since its controls stalled.
 
     Attributes:
         arm ([`Arm`]): The arm.
         controls (`int`): Runs that have a control.
-        since (`list[int]`): Step at which each control stalled.
-        gains, differences (`list[float]`): Gain since that step, and that gain less the control's own.
+        found (`list[tuple]`): Of the runs whose control stalled: the step, the gain since, and that less the
+            control's own.
     """
 
     arm: Arm
     controls: int
-    since: list[int]
-    gains: list[float]
-    differences: list[float]
+    found: list[tuple[int, float, float]]
 
 
-def clamp_gain(arm: Arm, stalled: dict[int, int | None]) -> ClampGain:
-    """
-    Args:
-        arm ([`Arm`]): The arm.
-        stalled (`dict[int, int | None]`): Where each control stalled, by its `id`; filled as it is asked for.
-    """
-
-    def of(run: Run, function, *args):
-        reward = run.measured("reward")
-        return None if reward is None else function(reward.index.to_numpy(), reward.to_numpy(), *args)
-
-    found = ClampGain(arm, sum(row.own_control is not None for row in arm.rows), [], [], [])
-    for run, control in ((row.run, row.own_control) for row in arm.rows if row.own_control):
-        if id(control) not in stalled:
-            stalled[id(control)] = of(control, stalled_at)
-        step = stalled[id(control)]
-        gain, own = (None, None) if step is None else (of(one, gain_since, step) for one in (run, control))
-        if gain is not None and own is not None:
-            for values, value in zip(found[2:], (step, gain, gain - own), strict=True):
-                values.append(value)
-    return found
+def clamp_gain(arm: Arm) -> ClampGain:
+    pairs = [(row.run, row.own_control) for row in arm.rows if row.own_control]
+    found = []
+    for own, control in (map(_reward, pair) for pair in pairs):
+        since = stalled_at(*control) if own and control else None
+        gains = [] if since is None else [gain_since(*reward, since) for reward in (own, control)]
+        if gains and None not in gains:
+            found.append((since, gains[0], gains[0] - gains[1]))
+    return ClampGain(arm, len(pairs), found)
 
 
 def _since_cell(row: ClampGain) -> str:
-    if not row.since:
+    steps = {step for step, *_ in row.found}
+    if not steps:
         return NOT_MEASURED
-    return str(row.since[0]) if len(set(row.since)) == 1 else f"{min(row.since)} to {max(row.since)}"
+    return str(*steps) if len(steps) == 1 else f"{min(steps)} to {max(steps)}"
 
 
 CLAMP_COLUMNS = [
     Column("arm", lambda row: row.arm.label),
     Column(
         "control stalled",
-        lambda row: f"{len(row.since)} of {row.controls}",
+        lambda row: f"{len(row.found)} of {row.controls}",
         "**control stalled**: runs whose control, of the same task, base, training seed, length and learning rate, "
         f"stalled; of those that have one. It has stalled at the first step at which the mean reward of its last "
         f"{WINDOW} steps is so high that no later mean over {WINDOW} steps exceeds it by more than "
@@ -150,14 +152,14 @@ CLAMP_COLUMNS = [
     Column("at step", _since_cell),
     Column(
         "gain after the clamp [95 %]",
-        lambda row: over_seeds(row.gains, "+.3f"),
+        lambda row: over_seeds([gain for _, gain, _ in row.found], "+.3f"),
         f"**gain after the clamp**: the arm's mean reward over its last {100 * LAST_SHARE:.0f} % of steps (at least "
         f"{WINDOW}) less that over the {WINDOW} steps up to the one at which its control had stalled. Mean over seeds "
         "with Student's t-interval.",
     ),
     Column(
         "less the control's [95 %]",
-        lambda row: over_seeds(row.differences, "+.3f"),
+        lambda row: over_seeds([less for *_, less in row.found], "+.3f"),
         "**less the control's**: that gain less the control's own, which by the definition of a stall is hardly above "
         f"{LEAST_GAIN:g} and may be below 0; paired by seeds.",
     ),
@@ -166,10 +168,8 @@ CLAMP_COLUMNS = [
 
 def clamp_table(frame: Frame) -> Table | None:
     """The gain of every arm since its control stalled; `None` if no control did."""
-    stalled: dict[int, int | None] = {}
-    rows = [clamp_gain(arm, stalled) for arm in frame.arms if arm.variant != "control"]
-    rows = [row for row in rows if row.controls]
-    if not any(row.since for row in rows):
+    rows = [row for arm in frame.arms if arm.variant != "control" and (row := clamp_gain(arm)).controls]
+    if not any(row.found for row in rows):
         return None
     notes = ["Training reward. Does an arm go on improving where the fixed reference of the control holds it?"]
     return table_of("Gain after the clamp", CLAMP_COLUMNS, rows, notes)

@@ -1,23 +1,45 @@
 """The runs one by one: what each learned, what it cost, and the few numbers that fit a terminal of 80 columns."""
 
+from collections.abc import Callable
+
 from trl_prorl.eval.analysis.cost import evaluation_seconds, median_step_seconds
 from trl_prorl.eval.analysis.frame import Frame, Row
-from trl_prorl.eval.analysis.passk import score
+from trl_prorl.eval.analysis.passk import SIDES, score
 from trl_prorl.eval.analysis.smoothing import first_mean, last_mean
-from trl_prorl.eval.pages.cells import NOT_MEASURED, arrow_cell, cell, interval_cell, percent_cell, sides_cell
 from trl_prorl.eval.pages.course import stages_panel
 from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import (
+    NOT_MEASURED,
+    Column,
+    Table,
+    arrow_cell,
+    cell,
+    interval_cell,
+    percent_cell,
+    sides_cell,
+    table_of,
+)
 from trl_prorl.variants import VARIANTS
 
 
-def _measured(key: str):
-    """Whether a run of the rows measured a metric."""
-    return lambda rows: any(row.run.measured(key) is not None for row in rows)
+def _where_measured(heading: str, text: Callable[[Row], str]) -> Column:
+    """A column that is there if a run has its number."""
+    return Column(heading, text, applies=lambda rows: any(text(row) != NOT_MEASURED for row in rows))
 
 
-def _last(heading: str, key: str, spec: str, **more) -> Column:
-    return Column(heading, lambda row: cell(last_mean(row.run.measured(key)), spec), **more)
+def _both_sides(heading: str, spec: str, key: str, part: str | None = None) -> Column:
+    """Base → trained of a number of the held-out evaluation, or of a part of it."""
+
+    def text(row):
+        passk = row.run.passk or {}
+        sides = (passk.get(part) or {}) if part else passk
+        return arrow_cell([(sides.get(side) or {}).get(key) for side in SIDES], spec)
+
+    return _where_measured(heading, text)
+
+
+def _last(key: str, spec: str) -> Callable[[Row], str]:
+    return lambda row: cell(last_mean(row.run.measured(key)), spec)
 
 
 def _pass_at(k: int) -> Column:
@@ -39,13 +61,8 @@ def _anchor(row: Row) -> str:
     return VARIANTS[variant].anchor if variant in VARIANTS else NOT_MEASURED
 
 
-def _greedy(row: Row) -> list[float | None]:
-    greedy = (row.run.passk or {}).get("greedy") or {}
-    return [(greedy.get(side) or {}).get("accuracy") for side in ("base", "trained")]
-
-
-def _sides(row: Row, key: str) -> list[float | None]:
-    return [(row.run.passk or {}).get(side, {}).get(key) for side in ("base", "trained")]
+def _short_name(row: Row) -> str:
+    return row.run.name if row.run.variant in row.run.name else f"{row.run.name} ({row.run.variant})"
 
 
 NAME = Column("arm", lambda row: row.run.name)
@@ -63,16 +80,13 @@ LEARNED = [
     Column("gain in pass@1 [95 %]", lambda row: interval_cell(row.gain, "+.3f")),
     _pass_at(4),
     _pass_at(8),
-    _last("final gold", "gold", ".3f", shown=_measured("gold")),
-    _last("final kl_ref", "kl_ref", ".2e"),
-    _last("final kl_old", "kl_old", ".2e"),
-    _last("final clip ratio", "clip_region_mean", ".4f", shown=_measured("clip_region_mean")),
-]
-DECODED = [
-    NAME,
-    Column("greedy accuracy", lambda row: arrow_cell(_greedy(row), ".3f")),
-    Column("mean tokens of a sample", lambda row: arrow_cell(_sides(row, "mean_tokens"), ".1f")),
-    Column("samples cut off", lambda row: arrow_cell(_sides(row, "truncated"), ".3f")),
+    _both_sides("greedy accuracy", ".3f", "accuracy", "greedy"),
+    _both_sides("mean tokens of a sample", ".1f", "mean_tokens"),
+    _both_sides("samples cut off", ".3f", "truncated"),
+    _where_measured("final gold", _last("gold", ".3f")),
+    Column("final kl_ref", _last("kl_ref", ".2e")),
+    Column("final kl_old", _last("kl_old", ".2e")),
+    _where_measured("final clip ratio", _last("clip_region_mean", ".4f")),
 ]
 COST = [
     NAME,
@@ -84,15 +98,13 @@ COST = [
     Column(
         "validation, mean seconds a step",
         lambda row: cell(None if row.run.measured("time_eval") is None else evaluation_seconds(row.run), ".3g"),
-        shown=lambda rows: any(row.run.total("time_eval") for row in rows),
+        applies=lambda rows: any(row.run.total("time_eval") for row in rows),
     ),
     Column("mean seconds a step", lambda row: cell(row.seconds, ".3g")),
     Column("mean step time / control's", lambda row: cell(row.over_control, ".2f")),
 ]
 OVERVIEW = [
-    Column(
-        "arm", lambda row: row.run.name if row.run.variant in row.run.name else f"{row.run.name} ({row.run.variant})"
-    ),
+    Column("arm", _short_name),
     Column("pass@1, base → trained", lambda row: sides_cell(row.base, row.trained, ".2f")),
     RESETS,
     Column("ref calls", lambda row: cell(row.reference_calls, ",.0f")),
@@ -110,18 +122,11 @@ def overview_table(frame: Frame) -> Table:
 def learning_table(frame: Frame) -> Table:
     """What each run learned, a row each."""
     notes = [
-        "pass@k is of the trained model where only one number stands. KL is the k3 mean over tokens in nats, the clip "
-        "ratio the share of tokens clipped, gold the share of correct completions; final means the mean of the last "
-        f"10 % of the steps. {NOT_MEASURED} means not measured."
+        "pass@k is of the trained model where only one number stands. Cut off means that a sample reached the length "
+        "limit. KL is the k3 mean over tokens in nats, the clip ratio the share of tokens clipped, gold the share of "
+        f"correct completions; final means the mean of the last 10 % of the steps. {NOT_MEASURED} means not measured."
     ]
     return table_of("What was learned", LEARNED, frame.rows, notes)
-
-
-def decoding_table(frame: Frame) -> Table | None:
-    """Greedy accuracy, length and truncation, base against trained; `None` if none was recorded."""
-    rows = [row for row in frame.rows if any(column.cell(row) != NOT_MEASURED for column in DECODED[1:])]
-    notes = ["Base → trained, on the held-out prompts; cut off means that a sample reached the length limit."]
-    return table_of("Greedy decoding and length", DECODED, rows, notes) if rows else None
 
 
 def cost_table(frame: Frame) -> Table:
@@ -135,8 +140,8 @@ def cost_table(frame: Frame) -> Table:
 
 
 def learned(frame: Frame) -> list[Section]:
-    tables = (learning_table(frame), decoding_table(frame))
-    return [Section(table.title, [table]) for table in tables if table]
+    table = learning_table(frame)
+    return [Section(table.title, [table])]
 
 
 def costs(frame: Frame) -> list[Section]:

@@ -1,5 +1,6 @@
-"""A table for the terminal, for markdown and for the page, and the columns that it is made of."""
+"""A table for the terminal, for markdown and for the page: its columns, and numbers as cells."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -9,7 +10,66 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from trl_prorl.eval.analysis.statistics import Estimate, t_interval
 from trl_prorl.text import visible, without_html
+
+
+NOT_MEASURED = "–"
+POWER = "80 % power"  # of a detectable difference
+
+
+def cell(value: float | None, spec: str) -> str:
+    """A number in the given format; an en dash for what was not measured."""
+    return NOT_MEASURED if value is None or math.isnan(value) else format(value, spec)
+
+
+def interval_cell(estimate: Estimate | None, spec: str) -> str:
+    """`value [low, high]`, `(n/a)` where there is no interval, or an en dash."""
+    if estimate is None:
+        return NOT_MEASURED
+    value, low, high = estimate
+    return f"{value:{spec}} (n/a)" if math.isnan(low) else f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %" if math.isfinite(value) else "unbounded"
+
+
+def share_cell(share: Estimate | None) -> str:
+    """As [`interval_cell`], in percent."""
+    if share is None:
+        return NOT_MEASURED
+    interval = "(n/a)" if math.isnan(share.low) else f"[{percent(share.low)}, {percent(share.high)}]"
+    return f"{percent(share.value)} {interval}"
+
+
+def mean_cell(values: list[float], spec: str) -> str:
+    """The mean of the values, a dash where there is none."""
+    return format(sum(values) / len(values), spec) if values else NOT_MEASURED
+
+
+def over_seeds(values: list[float], spec: str) -> str:
+    """Mean over seeds with its 95 % t-interval; the value alone where there is one, a dash where there is none."""
+    if not values:
+        return NOT_MEASURED
+    return interval_cell(t_interval(values), spec) if len(values) > 1 else format(values[0], spec)
+
+
+def arrow_cell(values: list[float | None], spec: str) -> str:
+    """`base → trained`, or a dash if either is missing."""
+    return NOT_MEASURED if None in values else f"{values[0]:{spec}} → {values[1]:{spec}}"
+
+
+def sides_cell(base: Estimate | None, trained: Estimate | None, spec: str) -> str:
+    """`base → trained [low, high]`, or a dash if either is missing."""
+    if base is None or trained is None:
+        return NOT_MEASURED
+    return f"{cell(base.value, spec)} → {interval_cell(trained, spec)}"
+
+
+def percent_cell(share: float | None, spec: str) -> str:
+    """A share in [0, 1] as a number of percent, for a column whose heading has the sign."""
+    return cell(None if share is None else 100 * share, spec)
 
 
 def print_bullets(console: Console, lines: Iterable[str]) -> None:
@@ -21,13 +81,9 @@ def print_bullets(console: Console, lines: Iterable[str]) -> None:
 @dataclass
 class Table:
     """
-    Cells as text: rendered as GitHub markdown and HTML in the report and by rich in the terminal.
-
-    Attributes:
-        notes (`list[str]`): Paragraphs below the table.
-        definitions (`list[str]`): What the columns mean, one each; a list below the table, folded in HTML.
-        groups (`list[tuple[str, int]]`): Headings over the header, each with the number of columns below it; HTML
-            only.
+    Cells as text: rendered as GitHub markdown and HTML in the report and by rich in the terminal. Notes are paragraphs
+    below it; definitions say what the columns mean, a list below it, folded in HTML; groups are headings over the
+    header, each with the number of columns below it, HTML only.
     """
 
     title: str
@@ -47,9 +103,8 @@ class Table:
 
     def to_rich(self, narrow: bool = False) -> RichTable:
         """
-        Args:
-            narrow (`bool`, *optional*, defaults to `False`): For 80 columns: no frame, everything to the right, and
-                only the first column folds.
+        For the terminal; if `narrow`, for 80 columns: no frame, everything to the right, and only the first column
+        folds.
         """
         caption = escape(visible(" ".join(self.notes))) or None
         table = RichTable(title=escape(visible(self.title)), caption=caption, caption_justify="left")
@@ -67,37 +122,25 @@ class Table:
 @dataclass(frozen=True)
 class Column:
     """
-    Everything that there is to say of one column.
-
-    Attributes:
-        heading (`str` or `Callable`): What stands above it; a function of all rows where they decide.
-        cell (`Callable`): The text for one row.
-        definition (`str`): What it means, for the list below the table.
-        group (`str`): Heading over it and its neighbours of the same group; HTML only.
-        shown (`Callable`, *optional*): Whether it is a column of these rows; by default always.
+    Everything that there is to say of one column: its heading; the cell of one row; its definition, for the list below
+    the table; the heading over it and its neighbours of the same group; and whether it is a column of these rows.
     """
 
     heading: str | Callable[[Sequence], str]
     cell: Callable[[Any], str]
     definition: str = ""
     group: str = ""
-    shown: Callable[[Sequence], bool] = lambda rows: True
+    applies: Callable[[Sequence], bool] = lambda rows: True
 
 
 def table_of(
     title: str, columns: Sequence[Column], rows: Sequence, notes: Sequence[str] = (), definitions: Sequence[str] = ()
 ) -> Table:
     """
-    The table whose cells the columns take from the rows.
-
-    Args:
-        title (`str`): Its title.
-        columns (`Sequence[Column]`): From left to right.
-        rows (`Sequence`): Whatever the columns' cells are made from, from top to bottom.
-        notes (`Sequence[str]`): Paragraphs below the table.
-        definitions (`Sequence[str]`): Further definitions, after the columns' own.
+    The table whose cells the columns take from the rows, whatever these are; further definitions stand after the
+    columns' own.
     """
-    columns = [column for column in columns if column.shown(rows)]
+    columns = [column for column in columns if column.applies(rows)]
     groups = [(name, len(list(members))) for name, members in groupby(columns, key=lambda column: column.group)]
     return Table(
         title,

@@ -1,4 +1,4 @@
-"""pass@k over training with the curve of one constant rate: of one run with its picture, of all runs in a table."""
+"""pass@k over training with the curve of one constant rate: a table, sentences, and a picture."""
 
 import math
 from pathlib import Path
@@ -6,20 +6,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from trl_prorl.errors import InputError
-from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.analysis.trajectory import MIN_CHECKPOINTS, SaturationCheck, check_run, default_sizes
-from trl_prorl.eval.pages.cells import NOT_MEASURED, cell, interval_cell
+from trl_prorl.eval.analysis.trajectory import SaturationCheck
 from trl_prorl.eval.pages.curves import DPI, OTHER_COLOUR, arm_label, colour_of, save_figure
-from trl_prorl.eval.pages.document import Block, Bullets, Section, Text
-from trl_prorl.eval.pages.table import Column, Table, table_of
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
 from trl_prorl.eval.run_folder.run import Run
-
-
-# Enough to see p = 0.025 well; `trl-prorl trajectory` draws more.
-RESAMPLES = 199
-NAMED = 6
 
 
 def _ends_cell(check: SaturationCheck) -> str:
@@ -75,14 +66,7 @@ def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
 
 
 def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None:
-    """
-    Write pass@k over steps with the fitted curve, and the residuals below, as a PNG; a column per k.
-
-    Args:
-        run ([`Run`]): The run, for its name, colour and resets.
-        checks (`list[SaturationCheck]`): One per k.
-        path (`Path`): The file.
-    """
+    """Write pass@k over steps with the fitted curve, and the residuals below, as a PNG; a column per k."""
     colour = colour_of(run)
     figure = Figure(figsize=(7 * len(checks), 7), dpi=DPI)
     panels = figure.subplots(2, len(checks), sharex=True, squeeze=False, height_ratios=(2.4, 1))
@@ -93,7 +77,7 @@ def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None
         label = "measured, 95 % over prompts"
         above.errorbar(points["step"], points["value"], spread, fmt="o", color=colour, capsize=3, label=label)
         dense = np.linspace(0, points["step"].iloc[-1], 200)
-        label = f"1 − (1 − {fit.p0:.3f}) exp(−{fit.alpha.value:.2e} t)"
+        label = f"1 − (1 − {fit.p0:.3f}) exp(−{fit.alpha:.2e} t)"
         above.plot(dense, fit.curve(dense), color="#000000", linewidth=1.4, linestyle="--", label=label)
         above.set(ylabel=f"pass@{check.k}", ylim=(0, 1.02))
         verdict = "no departure seen" if check.holds else "the curve does not hold"
@@ -110,29 +94,3 @@ def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None
     figure.suptitle(f"{arm_label(run)}: held-out pass@k over training, base at step 0", fontsize=13)
     figure.tight_layout()
     save_figure(figure, path)
-
-
-def saturation_blocks(frame: Frame) -> list[Block]:
-    """Whether pass@k rises towards 1 at one constant rate, for runs with at least 3 evaluated checkpoints."""
-    checks, lines = [], []
-    for run in frame.runs:
-        if len((run.passk or {}).get("checkpoints") or []) < MIN_CHECKPOINTS:
-            continue
-        for k in default_sizes(run):
-            try:
-                checks.append((run, check_run(run, k, resamples=RESAMPLES)))
-            except InputError as error:
-                lines.append(f"Not fitted: {str(error).rstrip('.')}.")
-    if not checks:
-        return [Bullets(lines)] if lines else []
-    departing = [f"`{run.name}` (pass@{check.k})" for run, check in checks if not check.holds]
-    named = f": {', '.join(departing)}" if len(departing) <= NAMED else ""
-    seen = f"The constant rate does not hold for {len(departing)} of {len(checks)} fits{named}." if departing else ""
-    rest = "Where no departure was seen, single checkpoints may be too noisy to show one."
-    return [trajectory_table(checks), Bullets([*lines, *([seen] if seen else []), rest])]
-
-
-def sections(frame: Frame) -> list[Section]:
-    blocks = saturation_blocks(frame)
-    curve = Text("Fitted: 1 - (1 - p0) e^(-alpha t), what is unsolved shrinking by the same share each step.")
-    return [Section("One constant rate?", [curve, *blocks])] if blocks else []

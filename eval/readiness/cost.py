@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from trl_prorl.eval.pages.cells import percent
-from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, advice
+from tqdm import tqdm
+
+from trl_prorl.eval.pages.table import percent
+from trl_prorl.eval.readiness.finding import STOP, Finding, judged
 from trl_prorl.eval.readiness.first_steps import FirstSteps
-from trl_prorl.eval.samples.progress import clock
 
 
 OF_GENERATION = ("rollout", "old", "ref", "base")
@@ -17,15 +18,10 @@ SLOW_REWARD = 0.3  # share of a step
 
 def seconds_of_run(rows: Sequence[Mapping[str, float]], max_steps: int, steps_per_generation: float) -> float:
     """
-    Wall time of a whole run, without its evaluations and checkpoints.
+    Wall time of a whole run, without its evaluations and checkpoints, from at least one row of its record.
 
     A generation costs what rollout and anchors took in the first row; a step costs the rest of it, by the last row,
     which has no warm-up. Where a step holds whole generations, the last row is a step as it is.
-
-    Args:
-        rows (`Sequence[Mapping]`): Rows of the record, at least one.
-        max_steps (`int`): Optimizer steps.
-        steps_per_generation (`float`): Optimizer steps from one generation to the next.
     """
     if steps_per_generation <= 1:
         return max_steps * rows[-1]["time_step"]
@@ -58,11 +54,8 @@ def bytes_per_row(
 
 def largest_micro_batch(held: float, per_row: float, total: float, group: int) -> int:
     """
-    The most rows that fit, in whole groups where one group fits; 0 if not even one row does.
-
-    Args:
-        held, per_row, total (`float`): Memory between steps, of a row, and in all, in one unit.
-        group (`int`): Completions of a prompt.
+    The most rows that fit, in whole groups where one group fits; 0 if not even one row does. Memory between steps, of
+    a row, and in all is in one unit.
     """
     rows = max(0, int((USABLE * total - held) / per_row)) if per_row > 0 else 0
     return rows - rows % group if rows >= group else rows
@@ -89,26 +82,25 @@ def cost_findings(
         completions (`int`): Of a generation batch.
     """
     rows, last = first.rows, first.rows[-1]
-    shown = [(stage, max(row.get(f"time_{stage}", 0.0) for row in rows)) for stage in STAGES]
-    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in shown if seconds)
+    timed = [(stage, max(row.get(f"time_{stage}", 0.0) for row in rows)) for stage in STAGES]
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in timed if seconds)
     wall = seconds_of_run(rows, first.max_steps, first.steps_per_generation)
     throughput = sum(row["tokens_per_second"] for row in rows) / len(rows)
     share = reward_seconds * completions / max(rows[0]["time_step"], 1e-9)
     findings = [
-        Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in shown}),
+        Finding("seconds by stage", stages, values={f"time_{stage}": seconds for stage, seconds in timed}),
         Finding("tokens per second", f"{throughput:.0f}", values={"tokens_per_second": throughput}),
         Finding(
             f"wall time of {first.max_steps} steps",
-            f"{clock(wall)}, without evaluations",
+            f"{tqdm.format_interval(wall)}, without evaluations",
             values={"seconds": wall, "max_steps": first.max_steps, "seconds_last_step": last["time_step"]},
         ),
-        Finding(
+        judged(
             "rewards in a step that generates",
             percent(share),
-            **advice(
-                share > SLOW_REWARD, "the reward function is slow: batch it, or set fewer tests or workers aside"
-            ),
-            values={"share": share},
+            share > SLOW_REWARD,
+            "the reward function is slow: batch it, or set fewer tests or workers aside",
+            share=share,
         ),
     ]
     if first.on_gpu:
@@ -122,23 +114,20 @@ def cost_findings(
     held, peak = held + first.growth_gib, peak + first.growth_gib
     at_rank = f" at rank {first.rank}, the last" if first.rank else ""
     fits = largest_micro_batch(held, per_row, first.total_gib, group)
-    findings.append(
-        Finding(
+    return [
+        *findings,
+        judged(
             f"peak memory{at_rank}{mark}",
             f"{peak:.1f} of {first.total_gib:.1f} GiB",
-            **advice(
-                peak > USABLE * first.total_gib, "lower per_device_train_batch_size, or gradient_checkpointing: true"
-            ),
-            values={"peak_gib": peak, "total_gib": first.total_gib, "measured": first.on_gpu},
-        )
-    )
-    cure = f"lower per_device_train_batch_size to {fits}, and raise gradient_accumulation_steps by as much"
-    findings.append(
-        Finding(
+            peak > USABLE * first.total_gib,
+            "lower per_device_train_batch_size, or gradient_checkpointing: true",
+            **{"peak_gib": peak, "total_gib": first.total_gib, "measured": first.on_gpu},
+        ),
+        judged(
             f"largest micro-batch that fits{at_rank}{mark}",
             f"{fits} rows (now {micro_batch})",
-            **advice(0 < fits < micro_batch, cure, LOOK),
-            values={"rows": fits, "now": micro_batch, "measured": first.on_gpu},
-        )
-    )
-    return findings
+            0 < fits < micro_batch,
+            f"lower per_device_train_batch_size to {fits}, and raise gradient_accumulation_steps by as much",
+            **{"rows": fits, "now": micro_batch, "measured": first.on_gpu},
+        ),
+    ]

@@ -29,9 +29,9 @@ class Finding:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def advice(wrong: bool, change: str, level: str = LOOK) -> dict[str, str]:
-    """The fields `change` and `level` of a finding: none and `"fine"` unless something is wrong."""
-    return {"change": change, "level": level} if wrong else {}
+def judged(what: str, number: str, wrong: bool, change: str, level: str = LOOK, /, **values: Any) -> Finding:
+    """A finding that asks for a change, at a level, only if something is wrong."""
+    return Finding(what, number, change, level, values) if wrong else Finding(what, number, values=values)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

@@ -1,7 +1,8 @@
-"""The first optimizer steps of a run, done for real in a folder that is thrown away."""
+"""The first optimizer steps of a run, done for real in a folder that is thrown away, and what they say."""
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +10,64 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
-from trl_prorl.eval.readiness.growth_memory import bytes_of_growth, largest_rank
+from trl_prorl.adapters.growing import Growth
+from trl_prorl.adapters.growth import factors_of
+from trl_prorl.eval.readiness.finding import STOP, Finding, judged
+from trl_prorl.objective import kl
+from trl_prorl.objective.anchors import completion_mask
 from trl_prorl.record.run_files import METRICS_FILE
+from trl_prorl.resets.optimizer_state import inner_of
 
 
 MOST = 2
+COLLAPSED, MOST_CLIPPED = 0.05, 0.2
+# nats per token. Two updates move the embedded models by at most 0.003 with the shipped recipes, by 0.06 at ten times
+# their rate (`recipes/tiny/stress`, which learns and collapses slowly), by 0.11 to 0.4 at twenty times, where the
+# reward is 0 within 20 steps, and by 0.5 to 5 beyond.
+MOST_MOVED = 0.1
+FULL_RATE = 2e-6  # of full fine-tuning; LoRA takes about ten times as much
+
+
+def largest_rank(rank: int, every: int, step: int, largest: int, max_steps: int, steps_per_generation: float) -> int:
+    """
+    The rank at the end of a run: a growth requested at a step is applied at the next generation boundary, and requests
+    between two boundaries are one growth.
+
+    Args:
+        rank (`int`): The adapter's, at the beginning.
+        every, step, largest (`int`): `lora_growth_every`, `lora_growth_step` and `lora_growth_max_rank`.
+        max_steps (`int`): Optimizer steps of the run.
+        steps_per_generation (`float`): Optimizer steps from one generation to the next; below 1, several a step.
+    """
+    if not every or rank >= largest:
+        return rank
+    generation = max(1, steps_per_generation)
+    boundaries = {math.ceil(asked / generation) * generation for asked in range(every, max_steps, every)}
+    growths = sum(boundary < max_steps for boundary in boundaries)
+    return min(rank + growths * step, largest)
+
+
+def growth_of(trainer) -> Growth | None:
+    """The part that grows a trainer's adapter, if it has one."""
+    return next((part for part in trainer.parts.values() if isinstance(part, Growth)), None)
+
+
+def bytes_of_growth(trainer, rank: int) -> int:
+    """
+    Bytes by which adapters, gradients, frozen copies and optimizer state grow until a later rank, of a growing trainer
+    after an optimizer step. All of them are proportional to the rank, so that the present bytes tell the later ones.
+    """
+    growth = growth_of(trainer)
+    states = inner_of(trainer.optimizer).state
+    total = 0
+    for factor in factors_of(growth.policy):
+        weight = factor.linear.weight
+        tensors = [weight, *(state for state in states.get(weight, {}).values() if torch.is_tensor(state))]
+        copies = [weight] if weight.requires_grad else []  # its gradient
+        if factor.adapter == "default":
+            copies += [copy[factor.name] for copy in growth.copies]
+        total += sum(tensor.nbytes for tensor in tensors + copies if tensor.dim())
+    return round(total * (rank / growth.rank - 1))
 
 
 @dataclass(frozen=True)
@@ -54,14 +108,10 @@ class StopAfter(TrainerCallback):
 
 def first_steps(trainer, steps: int = MOST, tell: Callable[[str], None] = lambda line: None) -> FirstSteps:
     """
-    Train a few steps.
-
-    Args:
-        trainer ([`ProRLTrainer`]): Its `output_dir` is thrown away by the caller; it neither saves nor evaluates.
-        steps (`int`, *optional*, defaults to `2`): Most optimizer steps.
-        tell (`Callable`, *optional*): Gets a line after each.
+    Train a few steps at most, `tell` gets a line after each; the trainer neither saves nor evaluates, and the caller
+    throws its `output_dir` away.
     """
-    growth = trainer.parts.get("growth")
+    growth = growth_of(trainer)
     first_rank = growth.rank if growth else 0
     trainer.add_callback(StopAfter(steps, tell))
     trainer.train()
@@ -89,3 +139,51 @@ def first_steps(trainer, steps: int = MOST, tell: Callable[[str], None] = lambda
         growth_gib=grown / 2**30,
         rank=rank,
     )
+
+
+def rate_findings(rate: float, lora: bool) -> list[Finding]:
+    """What the learning rate says before any step; `lora`: whether adapters are trained, and not all weights."""
+    if rate == 0.0:
+        return [Finding("learning rate", "0", "raise learning_rate: no update changes the policy", STOP, {"lr": rate})]
+    cure = "raise learning_rate to 1e-5 or more: LoRA takes about ten times the rate of full fine-tuning"
+    return [judged("learning rate", f"{rate:g}", lora and rate <= FULL_RATE, cure, lr=rate)]
+
+
+def moved(old: torch.Tensor, new: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> float:
+    """
+    KL(old ‖ new) in nats per token, by k3 on what the old policy sampled, which is finite where the ratio overflows;
+    from log-probabilities before and after the updates, shape (B, T), and the batch with their mask.
+    """
+    mask = completion_mask(batch)
+    return (torch.where(mask.bool(), kl.kl_values(old, new, "k3"), 0.0).sum() / mask.sum()).item()
+
+
+def moved_finding(distance: float, rates: Sequence[float]) -> Finding:
+    """The finding of [`moved`], after updates by `rates`, which are low in a warm-up."""
+    return judged(
+        f"KL to the policy before the first {len(rates)} updates",
+        f"{distance:.2g} nats per token, by learning rates of {', '.join(f'{rate:g}' for rate in rates)}",
+        not distance <= MOST_MOVED,
+        "lower learning_rate: the first updates destroy the policy",
+        STOP,
+        kl=distance if math.isfinite(distance) else None,
+        lr=list(rates),
+    )
+
+
+def update_findings(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
+    """
+    What the first one or two rows of the record say of the first update: in the first every ratio is 1, unless it
+    holds several updates' samples; the second shows what the first update did.
+    """
+    findings = []
+    if (entropy := rows[0].get("entropy")) is not None:
+        cure = "raise temperature, or begin from a model that is less sure: completions of a prompt will be alike"
+        number = f"{entropy:.3f} nats per token"
+        findings.append(judged("entropy at the first update", number, entropy < COLLAPSED, cure, entropy=entropy))
+    clipped = [row["clip_region_mean"] for row in rows if "clip_region_mean" in row]
+    if clipped:
+        cure = "lower learning_rate or num_iterations: one update leaves the region in which the ratio is trusted"
+        what, number, wrong = "tokens clipped after it", f"{100 * clipped[-1]:.1f} %", clipped[-1] > MOST_CLIPPED
+        findings.append(judged(what, number, wrong, cure, clip_ratio=clipped[-1], rows=len(rows)))
+    return findings

@@ -1,14 +1,19 @@
-"""What the base's samples say: does any group teach something, and if not, why?"""
+"""Samples of the base, as a run draws and rewards them: does any group teach something, and if not, why?"""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from trl_prorl.eval.analysis.statistics import bootstrap_interval
-from trl_prorl.eval.pages.cells import percent
-from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, advice
-from trl_prorl.eval.readiness.gold_answers import known
-from trl_prorl.eval.readiness.rollouts import Rollouts
+from trl_prorl.eval.pages.table import percent
+from trl_prorl.eval.readiness.data import columns_of, known
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, judged
+from trl_prorl.rollout.rewards import watched
+from trl_prorl.rollout.verdicts import verifier_of
 
 
+FULL_REWARD = "full reward of 1: no verifier"
 SAME = 1e-6  # rewards closer than this are equal: their mean is rounded
 MOST_SILENT, AIM = 0.5, 0.3  # shares of groups without signal: worth a change, and what the change aims at
 MOST_CUT, MOST_UNANSWERED = 0.1, 0.2
@@ -19,7 +24,91 @@ FEW = 4  # prompts of a task or level that say nothing of it
 SAME_FATE = 0.2  # share of the variance of verdicts within prompts below which those of a prompt are alike
 ALIKE = "raise temperature, or take prompts of middling difficulty (task_level, dynamic_sampling_rounds)"
 NEVER = 0.9  # share of completions cut at which the end token may be at fault
-SHOWN = 60  # characters of an example
+EXAMPLE_LENGTH = 60  # characters
+
+
+@dataclass
+class Rollouts:
+    """
+    Samples of P prompts with G completions each, prompt by prompt; lists of completions have length P·G.
+
+    Attributes:
+        group_size (`int`): G.
+        rewards (`list[float]`): Weighted sum of all reward functions; NaN where none applies.
+        correct (`list[bool]`, *optional*): Verdicts; `None` where nothing says which completions are right.
+        answered (`list[bool]`, *optional*): Whether a verifier finds an answer at all; `None` if that is not known.
+        cut (`list[bool]`): Whether a completion was cut at the greatest length.
+        lengths (`list[int]`): Tokens.
+        texts (`list[str]`): The completions.
+        parts (`list[tuple]`): Task and level of each prompt, shape (P,).
+        reward_seconds (`float`): All reward functions took so long for all completions.
+        source (`str`): How right and wrong are told apart, in words.
+        batch (`dict[str, torch.Tensor]`): The first generation batch, to score it again.
+    """
+
+    group_size: int
+    rewards: list[float]
+    correct: list[bool] | None
+    answered: list[bool] | None
+    cut: list[bool]
+    lengths: list[int]
+    texts: list[str]
+    parts: list[tuple]
+    reward_seconds: float
+    source: str = "verify"
+    batch: dict[str, Any] = field(default_factory=dict)
+
+    def groups(self, values: Sequence[Any]) -> list[list[Any]]:
+        """Values of completions, by prompt."""
+        return [list(values[i : i + self.group_size]) for i in range(0, len(values), self.group_size)]
+
+
+def draw(trainer, rows: Sequence[Mapping], task=None, advance: Callable[[int], None] = lambda count: None) -> Rollouts:
+    """
+    Sample P rows of the training set as a trainer that has not begun to train does, a generation batch at a time;
+    `advance` gets the number of completions of every batch.
+
+    Completions are right by the verifier of a reward function, else by the task, else if the first reward function
+    gives them the full reward of 1, as `pass_rate/TASK` in the record has it.
+    """
+    size = trainer.num_generations
+    verifier = verifier_of(trainer.reward_funcs)
+    together = max(1, trainer.args.generation_batch_size // size)
+    found = Rollouts(size, [], [], [] if task is not None else None, [], [], [], [], 0.0)
+    if verifier is None and task is None:
+        found.source = FULL_REWARD
+    elif verifier is not None:
+        name = getattr(verifier, "__qualname__", "verifier")
+        verifier = watched(verifier, name, trainer.args.reward_timeout, "stop")
+    for start in range(0, len(rows), together):
+        batch = [dict(row) for row in rows[start : start + together]]
+        sampled = trainer.sample_rows(batch)
+        found.batch = found.batch or sampled.batch
+        asked = [row for row in batch for _ in range(size)]
+        found.rewards += sampled.total.tolist()
+        found.cut += sampled.cut
+        found.lengths += [len(ids) for ids in sampled.ids]
+        texts = [last_text(completion) for completion in sampled.completions]
+        found.texts += texts
+        found.parts += [(row.get("task"), row.get("level")) for row in batch]
+        found.reward_seconds += sampled.reward_seconds
+        if verifier is not None:
+            prompts = [row["prompt"] for row in asked]
+            verdicts = verifier(prompts=prompts, completions=sampled.completions, **columns_of(asked))
+        elif task is not None:
+            verdicts = task.verify_many(texts, asked)
+        else:
+            verdicts = (sampled.rewards[:, 0] >= 1.0).tolist()
+        found.correct += map(bool, verdicts)
+        if task is not None:
+            found.answered += [task.has_answer(text, row) for text, row in zip(texts, asked, strict=True)]
+        advance(len(asked))
+    return found
+
+
+def last_text(completion: str | list[Mapping]) -> str:
+    """A completion, or the text of its last message; a call of a tool may have none."""
+    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
 def expected_silent(p: float, size: int) -> float:
@@ -54,16 +143,8 @@ def rate(values: list[bool]) -> float:
 
 def signal_findings(found: Rollouts, max_completion_length: int | None, gold_length: int | None, tells: bool | None):
     """
-    The findings of samples.
-
-    Args:
-        found ([`Rollouts`]): Of the base.
-        max_completion_length (`int`, *optional*): The run's.
-        gold_length (`int`, *optional*): Tokens of the longest gold answer.
-        tells (`bool`, *optional*): Whether right answers get more reward than wrong ones; `None` if that is not known.
-
-    Returns:
-        `list[Finding]`
+    The findings of samples of the base. `gold_length` is in tokens, of the longest gold answer; `tells` says whether
+    right answers get more reward than wrong ones, `None` if that is not known.
     """
     return [
         *pass_findings(found, tells),
@@ -169,14 +250,8 @@ def disagreement(found: Rollouts) -> list[Finding]:
     if not mixed:
         return []
     cure = "compare reward and verifier on such a group: the run is paid for another thing than it is measured by"
-    return [
-        Finding(
-            "groups that pay a wrong answer like a right one",
-            f"{wrong} of {mixed}",
-            **advice(wrong > mixed / 2, cure),
-            values={"wrong": wrong, "mixed": mixed},
-        )
-    ]
+    what = "groups that pay a wrong answer like a right one"
+    return [judged(what, f"{wrong} of {mixed}", wrong > mixed / 2, cure, wrong=wrong, mixed=mixed)]
 
 
 def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> Finding:
@@ -191,12 +266,8 @@ def cut_finding(found: Rollouts, most: int | None, gold_length: int | None) -> F
         )
     level = STOP if cut == 1.0 else LOOK
     mean = sum(found.lengths) / len(found.lengths)
-    return Finding(
-        "completions cut off",
-        f"{percent(cut)} (mean length {mean:.0f} of {most or 'any'})",
-        **advice(cut > MOST_CUT, change, level),
-        values={"cut": cut, "mean_length": mean, "limit": most},
-    )
+    number = f"{percent(cut)} (mean length {mean:.0f} of {most or 'any'})"
+    return judged("completions cut off", number, cut > MOST_CUT, change, level, cut=cut, mean_length=mean, limit=most)
 
 
 def unanswered(found: Rollouts) -> list[Finding]:
@@ -205,13 +276,7 @@ def unanswered(found: Rollouts) -> list[Finding]:
         return []
     share = 1 - rate(found.answered)
     examples = [text for text, has in zip(found.texts, found.answered, strict=True) if not has][:2]
-    shown = " and ".join(repr(text[-SHOWN:]) for text in examples)
-    change = f"ask for the form in the prompt, or mend the verifier: {shown}"
-    return [
-        Finding(
-            "completions without an answer to verify",
-            percent(share),
-            **advice(share > MOST_UNANSWERED, change),
-            values={"share": share, "examples": examples},
-        )
-    ]
+    ends = " and ".join(repr(text[-EXAMPLE_LENGTH:]) for text in examples)
+    change = f"ask for the form in the prompt, or mend the verifier: {ends}"
+    what = "completions without an answer to verify"
+    return [judged(what, percent(share), share > MOST_UNANSWERED, change, share=share, examples=examples)]

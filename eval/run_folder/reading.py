@@ -1,12 +1,16 @@
-"""Read a run folder: its configuration, its record and, where there are any, its evaluations."""
+"""Run folders: found as the command line names them, and read: configuration, record and evaluations."""
 
+import argparse
+import glob
+import json
 import logging
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_prorl.errors import InputError
-from trl_prorl.eval.run_folder.json_files import with_nan
+from trl_prorl.files import replaced
 from trl_prorl.record import run_files
 from trl_prorl.record.run_id import RUN_ID, other_run
 
@@ -17,9 +21,34 @@ if TYPE_CHECKING:
     from trl_prorl.eval.run_folder.run import Run
 
 
+if TYPE_CHECKING:
+    from trl_prorl.eval.run_folder.run import Run
+
+
 logger = logging.getLogger(__name__)
 PASSK_FILE, DRIFT_FILE = "passk.json", "drift.json"
 EVALUATIONS = {PASSK_FILE: run_files.passk, DRIFT_FILE: run_files.DRIFT}
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Write a JSON file, whole or not at all; NaN, which JSON does not know, as null."""
+    with replaced(path) as aside:
+        aside.write_text(json.dumps(_without_nan(content)) + "\n")
+
+
+def _without_nan(value):
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def with_nan(value):
+    """An end of an interval that was not given is null in JSON and NaN here."""
+    if isinstance(value, dict):
+        return {key: with_nan(one) for key, one in value.items()}
+    return [math.nan if one is None else with_nan(one) for one in value] if isinstance(value, list) else value
 
 
 def load_config(run_dir) -> dict:
@@ -53,16 +82,11 @@ def read_evaluation(
     run_dir: Path, file: str, env: dict, cure: str = "remove it, and evaluate this run"
 ) -> dict | None:
     """
-    `passk.json` or `drift.json` of a run; `None` if there is none.
-
-    Args:
-        run_dir (`Path`): The run folder.
-        file (`str`): Name of the file.
-        env (`dict`): The run's `env.json`.
-        cure (`str`, *optional*): What to do with an evaluation of another run.
+    `passk.json` or `drift.json` of a run, whose `env.json` is given; `None` if there is none.
 
     Raises:
-        InputError: If it is not of this shape, or of another run, which had the folder before.
+        InputError: If it is not of this shape, or of another run, which had the folder before; with the `cure` for
+            that.
     """
     path = run_dir / file
     if not path.is_file():
@@ -78,14 +102,8 @@ def read_evaluation(
 
 def load_run(run_dir, name: str | None = None) -> "Run":
     """
-    Read a run folder.
-
-    Args:
-        run_dir (`str` or `Path`): The folder; it needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`.
-        name (`str`, *optional*): Name of the arm; the folder's name by default.
-
-    Returns:
-        [`Run`]
+    A run folder, which needs `config.yaml`, `env.json` and a non-empty `metrics.jsonl`; its arm has the folder's name
+    by default.
 
     Raises:
         InputError: If a file is missing or unreadable.
@@ -132,4 +150,74 @@ def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     if infinite.any(axis=None):
         keys = ", ".join(rows.columns[infinite.any()])
         logger.warning("%s: infinite values are left out: %s.", path, keys)
-    return rows.mask(infinite)
+        rows = rows.mask(infinite)
+    return rows
+
+
+def add_run_option(
+    parser: argparse.ArgumentParser, help: str = "run folders; may be repeated", type: type = Path
+) -> None:
+    """
+    `--run RUN`, which may be repeated, or `--runs RUN RUN`: either spelling takes one or several, in `args.runs`.
+    """
+    parser.add_argument(
+        "--run", "--runs", dest="runs", metavar="RUN", action="extend", nargs="+", required=True, type=type, help=help
+    )
+
+
+def find_run_folders(patterns: list[str | Path], named: bool = False) -> list[Path]:
+    """
+    The run folders among paths and glob patterns, each once, in the given order.
+
+    A shell's `runs/demo/*` also names files and other folders, an earlier report for one; they are left out, unless
+    `named` says that a folder that is named outright has to be a run's.
+
+    Raises:
+        InputError: If a path does not exist, a pattern matches nothing, or no run folder remains.
+    """
+    found = {}
+    for pattern in map(str, patterns):
+        matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern))
+        if not matches and glob.has_magic(pattern):
+            raise InputError(f"--runs '{pattern}' matches nothing; give run folders or a glob of them")
+        if not matches or (named and matches == [pattern] and os.path.isdir(pattern)):
+            load_config(pattern)
+            found.setdefault(Path(pattern).resolve(), Path(pattern))
+        for match in matches:
+            if (Path(match) / "metrics.jsonl").is_file():
+                found.setdefault(Path(match).resolve(), Path(match))
+    if not found:
+        raise InputError(
+            f"--runs {' '.join(patterns)}: no run folder among them; a run folder holds config.yaml, env.json and "
+            "metrics.jsonl"
+        )
+    return list(found.values())
+
+
+def common_parent(folders: list[Path]) -> Path:
+    """The deepest folder that holds all run folders."""
+    return Path(os.path.commonpath([folder.resolve().parent for folder in folders]))
+
+
+def only_parent(folders: list[Path]) -> Path:
+    """
+    The folder in which all run folders lie.
+
+    Raises:
+        InputError: If there are several; what they have in common may be anybody's home, or `/`.
+    """
+    parents = list(dict.fromkeys(folder.resolve().parent for folder in folders))
+    if len(parents) > 1:
+        raise InputError(
+            f"--out is missing: the runs lie in {len(parents)} folders ('{parents[0]}', '{parents[1]}'"
+            f"{', …' if len(parents) > 2 else ''}); give the folder that the report goes to"
+        )
+    return parents[0]
+
+
+def load_runs(folders: list[Path]) -> "list[Run]":
+    """The runs in the order of the report, each named by its path below the common parent."""
+    from trl_prorl.eval.run_folder.run import sort_runs  # pandas
+
+    parent = common_parent(folders)
+    return sort_runs([load_run(folder, folder.resolve().relative_to(parent).as_posix()) for folder in folders])

@@ -27,15 +27,16 @@ STAGE_COUNTERS = {
 
 
 MODEL = "model_name_or_path"
+# Settings that pose the problem that a run solves: arms are compared where they agree in these.
+GROUND = ("task", "task_level", "task_options", "dataset_name", "max_steps", "learning_rate")
 # `embedded` alone is `embedded:reverse_digits:0`; a base without a seed is that of seed 0.
 _EMBEDDED = re.compile(r"embedded(?::(?P<task>[^:/]+)(?::(?P<seed>\d+))?)?")
 
 
 def base_family(model: Any) -> tuple[Any, int | None]:
     """
-    The base of a run without its seed, and the seed: `embedded:TASK` and SEED of `embedded:TASK:SEED`.
-
-    Any other model is its own family and has no seed that is known.
+    The base of a run without its seed, and the seed: `embedded:TASK` and SEED of `embedded:TASK:SEED`. Any other model
+    is its own family and has no seed that is known.
     """
     match = _EMBEDDED.fullmatch(model) if isinstance(model, str) else None
     if match is None:
@@ -90,6 +91,11 @@ class Run:
         """The model that it began from: its family, and its seed where it is an embedded one."""
         return base_family(self.config.get(MODEL))
 
+    @cached_property
+    def ground(self) -> str:
+        """The problem that it solves, the seed of an embedded base aside."""
+        return repr([self.base[0], *(self.config.get(key) or None for key in GROUND)])
+
     @property
     def repetition(self) -> tuple[int | None, str]:
         """What tells it from other runs of its configuration: the seed of its base, and the training seed."""
@@ -104,7 +110,8 @@ class Run:
         if key not in self._series:
             rows, values = self.evaluations if key.startswith("eval_") else self.metrics, None
             if rows is not None and key in rows:
-                values = pd.to_numeric(rows.set_index("step")[key], errors="coerce").dropna()
+                values = pd.Series(rows[key].to_numpy(), index=rows["step"], name=key)
+                values = pd.to_numeric(values, errors="coerce").dropna()
             self._series[key] = None if values is None or values.empty else values
         return self._series[key]
 
@@ -125,17 +132,28 @@ class Run:
             return 0.0
         return seconds
 
-    def _resets(self) -> pd.DataFrame:
-        """The events that are resets; the same file also records growth and resumes."""
+    @cached_property
+    def _events(self) -> list[tuple[str, int, str]]:
+        """Event, step and reason of each line of the record of events; `""` where no reason is."""
         if self.events is None or self.events.empty:
-            return pd.DataFrame(columns=["event", "step_applied"])
-        return self.events[self.events["event"].str.contains("reset")]
+            return []
+        reasons = self.events["reason"] if "reason" in self.events else [""] * len(self.events)
+        return [
+            (event, int(step), reason if isinstance(reason, str) else "")
+            for event, step, reason in zip(self.events["event"], self.events["step_applied"], reasons, strict=True)
+        ]
+
+    def reset_reasons(self) -> list[tuple[int, str]]:
+        """Step and reason of each reset, as recorded: `periodic`, `kl_spike+stall`; `""` where none is."""
+        return [(step, reason) for event, step, reason in self._events if "reset" in event]
 
     def reset_steps(self) -> list[int] | None:
         """Optimizer steps at which a reset was applied; `None` if the run kept no record of events."""
-        if self.events is None:
-            return None
-        return [int(step) for step in self._resets()["step_applied"]]
+        return None if self.events is None else [step for step, _ in self.reset_reasons()]
+
+    def event_steps(self, event: str) -> list[int]:
+        """Optimizer steps at which something else than a reset happened: `growth`, `guard_gap`."""
+        return [step for found, step, _ in self._events if found == event]
 
     @property
     def without_reset(self) -> str | None:
@@ -143,21 +161,6 @@ class Run:
         applied = self.reset_steps()
         steps = None if self.metrics.empty else int(self.metrics["step"].max())
         return without_reset(self.variant, self.config, None if applied is None else len(applied), steps)
-
-    def event_steps(self, event: str) -> list[int]:
-        """Optimizer steps at which something else than a reset happened: `growth`, `guard_gap`."""
-        if self.events is None or self.events.empty:
-            return []
-        return [int(step) for step in self.events.loc[self.events["event"] == event, "step_applied"]]
-
-    def reset_reasons(self) -> list[tuple[int, str]]:
-        """Step and reason of each reset, as recorded: `periodic`, `kl_spike+stall`; `""` where none is."""
-        resets = self._resets()
-        reasons = resets["reason"] if "reason" in resets else [""] * len(resets)
-        return [
-            (int(step), reason if isinstance(reason, str) else "")
-            for step, reason in zip(resets["step_applied"], reasons, strict=True)
-        ]
 
 
 def sort_runs(runs: list[Run]) -> list[Run]:

@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pandas as pd
@@ -13,34 +12,24 @@ import torch
 from transformers import set_seed
 
 from trl_prorl import tasks
+from trl_prorl.environment import installed
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_config, read_env
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import identity, load_point, load_tokenizer
-from trl_prorl.eval.samples.points import Point, trained_point
-from trl_prorl.eval.samples.progress import progress
-from trl_prorl.eval.samples.sampling import for_sampling, sample
+from trl_prorl.eval.samples.models import Point, checkpoint_points, identity, load_point, load_tokenizer, trained_point
+from trl_prorl.eval.samples.sampling import for_sampling, progress, sample
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
-from trl_prorl.record.provenance import evaluation_of
+from trl_prorl.record.provenance import evaluation_of, plugin_options
 from trl_prorl.record.run_files import EVALUATION_KEYS
 from trl_prorl.text import visible
 
 
 class HeldOut:
     """
-    A run's models on P held-out prompts.
-
-    Args:
-        run_dir (`Path`): The run folder.
-        split (`str`): Split of the task.
-        prompts (`int`): P.
-        temperature (`float`, *optional*): Sampling temperature; by default the run's. 0 decodes greedily.
-        max_new_tokens (`int`, *optional*): Tokens after which a completion is cut; by default the run's.
-        seed (`int`, *optional*, defaults to `0`): Seed of the sampling.
-        batch_size (`int`, *optional*, defaults to `512`): Sequences per call of `generate`.
-        name ([`TaskName`], *optional*): Another task than the run's.
+    A run's models on P held-out prompts of its task, or of another `name`. Temperature, 0 for greedy decoding, and
+    length of a completion are the run's by default; a call of `generate` has `batch_size` sequences.
 
     Raises:
         InputError: If the run cannot be evaluated so.
@@ -98,16 +87,9 @@ class HeldOut:
 
     def samples(self, point: Point, n: int, *, temperature: float | None = None) -> pd.DataFrame:
         """
-        `n` samples of every prompt by one model, with the columns of [`~eval.samples.store.COLUMNS`]; what is not on
-        disk is drawn and kept.
-
-        Args:
-            point ([`~eval.samples.points.Point`]): The model.
-            n (`int`): Samples per prompt.
-            temperature (`float`, *optional*): Another temperature than this evaluation's.
-
-        Returns:
-            `DataFrame`: P·n rows, prompt by prompt in the order of `rows`.
+        `n` samples of every prompt by one model, P·n rows with the columns of [`~eval.samples.store.COLUMNS`], prompt
+        by prompt in the order of `rows`; what is not on disk is drawn, at another temperature if one is given, and
+        kept.
         """
         temperature = self.temperature if temperature is None else temperature
         store = self.store(point, temperature)
@@ -150,10 +132,6 @@ class HeldOut:
                 print(f"{folder}: the graders have changed, and {changed} of {len(old)} verdicts with them.")
         return frame
 
-    def _draw(self, point: Point, batches, have: dict[int, int], temperature: float, store: SampleStore) -> None:
-        with self._model(point) as (model, compact):
-            self._draw_with(model, compact, point, batches, have, temperature, store)
-
     def _identity(self, point: Point) -> dict:
         return identity(point.folder, self.config)
 
@@ -162,9 +140,10 @@ class HeldOut:
         """A model as it is sampled, and whether compactly."""
         yield for_sampling(load_point(point, self.config))
 
-    def _draw_with(self, model, compact, point, batches, have, temperature, store) -> None:
+    def _draw(self, point: Point, batches, have: dict[int, int], temperature: float, store: SampleStore) -> None:
         description = f"{self.run_dir.name}: {point.label}" + (", greedy" if temperature == 0 else "")
-        with progress(sum(len(p) * n for p, n in batches), visible(description)) as bar:
+        total = sum(len(places) * count for places, count in batches)
+        with self._model(point) as (model, compact), progress(total, visible(description)) as bar:
             for places, count in batches:
                 names = [self.prompt_ids[place] for place in places]
                 # A batch of its own seed: the same samples, whether or not there was a stop before it.
@@ -215,14 +194,8 @@ class HeldOut:
 
 def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]]:
     """
-    Batches of prompts that all lack the same number of samples, and how many of each a batch draws.
-
-    Args:
-        missing (`dict[int, int]`): Samples lacking, by place of the prompt; each at least 1.
-        batch_size (`int`): Sequences of a batch. A prompt that lacks more is drawn in several batches.
-
-    Returns:
-        `list[tuple[list[int], int]]`: Places and samples of each, in order.
+    Batches of at most `batch_size` sequences: places of prompts that all lack the same number of samples, and how many
+    of each a batch draws, from the samples lacking, at least 1, by place. A prompt that lacks more is in several.
     """
     batches = []
     by_count: dict[int, list[int]] = {}
@@ -239,13 +212,6 @@ def plan(missing: dict[int, int], batch_size: int) -> list[tuple[list[int], int]
     return batches
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # it is optional
-        return None
-
-
 @functools.cache
 def grader_version() -> str:
     """
@@ -253,7 +219,7 @@ def grader_version() -> str:
     """
     files = sorted(Path(tasks.__file__).parent.rglob("*.py"))
     files += sorted({file for plugin in tasks.registry.PLUGINS for file in plugin.parent.glob("*.py")})
-    return digest(_version("math-verify"), _version("reasoning-gym"), *(path.read_text() for path in files))[:12]
+    return digest(installed("math-verify"), installed("reasoning-gym"), *(path.read_text() for path in files))[:12]
 
 
 def digest(*parts) -> str:
@@ -288,3 +254,33 @@ def check_run(run_dir: Path) -> dict:
     if wrong:
         raise InputError(". And ".join(wrong))
     return config
+
+
+def held_outs(run_dir: Path, args) -> list[HeldOut]:
+    """The run on its own task, then on the others that were asked for."""
+    settings = {
+        "temperature": 0.0 if args.greedy else args.temperature,
+        "max_new_tokens": args.max_new_tokens,
+        "seed": args.seed,
+        "batch_size": args.batch_size,
+    }
+    names = [None, *map(TaskName.parse, args.others)]
+    return [HeldOut(run_dir, args.split, args.prompts, name=name, **settings) for name in names]
+
+
+def check_run_settings(run_dir: Path, checkpoints: list[str], others: list[str] = ()) -> None:
+    """
+    Refuse what a run cannot be asked, before anything is loaded: checkpoints by step, or `all`, and other tasks as the
+    command line names them.
+
+    Raises:
+        InputError: Naming what is wrong, and the cure.
+    """
+    config, env = check_run(run_dir), read_env(run_dir)
+    how = f"; {evaluation_of(config, env, run_dir)} has the run's own" if plugin_options(env) else ""
+    for name in (TaskName.of_run(config), *map(TaskName.parse, others)):
+        try:
+            name.make()
+        except InputError as error:
+            raise InputError(f"{error}{how}") from error
+    checkpoint_points(run_dir, config, checkpoints)

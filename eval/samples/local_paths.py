@@ -20,10 +20,6 @@ def with_local_paths(run_dir: Path, config: dict) -> dict:
     folder decides: another model of that name is passed over, and `model_revision` is the Hub's commit that the run
     began from.
 
-    Args:
-        run_dir (`Path`): The run folder.
-        config (`dict`): Its configuration.
-
     Raises:
         InputError: If the base model was a local folder and is nowhere, or has other weights now.
     """

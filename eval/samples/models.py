@@ -1,17 +1,174 @@
-"""The weights of a run's models: what tells them apart, and how they are loaded."""
+"""The models of a run: base, checkpoints and the one at its end; the identity of their weights; loading them."""
 
+import filecmp
+import os
+import re
+import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.utils.logging import disable_progress_bar
 
 from trl_prorl.checkpoint.files import sha256
 from trl_prorl.errors import InputError
-from trl_prorl.eval.samples.points import Point, kind_of_model
+from trl_prorl.eval.run_folder.reading import read_env
+from trl_prorl.eval.samples.local_paths import find_output_dir
 from trl_prorl.record.base_model import WEIGHTS, hub_commit
+from trl_prorl.record.run_files import METRICS, METRICS_FILE, read_jsonl
+from trl_prorl.record.run_id import RUN_ID, saved_run_id
+
+
+@dataclass(frozen=True)
+class Point:
+    """
+    A model of a run.
+
+    Attributes:
+        label (`str`): `base`, `step-40` or `trained`.
+        step (`int` or `None`): Optimizer steps done; 0 for base, `None` where the record does not tell.
+        folder (`Path` or `None`): Where its weights are; `None` is the base model of the run's configuration.
+    """
+
+    label: str
+    step: int | None
+    folder: Path | None
+
+
+def kind_of_model(folder: Path) -> str | None:
+    """What a folder holds: `"adapter"` (PEFT), `"full"`, or `None`."""
+    if (folder / "adapter_config.json").is_file():
+        return "adapter"
+    return "full" if (folder / "config.json").is_file() else None
+
+
+def find_trained_model(run_dir: Path, config: dict) -> Path:
+    """
+    The folder of the model that a run left behind: the run folder or, if the record lies elsewhere by `run_dir`, its
+    `output_dir`. There a model counts only if its run's id is that of the record, because another run may have that
+    name now.
+
+    Raises:
+        InputError: If there is none, or the one that is there is another run's.
+    """
+    env = read_env(run_dir)
+    run = env.get(RUN_ID)
+    if kind_of_model(run_dir):
+        saved = saved_run_id(run_dir)
+        if None not in (run, saved) and saved != run:
+            raise InputError(
+                f"run folder '{run_dir}' holds the model of another run ({RUN_ID} {saved}, by env.json {run}); let "
+                "the run finish, or copy the files of one of its checkpoints there"
+            )
+        return run_dir
+    elsewhere = output_dir_apart(run_dir, config, env)
+    if elsewhere is not None and kind_of_model(elsewhere):
+        if run is not None and saved_run_id(elsewhere) == run:
+            return elsewhere
+        why = (
+            "the record has no run id"
+            if run is None
+            else f"its {RUN_ID} is {saved_run_id(elsewhere)}, by env.json {run}"
+        )
+        raise InputError(
+            f"run folder '{run_dir}' has no trained model, and nothing says that the one in output_dir '{elsewhere}' "
+            f"is this run's ({why}); if it is, copy its files into the run folder"
+        )
+    raise InputError(
+        f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); "
+        "let the run finish, or copy a checkpoint's files there"
+    )
+
+
+def output_dir_apart(run_dir: Path, config: dict, env: dict) -> Path | None:
+    """The run's `output_dir` if `run_dir` put the record elsewhere; else `None`: model and record share a folder."""
+    record, output = config.get("run_dir"), config.get("output_dir")
+    if not record or not output or os.path.normpath(record) == os.path.normpath(output):
+        return None
+    found = find_output_dir(run_dir, config, env)
+    return None if found is None or Path(found).resolve() == run_dir.resolve() else Path(found)
+
+
+def last_step(run_dir: Path) -> int | None:
+    """The last optimizer step on record, or `None` without a record."""
+    return max((row["step"] for row in read_jsonl(run_dir / METRICS_FILE, METRICS)), default=None)
+
+
+def trained_point(run_dir: Path, config: dict) -> Point:
+    """
+    The model that the run left behind. It is of the last step on record, unless its weights are those of a checkpoint:
+    the best one, or one whose files were copied there after a run was killed.
+    """
+    folder = find_trained_model(run_dir, config)
+    found, _ = checkpoints(folder, run_dir)
+    equal = (step for step, path in sorted(found.items(), reverse=True) if same_weights(path, folder))
+    return Point("trained", next(equal, last_step(run_dir)), folder)
+
+
+def checkpoints(folder: Path, run_dir: Path) -> tuple[dict[int, Path], dict[int, Path]]:
+    """
+    The checkpoints in a folder that hold weights, by step: this run's, and those of other runs. One that says of no
+    run counts as this one's in the run folder, and nowhere else.
+    """
+    run, here = read_env(run_dir).get(RUN_ID), folder.resolve() == run_dir.resolve()
+    found, others = {}, {}
+    for path in folder.glob("checkpoint-*"):
+        match = re.fullmatch(r"checkpoint-(\d+)", path.name)
+        if match and kind_of_model(path) and weight_files(path):
+            saved = saved_run_id(path)
+            own = saved == run or (here and None in (saved, run))
+            (found if own else others)[int(match[1])] = path
+    return found, others
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the files of a model that hold weights."""
+    return sorted(path.name for glob in WEIGHTS for path in folder.glob(glob))
+
+
+def same_weights(checkpoint: Path, folder: Path) -> bool:
+    """Whether a checkpoint, which holds more than a model, holds the weights of a folder, byte by byte."""
+    names = [name for name in weight_files(folder) if name != TRAINING_ARGS_NAME]
+    return bool(names) and not any(filecmp.cmpfiles(checkpoint, folder, names, shallow=False)[1:])
+
+
+def checkpoint_points(run_dir: Path, config: dict, asked: list[str]) -> list[Point]:
+    """
+    The checkpoints of a run that were asked for, by their steps or as `all`; the last step's is left out, because it
+    is the trained model.
+
+    Raises:
+        InputError: If one is missing, or all were asked for and there are none.
+    """
+    if not asked:
+        return []
+    trained = trained_point(run_dir, config)
+    found, others = checkpoints(trained.folder, run_dir)
+    steps = sorted(found)
+    if others:
+        print(
+            f"{trained.folder}: {', '.join(path.name for _, path in sorted(others.items()))} of another run, left "
+            "out.",
+            file=sys.stderr,
+        )
+    if asked != ["all"]:
+        for step in asked:
+            if not step.isdigit() or int(step) not in found:
+                raise InputError(
+                    f"--checkpoints {step}: '{trained.folder}' has no such checkpoint; it has "
+                    f"{', '.join(map(str, steps)) or 'none'}. Give some of these, or all"
+                )
+        steps = sorted(set(map(int, asked)))
+    elif not steps:
+        raise InputError(
+            f"--checkpoints all: '{trained.folder}' has no checkpoint; train with save_strategy: steps, save_steps: N "
+            "and a save_total_limit that keeps them (save_only_model: true keeps them small)"
+        )
+    return [Point(f"step-{step}", step, found[step]) for step in steps if step != trained.step]
 
 
 @contextmanager
@@ -30,11 +187,8 @@ def hub_errors(base: str):
 
 def identity(folder: Path | None, config: dict) -> dict:
     """
-    The identity of a model's weights: hashes of its files, or the Hub's commit. JSON values.
-
-    Args:
-        folder (`Path` or `None`): As in [`Point`].
-        config (`dict`): The run's configuration, which names the base model.
+    The identity of a model's weights, in JSON values: hashes of the files in its folder, or the Hub's commit; `None`
+    is the base model that the configuration names.
     """
     base = config["model_name_or_path"]
     if folder is None:

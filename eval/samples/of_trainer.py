@@ -13,8 +13,7 @@ from trl_prorl.eval.run_folder.reading import read_env
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH
 from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.local_paths import with_local_paths
-from trl_prorl.eval.samples.models import identity, load_base_model
-from trl_prorl.eval.samples.points import Point
+from trl_prorl.eval.samples.models import Point, identity, load_base_model
 from trl_prorl.eval.samples.sampling import for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName

@@ -2,12 +2,14 @@
 Samples of a model: batched generation from the full softmax, each sample with its text, its tokens and its verdict.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from peft import PeftModel
+from tqdm import tqdm
 from transformers import GenerationConfig
 
 from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
@@ -19,13 +21,8 @@ from trl_prorl.rollout.merged_copy import why_not_merged
 @dataclass(frozen=True)
 class Sample:
     """
-    One completion.
-
-    Attributes:
-        text (`str`): The completion as plain text.
-        ids (`list[int]`): Its tokens, the one that ended it included.
-        truncated (`bool`): Whether it was cut at the greatest length instead of ending.
-        correct (`bool`): The task's verdict.
+    One completion: its plain text; its tokens, the one that ended it included; whether it was cut at the greatest
+    length instead of ending; and the task's verdict.
     """
 
     text: str
@@ -52,6 +49,13 @@ def prompt_ids(tokenizer, rows: list[dict], chat_template_kwargs: dict | None = 
         for row in rows
     ]
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+
+def progress(total: int, description: str) -> tqdm:
+    """A bar on stderr, a unit each sample; where nobody watches, after ten seconds and once a minute."""
+    watched = sys.stderr.isatty()
+    seconds = {} if watched else {"delay": 10, "mininterval": 60}
+    return tqdm(total=total, desc=description, unit="sample", **seconds)
 
 
 @contextmanager
@@ -98,22 +102,11 @@ def sample(
     compact: bool = False,
 ) -> list[list[Sample]]:
     """
-    Sample `n` completions for each prompt in one call of `generate`, and verify them.
+    Sample `n` completions for each of P rows in one call of `generate`, and judge them by `task.verify_many`.
 
-    The full softmax at `temperature` is sampled, whatever a model's own generation config asks for. Samples depend on
-    torch's global seed and on what is batched together.
-
-    Args:
-        model (`PreTrainedModel` or `PeftModel`): A causal language model.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template and a padding token.
-        task ([`~tasks.Task`]): Its `verify_many(completions, rows)` judges the samples.
-        rows (`list[dict]`): P rows with a `prompt` of chat messages, and what `task.verify` needs.
-        n (`int`): Samples per prompt.
-        temperature (`float`, *optional*, defaults to `1.0`): Sampling temperature; 0 decodes greedily.
-        max_new_tokens (`int`, *optional*, defaults to `512`): Tokens after which a completion is cut.
-        chat_template_kwargs (`dict`, *optional*): Further arguments of the chat template.
-        compact (`bool`, *optional*, defaults to `False`): Compute a prompt once for all its samples, and drop a
-            sample when it ends.
+    The full softmax at `temperature` is sampled (0 decodes greedily), whatever a model's own generation config asks
+    for. Samples depend on torch's global seed and on what is batched together. `compact` computes a prompt once for
+    all its samples, and drops a sample when it ends.
 
     Returns:
         `list[list[Sample]]`: Shape (P, n).

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from trl_prorl.errors import RunError
-from trl_prorl.eval.run_folder.json_files import write_json
+from trl_prorl.eval.run_folder.reading import write_json
 from trl_prorl.files import replaced
 
 
@@ -40,10 +40,9 @@ def content_ids(rows: list[dict]) -> list[str]:
 
 class SampleStore:
     """
-    The samples of one model under one setting.
+    The samples of one model under one setting, in a folder below that of a run's samples.
 
     Args:
-        folder (`Path`): Where samples of a run are kept; the store is a folder in it.
         label (`str`): What the model is called, for people.
         settings (`dict`): Everything that decides the samples, but for the prompts: JSON values.
     """

@@ -1,17 +1,19 @@
-"""Rounds of all arms in turns, and the medians of their stages."""
+"""Rounds of all arms in turns with the medians of their stages, and the peak memory of each arm alone."""
 
-import functools
+import argparse
+import multiprocessing
+import resource
 import statistics
 import tempfile
 import warnings
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
 
-from trl_prorl.eval.stepcost.arms import FLOOR
-from trl_prorl.eval.stepcost.batches import Batches
-from trl_prorl.eval.stepcost.floor import Floor
-from trl_prorl.eval.stepcost.generating import generation_seconds
-from trl_prorl.eval.stepcost.making import make_trainer, silent
+from rich.progress import track
+
+from trl_prorl.eval.stepcost.settings import ARMS, FP32_ARMS, Batches, settings
 from trl_prorl.eval.stepcost.tables import ROUNDS
+from trl_prorl.eval.stepcost.trainers import make_trainer, silent
 
 
 def measure(
@@ -29,9 +31,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainers = {
-            name: Floor(args, batches, iterations)
-            if arm is None
-            else make_trainer(name, arm, args, batches, iterations, checkpointing, folder)
+            name: make_trainer(name, arm, args, batches, iterations, checkpointing, folder)
             for name, arm in arms.items()
         }
         order = list(trainers)
@@ -39,26 +39,55 @@ def measure(
             # In turns, and not always in the same order.
             for name in order[number % len(order) :] + order[: number % len(order)]:
                 trainer = trainers[name]
-                times = trainer.generation_seconds if name == FLOOR else functools.partial(generation_seconds, trainer)
-                generation = times(batches, number) if generate else 0.0
+                generation = trainer.generation_seconds(batches, number) if generate else 0.0
                 trainer.watch.begin()
                 with silent():
                     trainer.train()
                 if number == 0:
                     continue  # the first round warms up
-                seconds = trainer.watch.seconds
-                rounds[name]["scoring"].append(seconds["scoring"] / iterations)
-                rounds[name]["update"].append((seconds["step"] - seconds["scoring"]) / iterations)
-                rounds[name]["phase"].append(seconds["step"] / iterations)
-                rounds[name]["generation"].append(generation / iterations)
-                rounds[name]["generated"].append(generation / iterations)
-                rounds[name]["whole"].append((generation + seconds["step"]) / iterations)
+                scoring, step = trainer.watch.seconds["scoring"], trainer.watch.seconds["step"]
+                stages = {"generated": generation, "scoring": scoring, "update": step - scoring, "phase": step}
+                for stage, seconds in (stages | {"whole": generation + step}).items():
+                    rounds[name][stage].append(seconds / iterations)
                 if (peak := trainer.watch.peak()) is not None:
                     rounds[name]["peak"].append(peak - trainer.watch.held)  # the models of all arms are there
     result = {}
     for name, values in rounds.items():
-        result[name] = {key: statistics.median(values[key]) for key in ("generation", "scoring", "update")}
+        medians = {"generation": "generated", "scoring": "scoring", "update": "update"}
+        result[name] = {key: statistics.median(values[stage]) for key, stage in medians.items()}
         result[name] |= {key: values[key] for key in ROUNDS.values()}
         if "peak" in values:
             result[name]["peak"] = max(values["peak"])
     return result
+
+
+def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
+    """
+    GiB by which one arm's training raises the peak of memory, of the GPU's where it trains on one, else of its
+    process's resident memory; for a process of its own.
+    """
+    _, batches, iterations, checkpoint, generate = setting
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = make_trainer(name, (ARMS | FP32_ARMS)[name], args, batches, iterations, checkpoint, folder)
+        trainer.watch.begin()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if generate:
+            trainer.generation_seconds(batches, 0)
+            trainer.watch.peak()  # before a step lets the device count anew
+        with silent():
+            trainer.train()
+        if (peak := trainer.watch.peak()) is not None:
+            return peak - trainer.watch.held
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+
+
+def memory(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """By setting and arm the peak memory, each arm in a process of its own."""
+    results = {}
+    for title, *setting in settings(args):
+        results[title] = {}
+        for name in track(list(setting[0]), description=title):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                results[title][name] = pool.submit(peak_memory, name, args, ({}, *setting[1:])).result()
+    return results

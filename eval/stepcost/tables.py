@@ -9,7 +9,7 @@ from matplotlib.ticker import NullFormatter
 from rich.console import Console
 from rich.table import Table
 
-from trl_prorl.eval.stepcost.arms import BASELINE, FLOOR
+from trl_prorl.eval.stepcost.settings import BASELINE, FLOOR
 from trl_prorl.variants import VARIANTS
 
 
@@ -39,27 +39,26 @@ def generates(result: dict[str, dict]) -> bool:
 
 
 def show(console: Console, title: str, result: dict[str, dict]) -> None:
-    """Two tables: seconds of a step, and how many times as fast as the baseline an arm is."""
-    peaks = any("peak" in values for values in result.values())
-    seconds = Table("arm", *(f"{name}, s" for name in ("generation", "scoring", "update", "whole step")), title=title)
-    if peaks:
+    """Seconds of a step; how many times as fast as the baseline an arm is; its multiples of the floor, if that ran."""
+    stages = ("generation", "scoring", "update")
+    seconds = Table("arm", *(f"{name}, s" for name in (*stages, "whole step")), title=title)
+    if peaks := any("peak" in values for values in result.values()):
         seconds.add_column("peak GiB, above what is held")
-    timed = {title: rounds for title, rounds in ROUNDS.items() if rounds == "phase" or generates(result)}
-    ratios = Table("arm", *(f"{name} ×" for name in timed), title=f"times as fast as {BASELINE}, [least, greatest]")
     for name, values in result.items():
-        cells = [*(values[key] for key in ("generation", "scoring", "update")), statistics.median(values["whole"])]
+        cells = [*(values[key] for key in stages), statistics.median(values["whole"])]
         peak = [f"{values['peak']:.2f}"] if peaks else []
         seconds.add_row(name, *(f"{cell:.3f}" for cell in cells), *peak)
-        shown = (ratio(result, name, rounds=rounds) for rounds in timed.values())
-        ratios.add_row(name, *(f"{median:.2f} [{least:.2f}, {most:.2f}]" for median, least, most in shown))
     console.print(seconds)
-    console.print(ratios)
+    timed = {title: rounds for title, rounds in ROUNDS.items() if rounds == "phase" or generates(result)}
+    pairs = {f"times as fast as {BASELINE}": lambda name: (name, BASELINE)}
     if FLOOR in result:
-        multiples = Table("arm", *(f"{name} ×" for name in timed), title="multiples of the floor, [least, greatest]")
+        pairs["multiples of the floor"] = lambda name: (FLOOR, name)
+    for heading, pair in pairs.items():
+        ratios = Table("arm", *(f"{name} ×" for name in timed), title=f"{heading}, [least, greatest]")
         for name in result:
-            shown = (ratio(result, FLOOR, name, rounds) for rounds in timed.values())
-            multiples.add_row(name, *(f"{median:.2f} [{least:.2f}, {most:.2f}]" for median, least, most in shown))
-        console.print(multiples)
+            found = (ratio(result, *pair(name), rounds) for rounds in timed.values())
+            ratios.add_row(name, *(f"{median:.2f} [{least:.2f}, {most:.2f}]" for median, least, most in found))
+        console.print(ratios)
 
 
 def show_memory(console: Console, results: dict[str, dict[str, float]]) -> None:

@@ -16,7 +16,7 @@ from eval.analysis.frame import Frame
 from eval.pages.contents import build_report
 from eval.run_folder.reading import load_run
 from eval.samples.held_out import check_run
-from eval.samples.points import find_trained_model
+from eval.samples.models import find_trained_model
 from tasks.__main__ import main as show_tasks
 from trl_prorl.checkpoint.files import MANIFEST_FILE, why_unusable
 from trl_prorl.errors import InputError
@@ -133,9 +133,8 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture
-def readers(folders, monkeypatch):
+def readers(folders):
     """Everything that reads the run folder, pictures aside; each ends, or raises an `InputError`."""
-    monkeypatch.setattr("eval.pages.trajectory.RESAMPLES", 5)
     run, other = folders / "damaged", folders / "sound"
 
     def over(run_dir):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from eval.analysis.clamp import gain_after_clamp, gain_since, stalled_at
+from eval.analysis.resets import gain_after_clamp, gain_since, stalled_at
 
 
 STEPS = np.arange(1, 101)

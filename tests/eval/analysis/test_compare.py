@@ -38,7 +38,7 @@ def test_pairing_sees_what_the_intervals_of_each_do_not(evaluated):
     result = compare(evaluated("a", [count + 1 for count in counts]), evaluated("b", counts), k=1)
     # Of 32 prompts that all agree up to 1 - 0.05^(1/32) = 8.94 % of others are not excluded, from -1 to 1.
     assert result.difference == pytest.approx((1 / 8, 1 / 8 - 0.0894 * 9 / 8, 1 / 8 + 0.0894 * 7 / 8), abs=1e-4)
-    assert result.differ
+    assert result.difference.apart
     assert result.first_value.low < result.second_value.high
     back = compare(evaluated("c", counts), evaluated("d", [count + 1 for count in counts]), k=1)
     assert back.difference.value == pytest.approx(-1 / 8)
@@ -142,7 +142,7 @@ def test_statements(evaluated):
     worse = compare(evaluated("c", [1, 2, 3] * 7), evaluated("d", [3, 4, 5] * 7), k=1)
     assert comparison_statements([worse])[0].endswith("`d` is higher.")
     few = compare(evaluated("e", [1, 2, 3]), evaluated("f", [3, 4, 5]), k=1)
-    assert not few.differ
+    assert not few.difference.apart
     assert "-0.250 (n/a): n/a: fewer than 20 prompts give no interval" in comparison_statements([few])[0]
 
 

@@ -2,8 +2,7 @@ from itertools import count
 
 import pytest
 
-from eval.analysis.names import configuration_labels
-from eval.analysis.repetitions import repetitions
+from eval.analysis.configurations import configuration_labels, repetitions
 from eval.run_folder.reading import load_run
 
 

@@ -3,8 +3,14 @@ import dataclasses
 import pytest
 from trl import GRPOConfig, ScriptArguments
 
-from eval.analysis import repetitions
-from eval.analysis.names import configuration_labels
+from eval.analysis.configurations import (
+    EFFECTIVE_WITH,
+    VALIDATION_KEYS,
+    configuration_labels,
+    matters,
+    repetitions,
+    seed_count,
+)
 from eval.run_folder.reading import load_run
 from eval.run_folder.run import base_family
 from trl_prorl import ProRLConfig
@@ -17,7 +23,7 @@ def test_what_changes_no_number_makes_no_other_configuration(make_run, make_rows
 
     harmless = {"hub_model_id": "me/a", "resume_from_checkpoint": True, "logging_steps": 5, "output_dir": "elsewhere"}
     runs = [run(0), run(1, **harmless), run(2, model_name_or_path="big"), run(3, dataset_name="other"), run(4, beta=1)]
-    groups = repetitions.repetitions(runs)
+    groups = repetitions(runs)
     assert [[one.name for one in group] for group in groups] == [["s0", "s1"], ["s2"], ["s3"], ["s4"]]
     labels = configuration_labels(groups)
     assert not any(key in label for label in labels for key in harmless)
@@ -31,9 +37,9 @@ def test_seeds_of_base_and_training_make_no_other_configuration(make_run, make_r
         load_run(make_run(f"r{i}", "A", make_rows(2), env={"seed": 1}, config={"model_name_or_path": name}))
         for i, name in enumerate(names)
     ]
-    groups = repetitions.repetitions(runs)
+    groups = repetitions(runs)
     assert [[run.name for run in group] for group in groups] == [["r0", "r1", "r2"], ["r3"]]
-    assert repetitions.seed_count(groups[0]) == 2  # of one training seed: the bases of seed 0 and 3
+    assert seed_count(groups[0]) == 2  # of one training seed: the bases of seed 0 and 3
     assert [run.base for run in runs] == [
         *[("embedded:reverse_digits", seed) for seed in (0, 0, 3)],
         ("embedded:sorting", 3),
@@ -100,7 +106,7 @@ def other_value(default):
 def test_the_configuration_and_the_report_agree_on_what_has_no_effect():
     """A rule of one alone would split or join runs wrongly."""
     refused = set(refused_as_without_effect())
-    assert refused == set(ENABLING) == set(repetitions.EFFECTIVE_WITH) - repetitions.VALIDATION_KEYS
+    assert refused == set(ENABLING) == set(EFFECTIVE_WITH) - VALIDATION_KEYS
     for key, enabling in ENABLING.items():
-        assert not repetitions.matters(key, {}), key
-        assert repetitions.matters(key, enabling), key
+        assert not matters(key, {}), key
+        assert matters(key, enabling), key

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from eval.analysis.spikes import ENTROPY_SPIKE, KL_SPIKE, SpikeRule, find_spikes, neighbour_medians
+from eval.analysis.stability import ENTROPY_SPIKE, KL_SPIKE, SpikeRule, find_spikes, neighbour_medians
 
 
 RULE = SpikeRule(factor=10.0, rise=0.01)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from eval.analysis.token_drift import token_drift
+from eval.analysis.language import token_drift
 
 
 def test_token_drift_by_hand():

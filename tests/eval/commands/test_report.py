@@ -3,7 +3,7 @@ from PIL import Image
 
 from eval import report
 from eval.pages import arms
-from eval.run_folder.finding import find_run_folders, load_runs
+from eval.run_folder.reading import find_run_folders, load_runs
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from eval import gpu_check
-from eval.gpucheck import cost, machine, marked_tests, parity
-from eval.gpucheck.parts import CARD, CPU
-from eval.gpucheck.result import Result
-from eval.stepcost.arms import ARMS, BASELINE
-from eval.stepcost.batches import Batches
+from eval.gpucheck import cost, marked_tests, parity, runner
+from eval.gpucheck.parts import CARD, CPU, Result
+from eval.stepcost.settings import ARMS, BASELINE, Batches
 from trl_prorl import ProRLTrainer
 
 
@@ -120,11 +118,11 @@ def test_of_several_gpus_one_is_seen(monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES") if visible is None else monkeypatch.setenv(
             "CUDA_VISIBLE_DEVICES", visible
         )
-        assert f"CUDA_VISIBLE_DEVICES={first}. " in machine.see_one_gpu()
+        assert f"CUDA_VISIBLE_DEVICES={first}. " in runner.see_one_gpu()
         assert os.environ["CUDA_VISIBLE_DEVICES"] == first
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
-    assert machine.see_one_gpu() is None and os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-1"
+    assert runner.see_one_gpu() is None and os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-1"
 
 
 @pytest.mark.parametrize("major, right", [(7, False), (8, True)])
@@ -138,7 +136,7 @@ def test_a_card_that_emulates_bf16_is_named(monkeypatch, major, right):
     ):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch, "ones", lambda count, device: ones(count))
-    found = machine.machine(CARD, None)
+    found = runner.machine(CARD, None)
     assert (found.failed == []) == right and (found.facts["device"], found.facts["memory_gib"]) == ("a card", 16.0)
 
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eval.stepcost import measuring, memory
-from eval.stepcost.options import parse
-from eval.stepcost.stopwatch import Stopwatch
+from eval.stepcost import measuring
+from eval.stepcost.settings import parse
+from eval.stepcost.trainers import Stopwatch
 from trl_prorl.record.meter import gpu_row
 
 
@@ -72,16 +72,14 @@ def arm(device, monkeypatch):
         device.hold(7)
         return 1.0
 
-    made = SimpleNamespace(watch=watch, train=train)
-    for module in (memory, measuring):
-        monkeypatch.setattr(module, "make_trainer", lambda *args: made)
-        monkeypatch.setattr(module, "generation_seconds", generate)
+    made = SimpleNamespace(watch=watch, train=train, generation_seconds=generate)
+    monkeypatch.setattr(measuring, "make_trainer", lambda *args: made)
 
 
 @pytest.mark.parametrize("generate, peak", [(True, 7.0), (False, 5.0)])
 def test_on_a_gpu_an_arm_s_memory_is_the_gpu_s(arm, generate, peak):
     setting = (None, None, 2, False, generate)
-    assert memory.peak_memory("A", SimpleNamespace(), setting) == pytest.approx(peak)
+    assert measuring.peak_memory("A", SimpleNamespace(), setting) == pytest.approx(peak)
 
 
 def test_an_arm_s_peak_leaves_out_the_models_of_the_others(arm):

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from eval.gpucheck import runner
-from eval.gpucheck.parts import CPU, PARTS, Part
-from eval.gpucheck.result import Result, Table
+from eval.gpucheck.parts import CPU, PARTS, Part, Result, Table
 from eval.gpucheck.runner import last_words, run_all, run_part
 
 

@@ -2,9 +2,8 @@ import pytest
 
 from eval.analysis import compare
 from eval.analysis.frame import Frame
-from eval.pages import boundary, comparison, trajectory
+from eval.pages import boundary, comparison
 from eval.pages.document import Bullets
-from eval.pages.table import Table
 from eval.run_folder.reading import load_run
 
 
@@ -68,24 +67,3 @@ def test_other_prompts_are_said_not_compared(arm):
     assert [type(block) for block in blocks] == [Bullets]
     assert "not evaluated on the same prompts" in blocks[0].items[0]
     assert comparison.sections(Frame([arm("B", 5)])) == []
-
-
-def test_constant_rate(arm):
-    def checkpoints(shares):
-        return [
-            {
-                **{"step": 10 * place, "pass@1": share, "interval@1": [0.0, 1.0]},
-                "correct": [round(8 * share)] * 20 + [round(8 * share) - 1] * 20,
-            }
-            for place, share in enumerate(shares, 1)
-        ]
-
-    two = arm("A", 0, checkpoints=checkpoints([0.3, 0.4]))
-    assert trajectory.saturation_blocks(Frame([two])) == []
-    falling = arm("B", 0, checkpoints=checkpoints([0.9, 0.25, 0.9, 0.25]))
-    table, said = trajectory.saturation_blocks(Frame([two, falling]))
-    assert isinstance(table, Table)
-    assert {row[0].split()[0] for row in table.rows} == {"B0"}
-    not_fitted, seen, _ = said.items
-    assert not_fitted.endswith("Everything is solved at the start: there is nothing left to shrink.")  # pass@8
-    assert seen == "The constant rate does not hold for 1 of 1 fits: `B0` (pass@1)."

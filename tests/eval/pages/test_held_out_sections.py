@@ -81,7 +81,6 @@ def test_older_files_have_none_of_it(arm):
         page.checkpoints_table,
         page.tasks_table,
         page.forgetting_table,
-        runs.decoding_table,
         drift.runs_table,
     ):
         assert view(frame) is None
@@ -127,9 +126,11 @@ def test_tasks_table(arm):
     assert table.rows[1][2] == "2"
 
 
-def test_decoding_table(arm):
+def test_greedy_decoding_is_a_column_where_it_was_measured(arm):
     greedy = {side: {"accuracy": value} for side, value in (("base", 0.25), ("trained", 0.5))}
-    assert runs.decoding_table(Frame([arm(greedy=greedy), arm("B")])).rows == [["A0", "0.250 → 0.500", "–", "–"]]
+    table = runs.learning_table(Frame([arm(greedy=greedy), arm("B")]))
+    assert [row[table.header.index("greedy accuracy")] for row in table.rows] == ["0.250 → 0.500", "–"]
+    assert "greedy accuracy" not in runs.learning_table(Frame([arm("B")])).header
 
 
 def test_drift(arm):

@@ -5,7 +5,6 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from eval import report
 from eval.analysis.frame import Frame
 from eval.pages import course
 from eval.pages import runs as pages
@@ -118,10 +117,10 @@ def test_resets_of_all_seeds_are_marked(make_run, make_rows):
 
 def test_evaluations_during_training_are_drawn_with_the_resets(make_run, make_rows):
     folder = make_run("A", "A", make_rows(20), events=[{"event": "reset", "step_applied": 10}])
-    assert course.validation_panels(Frame([load_run(folder)])) == []
+    assert len(course_panels([load_run(folder)])) == 4
     rows = [{"step": step, "eval_reward": step / 100} for step in (0, 8, 16)]
     (folder / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (panel,) = course.validation_panels(Frame([load_run(folder)]))
+    *_, panel = course_panels([load_run(folder)])
     axes = drawn(panel)
     curve = next(line for line in axes.lines if line.get_label() == "A")
     assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([0, 8, 16], [0.0, 0.08, 0.16])
@@ -143,11 +142,3 @@ def test_gold_is_drawn_beside_the_reward(make_run, make_rows):
     assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "X"] == [[15], []]
     assert "the reward is gamed" in lines
     assert drawn(course_panels([other])[0]).get_title() == "Training reward"
-
-
-def test_the_page_shows_them(make_run, make_rows, tmp_path):
-    folder = make_run("A", "A", make_rows(20))
-    (folder / "evaluations.jsonl").write_text('{"step": 5, "eval_reward": 0.5}\n')
-    assert report.main(["--runs", str(folder)]) == 0
-    assert "](validation.png)" in (folder.parent / "report.md").read_text()
-    assert (folder.parent / "validation.png").exists()

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from eval import report
-from eval.pages import html
+from eval.pages import document
 from eval.samples.store import SAMPLES_FOLDER, SampleStore
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
@@ -241,14 +241,14 @@ def test_matrix_is_grouped_and_explained(page):
     ],
 )
 def test_inline_markdown(text, shown):
-    rendered = str(html.inline(text))
+    rendered = str(document.inline(text))
     assert rendered == shown
 
 
 def test_interval_goes_below_its_value():
-    assert html.cell("0.5 [0.4, 0.6]") == '0.5 <span class="interval">[0.4, 0.6]</span>'
-    assert html.short("0.232 → 0.656 [0.615, 0.694]")
-    assert not html.short("KL to pi_old (a different objective)")
+    assert document.cell("0.5 [0.4, 0.6]") == '0.5 <span class="interval">[0.4, 0.6]</span>'
+    assert document.short("0.232 → 0.656 [0.615, 0.694]")
+    assert not document.short("KL to pi_old (a different objective)")
 
 
 @pytest.mark.parametrize(

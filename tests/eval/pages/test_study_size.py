@@ -82,7 +82,7 @@ def test_growths_of_the_rank_are_marked_as_resets_are(make_run, make_rows):
     assert triangles == [([10, 30], curves.colour_of(run)), ([], curves.OTHER_COLOUR)]
     assert "growth of the rank" in axes.get_legend_handles_labels()[1]
     said = "Triangles at the bottom are growths of the adapter's rank."
-    assert said in curves.marks_note(frame) and said not in curves.marks_note(Frame([plain]))
+    assert said in curves.caption(frame, "") and said not in curves.caption(Frame([plain]), "")
 
 
 def test_dips_and_the_clamp_beside_the_control_of_the_same_seeds(make_run, make_rows):

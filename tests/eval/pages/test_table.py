@@ -11,7 +11,7 @@ COLUMNS = [
     Column("name", lambda row: row["name"], "**name**: of the row."),
     Column(lambda rows: f"of {len(rows)}", lambda row: str(row["value"]), group="Numbers"),
     Column("twice", lambda row: str(2 * row["value"]), "**twice**: the value, doubled.", "Numbers"),
-    Column("note", lambda row: row["note"], "**note**: where there is one.", shown=lambda rows: "note" in rows[0]),
+    Column("note", lambda row: row["note"], "**note**: where there is one.", applies=lambda rows: "note" in rows[0]),
     Column("cost", lambda row: "0", group="Cost"),
 ]
 

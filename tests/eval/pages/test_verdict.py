@@ -1,9 +1,9 @@
 import pytest
 from matplotlib.figure import Figure
 
+from eval.analysis.configurations import why_not_paired
 from eval.analysis.frame import Frame
-from eval.analysis.pairing import same_prompts
-from eval.pages import caveats, reproduce
+from eval.pages import arms, reproduce
 from eval.pages import comparison as verdict
 from eval.run_folder.reading import load_run
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
@@ -109,7 +109,7 @@ def test_the_picture_shows_base_and_trained(arm):
 
 
 def test_other_task_seed_is_other_prompts(arm):
-    assert not same_prompts(arm("A", [4] * 40), arm("B", [4] * 40, config={"task_seed": 1}))
+    assert why_not_paired(arm("A", [4] * 40), arm("B", [4] * 40, config={"task_seed": 1})) is not None
 
 
 def test_missing_evaluation_says_how_to_make_it(arm):
@@ -135,7 +135,7 @@ def test_unevaluated_a_and_b_are_still_told_apart(arm):
 
 
 def test_caveats(arm):
-    one = caveats.caveats([arm("A", [4] * 40), arm("B", [4] * 40, temperature=0.5)])
+    one = arms.caveats([arm("A", [4] * 40), arm("B", [4] * 40, temperature=0.5)])
     assert any("test split, 40 prompts, 8 samples each, temperature 1" in line for line in one)
     assert any("not all evaluated in the same way" in line for line in one)
     assert any("overlaps with what the clipping" in line for line in one)
@@ -146,7 +146,7 @@ def test_differences_beyond_the_variant_are_named(arm):
         arm("A", config={"beta": 0.1, "ref_reset_every": 5, "learning_rate": 1e-5}, env={"hardware": {"gpu": "x"}}),
         arm("B", config={"beta_old": 0.1}, env={"hardware": {"gpu": "y"}}, steps=7),
     ]
-    text = " ".join(caveats.caveats(runs))
+    text = " ".join(arms.caveats(runs))
     assert "`learning_rate` (1e-05, default)" in text
     assert "beta" not in text
     assert "ref_reset_every" not in text
@@ -160,7 +160,7 @@ def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
 
     def said(*executions):
         runs = [arm("A", name=f"{len(executions)}{i}", env={"execution": one}) for i, one in enumerate(executions)]
-        return [line for line in caveats.caveats(runs) if "computing" in line]
+        return [line for line in arms.caveats(runs) if "computing" in line]
 
     assert said(a, b) == []  # what sets B apart from A
     assert said(a, b, {**b, "packing": "off"}, {**b, "old_logps": "forward"}) == [
@@ -178,6 +178,6 @@ def test_prompt_ids_decide_whether_prompts_are_the_same(arm):
     b = arm("B", trained=[4] * 40, prompt_ids=["x"] * 40, config={"task_seed": 5})
     other = arm("B", trained=[4] * 40, prompt_ids=["y"] * 40, name="other")
     older = arm("B", trained=[4] * 40, name="older")
-    assert same_prompts(a, b)  # the same contents, wherever they came from
-    assert not same_prompts(a, other)
-    assert same_prompts(a, older)  # nothing says they differ
+    assert why_not_paired(a, b) is None  # the same contents, wherever they came from
+    assert why_not_paired(a, other) is not None
+    assert "the other is older" in why_not_paired(a, older)

@@ -7,8 +7,7 @@ import torch
 
 from eval.readiness.cost import bytes_per_row, cost_findings, largest_micro_batch, seconds_of_run
 from eval.readiness.finding import LOOK
-from eval.readiness.first_steps import FirstSteps, first_steps
-from eval.readiness.first_update import update_findings
+from eval.readiness.first_steps import FirstSteps, first_steps, update_findings
 
 
 FIRST = {"time_step": 10.0, "time_rollout": 6.0, "time_ref": 1.0, "time_update": 3.0, "tokens_per_second": 50.0}
@@ -60,7 +59,7 @@ def test_a_cpu_estimates_and_a_gpu_measures():
     assert of(grows, "peak memory").what == "peak memory at rank 32, the last"
     assert of(grows, "peak memory").number == "16.5 of 20.0 GiB"
     assert of(grows, "largest").number == "8 rows (now 8)"  # (18 − 8.5) / 1 = 9.5, in groups of 4
-    assert of(cpu, "tokens per second").number == "100" and of(cpu, "wall time").number.startswith("0:55")
+    assert of(cpu, "tokens per second").number == "100" and of(cpu, "wall time").number.startswith("00:55")
     assert of(cpu, "rewards in a step").number == "40 %" and of(cpu, "rewards in a step").level == LOOK
     assert of(cpu, "seconds by stage").number == "rollout 6.00, ref 1.00, update 3.00"
 

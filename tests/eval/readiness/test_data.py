@@ -4,10 +4,15 @@ import math
 
 import pytest
 
+from eval.readiness.data import (
+    GoldAnswers,
+    gold_answers,
+    gold_findings,
+    held_out_prompts,
+    length_findings,
+    split_findings,
+)
 from eval.readiness.finding import LOOK, STOP
-from eval.readiness.gold_answers import GoldAnswers, gold_answers, gold_findings
-from eval.readiness.lengths import length_findings
-from eval.readiness.splits import held_out_prompts, split_findings
 from tasks import get_task
 from trl_prorl.errors import RewardError
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from eval.readiness.first_update import MOST_MOVED, moved, moved_finding
+from eval.readiness.first_steps import MOST_MOVED, moved, moved_finding
 
 
 def test_the_distance_is_the_kl_of_the_policy_before_from_the_one_after():

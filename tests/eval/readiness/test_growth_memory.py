@@ -1,6 +1,6 @@
 """The rank at the end of a run, by hand."""
 
-from eval.readiness.growth_memory import largest_rank
+from eval.readiness.first_steps import largest_rank
 
 
 def test_rank_at_the_end_by_hand():

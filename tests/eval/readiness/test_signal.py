@@ -5,8 +5,7 @@ import math
 import pytest
 
 from eval.readiness.finding import LOOK, STOP, Finding, exit_code
-from eval.readiness.rollouts import FULL_REWARD, Rollouts
-from eval.readiness.signal import enough, expected_silent, signal_findings, varies
+from eval.readiness.signal import FULL_REWARD, Rollouts, enough, expected_silent, signal_findings, varies
 
 
 def rollouts(correct, rewards=None, cut=None, answered=None, size=4, parts=None, source="verify"):

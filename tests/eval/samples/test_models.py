@@ -7,8 +7,16 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from eval import drift, passk, push
-from eval.samples.models import identity, load_point, load_tokenizer
-from eval.samples.points import Point, checkpoint_points, find_trained_model, last_step, trained_point
+from eval.samples.models import (
+    Point,
+    checkpoint_points,
+    find_trained_model,
+    identity,
+    last_step,
+    load_point,
+    load_tokenizer,
+    trained_point,
+)
 from trl_prorl.errors import InputError
 from trl_prorl.record.run_id import write_run_id
 

@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from eval.run_folder.json_files import write_json
+from eval.run_folder.reading import write_json
 from eval.samples.store import SampleStore, content_ids
 from trl_prorl.errors import RunError
 

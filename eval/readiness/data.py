@@ -1,19 +1,22 @@
-"""Do verifier and rewards know right from wrong? Gold answers, and the answers of other rows, tell without a model."""
+"""The data of a run: do verifier and rewards know right from wrong, are splits apart, do texts fit their limits?"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
+from datasets import Dataset
 from trl.trainer.utils import is_async_callable
 
 from trl_prorl.errors import RewardError
-from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, advice
+from trl_prorl.eval.readiness.finding import LOOK, STOP, Finding, judged
 from trl_prorl.rollout.outcome import weighted_sum
 
 
 MOST_ACCEPTED = 0.1  # share of other rows' answers that may be right by chance, as where there are few answers
 NO_COLUMNS = ("prompt", "completion", "completion_ids")  # a reward function gets these as arguments of their own
+HELD_OUT = 128  # rows of a task's validation and test that are compared with training
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,8 @@ def mean(values: Sequence[float]) -> float:
 
 def gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = None) -> GoldAnswers:
     """
-    Ask a task, and a reward, about the gold answers of rows and about one other row's answer for each.
-
-    Args:
-        task ([`~tasks.Task`]): Its `gold` and `verify_many` are asked.
-        rows (`Sequence[Mapping]`): R rows.
-        reward (`Callable`, *optional*): Takes completions and rows, returns a number for each; by default the rewards
-            are not asked for.
+    Ask a task, by `gold` and `verify_many`, about the gold answers of R rows and about one other row's answer for
+    each; a reward, which takes completions and rows and returns a number for each, is asked too.
     """
     golds = [task.gold(row) for row in rows]
     others = []
@@ -89,10 +87,7 @@ def gold_answers(task, rows: Sequence[Mapping], reward: Callable | None = None) 
 def asked_reward(trainer) -> Callable[[list[str], list[Mapping]], list[float]] | None:
     """
     The reward of a completion as the run sums it, of texts and rows: over the reward functions that have a weight and
-    are neither models nor asynchronous; `None` if there are none.
-
-    Args:
-        trainer ([`ProRLTrainer`]): Its reward functions raise [`RewardError`] where they fail.
+    are neither models nor asynchronous; `None` if there are none. They raise [`RewardError`] where they fail.
     """
     pairs = [
         (function, weight)
@@ -133,26 +128,16 @@ def text_tokenizer(trainer):
 def gold_findings(found: GoldAnswers) -> list[Finding]:
     """What the verdicts and rewards say."""
     total, right = len(found.verified), sum(found.verified)
-    values = {"rows": total, "verified": right}
+    cure, level = "mend the verifier, or drop the rows whose own answer it refuses", LOOK
     if right == 0:
-        cure = "mend the task: the verifier refuses its own answers, so that nothing can ever be right"
-        findings = [Finding("gold answers verify", f"0 of {total}", cure, STOP, values)]
-    else:
-        cure = "mend the verifier, or drop the rows whose own answer it refuses"
-        findings = [
-            Finding("gold answers verify", f"{right} of {total}", **advice(right < total, cure), values=values)
-        ]
+        cure, level = "mend the task: the verifier refuses its own answers, so that nothing can ever be right", STOP
+    what, number = "gold answers verify", f"{right} of {total}"
+    findings = [judged(what, number, right < total, cure, level, rows=total, verified=right)]
     if found.accepted:
         wrong, of = sum(found.accepted), len(found.accepted)
         cure = "mend the verifier: it accepts answers to other questions"
-        findings.append(
-            Finding(
-                "other rows' answers that verify",
-                f"{wrong} of {of}",
-                **advice(wrong > MOST_ACCEPTED * of, cure),
-                values={"rows": of, "accepted": wrong},
-            )
-        )
+        what, number = "other rows' answers that verify", f"{wrong} of {of}"
+        findings.append(judged(what, number, wrong > MOST_ACCEPTED * of, cure, rows=of, accepted=wrong))
     what = "reward of gold answers, of other rows'"
     if found.failed is not None:
         return [*findings, Finding(what, "not known", f"it could not be asked: {found.failed}", LOOK)]
@@ -161,14 +146,70 @@ def gold_findings(found: GoldAnswers) -> list[Finding]:
         cure = "mend the reward functions: they return None for right answers"
         findings.append(Finding(what, "none", cure, LOOK))
     elif gold and others:
-        means = mean(gold), mean(others)
+        means = {"gold": mean(gold), "others": mean(others)}
         cure = "mend the reward function: it pays right answers no more than wrong ones, whatever the model does"
-        findings.append(
-            Finding(
-                what,
-                f"{means[0]:.2f}, {means[1]:.2f}",
-                **advice(found.reward_tells is False, cure),
-                values={"gold": means[0], "others": means[1]},
-            )
-        )
+        number = ", ".join(f"{value:.2f}" for value in means.values())
+        findings.append(judged(what, number, found.reward_tells is False, cure, **means))
+    return findings
+
+
+def content(prompt: Sequence[Mapping] | str) -> str:
+    """A prompt's text, spaces made even."""
+    text = prompt if isinstance(prompt, str) else "\n".join(str(message.get("content")) for message in prompt)
+    return " ".join(text.split())
+
+
+def held_out_prompts(evaluation, task=None, seed: int = 0) -> dict[str, list]:
+    """
+    Prompts that a run does not train on, by the name of their set: what the run evaluates on, a data set or a `dict`
+    of them, and the test rows of its task, drawn by its seed; its validation rows if the run has none.
+    """
+    several = isinstance(evaluation, Mapping)
+    sets = {f"eval_{name}": rows for name, rows in evaluation.items()} if several else {"validation": evaluation}
+    found = {
+        name: list(rows["prompt"])
+        for name, rows in sets.items()
+        if isinstance(rows, Dataset) and "prompt" in rows.column_names
+    }
+    for split in ("validation", "test") if task is not None else ():
+        for count in (HELD_OUT, None) if split == "test" or not found else ():
+            try:
+                found[split] = list(task.rows(split, count, seed=seed)["prompt"])
+                break
+            except (ValueError, TypeError, KeyError, OSError, NotImplementedError):
+                continue  # fewer rows, or none
+    return found
+
+
+def split_findings(prompts: Mapping[str, Sequence]) -> list[Finding]:
+    """Prompts that two splits share, from those of each split as chat messages or text."""
+    texts = {split: {content(prompt) for prompt in of_split} for split, of_split in prompts.items()}
+    findings = []
+    for first, second in combinations(texts, 2):
+        shared, of = len(texts[first] & texts[second]), len(texts[second])
+        cure = f"drop these prompts from {first}: what is measured on {second} would be what was learnt by heart"
+        number = f"{shared} of {of}"
+        findings.append(judged(f"prompts of {second} in {first}", number, shared > 0, cure, shared=shared, of=of))
+    return findings
+
+
+def length_findings(
+    prompts: Sequence[int], golds: Sequence[int], most: int | None, context: int | None
+) -> list[Finding]:
+    """
+    Tokens of each prompt against the model's context, those of each gold answer, without the end token, against
+    `max_completion_length`.
+    """
+    longest, needed = max(prompts), max(prompts) + (most or 0)
+    limit = f" of {context}" if context else ""
+    too_long = context is not None and needed > context
+    cure = "lower max_completion_length, or drop long prompts"
+    what, number = "longest prompt, with a completion", f"{longest} tokens, {needed}{limit}"
+    findings = [judged(what, number, too_long, cure, prompt=longest, needed=needed, context=context)]
+    if golds and most is not None:
+        room = sum(length < most for length in golds)  # one token more, for the end
+        what = "gold answers that fit max_completion_length"
+        number = f"{room} of {len(golds)} (longest {max(golds)} of {most} tokens)"
+        cure = f"set max_completion_length to {max(golds) + 1} or more"
+        findings.append(judged(what, number, room < len(golds), cure, fit=room, longest=max(golds), limit=most))
     return findings

@@ -1,0 +1,161 @@
+"""Configurations: which runs repeat one, which runs can be compared, and the short name of each."""
+
+from collections import Counter
+from typing import Any
+
+from trl_prorl.descriptor import is_on
+from trl_prorl.eval.run_folder.run import MODEL, Run, base_family, require_passk
+from trl_prorl.keys import AN_EVALUATION, FREE_KEYS, KEYS, TASK_KEYS
+from trl_prorl.variants import NEVER_RESET
+
+
+# Settings in which runs may differ and still be repetitions of one another: seeds, and what no number depends on. The
+# model and the data, which a resume tells apart by content, are known by name alone here.
+REPETITION_KEYS = ({"seed", "data_seed", "task_seed", "logging_dir"} | FREE_KEYS) - {
+    "model_name_or_path",
+    "dataset_name",
+}
+# Settings of evaluations during training, which sample from a random state of their own: only a trigger that watches
+# one of their metrics lets them change a number.
+VALIDATION_KEYS = frozenset(
+    "eval_strategy eval_steps eval_delay eval_on_start eval_rows eval_accumulation_steps per_device_eval_batch_size "
+    "num_generations_eval".split()
+)
+# The settings that have no effect without another one: by the rules of the configuration, and those of evaluations.
+EFFECTIVE_WITH = {name: key.need for name, key in (KEYS | TASK_KEYS).items() if key.need and key.need.adjusted}
+EFFECTIVE_WITH |= dict.fromkeys(VALIDATION_KEYS, AN_EVALUATION)
+TASK = "task"
+# How the completions were drawn, and the option that says so: where one differs, the runs differ in more than the
+# model.
+SAMPLING = {"n": "--n", "temperature": "--temperature", "max_new_tokens": "--max-new-tokens"}
+PROMPT_KEYS = ("task_options", "task_seed")  # of a run, which decide its prompts beside its evaluation's settings
+# The settings that have a short form, in the order of a name: of resets and growth, then the others; any other setting
+# is named `key=value`, after these.
+OURS = {name: key.short for name, key in KEYS.items() if key.short is not None}
+SHORT_FORMS = {
+    **{TASK: "{}", MODEL: "{}", "optimizer_reset": "{}", "optimizer_reset_alpha": "{}"},
+    **{name: form for name, form in OURS.items() if name.startswith(("ref_reset", "elastic", "lora"))},
+    **{"beta": "β={}", **OURS, "learning_rate": "lr={}", "max_steps": "{} steps"},
+}
+
+
+def matters(key: str, config: dict) -> bool:
+    """Whether a number of a run with this configuration depends on a key of it."""
+    return key not in REPETITION_KEYS and (key not in EFFECTIVE_WITH or EFFECTIVE_WITH[key].is_met(config.get))
+
+
+def repetitions(runs: list[Run]) -> list[list[Run]]:
+    """
+    Groups of runs of one variant and one configuration, seeds aside, that of an embedded base too, and keys on which
+    no number depends; in given order.
+    """
+    groups = {}
+    for run in runs:
+        settings = {key: value for key, value in run.config.items() if matters(key, run.config)}
+        settings[MODEL] = run.base[0]
+        groups.setdefault((run.variant, repr(sorted(settings.items()))), []).append(run)
+    return list(groups.values())
+
+
+def seed_count(group: list[Run]) -> int:
+    """Different pairs of the base's seed and the training seed."""
+    return len({run.repetition for run in group})
+
+
+def max_new_tokens(run: Run) -> int | None:
+    """Tokens after which a completion was cut: as evaluated, in older results the run's own, which was the default."""
+    return run.passk.get("max_new_tokens") or run.config.get("max_completion_length")
+
+
+def why_not_paired(a: Run, b: Run) -> str | None:
+    """
+    Why the prompts of two evaluated runs cannot be paired, with the cure; `None` if they can. The `prompt_ids` decide
+    where both evaluations have them, the settings of the evaluations where neither has.
+    """
+    first, second = require_passk(a), require_passk(b)
+    cure = f"evaluate them alike: `trl-prorl passk --run {a.path} --run {b.path}`"
+    for key, option in SAMPLING.items():
+        values = [max_new_tokens(run) if key == "max_new_tokens" else run.passk.get(key) for run in (a, b)]
+        if values[0] != values[1]:
+            # Said outright, because the default is each run's own.
+            asked = f" {option} {max(values)}" if None not in values else ""
+            return f"'{a.name}' has {key} = {values[0]} in passk.json, '{b.name}' {values[1]}; {cure[:-1]}{asked}`"
+    ids, other_ids = first.get("prompt_ids") or [], second.get("prompt_ids") or []
+    if bool(ids) != bool(other_ids):
+        return f"only '{a.name if ids else b.name}' has prompt_ids in passk.json, the other is older; {cure}"
+    if ids != other_ids:
+        common = len(set(ids) & set(other_ids))
+        order = " in the same order" if common == len(ids) == len(other_ids) else ""
+        return (
+            f"'{a.name}' ({len(ids)} prompts) and '{b.name}' ({len(other_ids)}) were not evaluated on the same "
+            f"prompts{order} ({common} in common); {cure}"
+        )
+    alike = all(first.get(key) == second.get(key) for key in ("split", "prompts", "task", "level"))
+    alike = alike and all((a.config.get(key) or None) == (b.config.get(key) or None) for key in PROMPT_KEYS)
+    if not ids and not alike:
+        return (
+            f"'{a.name}' and '{b.name}' were not evaluated on the same prompts in the same way (split, prompts, task, "
+            f"level, task_options and task_seed decide); {cure}"
+        )
+    return None
+
+
+def nearest_control(run: Run, runs: list[Run]) -> Run | None:
+    """
+    The control on the same ground, else any; of these that of the same seeds of base and training, then that of the
+    same `beta`, then the first. `None` without a control.
+    """
+
+    def agrees(control):
+        same_beta = control.config.get("beta") == run.config.get("beta")
+        return control.ground == run.ground, control.repetition == run.repetition, same_beta
+
+    return max((other for other in runs if other.variant == "control"), key=agrees, default=None)
+
+
+def value_of(run: Run, key: str) -> Any:
+    """The value of a setting, the seed of an embedded base aside; `None` where it is off or has no effect."""
+    value = run.config.get(key) if matters(key, run.config) else None
+    if not is_on(value):
+        return None
+    return base_family(value)[0] if key == MODEL else value
+
+
+def setting(key: str, value: Any) -> str:
+    """One setting in its short form, or as `key=value`."""
+    if key == MODEL:
+        value = str(value).rstrip("/").rsplit("/", 1)[-1]
+    if isinstance(value, bool):
+        text = str(value).lower()
+    else:
+        text = format(value, "g") if isinstance(value, int | float) and abs(value) < 1e6 else str(value)
+    return SHORT_FORMS[key].format(text) if key in SHORT_FORMS else f"{key}={text}"
+
+
+def _differing(runs: list[Run]) -> list[str]:
+    """Settings in which runs differ, those with a short form first."""
+    order, keys = list(SHORT_FORMS), {key for run in runs for key in run.config}
+    differing = (key for key in keys if len({repr(value_of(run, key)) for run in runs}) > 1)
+    return sorted(differing, key=lambda key: (order.index(key) if key in order else len(order), key))
+
+
+def configuration_labels(groups: list[list[Run]]) -> list[str]:
+    """
+    A short name per configuration, as [`repetitions`] groups them, no two alike: the variant, with the settings that
+    differ among its configurations and are not off: `A K=40 β=1`, `A K=100 β=1`, `C soft 0.1`.
+    """
+    labels, first = [], [group[0] for group in groups]
+    for run, group in zip(first, groups, strict=True):
+        same = [other for other in first if other.variant == run.variant]
+        keys = _differing(same)
+        if TASK in keys:  # whatever goes with the task is said by its name
+            keys = [TASK, *_differing([other for other in same if value_of(other, TASK) == value_of(run, TASK)])]
+        named = [setting(key, value) for key in keys if (value := value_of(run, key)) is not None]
+        never = ["(never reset)"] * all(each.without_reset == NEVER_RESET for each in group)
+        labels.append(" ".join([run.variant, *named, *never]))
+    counts, twice = Counter(), Counter(labels)
+    for place, label in enumerate(labels):
+        counts[label] += 1
+        if twice[label] > 1 and counts[label] > 1:
+            labels[place] = f"{label} ({counts[label]})"
+    return labels

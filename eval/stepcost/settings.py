@@ -1,0 +1,222 @@
+"""What is compared: shapes of models, batches with lengths of a task, the arms, and the command line."""
+
+import argparse
+import functools
+import itertools
+import json
+import random
+from pathlib import Path
+
+from trl_prorl.embedded.shipped import embedded_model
+from trl_prorl.eval.command import program
+
+
+SHAPES = {  # hidden, layers, attention heads, key-value heads, intermediate, vocabulary
+    "tiny": (32, 2, 2, 1, 64, 300),
+    "small": (256, 4, 4, 4, 768, 8192),
+    "smollm2": (576, 30, 9, 3, 1536, 49152),  # the pretrained one
+    "qwen2.5-0.5b": (896, 24, 14, 2, 4864, 151936),
+    "qwen2.5-1.5b": (1536, 28, 12, 2, 8960, 151936),
+}
+FOLDER = Path(__file__).parent.parent  # GSM8K's lengths are of its texts, `instructions`' of SmolLM2's samples
+GRPOTrainer, ProRLTrainer = "trl:GRPOTrainer", "trl_prorl:ProRLTrainer"  # which take seconds to import
+BASELINE = "TRL β>0"
+ACCELERATED = {"reuse_old_logps": True}
+PACKED = {"reuse_old_logps": True, "pack_groups": "on", "compact_generation": "on"}
+ARMS = {
+    BASELINE: (GRPOTrainer, {"beta": 0.02}),
+    "TRL β=0": (GRPOTrainer, {"beta": 0.0}),
+    "A0": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "ref_compute": "naive_epoch", **ACCELERATED}),
+    "A": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, **ACCELERATED}),
+    "B": (ProRLTrainer, {"beta_old": 0.02, **ACCELERATED}),
+    "C": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **ACCELERATED}),
+    "plain packed": (ProRLTrainer, {"beta": 0.0, **PACKED}),
+    "A packed": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, **PACKED}),
+    "B packed": (ProRLTrainer, {"beta_old": 0.02, **PACKED}),
+    "C packed": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **PACKED}),
+}
+FP32_ARMS = {  # frozen weights in fp32 where those of the run are in bf16; both compute in bf16
+    f"{name}, fp32": (GRPOTrainer, ARMS[name][1] | {"dtype": "float32"}) for name in (BASELINE, "TRL β=0")
+}
+OVERHEAD_ARMS = {BASELINE: ARMS[BASELINE], "ours, all off": (ProRLTrainer, {"beta": 0.02})}
+FLOOR = "floor"  # no trainer: what the products and the weights' way through memory cost
+GROWTH_ARMS = (BASELINE, "A packed", "B packed")
+
+
+def new_model(args: argparse.Namespace, tokenizer, dtype=None):
+    """A model of `args.shape` in `dtype`, by default `args.dtype`; the same weights whenever it is made."""
+    import torch  # not for the names above
+    from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    dtype = dtype or args.dtype
+    if args.shape == "smollm2":
+        model = AutoModelForCausalLM.from_pretrained(embedded_model("smollm2"), dtype=dtype)
+        tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+        model.config.update(tokens)
+        model.generation_config = GenerationConfig(**tokens)
+        return model.to(args.device)
+
+    hidden, layers, heads, key_values, intermediate, vocabulary = SHAPES[args.shape]
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_values,
+        intermediate_size=intermediate,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    with torch.device(args.device):  # a CPU takes minutes to draw a billion random numbers
+        return Qwen2ForCausalLM(config).to(dtype)
+
+
+class Batches:
+    """Prompts and completions of random tokens, the same for every arm; the lengths are drawn from a histogram."""
+
+    def __init__(self, args: argparse.Namespace, scale: float, fixed: int | None = None):
+        self.args, self.scale, self.fixed = args, scale, fixed
+        self.histogram = lengths(args.task)
+
+    def draw(self, number: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Prompt ids and completion ids of the generation batch of this number, a row per completion."""
+        source, args = random.Random(number), self.args
+        prompts, completions = [], []
+        for _ in range(args.prompts):
+            length = (args.template if args.task == "gsm8k" else 0) + self._length(source, "question")
+            prompt = [source.randrange(3, 250) for _ in range(length)]
+            for _ in range(args.num_generations):
+                prompts.append(prompt)
+                count = self.fixed or max(1, round(self.scale * self._length(source, "answer")))
+                completions.append([source.randrange(3, 250) for _ in range(min(count, args.longest))])
+        return prompts, completions
+
+    def _length(self, source: random.Random, what: str) -> int:
+        counts = self.histogram[what]
+        return source.choices(range(len(counts)), weights=counts)[0]
+
+
+def lengths(task: str) -> dict[str, list[int]]:
+    """Of a task's prompts (`question`) and completions (`answer`) how many have so many tokens."""
+    return json.loads((FOLDER / f"{task}_lengths.json").read_text())
+
+
+def mean_answer(task: str) -> float:
+    """Tokens of a completion on average."""
+    counts = lengths(task)["answer"]
+    return sum(number * count for number, count in enumerate(counts)) / sum(counts)
+
+
+def settings(args: argparse.Namespace):
+    """
+    Title, arms, batches, inner passes, gradient checkpointing and whether to generate, of every setting asked for.
+    """
+    checkpointing = {"off": [False], "on": [True], "both": [False, True]}[args.checkpointing]
+    asked = args.arms or [*ARMS, FLOOR]
+    arms = {name: arm for name, arm in (ARMS | FP32_ARMS).items() if name == BASELINE or name in asked}
+    if FLOOR in asked and args.mode == "arms":
+        arms[FLOOR] = ("trl_prorl.eval.stepcost.trainers:Floor", {})
+    if args.mode == "growth":
+        arms = {name: arm for name, arm in arms.items() if name in GROWTH_ARMS}
+        sizes = [(length, 8) for length in args.lengths] + [(256, group) for group in args.groups if group != 8]
+        for length, group in sizes:
+            args.num_generations = args.micro_batch = group
+            if args.spread:
+                scale = length / mean_answer(args.task)
+                title, batches = f"{length} tokens on average, G={group}", Batches(args, scale)
+            else:
+                title, batches = f"every completion of {length} tokens, G={group}", Batches(args, 1.0, fixed=length)
+            yield title, arms, batches, 2, checkpointing[0], not args.no_generation
+        return
+    for iterations, scale, checkpoint in itertools.product(args.iterations, args.scale, checkpointing):
+        chosen = OVERHEAD_ARMS if args.mode == "overhead" else arms
+        if iterations == 1:  # where B's penalty could do nothing, and is refused
+            chosen = {name: arm for name, arm in chosen.items() if not name.startswith("B")}
+        texts = {"gsm8k": "gold answers", "instructions": "SmolLM2's texts"}[args.task]
+        title = f"μ={iterations}, {scale:g}× {texts}" + (", gradient checkpointing" if checkpoint else "")
+        yield (
+            title,
+            chosen,
+            Batches(args, scale),
+            iterations,
+            checkpoint,
+            not args.no_generation and args.mode != "overhead",
+        )
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=(prog := program("step_cost")),
+        usage=f"{prog} [--OPTION VALUE ...]",
+        description="What a step costs, side by side with TRL.",
+        formatter_class=functools.partial(argparse.ArgumentDefaultsHelpFormatter, max_help_position=26),
+    )
+    parser.add_argument(
+        "--mode",
+        choices=["arms", "overhead", "growth", "memory"],
+        default="arms",
+        metavar="MODE",
+        help="arms, overhead, growth or memory",
+    )
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        choices=[*(name for name in ARMS | FP32_ARMS if name != BASELINE), FLOOR],
+        default=None,
+        metavar="ARM",
+        help=f"compared with {BASELINE}: everything, and in growth A and B packed",
+    )
+    parser.add_argument("--shape", choices=list(SHAPES), default="small", metavar="SHAPE", help=", ".join(SHAPES))
+    parser.add_argument(
+        "--task", choices=["gsm8k", "instructions"], default="gsm8k", metavar="TASK", help="has the lengths"
+    )
+    parser.add_argument("--rank", type=int, metavar="N", default=16, help="rank of LoRA; 0 is full fine-tuning")
+    parser.add_argument("--iterations", type=int, nargs="+", default=[2], metavar="μ", help="inner passes; B needs 2")
+    parser.add_argument(
+        "--scale", type=float, nargs="+", default=[1.0], metavar="X", help="completions as multiples of gold answers"
+    )
+    parser.add_argument(
+        "--checkpointing",
+        choices=["off", "on", "both"],
+        default="off",
+        metavar="ON",
+        help="gradient checkpointing: off, on or both",
+    )
+    parser.add_argument("--num_generations", type=int, metavar="G", default=8, help="completions of a prompt, G")
+    parser.add_argument("--prompts", type=int, metavar="N", default=4, help="prompts of an optimizer step")
+    parser.add_argument("--micro_batch", type=int, metavar="N", default=8, help="completions of one forward")
+    parser.add_argument("--template", type=int, metavar="N", default=30, help="tokens of the template in every prompt")
+    parser.add_argument("--longest", type=int, metavar="N", default=2048, help="completions are cut here")
+    parser.add_argument("--rounds", type=int, metavar="N", default=5, help="rounds after the one that warms up")
+    parser.add_argument("--no-generation", "--no_generation", action="store_true", help="do not time generation")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        metavar="N",
+        nargs="+",
+        default=[64, 256, 1024, 2048],
+        help="completion lengths of growth",
+    )
+    parser.add_argument("--groups", type=int, metavar="G", nargs="+", default=[4, 8, 16, 32], help="G of growth")
+    parser.add_argument("--spread", action="store_true", help="growth: lengths spread as GSM8K's answers' are")
+    parser.add_argument("--device", choices=("cuda", "cpu"))  # one of several GPUs: CUDA_VISIBLE_DEVICES
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", metavar="CLOCK", help="wall, or cpu on a busy machine"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", default=1, help="of a CPU; several count their waiting")
+    parser.add_argument("--dtype", default=None, help="float32, bfloat16; by default the latter on a GPU")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/step_cost"), metavar="DIR", help="of results.json and the chart"
+    )
+    args = parser.parse_args(argv)
+    import torch  # not for help and complaints
+
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    args.dtype = getattr(torch, args.dtype or ("bfloat16" if args.device == "cuda" else "float32"))
+    if args.micro_batch > args.prompts * args.num_generations:
+        parser.error(f"--micro_batch {args.micro_batch} exceeds --prompts {args.prompts} x --num_generations.")
+    return args

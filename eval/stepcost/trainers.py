@@ -1,0 +1,277 @@
+"""What is timed: a trainer of TRL or of ours on batches drawn beforehand, its generation, and the floor of a step."""
+
+import contextlib
+import io
+import logging
+import math
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import add_fused_lm_head
+
+from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.embedded.making import byte_tokenizer
+from trl_prorl.eval.stepcost.settings import Batches, new_model
+from trl_prorl.rollout.compact import distinct, padded_left
+from trl_prorl.scoring.head import add_frozen_head
+from trl_prorl.scoring.packing import packed_logps
+
+
+FIRST = 8  # of the token ids that say which completion is which; special tokens are below
+PLACES = 1024  # of the products whose rate is measured
+
+
+class Stopwatch(TrainerCallback):
+    """
+    Seconds of a trainer's steps, and of what it does around generation, which the rollouts of this benchmark skip; and
+    the most memory that a GPU held meanwhile.
+    """
+
+    def __init__(self, device: torch.device, clock: str):
+        self.device, self.seconds, self.began = device, defaultdict(float), None
+        self.clock = time.process_time if clock == "cpu" else time.perf_counter
+        self._peak, self.held = 0, 0.0
+
+    def begin(self) -> None:
+        """Measure anew; `held` is what the GPU holds already, in GiB."""
+        self.seconds.clear()
+        self._peak = 0
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.held = torch.cuda.memory_allocated(self.device) / 2**30
+
+    def peak(self) -> float | None:
+        """GiB, at most, since [`~Stopwatch.begin`]; `None` without a GPU, where it is not measured."""
+        if self.device.type != "cuda":
+            return None
+        self._peak = max(self._peak, torch.cuda.max_memory_allocated(self.device))
+        return self._peak / 2**30
+
+    def now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return self.clock()
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.began = self.now()
+
+    def ending_a_step(self, function):
+        """`function`, with whose end a step ends; the call at the end of an epoch belongs to none."""
+
+        def timed(*args, **kwargs):
+            self.peak()  # of the step, before our trainer writes it down and lets the device count anew
+            result = function(*args, **kwargs)
+            if self.began is not None:
+                self.seconds["step"] += self.now() - self.began
+                self.began = None
+            return result
+
+        return timed
+
+    def around(self, name: str, function):
+        def timed(*args, **kwargs):
+            began = self.now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[name] += self.now() - began
+
+        return timed
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Without what a run says of itself: a benchmark trains in one folder again and again, too briefly for a reset."""
+    logger = logging.getLogger("trl_prorl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def make_trainer(
+    name: str, arm, args, batches: Batches, iterations: int, checkpointing: bool, folder: str
+) -> GRPOTrainer:
+    """
+    A trainer of an arm, whose rollouts are those of `batches` and whose rewards differ within every group. The arm's
+    keys win over those that all arms share. The floor, which is no trainer, trains and generates in its own way.
+    """
+    place, keys = arm
+    cls = resolve_name(place) if isinstance(place, str) else place
+    if not issubclass(cls, GRPOTrainer):
+        return cls(args, batches, iterations)
+    dtype = getattr(torch, keys["dtype"]) if "dtype" in keys else None
+    keys = {key: value for key, value in keys.items() if key != "dtype"}
+    count = {"generations": 0}
+
+    def rollout(prompts, trainer):
+        ids, completions = batches.draw(count["generations"])
+        count["generations"] += 1
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": [[0.0] * len(c) for c in completions]}
+
+    def reward(completion_ids, **columns):
+        return [float(sum(ids) % 7) + row % 2 for row, ids in enumerate(completion_ids)]
+
+    shared = {
+        "output_dir": str(Path(folder, name.replace(" ", "_"))),
+        "per_device_train_batch_size": args.micro_batch,
+        "gradient_accumulation_steps": args.prompts * args.num_generations // args.micro_batch,
+        "num_generations": args.num_generations,
+        "num_iterations": iterations,
+        "max_steps": iterations,
+        "max_completion_length": args.longest,
+        "learning_rate": 1e-6,
+        "bf16": args.dtype is torch.bfloat16,
+        "use_cpu": args.device == "cpu",
+        "gradient_checkpointing": checkpointing,
+        "save_strategy": "no",
+        "logging_steps": 10_000,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    config = (ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig)(**(shared | keys))
+    # A full model is its own reference's source, so it needs a path; LoRA's reference is the base.
+    lora = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules="all-linear") if args.rank else None
+    rows = Dataset.from_dict({"prompt": ["x"] * args.prompts})
+    tokenizer = byte_tokenizer()
+    with tempfile.TemporaryDirectory() as model_folder:
+        model = new_model(args, tokenizer, dtype)
+        if lora is None:
+            model.save_pretrained(model_folder)
+            model.config._name_or_path = model_folder
+        trainer = cls(
+            model=model,
+            reward_funcs=reward,
+            args=config,
+            train_dataset=rows,
+            processing_class=tokenizer,
+            peft_config=lora,
+            rollout_func=rollout,
+        )
+    watch = Stopwatch(trainer.accelerator.device, args.clock)
+    trainer.add_callback(watch)
+    trainer.watch, trainer.generation_seconds = watch, partial(generation_seconds, trainer)
+    # After on_step_end, and with it the row of the record is written.
+    trainer._maybe_log_save_evaluate = watch.ending_a_step(trainer._maybe_log_save_evaluate)
+    trainer._generate_and_score_completions = watch.around("scoring", trainer._generate_and_score_completions)
+    return trainer
+
+
+class ForcedEnds(LogitsProcessor):
+    """
+    Ends every completion at its length. A completion's first token is forced too, and says which one it is, for rows
+    are dropped on the way.
+    """
+
+    def __init__(self, lengths: list[int], width: int, end: int, device: torch.device):
+        self.lengths, self.width, self.end = torch.tensor(lengths, device=device), width, end
+
+    def __call__(self, input_ids, scores):
+        done = input_ids.shape[1] - self.width
+        rows = torch.arange(len(input_ids), device=scores.device)
+        if done == 0:
+            scores = torch.full_like(scores, -math.inf)
+            scores[rows, FIRST + rows] = 0.0
+            return scores
+        # A row that has ended and is still computed, as transformers computes it, ends again and again.
+        last = self.lengths[input_ids[:, self.width] - FIRST] <= done + 1
+        scores[:, self.end] = -math.inf
+        scores[last] = -math.inf
+        scores[last, self.end] = 0.0
+        return scores
+
+
+def generation_seconds(trainer: GRPOTrainer, batches: Batches, number: int) -> float:
+    """
+    One generation of a batch by the trainer's own method, its completions as long as they were drawn.
+
+    Raises:
+        `RuntimeError`: they are not.
+    """
+    prompts, completions = batches.draw(number)
+    lengths = [max(2, len(ids)) for ids in completions]
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    models = [policy.get_base_model() if isinstance(policy, PeftModel) else policy]
+    compact = getattr(trainer, "compact", None)
+    if compact is not None and compact.copy is not None:
+        models.append(compact.copy.model)
+    end = trainer.processing_class.eos_token_id
+    ends = ForcedEnds(lengths, max(map(len, prompts)), end, trainer.accelerator.device)
+    for model in models:
+        model.generate = partial(type(model).generate, model, logits_processor=LogitsProcessorList([ends]))
+    began = trainer.watch.now()
+    try:
+        with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+            made, _ = trainer._generate_single_turn(prompts, None, {}, batches.args.num_generations)
+    finally:
+        for model in models:
+            del model.generate
+    seconds = trainer.watch.now() - began
+    if compact is not None:
+        compact.measures = False  # the batches that are trained on are others, and say nothing of the copy
+    if [len(ids) for ids in made] != lengths:
+        raise RuntimeError("the completions are not as long as they were drawn")
+    return seconds
+
+
+class Floor:
+    """
+    An arm without trainer. Its update is a forward and a backward of the same packed tokens, in the dtype of the
+    frozen weights and without adapters; its generation is computed from two measured rates, those of copying the
+    weights and of multiplying by them: every decode step reads them once, and computes the rows that have not ended.
+    """
+
+    def __init__(self, args, batches: Batches, iterations: int):
+        self.args, self.batches, self.iterations, self.generations = args, batches, iterations, 0
+        self.model = new_model(args, byte_tokenizer()).requires_grad_(False)
+        add_fused_lm_head(self.model, outputs=("log_probs", "entropy"))
+        add_frozen_head(self.model, 1.0)
+        self.model.get_input_embeddings().register_forward_hook(lambda module, given, states: states.requires_grad_())
+        self.watch = Stopwatch(torch.device(args.device), args.clock)
+        # The head is read in every step, an embedding is not; tied, they are one.
+        self.weights = [layer.weight for layer in self.model.modules() if isinstance(layer, torch.nn.Linear)]
+
+    def generation_seconds(self, batches: Batches, number: int) -> float:
+        """Of one generation of a batch."""
+        prompts, completions = batches.draw(number)
+        size = sum(weight.numel() for weight in self.weights)
+        inputs = {width: self.weights[0].new_ones(PLACES, width) for width in {w.shape[1] for w in self.weights}}
+        began = self.watch.now()
+        for weight in self.weights:
+            inputs[weight.shape[1]] @ weight.t()
+        a_product = (self.watch.now() - began) / (PLACES * size)
+        head = max(self.weights, key=torch.Tensor.numel)
+        copy = head.clone()  # its memory is there
+        began = self.watch.now()
+        copy.copy_(head)
+        reading = (self.watch.now() - began) / (2 * head.numel()) * size  # a copy reads and writes
+        once, each = (sum(map(len, part)) for part in (distinct(prompts)[0], completions))
+        return max(map(len, completions)) * reading + a_product * (once * (size - head.numel()) + each * size)
+
+    def train(self) -> None:
+        """The updates of one generation."""
+        args = self.args
+        prompts, completions = self.batches.draw(self.generations)
+        self.generations += 1
+        began = self.watch.now()
+        for _ in range(self.iterations):
+            for first in range(0, len(prompts), args.micro_batch):
+                rows = slice(first, first + args.micro_batch)
+                before, mask = padded_left(prompts[rows], 0)
+                after, seen = (part.flip(1) for part in padded_left([ids[::-1] for ids in completions[rows]], 0))
+                ids, mask = (torch.cat(part, dim=1).to(args.device) for part in ((before, after), (mask, seen)))
+                packed_logps(self.model, ids, mask, after.shape[1])[0].sum().backward()
+        self.watch.seconds["step"] = self.watch.now() - began
