@@ -112,10 +112,14 @@ class Forks:
         """Wait for the end, and return the exit status; -9 is a kill."""
         return int(self.server.stdout.readline())
 
-    def run(self, script, *argv, cwd=None):
-        """Run a script, or `"-m"` and a module, to its end: exit status, and what it wrote to stdout and stderr."""
-        with tempfile.NamedTemporaryFile("r") as log:
-            self.start(run=str(script), argv=list(argv), log=log.name, cwd=str(cwd or Path.cwd()))
+    def run(self, script, *argv, cwd=None, env=None, terminal=False):
+        """
+        Run a script, `"-m"` and a module, or `"exec"` and a program, to its end: exit status, and what it wrote to
+        stdout and stderr, or onto a terminal.
+        """
+        order = {"run": str(script), "argv": list(map(str, argv)), "cwd": str(cwd or Path.cwd()), "env": env or {}}
+        with tempfile.NamedTemporaryFile("r", newline="") as log:
+            self.start(**order, log=log.name, terminal=terminal)
             return self.status(), log.read()
 
     def close(self):

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -168,36 +166,31 @@ def test_bad_input_is_one_line_and_exit_code_two(forks, tmp_path, tiny_model, ca
     assert not out.exists()
 
 
-def test_an_error_of_the_launcher_s_process_is_our_line_too(tmp_path, tiny_model):
-    command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--num_processes", "1", "--cpu"]
-    out = tmp_path / "run"
-    command += [str(ROOT / "recipes" / "grpo_variantA.py"), "--model_name_or_path", tiny_model]
-    command += ["--output_dir", str(out), *SMALL, "--ref_reset_evry", "5"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode != 0 and not out.exists()
-    assert "error: unknown option '--ref_reset_evry' (did you mean '--ref_reset_every'?)." in done.stderr.splitlines()
-
-
 @pytest.fixture
-def launched(tmp_path):
-    """A function: `accelerate launch` of a variant's own recipe, with arguments of the launcher; the end, and run."""
+def launched(forks, tmp_path):
+    """A function: `accelerate launch` of a variant's own recipe: its exit status, the lines, and the run."""
 
-    def launch(variant, *arguments):
-        command = [str(Path(sys.executable).with_name("accelerate")), "launch", *arguments]
-        command += [str(ROOT / "recipes" / f"grpo_variant{variant}.py"), "--output_dir", str(tmp_path / "run"), *SMALL]
-        home = tmp_path / "home"  # without a user's own default
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(home)}
-        return subprocess.run(command, capture_output=True, text=True, env=env, check=False), tmp_path / "run"
+    def launch(variant, launcher, *arguments):
+        command = [str(ROOT / "recipes" / f"grpo_variant{variant}.py"), "--output_dir", str(tmp_path / "run"), *SMALL]
+        env = {"HF_HOME": str(tmp_path / "home")}  # without a user's own default
+        module = "accelerate.commands.launch"
+        status, written = forks.run("-m", module, *launcher, *command, *arguments, env=env)
+        return status, written.splitlines(), tmp_path / "run"
 
     return launch
 
 
+def test_an_error_of_the_launcher_s_process_is_our_line_too(launched):
+    status, lines, run = launched("A", ["--num_processes", "1", "--cpu"], "--ref_reset_evry", "5")
+    assert status != 0 and not run.exists()
+    assert "error: unknown option '--ref_reset_evry' (did you mean '--ref_reset_every'?)." in lines
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
 def test_the_launcher_s_precision_is_that_of_a_bare_launch(launched):
-    done, run = launched("A", "--config_file", str(ROOT / "accelerate_configs" / "single_gpu.yaml"))
-    assert done.returncode == 0, done.stderr
-    assert "The launcher says bf16, and this run is on a CPU: it computes in bf16 there." in done.stderr.splitlines()
+    status, lines, run = launched("A", ["--config_file", str(ROOT / "accelerate_configs" / "single_gpu.yaml")])
+    assert status == 0, lines
+    assert "The launcher says bf16, and this run is on a CPU: it computes in bf16 there." in lines
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["bf16"], config["use_cpu"], config["beta"]) == (True, True, 1.0)
 
@@ -218,9 +211,9 @@ def test_the_launcher_s_precision_is_that_of_a_bare_launch(launched):
 def test_a_bare_launch_runs_or_says_why_not(launched, arguments, told):
     if "--config_file" in arguments:
         arguments = ["--config_file", str(ROOT / "accelerate_configs" / f"{arguments[1]}.yaml")]
-    done, run = launched("A", *arguments)
-    assert any(line.startswith(told) for line in done.stderr.splitlines() or [""])
-    assert (done.returncode == 0) == run.is_dir() == (not told.startswith("error"))
+    status, lines, run = launched("A", arguments)
+    assert any(line.startswith(told) for line in lines or [""])
+    assert (status == 0) == run.is_dir() == (not told.startswith("error"))
 
 
 def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_path, tiny_model):
