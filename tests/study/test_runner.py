@@ -1,6 +1,6 @@
 """
 `python -m study run` as a real process on the embedded model: killed in the middle of a run, interrupted, and going on
-from a fresh clone; and what it refuses.
+from a fresh clone; and what it refuses, without a process of its own.
 """
 
 import csv
@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from eval.command import command
+from study.__main__ import KEPT, main
 from study.tables import BASES, CURVES, FOLDER, PROMPTS, RUNS, read_tables
 from trl_prorl.record.lock import holder
 
@@ -94,10 +96,18 @@ def story(checkout, tmp_path_factory, git):
     seen["interrupted"] = finish(process)
     seen["after interrupt"] = training(fresh, "A")
     seen["second"] = finish(start(fresh, "run", *RUNNING))
-    seen["third"] = finish(start(fresh, "run", *RUNNING))
-    seen["status"] = finish(start(fresh, "status"))
-    seen["figures"] = finish(start(fresh, "figures"))
     return fresh, seen
+
+
+@pytest.fixture
+def run_study(story, capfd):
+    """A function that runs a command in the fresh clone, where nothing is left to train: exit code, what it wrote."""
+
+    def run(*arguments):
+        code = command(main, kept=KEPT)([*arguments, "--root", str(story[0])])
+        return code, "".join(capfd.readouterr())
+
+    return run
 
 
 def test_a_second_runner_is_refused(story):
@@ -113,7 +123,7 @@ def test_a_kill_leaves_nothing_running_and_the_finished_run_in_the_tables(story)
     assert [line.split(",")[1] for line in seen["first"][RUNS].decode().splitlines()[1:]] == ["plain"]
 
 
-def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story):
+def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story, run_study):
     fresh, seen = story
     code, written = seen["second"]
     assert code == 0, written
@@ -130,7 +140,7 @@ def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story):
     assert all(row["block"] == "core" and row["gold"] == row["proxy"] == row["pass@1"] for row in (a, plain))
     assert (tables.curves["gold"] == tables.curves["reward"]).all()
     assert (a["ref_forward_calls"], plain["ref_forward_calls"], a["resets"]) == ("2", "0", "1")
-    code, written = seen["third"]
+    code, written = run_study("run", *RUNNING)
     assert code == 0 and "2 of 2 runs are in docs/study" in written and "left: nothing" in written
 
 
@@ -161,10 +171,12 @@ def test_ctrl_c_is_one_line(story):
     assert "Traceback" not in written
 
 
-def test_status_and_figures_need_the_tables_alone(story):
-    fresh, seen = story
-    assert seen["status"][0] == 0 and "2 of 2 runs are in docs/study" in seen["status"][1]
-    assert seen["figures"][0] == 0, seen["figures"][1]
+def test_status_and_figures_need_the_tables_alone(story, run_study):
+    fresh, _ = story
+    code, written = run_study("status")
+    assert code == 0 and "2 of 2 runs are in docs/study" in written
+    code, written = run_study("figures")
+    assert code == 0, written
     for name in ("core_curves.png", "core_forest.png"):
         assert (fresh / FOLDER / name).read_bytes().startswith(b"\x89PNG")
     page = (fresh / FOLDER / "findings.md").read_text()
@@ -179,19 +191,19 @@ def test_status_and_figures_need_the_tables_alone(story):
         ("[[0, 1]]", "[[0, 1], [7, 1]]", "embedded:reverse_digits:7 does not come with commit"),
     ],
 )
-def test_what_is_refused(story, old, new, message):
+def test_what_is_refused(story, run_study, old, new, message):
     fresh, _ = story
     path = fresh / "recipes" / "study" / "matrix.yaml"
     before = path.read_text()
     path.write_text(before.replace(old, new))
     try:
-        code, written = finish(start(fresh, "run", *RUNNING))
+        code, written = run_study("run", *RUNNING)
     finally:
         path.write_text(before)
     assert code == 2 and message in written and len(written.strip().splitlines()) == 1
 
 
-def test_another_base_is_refused(story):
+def test_another_base_is_refused(story, run_study):
     fresh, _ = story
     saved = {name: (fresh / FOLDER / name).read_bytes() for name in (RUNS, BASES)}
     sha256 = rows(fresh)[0]["base_hash"]
@@ -201,7 +213,7 @@ def test_another_base_is_refused(story):
         path = fresh / "recipes" / "study" / "matrix.yaml"
         before = path.read_text()
         path.write_text(before.replace("[[0, 1]]", "[[0, 1], [0, 2]]"))
-        code, written = finish(start(fresh, "run", *RUNNING))
+        code, written = run_study("run", *RUNNING)
     finally:
         path.write_text(before)
         for name, content in saved.items():
@@ -209,13 +221,12 @@ def test_another_base_is_refused(story):
     assert code == 2 and f"SHA-256 {sha256[:12]}…" in written and "runs on different bases do not compare" in written
 
 
-def test_other_options_are_one_line(story):
-    fresh, _ = story
+def test_other_options_are_one_line(run_study):
     for arguments, message in (
         (("run", "--jobs", "0"), "JOBS=0 must be at least 1"),
         (("run", "--commit", "nowhere"), "COMMIT=nowhere: this repository has no such commit"),
         (("run", "--blocks", "cor"), "BLOCKS=cor: there is none (did you mean 'core'?)"),
         (("drop",), "drop: nothing is selected"),
     ):
-        code, written = finish(start(fresh, *arguments))
+        code, written = run_study(*arguments)
         assert code == 2 and message in written and len(written.strip().splitlines()) == 1
