@@ -16,23 +16,27 @@ from trl_prorl.launch.shipped_recipes import recipe_file, shipped_recipes, with_
 ROOT = Path(__file__).parent.parent
 RECIPES = ROOT / "recipes"
 OWN = """
-import tasks, eval
+import sys
+import eval
+import trl_prorl.hub.card, trl_prorl.hub.publish
+from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.tasks import get_task
 from trl_prorl.train import TaskArguments
 
-assert tasks.MINE and eval.MINE
+assert not {"tasks", "recipes"} & set(sys.modules)
 task = TaskArguments(task="parity", task_level=2).make_task()
 row = task.rows("train", 1)[0]
 print("reward", task.reward(task.gold(row), row))
-assert tasks.MINE and "mine" in tasks.__file__ and sys.modules["tasks"] is tasks and get_task("parity")
+import tasks
+assert tasks.MINE and eval.MINE and "mine" in tasks.__file__ and sys.modules["tasks"] is tasks and get_task("parity")
 """
 
 
 @pytest.fixture
 def project(tmp_path):
-    """A user's folder with packages `tasks` and `eval`, and the script that an installation puts onto the path."""
+    """A user's folder with packages of our names, and the script that an installation puts onto the path."""
     mine = tmp_path / "mine"
-    for name in ("tasks", "eval"):
+    for name in ("tasks", "eval", "recipes"):
         (mine / name).mkdir(parents=True)
         (mine / name / "__init__.py").write_text("MINE = True\n")
     setup = configparser.ConfigParser()
@@ -63,7 +67,8 @@ def test_modules_are_hidden_and_the_command_is_not(project):
 
 
 def test_a_script_beside_such_packages_has_its_own_and_ours(project):
-    (project / "own.py").write_text("import sys\n" + OWN)
+    """One that is imported before ours and one after; the library imports none of them by itself."""
+    (project / "own.py").write_text(OWN)
     done = run(project, "own.py")
     assert done.returncode == 0 and done.stdout == "reward 1.0\n", done.stderr[-2000:]
 

@@ -22,7 +22,7 @@ from trl_prorl.embedded.making import byte_tokenizer
 
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call><|im_end|>'
-KEYS = {"max_steps": 4, "max_completion_length": 160, "learning_rate": 1e-3}
+KEYS = {"max_steps": 3, "max_completion_length": 160, "learning_rate": 1e-3}
 
 
 def add(a: int, b: int) -> int:
