@@ -1,6 +1,8 @@
 """A tiny model and a way to train it: shared by the tests of the trainer."""
 
+import functools
 import gc
+import importlib.metadata
 import os
 
 import trl_prorl  # noqa: F401  before PEFT, see trl_prorl/quiet.py
@@ -42,6 +44,12 @@ from hub_server import TOKEN, HubServer  # noqa: E402
 
 
 torch.set_num_threads(1)
+# A tenth and a twentieth of a training of this size: accelerate parses PEFT's metadata anew whenever it asks whether
+# PEFT is there, and torch formats its stack whenever it remembers a seed for a GPU that is not there.
+importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
+importlib.metadata.version = functools.cache(importlib.metadata.version)
+if not torch.cuda.is_available():
+    torch.cuda.manual_seed_all = lambda seed: None
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 

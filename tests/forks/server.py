@@ -34,6 +34,7 @@ def work(order):
     os.chdir(order.get("cwd", "."))
     if order["run"] == "exec":
         os.execv(order["argv"][0], order["argv"])
+    sys.orig_argv = [sys.executable, order["run"], *order["argv"]]
     if order["run"] == "-m":
         sys.argv = order["argv"]
         sys.path.insert(0, "")  # as Python does for a module
