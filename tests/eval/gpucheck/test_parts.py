@@ -17,7 +17,6 @@ from eval.stepcost.batches import Batches
 from trl_prorl import ProRLTrainer
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FAKE_CARD = dataclasses.replace(CPU, device="cuda")
 
 
