@@ -21,6 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import bitsandbytes  # noqa: F401
+import matplotlib.figure  # noqa: F401  what an evaluation and a report import
+import pandas  # noqa: F401
+import scipy.stats  # noqa: F401
 import torch
 import training
 
