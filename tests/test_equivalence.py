@@ -5,14 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_record import read_rows as rows
 from trl import GRPOTrainer
 
 
 LOSS_TYPES = ["grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
-
-
-def rows(trainer, file="metrics.jsonl"):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, file).read_text().splitlines()]
 
 
 @pytest.mark.gpu

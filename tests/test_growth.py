@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from run_record import read_rows as rows
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import use_adapter
 
@@ -180,10 +181,6 @@ def test_what_is_not_understood_changes_nothing(adapted):
 
 
 # ------------------------------------------------------------------------------------------------------ in training
-
-
-def rows(trainer, file="metrics.jsonl"):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, file).read_text().splitlines()]
 
 
 def events(trainer):
