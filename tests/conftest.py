@@ -1,8 +1,6 @@
 """A tiny model and a way to train it: shared by the tests of the trainer."""
 
-import functools
 import gc
-import importlib.metadata
 import os
 
 import trl_prorl  # noqa: F401  before PEFT, see trl_prorl/quiet.py
@@ -41,15 +39,11 @@ sys.path.append(str(Path(__file__).parent))  # last: the folders here must not h
 
 from hub_cache import fill_hf_home  # noqa: E402
 from hub_server import TOKEN, HubServer  # noqa: E402
+from once import do_once  # noqa: E402
 
 
 torch.set_num_threads(1)
-# A tenth and a twentieth of a training of this size: accelerate parses PEFT's metadata anew whenever it asks whether
-# PEFT is there, and torch formats its stack whenever it remembers a seed for a GPU that is not there.
-importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
-importlib.metadata.version = functools.cache(importlib.metadata.version)
-if not torch.cuda.is_available():
-    torch.cuda.manual_seed_all = lambda seed: None
+do_once()
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 

@@ -30,6 +30,11 @@ import training
 import trl_prorl.train  # noqa: F401  what every recipe script imports
 
 
+sys.path.append(str(Path(__file__).parent.parent))
+
+from once import do_once  # noqa: E402
+
+
 def work(order):
     torch.set_num_threads(1)
     if order["run"] == "training":
@@ -105,6 +110,7 @@ def child(order):
         os._exit(status)
 
 
+do_once()
 gc.freeze()  # a fork that collects garbage need not walk, and thereby copy, all that was imported
 for line in sys.stdin:
     order = json.loads(line)
