@@ -39,9 +39,11 @@ sys.path.append(str(Path(__file__).parent))  # last: the folders here must not h
 
 from hub_cache import fill_hf_home  # noqa: E402
 from hub_server import TOKEN, HubServer  # noqa: E402
+from once import do_once  # noqa: E402
 
 
 torch.set_num_threads(1)
+do_once()
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
@@ -112,10 +114,14 @@ class Forks:
         """Wait for the end, and return the exit status; -9 is a kill."""
         return int(self.server.stdout.readline())
 
-    def run(self, script, *argv, cwd=None):
-        """Run a script, or `"-m"` and a module, to its end: exit status, and what it wrote to stdout and stderr."""
-        with tempfile.NamedTemporaryFile("r") as log:
-            self.start(run=str(script), argv=list(argv), log=log.name, cwd=str(cwd or Path.cwd()))
+    def run(self, script, *argv, cwd=None, env=None, terminal=False):
+        """
+        Run a script, `"-m"` and a module, or `"exec"` and a program, to its end: exit status, and what it wrote to
+        stdout and stderr, or onto a terminal.
+        """
+        order = {"run": str(script), "argv": list(map(str, argv)), "cwd": str(cwd or Path.cwd()), "env": env or {}}
+        with tempfile.NamedTemporaryFile("r", newline="") as log:
+            self.start(**order, log=log.name, terminal=terminal)
             return self.status(), log.read()
 
     def close(self):

@@ -1,11 +1,11 @@
 """Trained adapters in bf16, beside which frozen copies are in fp32: TRL's of a base in 4 bits, and a user's own."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from run_record import read_rows
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_prorl.launch.recipe_check import read_recipe
@@ -84,7 +84,7 @@ def test_a_resumed_run_samples_from_the_adapter_that_it_trains(run, make_trainer
 @pytest.mark.gpu
 def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, in_4_bits):
     trainer = run(**in_4_bits(), beta=0.3, ref_reset_every=2, ref_reset_mix=0.25, max_steps=3, learning_rate=2e-2)
-    (event,) = map(json.loads, Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines())
+    (event,) = read_rows(trainer, "events.jsonl")
     assert (event["event"], event["ref_reset_mix"]) == ("reset", 0.25)
     pairs = trainer.reference.pairs()
     assert {(ref.dtype, policy.dtype) for ref, policy in pairs} == {(torch.float32, torch.bfloat16)}

@@ -1,9 +1,7 @@
 """The adaptive coefficient: by hand, and in training."""
 
-import json
-from pathlib import Path
-
 import pytest
+from run_record import read_rows
 
 from trl_prorl.objective.anchors import next_coefficient
 
@@ -35,7 +33,7 @@ def test_it_stays_positive():
 )
 def test_the_active_anchor_follows_its_own_kl(run, keys, name, measure):
     trainer = run(kl_target=1e-3, kl_horizon=5, max_steps=8, **keys)
-    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(trainer)
     expected = 0.5
     for first, second in zip(rows[::2], rows[1::2], strict=True):  # two steps of each generation
         assert first["beta"] == second["beta"] == pytest.approx(expected)

@@ -1,14 +1,8 @@
 """The anchor to the base policy, in A and in B alike."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-
-
-def rows(trainer):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+from run_record import read_rows as rows
 
 
 @pytest.mark.gpu

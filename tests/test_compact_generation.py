@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
+from run_record import read_rows
 from scipy.stats import chisquare
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
@@ -422,7 +423,7 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
     env = read_env(Path(trainer.args.output_dir))["execution"]
     assert env["compact_generation"] == "on" and (env["merged_copy_bytes"] > 0) == lora
     assert env["merged_copy"] == ("on" if lora else "off: the model has no adapter")
-    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    rows = read_rows(trainer)
     assert len(rows) == 4 and "mean_abs_dlogp_sampler" not in rows[0]  # fp32
 
 
@@ -459,7 +460,7 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, larg
 
     trainer = bf16()
     trainer.train()
-    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    rows = read_rows(trainer)
     measured = [row["mean_abs_dlogp_sampler"] for row in rows if "mean_abs_dlogp_sampler" in row]
     assert len(measured) == 3 and all(0 < value < MERGED_BOUND for value in measured)  # once a generation batch
     assert trainer.parts["generation"].merged == "on"
@@ -492,7 +493,7 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, larg
 def test_a_policy_that_is_scored_in_bf16_is_measured(make_trainer):
     trainer = make_trainer(**A, bf16=True)  # weights in fp32
     trainer.train()
-    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    rows = read_rows(trainer)
     measured = [row["mean_abs_dlogp_sampler"] for row in rows if "mean_abs_dlogp_sampler" in row]
     assert len(measured) == 2 and all(0 < value < MERGED_BOUND for value in measured)
 
@@ -508,7 +509,7 @@ def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(make_tr
     )
     trainer.train()
     assert trainer.parts["generation"].merged == "on"
-    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    rows = read_rows(trainer)
     assert len(rows) == 4 and not any("mean_abs_dlogp_sampler" in row for row in rows)
 
 

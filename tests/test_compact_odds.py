@@ -1,11 +1,9 @@
 """Compact generation where something stands against it: odd adapters, replaced parts, broken weights, a resume."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from run_record import read_rows
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trl_prorl.errors import NonFiniteError
@@ -95,7 +93,7 @@ def test_embeddings_with_an_adapter_and_a_head_in_fp32(make_trainer, tiny_model)
     )
     trainer.train()
     assert trainer.parts["generation"].merged == "on"
-    rows = [json.loads(line) for line in (Path(trainer.args.output_dir) / "metrics.jsonl").open()]
+    rows = read_rows(trainer)
     assert 0.0 < rows[0]["mean_abs_dlogp_sampler"] < 0.05
 
 

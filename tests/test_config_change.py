@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_record import read_rows
 
 from trl_prorl import ProRLConfig, train
 from trl_prorl.checkpoint.identity import check_change
@@ -119,7 +120,7 @@ def test_intervals_of_saves_and_logs_are_those_of_now(resumed):
 
 
 def resets(trainer):
-    events = map(json.loads, Path(trainer.args.output_dir, "events.jsonl").open())
+    events = read_rows(trainer, "events.jsonl")
     return [(event["step_applied"], event["reason"]) for event in events if event["event"] == "reset"]
 
 

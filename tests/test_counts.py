@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from run_record import read_rows
 from trl import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
@@ -66,7 +67,7 @@ def test_counts_agree_with_a_hook_on_the_model(make_trainer, lora, keys, ref, ol
     )
     witness = Witness(trainer)
     trainer.train()
-    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(trainer)
     for kind in ("policy", "ref", "old"):
         assert sum(row[f"{kind}_forward_calls"] for row in rows) == witness.calls[kind]
         assert sum(row[f"tokens_processed_{kind}"] for row in rows) == witness.tokens[kind]
@@ -81,7 +82,7 @@ def test_b_has_no_reference_of_any_kind(make_trainer):
     assert list(model.peft_config) == ["default"]
     assert trainer.ref_model is None and trainer.reference is None
     trainer.train()
-    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(trainer)
     assert all("kl_ref" not in row and row["time_ref"] == 0.0 for row in rows)
 
 
@@ -139,7 +140,7 @@ def test_a_task_that_the_first_reward_function_leaves_to_another_has_no_pass_rat
         return [0.5 if name == "other" else None for name in task]
 
     trainer = run(reward=[first, second], columns={"task": ["mine", "other"] * 8}, max_steps=6)
-    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").open()]
+    rows = read_rows(trainer)
     seen = {(key, value) for row in rows for key, value in row.items() if "/" in key}
     assert seen == {("reward/mine", 1.0), ("pass_rate/mine", 1.0)}  # of those that it scored
 
@@ -162,7 +163,7 @@ def test_tokens_that_the_loss_leaves_out_were_generated_all_the_same(run, rounds
         return [0.0 if len(seen) == 1 else float(i) for i in range(len(completion_ids))]
 
     trainer = run(reward=reward, max_steps=1, mask_truncated_completions=True, dynamic_sampling_rounds=rounds)
-    (row,) = map(json.loads, Path(trainer.args.output_dir, "metrics.jsonl").open())
+    (row,) = read_rows(trainer)
     assert len(seen) == 1 + rounds and row["tokens_generated"] == sum(seen)
 
 

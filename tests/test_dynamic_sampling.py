@@ -1,11 +1,11 @@
 """Groups that teach nothing are replaced; the numbers are those of a run that had drawn the others at once."""
 
-import json
 from pathlib import Path
 
 import pandas
 import pytest
 import torch
+from run_record import read_rows as rows
 from trl.rewards import get_soft_overlong_punishment
 
 from trl_prorl import ProRLTrainer
@@ -17,10 +17,6 @@ from trl_prorl.rollout.thinking import interrupted_rollout
 
 
 NAN = float("nan")
-
-
-def rows(trainer):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").open()]
 
 
 def test_undecided_by_hand():

@@ -1,10 +1,8 @@
 """Elastic Reset: by hand, and in training."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
+from run_record import read_rows
 
 from trl_prorl.resets.elastic import ElasticAverage
 
@@ -52,7 +50,7 @@ def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora)
     start, first, second = snapshots[:3]
     for name in trained:
         assert torch.allclose(after[name], 0.25 * start[name] + 0.25 * first[name] + 0.5 * second[name], atol=1e-6)
-    (event,) = [json.loads(line) for line in Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()]
+    (event,) = read_rows(trainer, "events.jsonl")
     assert (event["event"], event["step_requested"], event["step_applied"]) == ("elastic_reset", 2, 2)
 
 

@@ -1,7 +1,6 @@
 """When a policy counts as collapsed."""
 
-import json
-from pathlib import Path
+from run_record import read_rows
 
 from trl_prorl.checkpoint.files import newest_complete
 from trl_prorl.guards.entropy_watch import EntropyWatch
@@ -22,7 +21,7 @@ def test_it_is_an_event_and_may_stop_the_run(run):
     for stop, steps in ((False, 6), (True, 3)):
         trainer = run(max_steps=6, entropy_floor=100.0, entropy_patience=3, entropy_stop=stop, save_strategy="steps")
         assert trainer.state.global_step == steps
-        (event,) = map(json.loads, Path(trainer.args.output_dir, "events.jsonl").open())
+        (event,) = read_rows(trainer, "events.jsonl")
         assert (event["event"], event["step_applied"], event["threshold"]) == ("entropy_collapse", 3, 100.0)
         assert event["value"] < 100.0 and event["action"] == ("stop" if stop else "log")
         if stop:

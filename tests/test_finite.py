@@ -1,11 +1,11 @@
 """NaN and infinity, wherever they come up."""
 
-import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from run_record import read_rows
 from transformers import TrainerCallback
 
 from trl_prorl.errors import NonFiniteError, RewardError
@@ -54,7 +54,7 @@ def spoil_gradient_once(model):
 
 
 def events(trainer, kind="nonfinite"):
-    rows = map(json.loads, Path(trainer.args.output_dir, "events.jsonl").open())
+    rows = read_rows(trainer, "events.jsonl")
     return [row for row in rows if row["event"] == kind]
 
 
@@ -121,7 +121,7 @@ def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora):
     same = lambda a, b: all(torch.equal(seen[a][0][k], seen[b][0][k]) for k in seen[a][0])  # noqa: E731
     assert same(2, 3) and not same(1, 2) and not same(3, 4)
     assert [seen[step][1] for step in (2, 3, 4)] == [{2}, {2}, {3}]
-    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").open()]
+    rows = read_rows(trainer)
     assert [row["nonfinite_skips"] for row in rows] == [0, 0, 1, 1, 1, 1]
     (event,) = events(trainer)
     assert event["tensor"] == "advantages (a reward is not finite)" and event["action"] == "skip"

@@ -1,11 +1,9 @@
 """`cast_lm_head_to_fp32` with adapters, tied embeddings and frozen copies: TRL's full model is the control."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from run_record import read_rows as rows
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from trl import GRPOTrainer
 
@@ -36,10 +34,6 @@ def scores(trainer):
             trainer.model, TOKENS, torch.ones_like(TOKENS), 5, compute_entropy=True
         )
         return logps, entropies, trainer.model(TOKENS).logits
-
-
-def rows(trainer):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("tied", [True, False])

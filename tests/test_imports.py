@@ -1,4 +1,4 @@
-"""Who imports whom: the library nothing that a user's folder may hide, a folder only what lies below it."""
+"""Who imports whom: a folder only what lies below it, and a command that only reads no model library."""
 
 import ast
 import subprocess
@@ -11,19 +11,10 @@ import pytest
 from trl_prorl.commands import COMMANDS
 
 
-def test_the_library_needs_no_name_that_a_user_s_folder_may_have(tmp_path):
-    for name in ("eval", "tasks", "recipes"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise ImportError('the folder of the user')\n")
-    code = "from trl_prorl import ProRLConfig, ProRLTrainer; import trl_prorl.hub.card, trl_prorl.hub.publish"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-@pytest.mark.parametrize("name", ["report", "compare", "trajectory", "boundary"])
-def test_a_command_that_only_reads_waits_for_no_model_library(name):
+def test_the_commands_that_only_read_wait_for_no_model_library():
     libraries = "{'torch', 'transformers', 'trl', 'peft', 'datasets', 'evaluate'}"
-    code = f"import sys, eval.{name}; assert not {libraries} & set(sys.modules)"
+    code = "import sys, eval.report, eval.compare, eval.trajectory, eval.boundary; "
+    code += f"assert not {libraries} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -31,9 +31,7 @@ PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 DEPENDENCIES = [
     *dict.fromkeys(str(Path(find_spec(name).origin).parent.parent) for name in ("torch", "trl", "numpy", "yaml"))
 ]
-SMALL = (
-    "--max_steps 2 --train_rows 16 --per_device_train_batch_size 16 --num_generations 8 --disable_tqdm true".split()
-)
+SMALL = "--max_steps 2 --train_rows 16 --per_device_train_batch_size 16 --num_generations 8 --disable_tqdm true"
 
 
 def done(command, **kwargs):
@@ -132,17 +130,20 @@ def test_the_packages_are_found_in_another_folder(installed, run):
 
 
 def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
-    """As README says: look, train by name, evaluate, report."""
+    """As README says: look, train by name, evaluate, report; what imports PyTorch, in one process."""
     assert "parity, level" in run("trl-prorl", "tasks", "show", "parity", "-n", "1")
     assert "  tiny/\n" in run("trl-prorl", "train")
     assert {path.name for path in tmp_path.iterdir()} == {"eval", "tasks"}
     assert "--arms" in run("trl-prorl", "demo", "--help")
-    run("trl-prorl", "train", "tiny/variantA", *SMALL)
     a_run = tmp_path / "runs" / "tiny" / "variantA"
+    lines = [
+        f"train tiny/variantA {SMALL}",
+        f"passk --run {a_run} --prompts 4 --n 2 --no-greedy",
+        f"report --runs {a_run} --out {tmp_path / 'page'}",
+    ]
+    run("python", "-c", f"from trl_prorl.commands import main; assert not any(main(line.split()) for line in {lines})")
     assert len((a_run / "metrics.jsonl").read_text().splitlines()) == 2
-    run("trl-prorl", "passk", "--run", a_run, "--prompts", "4", "--n", "2", "--no-greedy")
     assert json.loads((a_run / "passk.json").read_text())["task"] == "reverse_digits"
-    run("trl-prorl", "report", "--runs", a_run, "--out", tmp_path / "page")
     assert "variantA" in (tmp_path / "page" / "report.html").read_text()
 
 
@@ -157,9 +158,9 @@ def test_a_checkout_that_is_installed_keeps_its_own_names(tmp_path):
     done([*PIP, *editable, str(sources)])
     start = f"import sys, site; sys.path += {DEPENDENCIES!r}; site.addsitedir({str(tmp_path)!r})\n"
     code = (
-        "import tasks.sorting, trl_prorl.eval.passk, eval.passk, eval.analysis.passk\n"
+        "import tasks.sorting, trl_prorl.eval.compare, eval.compare, eval.analysis.passk\n"
         f"assert trl_prorl.__file__.startswith({str(sources)!r}), trl_prorl.__file__\n"
-        "for name in ('tasks', 'tasks.sorting', 'eval', 'eval.passk', 'eval.analysis.passk'):\n"
+        "for name in ('tasks', 'tasks.sorting', 'eval', 'eval.compare', 'eval.analysis.passk'):\n"
         "    assert sys.modules[name] is sys.modules['trl_prorl.' + name], name\n"
         "    assert sys.modules[name].__spec__.name == 'trl_prorl.' + name\n"
     )

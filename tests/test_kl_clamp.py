@@ -1,11 +1,10 @@
 """`kl_clamp`: numbers by hand, gradients by enumeration, and runs in which it does nothing, everything and a part."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
+from run_record import read_rows as rows
 from test_kl import COMPLETIONS, LENGTH, ROW, completion_logps, estimated_gradient, table
 from test_packing_training import GroupsTogether
 
@@ -149,10 +148,6 @@ ARMS = {
     "B": {"beta_old": 0.5},
     "base": {"beta_base": 0.5},
 }
-
-
-def rows(trainer):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").open()]
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -146,13 +146,13 @@ def read_whole(path, content):
 
 
 @given(TEXTS)
-@settings(max_examples=400, suppress_health_check=list(HealthCheck), **QUICK)
+@settings(max_examples=150, suppress_health_check=list(HealthCheck), **QUICK)
 def test_no_content_ends_in_a_traceback(tmp_path_factory, content):
     read_whole(tmp_path_factory.getbasetemp() / "arm.yaml", content)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(HINTS)), VALUES, min_size=1, max_size=3))
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), **QUICK)
+@settings(max_examples=30, suppress_health_check=list(HealthCheck), **QUICK)
 @pytest.mark.filterwarnings("ignore")
 def test_no_value_ends_in_a_traceback_of_the_parser(tmp_path_factory, recipe):
     path = tmp_path_factory.getbasetemp() / "arm.yaml"

@@ -1,10 +1,10 @@
 """A run whose resets never come is the control, and everything that names it says so."""
 
 import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
+from run_record import read_rows
 
 from eval.analysis.compare import compare
 from eval.analysis.configurations import configuration_labels
@@ -38,7 +38,7 @@ from trl_prorl.variants import NEVER_RESET, without_reset
 )
 def test_the_first_reset_is_where_it_is_foretold(run, keys, first, caplog):
     trainer = run(beta=0.1, **keys)
-    events = [json.loads(line) for line in Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()]
+    events = read_rows(trainer, "events.jsonl")
     assert [event["step_applied"] for event in events][:1] == ([first] if first else [])
     assert trainer.args.first_reset(keys["max_steps"]) == first
     warned = [record.getMessage() for record in caplog.records if "never resets" in record.getMessage()]

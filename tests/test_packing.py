@@ -143,7 +143,7 @@ def visible(layout):
 lengths = st.tuples(st.integers(1, 9), st.lists(st.integers(0, 12), min_size=1, max_size=6))
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(deadline=None, max_examples=60, derandomize=True)
 @given(
     groups=st.lists(lengths, min_size=1, max_size=4),
     masked=st.sets(st.integers(0, 12), max_size=4),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import trl
+from run_record import read_rows
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
@@ -22,7 +23,7 @@ from trl_prorl.embedded.making import byte_tokenizer
 
 TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": %d, "b": %d}}\n</tool_call><|im_end|>'
-KEYS = {"max_steps": 4, "max_completion_length": 160, "learning_rate": 1e-3}
+KEYS = {"max_steps": 3, "max_completion_length": 160, "learning_rate": 1e-3}
 
 
 def add(a: int, b: int) -> int:
@@ -178,7 +179,7 @@ def test_samples_that_are_looked_at_call_the_tool_as_a_step_does(make_trainer, t
 
 def test_a_tool_s_tokens_are_not_counted_as_sampled(trained):
     trainer = trained(pack_groups="on")
-    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").open()]
+    rows = read_rows(trainer)
     own = [int((batch["completion_mask"] * batch["tool_mask"]).sum()) for batch in trainer.made]
     assert [row["tokens_generated"] for row in rows if row["tokens_generated"]] == own
     assert own[0] < int(trainer.made[0]["completion_mask"].sum())

@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from run_record import read_rows as rows
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
@@ -27,10 +28,6 @@ ARMS = {
     "C, naive reference": {"beta": 0.3, "ref_reset_every": 3, "optimizer_reset": "soft", "ref_compute": "naive_epoch"},
     "base anchor": {"beta_old": 0.1, "beta_base": 0.3},
 }
-
-
-def rows(trainer):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").open()]
 
 
 class GroupsTogether(ProRLTrainer):

@@ -1,10 +1,10 @@
 """A part is called at its moments by being among the parts, and the trainer names none of them."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from run_record import read_rows
 
 from trl_prorl.parts import Part, Parts
 
@@ -60,9 +60,7 @@ def test_the_moments_of_a_step_and_the_event_that_ends_a_run(make_trainer, stops
     }
     sampled = {n: [("boundary", n - 1), ("batch", 8, True, 48)] for n in (1, 3)}
     assert part.calls == [call for n in of_step for call in sampled.get(n, []) + of_step[n]]
-    found = [
-        (e["event"], e["step_applied"]) for e in map(json.loads, Path(trainer.args.output_dir, "events.jsonl").open())
-    ]
+    found = [(e["event"], e["step_applied"]) for e in read_rows(trainer, "events.jsonl")]
     assert found == [("boundary", 0), ("reset", 2), ("boundary", 2)] + [("seen", 3)] * (stops_at == 3)
     assert Path(trainer.args.output_dir, "checkpoint-3").exists() == (stops_at == 3)
 

@@ -1,8 +1,6 @@
 """`--plugin FILE`, and the command that a run's record keeps."""
 
-import os
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ import yaml
 from trl_prorl.record.provenance import command_of, evaluation_of, plugin_options
 
 
-ROOT = Path(__file__).parent.parent
 OWN = """
 from roman import roman
 from tasks.generated import GeneratedTask
@@ -32,11 +29,10 @@ TASKS["roman"] = "own:RomanNumerals"
 """
 
 
-def run(folder, *command):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    return subprocess.run(
-        [sys.executable, "-m", "trl_prorl", *command], cwd=folder, env=env, capture_output=True, text=True
-    )
+@pytest.fixture
+def command(forks, tmp_path):
+    """A function that runs `trl-prorl` in the folder of the test: exit status, and what it wrote."""
+    return lambda line: forks.run("-m", "trl_prorl", *line.split(), cwd=tmp_path, env={"COLUMNS": "200"})
 
 
 @pytest.fixture
@@ -46,19 +42,20 @@ def own(tmp_path):
     return tmp_path
 
 
-def test_train_evaluate_report(own):
+def test_train_evaluate_report(own, command):
     train = "train tiny/variantA --plugin own.py --task roman --task_level 1 --train_rows 64 --max_steps 2 "
-    train += "--output_dir run --report_to none --hub_token secret --eval_strategy no --max_completion_length 16"
-    done = run(own, *train.split())
-    assert done.returncode == 0, done.stderr[-2000:]
-    done = run(own, *"report --runs run".split())
-    assert done.returncode == 0, done.stderr[-2000:]
+    train += "--output_dir run --report_to none --hub_token secret --eval_strategy no --max_completion_length 16 "
+    train += "--per_device_train_batch_size 8 --num_generations 4"
+    status, written = command(train)
+    assert status == 0, written[-2000:]
+    status, written = command("report --runs run")
+    assert status == 0, written[-2000:]
     page = (own / "report.md").read_text()
     assert "trl-prorl passk --plugin own.py --run run" in page
-    done = run(own, *"passk --run run --prompts 4 --n 2".split())
-    assert done.returncode == 2 and "--plugin own.py" in done.stderr, done.stderr[-2000:]
-    done = run(own, *"passk --plugin own.py --run r*n --prompts 4 --n 2".split())
-    assert done.returncode == 0 and (own / "run" / "passk.json").is_file(), done.stderr[-2000:]
+    status, written = command("passk --run run --prompts 4 --n 2")
+    assert status == 2 and "--plugin own.py" in written, written[-2000:]
+    status, written = command("passk --plugin own.py --run r*n --prompts 4 --n 2")
+    assert status == 0 and (own / "run" / "passk.json").is_file(), written[-2000:]
     env = (own / "run" / "env.json").read_text()
     assert "--plugin own.py" in env and "secret" not in env
     assert "--plugin own.py" in (own / "run" / "README.md").read_text()
@@ -77,21 +74,21 @@ BAD = {
 
 @pytest.mark.parametrize("file", BAD)
 @pytest.mark.parametrize(
-    "command", ["train tiny/variantA", "preflight tiny/variantA", "passk --run x", "report --runs x"]
+    "begin", ["train tiny/variantA", "preflight tiny/variantA", "passk --run x", "report --runs x"]
 )
-def test_refused_in_one_line(tmp_path, file, command):
+def test_refused_in_one_line(tmp_path, command, file, begin):
     content, said = BAD[file]
     if content is not None:
         (tmp_path / file).write_text(content)
-    done = run(tmp_path, *command.split(), "--plugin", file)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr[-2000:]
-    assert done.stderr.startswith("error: --plugin") and said in done.stderr
+    status, written = command(f"{begin} --plugin {file}")
+    assert status == 2 and written.count("\n") == 1, written[-2000:]
+    assert written.startswith("error: --plugin") and said in written
 
 
-def test_a_recipe_names_none(own):
+def test_a_recipe_names_none(own, command):
     (own / "recipe.yaml").write_text(yaml.safe_dump({"plugin": "own.py", "max_steps": 1}))
-    done = run(own, "train", "recipe.yaml")
-    assert done.returncode == 2 and "unknown key 'plugin'" in done.stderr and done.stderr.count("\n") == 1
+    status, written = command("train recipe.yaml")
+    assert status == 2 and "unknown key 'plugin'" in written and written.count("\n") == 1
 
 
 HOME = str(Path.home())
@@ -117,8 +114,6 @@ HOME = str(Path.home())
     ],
 )
 def test_the_command(words, shown):
-    import shlex
-
     assert shlex.split(command_of(words)) == shlex.split(shown)
 
 

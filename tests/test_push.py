@@ -18,7 +18,6 @@ from trl_prorl.errors import PushError
 
 
 ROOT = Path(__file__).parent.parent
-RECIPE = ROOT / "recipes" / "grpo_variantA.py"
 SMALL = ["--max_steps", "3", "--per_device_train_batch_size", "8", "--num_generations", "4", "--train_rows", "32"]
 SMALL += ["--ref_reset_every", "1", "--lora_r", "4", "--disable_tqdm", "true", "--push_to_hub", "true"]
 MODEL = {"README.md", "adapter_config.json", "adapter_model.safetensors"}
@@ -35,14 +34,27 @@ def error_lines(written):
 # ------------------------------------------------------------------------------------------------ whole processes
 
 
+QUICK = """
+from trl_prorl.hub import publish
+from trl_prorl.train import main
+
+publish.WAITS = (0.0, 0.0, 0.0)
+main({recipe!r})
+"""
+
+
 @pytest.fixture
 def recipe(hub_forks, tiny_model, tmp_path):
-    """A function that runs variant A in a process of its own: exit status, what it wrote, and the run folder."""
-    out = tmp_path / "a-run"
+    """
+    A function that runs variant A in a process of its own, which does not wait before it pushes again: exit status,
+    what it wrote, and the run folder.
+    """
+    out, script = tmp_path / "a-run", tmp_path / "recipe.py"
+    script.write_text(QUICK.format(recipe=str(ROOT / "recipes" / "tiny" / "variantA.yaml")))
 
     def run(*arguments):
         status, written = hub_forks.run(
-            RECIPE, "--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, *arguments
+            script, "--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, *arguments
         )
         return status, written, out
 

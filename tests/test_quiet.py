@@ -17,6 +17,11 @@ ROOT = Path(__file__).parent.parent
 HINT = f"{KERNEL_HINT}: %s. Please make sure you already `pip install kernels` and the kernels >= 0.11.1"
 SMALL = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --train_rows 16".split()
 SMALL += "--use_cpu true --logging_steps 1".split()
+IN_ONE = """
+import sys
+from trl_prorl.commands import main
+sys.exit(any(main(line.split()) for line in sys.argv[1:]))
+"""
 FEW = "--max_steps 3 --save_strategy steps --save_steps 1".split()
 
 
@@ -39,12 +44,11 @@ def python(tmp_path):
 
 
 def test_training_and_evaluating_write_nothing_to_stderr(python, tmp_path):
-    recipe, out = str(ROOT / "recipes" / "grpo_variantA.py"), str(tmp_path / "run")
-    resets = "--max_steps 3 --ref_reset_every 2".split()  # with fewer a line warns that none comes
-    shown, noise = python(recipe, "--output_dir", out, "--disable_tqdm", "true", *SMALL, *resets)
-    assert noise == "" and "reward " in shown
-    shown, noise = python("-m", "eval.passk", "--run", out, "--prompts", "4", "--n", "2")
-    assert noise == "" and "pass@k" in shown
+    """In one process, from its first import on."""
+    options = " ".join([*SMALL, "--disable_tqdm", "true", "--ref_reset_every", "2"])
+    train = f"train tiny/variantA --output_dir {tmp_path}/run {options} --max_steps 3"  # with fewer a line warns of it
+    shown, noise = python("-c", IN_ONE, train, f"passk --run {tmp_path}/run --prompts 4 --n 2")
+    assert noise == "" and "reward " in shown and "pass@k" in shown
 
 
 @pytest.mark.slow

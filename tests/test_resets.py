@@ -1,6 +1,5 @@
 """When resets are applied, what they leave in the log, and what they need."""
 
-import json
 import math
 import warnings
 from pathlib import Path
@@ -8,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from run_record import read_rows
+from run_record import read_rows as metrics
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
@@ -17,12 +18,8 @@ from trl_prorl.parts import Part
 
 def events(trainer):
     """All but the record of resumes."""
-    rows = [json.loads(line) for line in Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()]
+    rows = read_rows(trainer, "events.jsonl")
     return [row for row in rows if row["event"] != "resume"]
-
-
-def metrics(trainer):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(

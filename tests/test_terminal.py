@@ -1,18 +1,13 @@
 """What a training shows, by real processes: one on a pseudo-terminal, and one whose output goes into a file."""
 
-import os
-import pty
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from trl_prorl.record.terminal import event_line, log_line
 
 
-ROOT = Path(__file__).parent.parent
 SMALL = "--max_steps 4 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --logging_steps 1".split()
 SMALL += "--ref_reset_every 2 --log_completions true --num_completions_to_print 1".split()
 SCRIPT = """
@@ -30,37 +25,29 @@ trainer = ProRLTrainer(embedded_model("embedded"), short, args, rows, peft_confi
 trainer.train()
 """
 
+ENV = {"COLUMNS": "200", "TERM": "dumb"}
 
-def on_a_terminal(folder, *command):
+
+def lines_of(done):
     """Everything that the process shows, as lines; what a bar writes over is a line as well."""
-    ours, theirs = pty.openpty()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONWARN")}
-    env |= {"HF_HUB_OFFLINE": "1", "COLUMNS": "200", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    shown = b""
-    try:
-        while part := os.read(ours, 65536):
-            shown += part
-    except OSError:  # so it ends on Linux
-        pass
-    os.close(ours)
-    assert process.wait() == 0, shown.decode()
-    return [line.strip() for line in re.split("[\r\n]+", shown.decode()) if line.strip()]
+    status, shown = done
+    assert status == 0, shown
+    return [line.strip() for line in re.split("[\r\n]+", shown) if line.strip()]
 
 
-def in_a_file(folder, *command):
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
-    return [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+@pytest.fixture
+def train(forks, tmp_path):
+    """A function that trains with further options: the lines that it shows on a terminal, or writes into a file."""
+
+    def run(*options, terminal=True):
+        command = ["trl_prorl", "train", "tiny/variantA", "--output_dir", "the run", *SMALL, *options]
+        return lines_of(forks.run("-m", *command, cwd=tmp_path, env=ENV, terminal=terminal))
+
+    return run
 
 
-def train(*options):
-    return sys.executable, "-m", "trl_prorl", "train", "tiny/variantA", "--output_dir", "the run", *SMALL, *options
-
-
-def test_a_run_on_a_terminal_from_its_banner_to_the_next_command(tmp_path):
-    lines = on_a_terminal(tmp_path, *train("--save_strategy", "steps", "--save_steps", "2"))
+def test_a_run_on_a_terminal_from_its_banner_to_the_next_command(train):
+    lines = train("--save_strategy", "steps", "--save_steps", "2")
     text = "\n".join(lines)
     for told in ("trains", "variant", "resets", "pack_groups", "compact_generation", "run folder"):
         assert len([line for line in lines if line.startswith(f"{told} ")]) == 1, told
@@ -74,17 +61,16 @@ def test_a_run_on_a_terminal_from_its_banner_to_the_next_command(tmp_path):
     assert max(map(len, lines)) <= 200 and "{'" not in text
     assert text.count("Step 4 ") == 1 and "Warning" not in text  # of the table's title
 
-    again = on_a_terminal(tmp_path, *train("--max_steps", "6", "--resume_from_checkpoint", "the run/checkpoint-2"))
+    again = train("--max_steps", "6", "--resume_from_checkpoint", "the run/checkpoint-2")
     assert "resumed from checkpoint-2" in again and "nothing to do" not in "\n".join(again)
-    over = on_a_terminal(tmp_path, *train("--max_steps", "2", "--resume_from_checkpoint", "the run/checkpoint-2"))
+    over = train("--max_steps", "2", "--resume_from_checkpoint", "the run/checkpoint-2")
     assert "finished, nothing to do: checkpoint-2 is the last step of the run" in over
 
 
 @pytest.mark.parametrize("silent", ["--disable_tqdm", ""])
-def test_off_a_terminal_or_without_bars_there_is_no_banner(tmp_path, silent):
+def test_off_a_terminal_or_without_bars_there_is_no_banner(train, silent):
     options = [silent, "true"] if silent else []
-    show = on_a_terminal if silent else in_a_file
-    lines = show(tmp_path, *train("--ref_reset_every", "4", *options))
+    lines = train("--ref_reset_every", "4", *options, terminal=bool(silent))
     assert not [line for line in lines if line.startswith(("trains ", "variant ", "run folder", "next: "))]
     warned = [line for line in lines if "A never resets: ref_reset_every=4" in line]
     assert len(warned) == 1 and "it is the control" in warned[0]
@@ -93,10 +79,11 @@ def test_off_a_terminal_or_without_bars_there_is_no_banner(tmp_path, silent):
     ]
 
 
-def test_a_script_sees_no_future_warning_that_is_not_its_own(tmp_path):
+def test_a_script_sees_no_future_warning_that_is_not_its_own(forks, tmp_path):
+    """In a process that has imported nothing yet."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("max_steps=2,", "max_steps=2, bf16=False, use_cpu=True, report_to='none',"))
-    lines = on_a_terminal(tmp_path, sys.executable, str(script))
+    lines = lines_of(forks.run("exec", sys.executable, script, cwd=tmp_path, env=ENV, terminal=True))
     assert not [line for line in lines if "FutureWarning" in line]
     text = "\n".join(lines)
     assert "reward              short" in text and "A never resets" in text and "next: " not in text

@@ -313,26 +313,23 @@ def test_resets_separate_the_arms():
     assert len({tuple(values) for values in rewards.values()}) == len(problem.ARMS)
 
 
-def command(*arguments, **keys):
-    done = [sys.executable, str(FOLDER / "sort_toy" / "run.py"), *arguments]
-    return subprocess.run(done, capture_output=True, text=True, check=False, **keys)
-
-
-def test_the_command_ends_in_a_picture(tmp_path):
-    done = command("--epochs", "2", "--output", "made/toy.png", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_the_command_ends_in_a_picture(tmp_path, capsys):
+    assert run.main(["--epochs", "2", "--output", str(tmp_path / "made" / "toy.png")]) == 0
     assert (tmp_path / "made" / "toy.png").read_bytes().startswith(b"\x89PNG")
-    assert "32 runs" in done.stdout and done.stdout.count("| C soft |") == 1
+    shown = capsys.readouterr().out
+    assert "32 runs" in shown and shown.count("| C soft |") == 1
 
 
-def test_the_command_compares_the_engines(tmp_path):
-    done = command("--epochs", "2", "--compare", cwd=tmp_path)
-    assert done.returncode == 0 and "The curves agree" in done.stdout, done.stdout + done.stderr[-2000:]
+def test_the_command_compares_the_engines(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run.main(["--epochs", "2", "--compare"]) == 0 and "The curves agree" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_number_is_named(tmp_path):
-    done = command("--epochs", "0", cwd=tmp_path)
+    """As a script."""
+    command = [sys.executable, str(FOLDER / "sort_toy" / "run.py"), "--epochs", "0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "--epochs 0" in done.stderr
     with pytest.raises(ValueError, match="delta='mean' is not one of raw, centered, group_normalized, max"):
         Setting(delta="mean")

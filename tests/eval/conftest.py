@@ -1,7 +1,8 @@
 """Synthetic run folders, as a training run would have left them."""
 
+import functools
 import json
-from functools import partial
+import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
-from eval.samples.models import load_tokenizer
 from tasks.base import Task
 
 
@@ -72,7 +72,7 @@ def run_writer():
 @pytest.fixture
 def make_run(tmp_path):
     """Writes a run folder below `tmp_path/runs`; `rows` are the lines of metrics.jsonl."""
-    return partial(write_run, tmp_path / "runs")
+    return functools.partial(write_run, tmp_path / "runs")
 
 
 @pytest.fixture
@@ -121,15 +121,6 @@ class ParityTask(Task):
         return sum(character in "02468" for character in completion) % 2 == row["answer"]
 
 
-@pytest.fixture(scope="module")
-def one_thread():
-    """Matrices this small only lose by threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def task(monkeypatch):
     task = ParityTask()
@@ -137,8 +128,8 @@ def task(monkeypatch):
     return task
 
 
-@pytest.fixture(scope="module")
-def base(one_thread, tmp_path_factory):
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
     """A random two-layer model and a tokenizer with one token per character."""
     path = tmp_path_factory.mktemp("base")
     vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<unk>", *CHARACTERS, "t", ">"])}
@@ -168,15 +159,29 @@ def base(one_thread, tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="session")
+def random_adapter(base, tmp_path_factory):
+    """A function: the folder of a LoRA adapter that differs from base, one for each seed."""
+
+    @functools.cache
+    def make(seed):
+        folder = tmp_path_factory.mktemp("adapter")
+        set_seed(seed)
+        lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+        get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora).save_pretrained(folder)
+        return folder
+
+    return make
+
+
 @pytest.fixture
-def run_dir(base, tmp_path):
+def run_dir(base, random_adapter, tmp_path):
     """A finished run with a LoRA adapter that differs from base."""
     path = tmp_path / "A"
-    path.mkdir()
-    load_tokenizer(base).save_pretrained(path)
-    set_seed(1)
-    lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora).save_pretrained(path)
+    shutil.copytree(random_adapter(1), path)
+    for file in base.iterdir():
+        if "token" in file.name or "template" in file.name:
+            shutil.copy(file, path)
     config = {
         "model_name_or_path": str(base),
         "task": "parity",
@@ -207,14 +212,11 @@ def greedy_by_hand():
 
 
 @pytest.fixture
-def add_checkpoints(base):
+def add_checkpoints(random_adapter):
     """Adds checkpoints of these steps to a run: adapters of random weights, every one its own."""
 
     def add(folder, *steps):
         for step in steps:
-            set_seed(step)
-            lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-            model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
-            model.save_pretrained(folder / f"checkpoint-{step}")
+            shutil.copytree(random_adapter(step), folder / f"checkpoint-{step}")
 
     return add

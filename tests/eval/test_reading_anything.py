@@ -250,7 +250,7 @@ def test_what_is_said(folders, readers, file, content, said):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan"), None, True, 1e308, 2**53])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), None, True, 1e308])
 @pytest.mark.parametrize(
     ("file", "key"),
     [

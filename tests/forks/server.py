@@ -3,25 +3,36 @@ A process that has paid for the imports, and forks for every order: one line of 
 `{"run": ..., "log": ...}`.
 
 It prints the fork's process id at the beginning and the exit status at the end. `run` is the path of a script, with
-its `argv` and `cwd`, or `"-m"`, with a module as the first of `argv`, or `"training"`, see training.py. `ranks` is a
-number of processes, started as a launcher would; they are one process group, whose leader is the fork.
+its `argv`, `cwd` and `env`, or `"-m"`, with a module as the first of `argv`, or `"training"`, see training.py, or
+`"exec"`, for another program. `terminal` puts it on a pseudo-terminal. `ranks` is a number of processes, started as a
+launcher would; they are one process group, whose leader is the fork.
 """
 
 import gc
 import json
 import os
+import pty
 import runpy
 import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import bitsandbytes  # noqa: F401
+import matplotlib.figure  # noqa: F401  what an evaluation and a report import
+import pandas  # noqa: F401
+import scipy.stats  # noqa: F401
 import torch
 import training
 
 import trl_prorl.train  # noqa: F401  what every recipe script imports
+
+
+sys.path.append(str(Path(__file__).parent.parent))
+
+from once import do_once  # noqa: E402
 
 
 def work(order):
@@ -29,6 +40,9 @@ def work(order):
     if order["run"] == "training":
         return training.train(order)
     os.chdir(order.get("cwd", "."))
+    if order["run"] == "exec":
+        os.execv(order["argv"][0], order["argv"])
+    sys.orig_argv = [sys.executable, order["run"], *order["argv"]]
     if order["run"] == "-m":
         sys.argv = order["argv"]
         sys.path.insert(0, "")  # as Python does for a module
@@ -63,13 +77,27 @@ def launch(order):
     os._exit(failed if failed >= 0 else 128 - failed)
 
 
+def on_terminal():
+    """Go on in a fork on a pseudo-terminal; this process writes what is shown there, and ends as the fork does."""
+    process, ours = pty.fork()
+    if process == 0:
+        return sys.stdout.reconfigure(line_buffering=True)
+    with suppress(OSError):  # so it ends on Linux
+        while part := os.read(ours, 65536):
+            os.write(1, part)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+
+
 def child(order):
     status = 1
+    os.environ |= order.get("env", {})
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     try:
         with open(order["log"], "a") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+        if order.get("terminal"):
+            on_terminal()
         work(order)
         status = 0
     except SystemExit as end:
@@ -82,6 +110,7 @@ def child(order):
         os._exit(status)
 
 
+do_once()
 gc.freeze()  # a fork that collects garbage need not walk, and thereby copy, all that was imported
 for line in sys.stdin:
     order = json.loads(line)

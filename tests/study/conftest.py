@@ -99,7 +99,7 @@ def add_run(tables, key, prompts=4, steps=None, correct=None, base_hash="ab", cu
     assert tables.add(key, rows)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def add():
     """A function that adds a made-up run to tables, and its base if it is not there: `add(tables, key, seconds=5)`."""
     return add_run

@@ -1,5 +1,6 @@
 """Scores, differences and shares from tables whose answers are known."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,14 +47,19 @@ def block(study):
     return block
 
 
-@pytest.fixture
-def tables(add):
+@pytest.fixture(scope="module")
+def made(add):
     tables = Tables()
     for arm, counts in CORRECT.items():
         for seed, count in enumerate(counts, start=1):
             key = RunKey("reverse_digits", f"{arm}_x", seed, seed, 12)
             add(tables, key, prompts=40, correct=[count] * 40, variant=VARIANT[arm])
     return tables
+
+
+@pytest.fixture
+def tables(made):
+    return deepcopy(made)
 
 
 def test_scores(block, tables):

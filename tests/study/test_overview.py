@@ -1,5 +1,6 @@
 """The study's one picture shows what the tables say."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -57,8 +58,8 @@ def matrix(study):
     return read_matrix(study(MATRIX))
 
 
-@pytest.fixture
-def tables(add):
+@pytest.fixture(scope="module")
+def made(add):
     tables = Tables()
     for arm, counts in CORRECT.items():
         for seed, count in enumerate(counts, start=1):
@@ -66,6 +67,11 @@ def tables(add):
             add(tables, key, prompts=40, correct=[count] * 40)
     add(tables, RunKey("reverse_digits", "plain_long", 1, 1, 24), prompts=40, correct=[8] * 40)
     return tables
+
+
+@pytest.fixture
+def tables(made):
+    return deepcopy(made)
 
 
 def both(matrix, tables):

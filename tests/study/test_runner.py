@@ -1,6 +1,6 @@
 """
 `python -m study run` as a real process on the embedded model: killed in the middle of a run, interrupted, and going on
-from a fresh clone; and what it refuses.
+from a fresh clone; and what it refuses, without a process of its own.
 """
 
 import csv
@@ -9,14 +9,25 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from eval.command import command
+from study.__main__ import KEPT, main
 from study.tables import BASES, CURVES, FOLDER, PROMPTS, RUNS, read_tables
 from trl_prorl.record.folders import holder
 
 
 RUNNING = ("--commit-every", "0", "--jobs", "1")
+# As `python -m study`, but its trainings do not yield to other tests, which would leave them no time.
+STUDY = """
+import runpy
+import study.runner
+study.runner.NICE, study.runner.LOOK_EVERY = 0, 0.1
+runpy.run_module("study", run_name="__main__", alter_sys=True)
+"""
 
 
 def as_in_a_terminal():
@@ -27,7 +38,7 @@ def as_in_a_terminal():
 def start(root, *arguments):
     env = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "study", *arguments],
+        [sys.executable, "-c", STUDY, *arguments],
         cwd=root,
         env=env,
         stdout=subprocess.PIPE,
@@ -60,6 +71,16 @@ def training(root, arm):
     return any(holder(folder) for folder in root.glob(f"runs/study/*/*/{arm}-seed1-3"))
 
 
+def at_work(root):
+    """Whether a process of this checkout trains, from its first import on."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            command = path.read_bytes()
+            if b"grpo_variantA.py" in command and str(root).encode() in command:
+                return True
+    return False
+
+
 def log(root):
     return subprocess.run(
         ["git", "-C", str(root), "log", "--format=%s"], capture_output=True, text=True, check=True
@@ -89,15 +110,23 @@ def story(checkout, tmp_path_factory, git):
     (fresh / "changed_by_hand").write_text("staged, and nobody else's business")
     git(fresh, "add", "changed_by_hand")
     process = start(fresh, "run", *RUNNING)
-    wait_for(lambda: training(fresh, "A"), process)
+    wait_for(lambda: at_work(fresh), process)
     process.send_signal(signal.SIGINT)
     seen["interrupted"] = finish(process)
-    seen["after interrupt"] = training(fresh, "A")
+    seen["after interrupt"] = at_work(fresh)
     seen["second"] = finish(start(fresh, "run", *RUNNING))
-    seen["third"] = finish(start(fresh, "run", *RUNNING))
-    seen["status"] = finish(start(fresh, "status"))
-    seen["figures"] = finish(start(fresh, "figures"))
     return fresh, seen
+
+
+@pytest.fixture
+def run_study(story, capfd):
+    """A function that runs a command in the fresh clone, where nothing is left to train: exit code, what it wrote."""
+
+    def run(*arguments):
+        code = command(main, kept=KEPT)([*arguments, "--root", str(story[0])])
+        return code, "".join(capfd.readouterr())
+
+    return run
 
 
 def test_a_second_runner_is_refused(story):
@@ -113,7 +142,7 @@ def test_a_kill_leaves_nothing_running_and_the_finished_run_in_the_tables(story)
     assert [line.split(",")[1] for line in seen["first"][RUNS].decode().splitlines()[1:]] == ["plain"]
 
 
-def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story):
+def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story, run_study):
     fresh, seen = story
     code, written = seen["second"]
     assert code == 0, written
@@ -130,7 +159,7 @@ def test_a_fresh_clone_goes_on_and_trains_nothing_twice(story):
     assert all(row["block"] == "core" and row["gold"] == row["proxy"] == row["pass@1"] for row in (a, plain))
     assert (tables.curves["gold"] == tables.curves["reward"]).all()
     assert (a["ref_forward_calls"], plain["ref_forward_calls"], a["resets"]) == ("2", "0", "1")
-    code, written = seen["third"]
+    code, written = run_study("run", *RUNNING)
     assert code == 0 and "2 of 2 runs are in docs/study" in written and "left: nothing" in written
 
 
@@ -161,10 +190,12 @@ def test_ctrl_c_is_one_line(story):
     assert "Traceback" not in written
 
 
-def test_status_and_figures_need_the_tables_alone(story):
-    fresh, seen = story
-    assert seen["status"][0] == 0 and "2 of 2 runs are in docs/study" in seen["status"][1]
-    assert seen["figures"][0] == 0, seen["figures"][1]
+def test_status_and_figures_need_the_tables_alone(story, run_study):
+    fresh, _ = story
+    code, written = run_study("status")
+    assert code == 0 and "2 of 2 runs are in docs/study" in written
+    code, written = run_study("figures")
+    assert code == 0, written
     for name in ("core_curves.png", "core_forest.png"):
         assert (fresh / FOLDER / name).read_bytes().startswith(b"\x89PNG")
     page = (fresh / FOLDER / "findings.md").read_text()
@@ -179,19 +210,19 @@ def test_status_and_figures_need_the_tables_alone(story):
         ("[[0, 1]]", "[[0, 1], [7, 1]]", "embedded:reverse_digits:7 does not come with commit"),
     ],
 )
-def test_what_is_refused(story, old, new, message):
+def test_what_is_refused(story, run_study, old, new, message):
     fresh, _ = story
     path = fresh / "recipes" / "study" / "matrix.yaml"
     before = path.read_text()
     path.write_text(before.replace(old, new))
     try:
-        code, written = finish(start(fresh, "run", *RUNNING))
+        code, written = run_study("run", *RUNNING)
     finally:
         path.write_text(before)
     assert code == 2 and message in written and len(written.strip().splitlines()) == 1
 
 
-def test_another_base_is_refused(story):
+def test_another_base_is_refused(story, run_study):
     fresh, _ = story
     saved = {name: (fresh / FOLDER / name).read_bytes() for name in (RUNS, BASES)}
     sha256 = rows(fresh)[0]["base_hash"]
@@ -201,7 +232,7 @@ def test_another_base_is_refused(story):
         path = fresh / "recipes" / "study" / "matrix.yaml"
         before = path.read_text()
         path.write_text(before.replace("[[0, 1]]", "[[0, 1], [0, 2]]"))
-        code, written = finish(start(fresh, "run", *RUNNING))
+        code, written = run_study("run", *RUNNING)
     finally:
         path.write_text(before)
         for name, content in saved.items():
@@ -209,13 +240,12 @@ def test_another_base_is_refused(story):
     assert code == 2 and f"SHA-256 {sha256[:12]}…" in written and "runs on different bases do not compare" in written
 
 
-def test_other_options_are_one_line(story):
-    fresh, _ = story
+def test_other_options_are_one_line(run_study):
     for arguments, message in (
         (("run", "--jobs", "0"), "JOBS=0 must be at least 1"),
         (("run", "--commit", "nowhere"), "COMMIT=nowhere: this repository has no such commit"),
         (("run", "--blocks", "cor"), "BLOCKS=cor: there is none (did you mean 'core'?)"),
         (("drop",), "drop: nothing is selected"),
     ):
-        code, written = finish(start(fresh, *arguments))
+        code, written = run_study(*arguments)
         assert code == 2 and message in written and len(written.strip().splitlines()) == 1

@@ -2,7 +2,9 @@
 
 import gzip
 import random
+import shutil
 import subprocess
+from copy import deepcopy
 from pathlib import Path
 
 import pandas as pd
@@ -17,13 +19,20 @@ ROOT = Path(__file__).parent.parent.parent
 KEYS = [RunKey("sums", arm, base, seed, 3) for arm in ("plain", "A") for base, seed in ((1, 1), (2, 1), (10, 2))]
 
 
-@pytest.fixture
-def written(tmp_path, add):
-    tables = Tables()
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, add):
+    root, tables = tmp_path_factory.mktemp("made"), Tables()
     for key in KEYS:
         add(tables, key)
-    write_tables(tmp_path, tables)
-    return tmp_path, tables
+    write_tables(root, tables)
+    return root, tables
+
+
+@pytest.fixture
+def written(made, tmp_path):
+    """A root with tables of its own, and what was written there."""
+    shutil.copytree(made[0], tmp_path, dirs_exist_ok=True)
+    return tmp_path, deepcopy(made[1])
 
 
 def same(one, other):

@@ -107,7 +107,7 @@ def test_splits_are_disjoint_over_seeds_and_levels(name):
     seen = {split: set() for split in ("train", "validation", "test")}
     for level in (1, 2, 3):
         for seed in (0, 1, 7):
-            for split, n in {"train": 600, "validation": 150, "test": 150}.items():
+            for split, n in {"train": 300, "validation": 75, "test": 75}.items():
                 n = n if name in TINY else n // 3
                 seen[split].update(prompts(get_task(name, level=level).rows(split, n, seed)))
     assert not seen["train"] & seen["validation"]

@@ -130,10 +130,10 @@ def test_prediction_interval_by_hand():
 
 
 def test_prediction_interval_holds_a_new_value_as_often_as_it_says():
-    values = np.random.default_rng(0).normal(0.6, 0.02, size=(4000, 7))
+    values = np.random.default_rng(0).normal(0.6, 0.02, size=(1500, 7))
     for level in (0.5, 0.95):
         held = [low <= row[6] <= high for row in values for _, low, high in [prediction_interval(row[:6], level)]]
-        assert np.mean(held) == pytest.approx(level, abs=0.02)
+        assert np.mean(held) == pytest.approx(level, abs=0.03)
 
 
 def test_mcnemar_by_hand():

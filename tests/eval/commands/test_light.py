@@ -1,5 +1,6 @@
 """Help, and refusals that need no model, come before the libraries that take seconds to import."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,31 +12,36 @@ from trl_prorl.commands import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 HEAVY = "torch transformers trl peft datasets evaluate pandas scipy matplotlib"
-RUN = """
-import sys
+# One process for all of them, because nothing heavy may be there after the last one either.
+LOOK = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
 from trl_prorl.commands import main
-try:
-    code = main(sys.argv[1:])
-except SystemExit as end:
-    code = end.code
-print("HEAVY", *sorted(set({heavy!r}.split()) & set(sys.modules)))
-sys.exit(code)
+
+heavy, found = set(sys.argv[1].split()), []
+for words in json.loads(sys.argv[2]):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code
+    found.append([code, out.getvalue(), err.getvalue(), sorted(heavy & set(sys.modules))])
+print(json.dumps(found))
 """
 
 
-def run(*arguments):
-    """Exit code, output without the last line, errors, and what of `HEAVY` was imported."""
-    code = RUN.format(heavy=HEAVY)
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
-    output, _, heavy = done.stdout.rpartition("HEAVY")
-    return done.returncode, output, done.stderr, heavy.split()
+def look(commands):
+    """Command -> exit code, output, errors, and what of `HEAVY` was imported by it or one before it."""
+    words = json.dumps([command.split() for command in commands])
+    done = subprocess.run([sys.executable, "-c", LOOK, HEAVY, words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(zip(commands, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help(command):
-    code, output, errors, heavy = run(command, "--help")
-    assert code == 0 and output.startswith(f"usage: trl-prorl {command}") and not errors, errors[-2000:]
-    assert heavy == []
+def test_help():
+    found = look([f"{name} --help" for name in COMMANDS])
+    for name, (code, output, errors, heavy) in zip(COMMANDS, found.values(), strict=True):
+        assert (code, errors, heavy) == (0, "", []) and output.startswith(f"usage: trl-prorl {name} "), (name, output)
 
 
 RECIPE = "tiny/variantA"
@@ -61,12 +67,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("arguments", REFUSED)
-def test_refusal(arguments, make_run, make_rows):
-    words = [str(make_run("x", "A", make_rows(1))) if word == "RUN" else word for word in arguments.split()]
-    code, _, errors, heavy = run(*words)
-    assert code == 2 and REFUSED[arguments] in " ".join(errors.split()) and "Traceback" not in errors, errors[-2000:]
-    assert heavy == []
+def test_refusals(make_run, make_rows):
+    run = str(make_run("x", "A", make_rows(1)))
+    found = look([arguments.replace("RUN", run) for arguments in REFUSED])
+    for message, (command, (code, _, errors, heavy)) in zip(REFUSED.values(), found.items(), strict=True):
+        assert (code, heavy) == (2, []), (command, errors)
+        assert message in " ".join(errors.split()) and "Traceback" not in errors, (command, errors)
 
 
 # A recipe is checked once, by the parser, which knows TRL's keys.
@@ -80,19 +86,9 @@ OF_A_RECIPE = {
 
 
 @pytest.mark.parametrize("arguments", OF_A_RECIPE)
-def test_refusal_of_a_recipe(arguments):
-    code, output, errors, _ = run(*arguments.split())
-    assert code == 2 and OF_A_RECIPE[arguments] in errors and errors.count("\n") == 1 and not output, errors[-2000:]
-
-
-@pytest.mark.parametrize("module", sorted({module for module, _ in COMMANDS.values() if module.startswith("eval.")}))
-def test_help_of_a_module(module):
-    """`python -m`, whose imports are listed on stderr."""
-    command = [sys.executable, "-X", "importtime", "-m", module, "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and f"{module} " in done.stdout.splitlines()[0], done.stderr[-2000:]
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert not imported & set(HEAVY.split())
+def test_refusal_of_a_recipe(forks, arguments):
+    status, written = forks.run("-m", "trl_prorl", *arguments.split())
+    assert status == 2 and OF_A_RECIPE[arguments] in written and written.count("\n") == 1, written[-2000:]
 
 
 @pytest.mark.parametrize("name", ["nope", "rgx:chain_sum", ("a", "b")])

@@ -33,14 +33,16 @@ def runs(make_run, make_rows, passk_result):
     return [str(make_run(name, "A", make_rows(4), passk=result)) for name in ("x", "y", "z")]
 
 
-@pytest.mark.parametrize("spelled", [("--run",), ("--runs",), ("--run", "--runs")])
-def test_runs(runs, spelled, tmp_path):
+def test_runs(runs, tmp_path):
     """As many runs as one likes after each option, and the option as often as one likes."""
-    pair = [spelled[0], runs[0], spelled[1], runs[1]] if len(spelled) > 1 else [spelled[0], *runs[:2]]
+    for pair in (["--run", *runs[:2]], ["--runs", *runs[:2]], ["--run", runs[0], "--runs", runs[1]]):
+        assert command_lines.report(pair).folders == [Path(run) for run in runs[:2]]
+        for parse in (command_lines.boundary, command_lines.compare):
+            assert parse(pair).runs == [Path(run) for run in runs[:2]]
+        assert trajectory.main(pair) == 2  # without checkpoints, which is said of the first
     for main, further in ((report.main, ["--out", str(tmp_path)]), (boundary.main, []), (compare.main, [])):
         assert main([*pair, *further]) == 0
     assert sorted(path.parent.name for path in Path(runs[0]).parent.glob("*/boundary.png")) == ["x", "y"]
-    assert trajectory.main(pair) == 2  # without checkpoints, which is said of the first
 
 
 @pytest.mark.parametrize("option", ["--other", "--others"])

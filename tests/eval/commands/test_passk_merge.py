@@ -51,29 +51,29 @@ def test_new_numbers_win(evaluate, run_dir):
     assert evaluate(*ALL)[1] == before
 
 
-@pytest.mark.parametrize(
-    ("options", "named", "cure"),
-    [
-        ({"prompts": 5}, "prompts 6 (asked: 5)", "--prompts 6"),
-        ({"n": 3}, "n 4 (asked: 3)", "--n 4"),
-        ({"prompts": 8, "n": 3}, "prompts 6 (asked: 8), n 4 (asked: 3)", "--prompts 6 --n 4"),
-        (("--seed", "1"), "seed 0 (asked: 1)", "--seed 0"),
-        (("--temperature", "0.5"), "temperature 0.7 (asked: 0.5)", "--temperature 0.7"),
-        (("--max-new-tokens", "3"), "max_new_tokens 6 (asked: 3)", "--max-new-tokens 6"),
-        (("--split", "validation"), "split test (asked: validation)", "--split test"),
-    ],
-    ids=str,
-)
-def test_another_evaluation_is_refused_before_sampling(evaluate, run_dir, task, capsys, options, named, cure):
+OTHERS = [
+    ({"prompts": 5}, "prompts 6 (asked: 5)", "--prompts 6"),
+    ({"n": 3}, "n 4 (asked: 3)", "--n 4"),
+    ({"prompts": 8, "n": 3}, "prompts 6 (asked: 8), n 4 (asked: 3)", "--prompts 6 --n 4"),
+    (("--seed", "1"), "seed 0 (asked: 1)", "--seed 0"),
+    (("--temperature", "0.5"), "temperature 0.7 (asked: 0.5)", "--temperature 0.7"),
+    (("--max-new-tokens", "3"), "max_new_tokens 6 (asked: 3)", "--max-new-tokens 6"),
+    (("--split", "validation"), "split test (asked: validation)", "--split test"),
+]
+
+
+def test_another_evaluation_is_refused_before_sampling(evaluate, task, capsys):
     _, before = evaluate("--checkpoints", "all")
     seen = len(task.seen)
-    options, sizes = ((), options) if isinstance(options, dict) else (options, {})
-    assert evaluate(*options, **sizes) == (2, before)
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert f"passk.json' holds another evaluation: {named}; give {cure} to complete it, or --replace" in message
-    assert len(task.seen) == seen
-    code, after = evaluate(*options, "--replace", **sizes)
-    assert code == 0 and "checkpoints" not in after
+    for options, named, cure in OTHERS:
+        options, sizes = ((), options) if isinstance(options, dict) else (options, {})
+        assert evaluate(*options, **sizes) == (2, before)
+        message = capsys.readouterr().err.splitlines()[-1]
+        assert f"passk.json' holds another evaluation: {named}; give {cure} to complete it, or --replace" in message
+        assert len(task.seen) == seen
+    for options, sizes in ((("--seed", "1"), {}), ((), {"n": 3})):
+        code, after = evaluate(*options, "--replace", **sizes)
+        assert code == 0 and "checkpoints" not in after
 
 
 def test_nothing_is_drawn_for_any_run_if_one_is_refused(evaluate, run_dir, task, tmp_path):
@@ -91,7 +91,7 @@ def test_what_was_decoded_greedily_says_so(evaluate, capsys):
     assert "--greedy to complete it" in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("larger", [{"prompts": 8}, {"n": 5}, {"prompts": 8, "n": 5}], ids=str)
+@pytest.mark.parametrize("larger", [{"prompts": 8}, {"n": 5}], ids=str)
 def test_a_larger_evaluation_replaces_what_it_holds(evaluate, capsys, larger):
     _, before = evaluate(*ALL)
     assert evaluate("--no-greedy", "--others", "sorting", **larger) == (2, before)

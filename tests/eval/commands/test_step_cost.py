@@ -10,7 +10,7 @@ from trl_prorl.record.meter import JsonLines
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch, one_thread):
+def small(monkeypatch):
     monkeypatch.setitem(step_cost.SHAPES, "small", (16, 1, 2, 2, 32, 300))
 
 

@@ -15,7 +15,6 @@ from eval.stepcost.settings import ARMS, BASELINE, Batches
 from trl_prorl import ProRLTrainer
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FAKE_CARD = dataclasses.replace(CPU, device="cuda")
 
 

@@ -14,9 +14,6 @@ from eval.gpucheck.parts import CPU, PARTS, Part, Result, Table
 from eval.gpucheck.runner import last_words, run_all, run_part
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def fine(size, folder):
     result = Result(tables=[Table("Seconds", ["arm", "s"], [["A", 0.1]])], skipped={"other": "not installed"})
     result.check("sum", 1 + 1 == 2, "2, by hand 2")

@@ -134,7 +134,6 @@ def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     assert forks.status() == -signal.SIGKILL
     left = len(list(run_dir.glob("samples/base-*/part-*.parquet")))
     assert left >= 5
-    torch.set_num_threads(1)
     resumed = HeldOut(run_dir, "test", 20, **settings)
     kept = resumed.store(resumed.base, resumed.temperature).frame()
     assert 0 < len(kept) < 120
