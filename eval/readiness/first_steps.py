@@ -19,7 +19,7 @@ from trl_prorl.record.run_files import METRICS_FILE
 from trl_prorl.resets.optimizer_state import inner_of
 
 
-MOST = 2
+MOST = 2  # steps
 COLLAPSED, MOST_CLIPPED = 0.05, 0.2
 # nats per token. Two updates move the embedded models by at most 0.003 with the shipped recipes, by 0.06 at ten times
 # their rate (`recipes/tiny/stress`, which learns and collapses slowly), by 0.11 to 0.4 at twenty times, where the
