@@ -15,7 +15,7 @@ import trl_prorl
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", ["tasks", "eval", "tasks.registry", "eval.run_folder", "eval.run_folder.finding"])
+@pytest.mark.parametrize("name", ["tasks", "eval", "tasks.registry", "eval.run_folder", "eval.run_folder.reading"])
 def test_a_module_is_one_object_under_both_names(name):
     assert import_module(name) is import_module(f"trl_prorl.{name}")
 
