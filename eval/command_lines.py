@@ -142,7 +142,12 @@ def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
     if not others:
         raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
     others = command_line.first_look(None, others)
-    command_line.parsed(others)
+    from trl_prorl.launch.recipe import parse_recipe  # not before there is something to parse: it takes seconds
+
+    try:
+        parse_recipe(others)
+    except (ValueError, OSError) as error:
+        raise InputError(" ".join(str(error).split())) from error
     return args, others
 
 
