@@ -61,6 +61,7 @@ ENABLING = {
     "elastic_ema": {"elastic_reset_every": 5},
     "entropy_patience": {"entropy_floor": 0.1},
     "guard_gap_action": {"guard_gap": 0.1},
+    "rollback_rate": {"rollback": 1},
     **dict.fromkeys(("lora_growth_step", "lora_growth_max_rank"), {"lora_growth_every": 5}),
     "ref_reset_kl_window": {"ref_reset_kl": 0.1},
     "dynamic_sampling_rewards": {"dynamic_sampling_rounds": 1},
@@ -77,6 +78,7 @@ OTHER_VALUES = {
     "dynamic_sampling_rewards": ["x"],
     "optimizer_reset_alpha": 0.5,
     "elastic_ema": 0.5,
+    "rollback_rate": 0.25,
     "guard_gap_action": "stop",
 }
 
