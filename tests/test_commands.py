@@ -66,6 +66,7 @@ def test_modules_are_hidden_and_the_command_is_not(project):
     assert done.returncode == 2 and "run folder 'nowhere' does not exist" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_beside_such_packages_has_its_own_and_ours(project):
     """One that is imported before ours and one after; the library imports none of them by itself."""
     (project / "own.py").write_text(OWN)

@@ -27,8 +27,14 @@ def test_all_options_off_is_trl_bit_for_bit(run, weights, lora, beta):
         assert {k: mine[k] for k in entry} == entry
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize(
+    "loss_type, level",
+    [(loss_type, "token") for loss_type in LOSS_TYPES]
+    + [
+        pytest.param(loss_type, "sequence", marks=[pytest.mark.slow] * (loss_type != "grpo"))
+        for loss_type in LOSS_TYPES
+    ],
+)
 def test_b_is_trl_with_the_reference_moved_before_every_generation(
     run, moved_every_generation, trained_adapter, largest_difference, loss_type, level
 ):

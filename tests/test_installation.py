@@ -147,6 +147,7 @@ def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
     assert "variantA" in (tmp_path / "page" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_checkout_that_is_installed_keeps_its_own_names(tmp_path):
     """`pip install -e .`: what its finder maps, and one module under both names."""
     sources = tmp_path / "sources"

@@ -106,7 +106,17 @@ IN_THE_MIDDLE = (4,)
 LATER = {"A, full, a buffer of several steps", *KILLS}  # something happens after step 7
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = {
+    "B, full",
+    "elastic, full",
+    "base anchor of B, full",
+    "growth, elastic",
+    "adaptive coefficient",
+    "C, step count",
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in LONG)) for case in CASES])
 def test_a_killed_run_ends_as_one_that_was_never_touched(forks, tiny_model, tmp_path, case):
     steps = 9 if case in LATER else 7
     keys = CASES[case] | {"max_steps": steps}

@@ -146,6 +146,7 @@ def test_an_error_of_the_launcher_s_process_is_our_line_too(launched):
     assert "(did you mean 'tiny/variantA'?)" in line
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the launcher would take the GPU")
 def test_the_launcher_s_precision_is_that_of_a_bare_launch(launched):
     status, lines, run = launched("A", ["--config_file", str(ROOT / "accelerate_configs" / "single_gpu.yaml")])

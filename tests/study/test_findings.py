@@ -222,6 +222,7 @@ def test_the_t_interval_has_a_correction_of_its_own(block, tables):
     assert values[0][1] == pytest.approx(min(1, 4 * values[0][0])) and all(high >= low for low, high in values)
 
 
+@pytest.mark.slow
 def test_pictures_are_the_same_bytes_from_the_same_tables(study, tables):
     root = study(MATRIX)
     matrix = read_matrix(root)

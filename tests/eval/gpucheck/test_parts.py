@@ -26,6 +26,7 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path, monkeypatch):
     assert line.startswith("error: there is no GPU") and "--cpu" in line and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_all_of_it_at_toy_size(capsys, tmp_path, monkeypatch):
     """What CI runs: every part, exit code 0, and a page that names what a GPU would have measured."""
     monkeypatch.chdir(tmp_path)

@@ -138,6 +138,7 @@ def test_what_is_begun_ends_with_a_process_that_is_killed(tmp_path):
     assert ends(int((tmp_path / "outer" / "inner" / "pid").read_text()))
 
 
+@pytest.mark.slow
 def test_on_a_card_the_process_is_no_copy(tmp_path, monkeypatch):
     """Because a copy cannot use CUDA."""
     monkeypatch.setattr(runner.torch, "manual_seed", None)  # a copy of this process would fail
