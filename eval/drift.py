@@ -67,11 +67,11 @@ def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -
                 attention_mask=padded["attention_mask"],
                 logits_to_keep=answer_width + 1,
             ).logits[:, :-1]
-            for one in (model, base_model)
+            for one in dict.fromkeys((model, base_model))  # base against itself is one forward
         ]
         sums = np.zeros(5)
         for row, ids in enumerate(answers):  # row by row, because a vocabulary is wide
-            parts = token_drift(*(logits[row, : len(ids)] for logits in both), temperature)
+            parts = token_drift(*(logits[row, : len(ids)] for logits in (both[0], both[-1])), temperature)
             sums += [*(float(part.sum()) for part in parts), len(ids)]
         totals.append(sums)
     sums = np.stack(totals)

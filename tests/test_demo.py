@@ -95,7 +95,7 @@ def test_with_a_pretrained_model_it_is_two_arms_and_their_texts(monkeypatch, tmp
     assert [(arm.name, arm.steps) for arm in trained] == [("control", 40), ("plain", 40)]
     assert all("smollm2" in " ".join(arm.command) for arm in trained)
     assert asked[0][:6] == ("passk", "--prompts", "24", "--n", "4", "--no-greedy") and "--checkpoints" not in asked[0]
-    assert asked[1][:3] == ("drift", "--prompts", "24")  # no more than pass@k's, and 64 of the embedded model's
+    assert asked[1][:3] == ("drift", "--prompts", "8")
     said = capsys.readouterr().out
     assert all(
         text in said for text in ("control base text ✓", "control trained text ", "plain trained text ", "[tea]")

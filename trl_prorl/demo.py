@@ -33,12 +33,13 @@ from .text import visible
 
 
 COMMAND = [sys.executable, "-m", "trl_prorl"]
-DEMOS = {
+DEMOS = {  # `drift`: at most so many prompts, because a KL over the whole vocabulary needs fewer samples than a rate
     "embedded": {
         "recipes": recipes_folder() / "tiny",
         "out": Path("runs/demo"),
         "arms": ("control", "variantA", "variantB", "variantC", "plain"),
         "prompts": 256,
+        "drift": 64,
         "samples": 16,
     },
     SMOLLM2: {
@@ -46,6 +47,7 @@ DEMOS = {
         "out": Path("runs/demo-smollm2"),
         "arms": ("control", "plain"),
         "prompts": 24,
+        "drift": 8,
         "samples": 4,
     },
 }
@@ -53,7 +55,6 @@ SMOLLM2_STEPS = "40"
 TEXTS = 6  # prompts whose texts are printed
 KEPT = "arms that came to their end and samples that were drawn are kept. The same command goes on from there."
 CHECKPOINTS = 4  # of an arm, including its end, for held-out pass@k over training
-DRIFT_PROMPTS = 64  # at most: a KL over the whole vocabulary needs fewer samples than a pass rate
 console = Console()
 
 
@@ -206,7 +207,7 @@ def run_demo() -> None:
     held_out = [*([] if pretrained else ["--checkpoints", "all"]), *of_runs]
     greedy = ["--no-greedy"] if pretrained else []
     evaluate("passk", "--prompts", str(args.prompts), "--n", str(args.samples), *greedy, *held_out)
-    evaluate("drift", "--prompts", str(min(DRIFT_PROMPTS, args.prompts)), *held_out)
+    evaluate("drift", "--prompts", str(min(args.drift, args.prompts)), *held_out)
     evaluate("report", "--runs", *runs, "--out", str(args.out))
     if pretrained:
         console.print(texts([arm.out for arm in arms]))
