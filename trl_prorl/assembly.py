@@ -90,7 +90,9 @@ def asked_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
         check_growing_model(policy, "adapter_restart")
         found["restart"] = trainer.resets.restart = Restart(policy, args.seed)
     if args.rollback:
-        found["rollback"] = Rollback(args.rollback, args.rollback_rate, trainer.run_dir, Path(args.output_dir))
+        found["rollback"] = trainer.rollback = Rollback(
+            args.rollback, args.rollback_rate, trainer.run_dir, Path(args.output_dir)
+        )
     if average is not None:
         processes = trainer.accelerator.num_processes
         found["elastic"] = ElasticResets(average, args.elastic_reset_every, timer, processes)

@@ -3,9 +3,10 @@
 import numpy as np
 import pandas as pd
 
+from trl_prorl.guards.collapse import LAST_SHARE, SMOOTHING_STEPS
 
-SMOOTHING_STEPS = 10
-FIRST_SHARE, LAST_SHARE = 0.05, 0.10
+
+FIRST_SHARE = 0.05
 
 
 def first_mean(values: pd.Series | None) -> float | None:
@@ -16,18 +17,6 @@ def first_mean(values: pd.Series | None) -> float | None:
 def last_mean(values: pd.Series | None) -> float | None:
     """Mean of the last 10 % of the measured steps, at least one."""
     return None if values is None else float(values.iloc[-max(1, round(LAST_SHARE * len(values))) :].mean())
-
-
-def end_by_best(values: pd.Series) -> float | None:
-    """
-    How much of its best a run has at its end: the mean of the last 10 % of the steps, at least 10, by the best mean of
-    10 steps; `None` with fewer than 10 values, and where the best is not positive. Against the best of many windows
-    the last one must not be shorter, or luck alone would look like a loss.
-    """
-    best = values.rolling(SMOOTHING_STEPS).mean().max()
-    if not best > 0:  # NaN, too
-        return None
-    return float(values.iloc[-max(SMOOTHING_STEPS, round(LAST_SHARE * len(values))) :].mean() / best)
 
 
 def running_mean(values: pd.Series) -> pd.Series:

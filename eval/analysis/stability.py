@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from trl_prorl.eval.analysis.smoothing import SMOOTHING_STEPS, end_by_best
 from trl_prorl.eval.run_folder.run import Run
+from trl_prorl.guards.collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
 from trl_prorl.variants import VARIANTS
 
 
 NEIGHBOURS = 10  # steps on each side
 LEAST_NEIGHBOURS = 5
-COLLAPSE_SHARE = 0.5
 
 
 @dataclass(frozen=True)

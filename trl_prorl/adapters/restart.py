@@ -32,8 +32,8 @@ class Restart(Part):
         seed (`int`): Of the run; it decides the new factors A.
 
     Attributes:
-        merged (`list[dict[str, torch.Tensor]]`): The factors of the adapters that were merged, by their places, in
-            the order of the restarts, on the host.
+        merged (`list[dict[str, torch.Tensor]]`): The factors of the adapters that were merged, by their names, in
+            the order of the restarts, on the host: A of shape `(r, in)`, B of `(out, r)`.
     """
 
     def __init__(self, policy: PeftModel, seed: int):
@@ -77,22 +77,23 @@ class Restart(Part):
                 self._original[place] = weight.detach().to("cpu", copy=True)
                 self._sum[place] = torch.zeros_like(product)
             self._sum[place] += product.t() if layer.fan_in_fan_out else product
-        self._set_frozen({place: value + self._sum[place] for place, value in self._original.items()})
+        self._set_frozen(merged=True)
 
     @torch.no_grad()
-    def _set_frozen(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Frozen weights by their places."""
-        for place, value in values.items():
+    def _set_frozen(self, merged: bool) -> None:
+        """The frozen weights, with what was merged into them or as they were at the beginning."""
+        for place, original in self._original.items():
+            value = original + self._sum[place] if merged else original
             self.policy.get_submodule(place).get_base_layer().weight.copy_(value)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
         """The frozen weights are those of the beginning while this lasts."""
-        self._set_frozen(self._original)
+        self._set_frozen(merged=False)
         try:
             yield
         finally:
-            self._set_frozen({place: value + self._sum[place] for place, value in self._original.items()})
+            self._set_frozen(merged=True)
 
     # As a part, see parts.py.
 
@@ -119,7 +120,7 @@ class Restart(Part):
         if not (checkpoint / CONFIG_FILE).is_file():
             return
         saved = json.loads((checkpoint / CONFIG_FILE).read_text())["r"]
-        self._set_frozen(self._original)
+        self._set_frozen(merged=False)
         self.merged, self._sum, self._original = [], {}, {}
         wide = [(factor, resized(factor.linear.weight.data, factor.axis, saved)) for factor in factors_of(self.policy)]
         set_factors(self.policy, wide, saved)

@@ -19,7 +19,7 @@ from ..record.run_id import id_of_run, write_run_id
 from .files import WholeCheckpoint, is_failed_write, rotate, save_failed
 from .identity import BATCH_KEYS, IDENTITY_FILE, changing_keys, hyperparameters, restore_hyperparameters
 from .resume import Resume, best_beside, clear_leftovers
-from .rollback import RollbackRequest
+from .rollback import Rollback, RollbackRequest
 from .state import buffer_file, kept_parameters, load_buffer, read_state, restored, save_buffer, saved, write_state
 
 
@@ -34,6 +34,7 @@ class CheckpointMixin:
     _folder_lock: FolderLock | None = None
     _has_trained = False
     _resume: Resume | None = None
+    rollback: Rollback | None = None
     _run_id: str | None = None  # of the run that `train` begins or continues
 
     def base_name(self) -> str | None:
@@ -90,7 +91,7 @@ class CheckpointMixin:
 
     def _stop(self, event) -> None:
         """End the run with a checkpoint, because of an event; or go back, if the run may."""
-        if "rollback" in self.parts and self.parts["rollback"].go_back(event) is not None:
+        if self.rollback is not None and self.rollback.go_back(event) is not None:
             raise RollbackRequest(event)
         self.control.should_training_stop = self.control.should_save = True
 
@@ -98,12 +99,12 @@ class CheckpointMixin:
         """The resume from the last good checkpoint. Raises the error where there is none, or no roll-back is left."""
         step = self.state.global_step
         event = getattr(error, "event", {"event": NONFINITE, "step_applied": step, "last_good": step})
-        found = self.parts["rollback"].go_back(event) if "rollback" in self.parts else None
+        found = self.rollback.go_back(event) if self.rollback is not None else None
         if found is None:
             raise error
         checkpoint, rollback = found
         self._event(rollback)
-        self.parts["rollback"].noted()
+        self.rollback.noted()
         identity = self._identity | changing_keys(*self.recipe)
         return Resume.find(
             str(checkpoint), self.args.output_dir, self.run_dir, identity, self.args.allow_config_change

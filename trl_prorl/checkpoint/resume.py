@@ -59,7 +59,7 @@ class Resume:
         began = time.perf_counter()
         checkpoint, skipped = find_checkpoint(asked, output_dir)
         if asked is True or str(asked).lower() == "true":
-            checkpoint = after_rollback(checkpoint, run_dir, read_state(checkpoint))
+            checkpoint = after_rollback(checkpoint, run_dir)
         for name, reason in skipped.items():
             logger.warning("Checkpoint %s is skipped: %s.", name, reason)
         changed = check_same_run(read_json(checkpoint / IDENTITY_FILE), identity, allowed)

@@ -13,14 +13,13 @@ from typing import Any
 import pandas as pd
 
 from ..errors import RunError
-from ..parts import Part
+from ..guards.collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
+from ..parts import Part, fired
 from ..record.keys import ROLLBACK
 from ..record.meter import EVENTS_FILE
 from ..record.run_files import read_jsonl
 from .files import CHECKPOINT, sync, why_unusable
-
-
-WINDOW, LAST_SHARE, COLLAPSE_SHARE = 10, 0.10, 0.5
+from .state import read_state
 
 
 class RollbackRequest(RunError):
@@ -29,23 +28,6 @@ class RollbackRequest(RunError):
     def __init__(self, event: Mapping[str, Any]):
         super().__init__(f"step {event['step_applied']}: {event['event']}")
         self.event = event
-
-
-def end_by_best(values: pd.Series) -> float | None:
-    """
-    How much of its best a run has at its end: the mean of the last 10 % of the steps, at least 10, by the best mean of
-    10 steps. Against the best of many windows the last one must not be shorter, or luck alone would look like a loss.
-
-    Args:
-        values (`pd.Series`): A value for each step.
-
-    Returns:
-        `float` or `None`: `None` with fewer than 10 values, and where the best is not positive.
-    """
-    best = values.rolling(WINDOW).mean().max()
-    if not best > 0:  # NaN, too
-        return None
-    return float(values.iloc[-max(WINDOW, round(LAST_SHARE * len(values))) :].mean() / best)
 
 
 def last_rollback(run_dir: Path) -> dict[str, Any] | None:
@@ -90,19 +72,12 @@ class Rollback(Part):
         self._rewards.append(row["reward"])
         self._steps.append(step)
         rewards = pd.Series(self._rewards)
-        share = end_by_best(rewards) if len(rewards) >= 2 * WINDOW else None
+        share = end_by_best(rewards) if len(rewards) >= 2 * SMOOTHING_STEPS else None
         if share is None or share >= COLLAPSE_SHARE:
             return None
-        return {
-            "event": "collapse",
-            "step_requested": step,
-            "step_applied": step,
-            "reason": "the reward is below half of its best",
-            "value": share,
-            "threshold": COLLAPSE_SHARE,
-            "action": "stop",
-            "last_good": self._steps[int(rewards.rolling(WINDOW).mean().idxmax())],
-        }
+        event = fired("collapse", step, step, "the reward is below half of its best", share, COLLAPSE_SHARE)
+        good = self._steps[int(rewards.rolling(SMOOTHING_STEPS).mean().idxmax())]
+        return event | {"action": "stop", "last_good": good}
 
     def go_back(self, event: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
         """
@@ -144,13 +119,13 @@ class Rollback(Part):
         self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
-def after_rollback(checkpoint: Path, run_dir: Path, state: Mapping[str, Any]) -> Path:
+def after_rollback(checkpoint: Path, run_dir: Path) -> Path:
     """
     The checkpoint from which a run goes on that was killed in a roll-back, before it had put the newer checkpoints
-    aside: not the newest, `checkpoint` with its `state`, but the one that the record names.
+    aside: not `checkpoint`, the newest, but the one that the record names.
     """
-    last, known = last_rollback(run_dir), state["parts"].get("rollback", {}).get("known", 0)
-    step = int(CHECKPOINT.fullmatch(checkpoint.name)[1])
-    if last is not None and known < last["rollbacks"] and step > last["step_applied"]:
-        return checkpoint.with_name(last["checkpoint"])
-    return checkpoint
+    last = last_rollback(run_dir)
+    if last is None or int(CHECKPOINT.fullmatch(checkpoint.name)[1]) <= last["step_applied"]:
+        return checkpoint
+    known = read_state(checkpoint)["parts"].get("rollback", {}).get("known", 0)
+    return checkpoint.with_name(last["checkpoint"]) if known < last["rollbacks"] else checkpoint
