@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from eval.analysis.smoothing import end_by_best
 from eval.analysis.statistics import Estimate, pass_at_k_per_prompt
 from study.hierarchical import resample
 from study.matrix import Block, RunKey
 from study.tables import Tables
+from trl_prorl.guards.collapse import end_by_best
 
 
 CO_PRIMARY = ("core", "stress")  # blocks; every other one is exploratory by the protocol
