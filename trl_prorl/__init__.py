@@ -37,7 +37,7 @@ __all__ = [
 drop_kernel_hint()
 hold_old_names()
 
-sys.meta_path.append(LongNames())
+sys.meta_path.insert(0, LongNames())
 
 # Imported when they are asked for: torch and TRL take seconds, which a misspelt option or `--help` need not.
 _MODULES = {

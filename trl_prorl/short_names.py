@@ -15,10 +15,14 @@ CHECKOUT = Path(__file__).parent.parent
 
 
 class LongNames(MetaPathFinder):
-    """Finds `trl_prorl.tasks` and `trl_prorl.eval` beside `trl_prorl`, where a wheel has not got them within it."""
+    """
+    Finds `trl_prorl.tasks` and `trl_prorl.eval` beside `trl_prorl`, where a wheel has not got them within it. It comes
+    first: an editable install of another checkout knows these names too.
+    """
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
-        beside = name in ("trl_prorl.tasks", "trl_prorl.eval")
+        package, _, short = name.rpartition(".")
+        beside = package == "trl_prorl" and short in ("tasks", "eval") and not (CHECKOUT / package / short).is_dir()
         return PathFinder.find_spec(name, [str(CHECKOUT)], target) if beside else None
 
 

@@ -35,6 +35,8 @@ sys.path.append(str(Path(__file__).parent.parent))
 from once import do_once  # noqa: E402
 
 
+sys.path.pop()  # the folders there must not hide packages of their names
+
 def work(order):
     torch.set_num_threads(1)
     if order["run"] == "training":
