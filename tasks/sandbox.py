@@ -1,19 +1,12 @@
-"""
-Runs code that a model wrote against tests, where it can do no harm and cannot fake a pass.
+"""Runs code that a model wrote against tests, where it can do no harm and cannot fake a pass."""
 
-`python -m tasks.sandbox` measures it: median latency and throughput for several numbers of runs at a time.
-"""
-
-import argparse
 import os
 import pickle
 import secrets
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
-
-from rich.console import Console
-from rich.table import Table
 
 from .isolated.lockdown import MACHINES
 
@@ -253,37 +243,3 @@ def find_problem(isolation: str) -> str | None:
             "`--privileged`, on Ubuntu `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`)"
         )
     return reason
-
-
-def measure(runs: int, workers: int) -> tuple[float, float]:
-    """Median latency of a run (s) and throughput (1/s) of a trivial program, `workers` at a time."""
-    sandbox = Sandbox(workers=workers)
-
-    def timed(program: Program) -> float:
-        start = time.perf_counter()
-        sandbox.run(program)
-        return time.perf_counter() - start
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(workers) as pool:
-        latencies = list(pool.map(timed, [PROBE] * runs))
-    return statistics.median(latencies), runs / (time.perf_counter() - start)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tasks.sandbox", description="Measure the sandbox.")
-    parser.add_argument("--runs", type=int, default=40, help="programs for each row")
-    parser.add_argument("--parallel", type=int, nargs="+", default=[1, 2, 4], help="runs at a time")
-    args = parser.parse_args(argv)
-    try:
-        table = Table("at a time", "median latency, ms", "programs per second", title="bubblewrap, a trivial program")
-        for workers in args.parallel:
-            latency, throughput = measure(args.runs, workers)
-            table.add_row(str(workers), f"{1000 * latency:.0f}", f"{throughput:.1f}")
-        Console().print(table)
-    except ValueError as error:
-        sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()
