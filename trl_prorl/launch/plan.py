@@ -208,12 +208,8 @@ def _check_growth(args: ProRLConfig, model, peft_config, optimizers) -> None:
     """Refuse growth of what is no plain LoRA, or lies in several processes, or has an optimizer of another kind."""
     config = model.peft_config.get("default") if isinstance(model, PeftModel) else peft_config
     check_growing_config(args.lora_growth_every, args.lora_growth_max_rank, config)
-    if optimizers is not None and optimizers[0] is not None:
-        inner = inner_of(optimizers[0])
-        check_growing_optimizer(type(inner), getattr(inner, "is_paged", False))
-    else:
-        cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
-        check_growing_optimizer(cls, arguments.get("is_paged", False))
+    own = optimizers is not None and optimizers[0] is not None
+    check_growing_optimizer(type(inner_of(optimizers[0])) if own else Trainer.get_optimizer_cls_and_kwargs(args)[0])
     _check_one_process(args, f"lora_growth_every={args.lora_growth_every}", "lora_growth_every")
 
 
