@@ -131,15 +131,8 @@ def _refusal(folder: str | os.PathLike, who: str) -> str:
     )
 
 
-RECORD = (
-    "metrics*.jsonl",
-    "events*.jsonl",
-    "evaluations*.jsonl",
-    "config.yaml",
-    "env.json",
-    "passk.json",
-    "drift.json",
-)
+RECORD = ("metrics*.jsonl", "events*.jsonl", "evaluations*.jsonl")
+RECORD += ("config.yaml", "env.json", "passk.json", "drift.json")
 SAVED = (*WEIGHTS, "checkpoint-*", "abandoned-checkpoint-*", "completions", "trainer_state.json", "prorl_run.json")
 SAVED += ("*.safetensors.index.json", "adapter_config.json", "config.json", "generation_config.json", "README.md")
 SAVED += ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.jinja")
