@@ -69,11 +69,7 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def build_dataset(
-    name: str,
-    level: int,
-    prompts: Sequence[str],
-    answers: Sequence[str],
-    columns: Sequence[Mapping] | None = None,
+    name: str, level: int, prompts: Sequence[str], answers: Sequence[str], columns: Sequence[Mapping] | None = None
 ) -> "Dataset":
     """
     The rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`.

@@ -23,13 +23,7 @@ class Growth(Part):
     replaced.
     """
 
-    def __init__(
-        self,
-        args,
-        policy: PeftModel,
-        copies: Iterable[dict[str, torch.Tensor]],
-        timer,
-    ):
+    def __init__(self, args, policy: PeftModel, copies: Iterable[dict[str, torch.Tensor]], timer):
         self.every, self.step, self.largest = args.lora_growth_every, args.lora_growth_step, args.lora_growth_max_rank
         self.seed, self.policy, self.optimizer = args.seed, policy, None
         self.copies, self.timer = [*copies], timer

@@ -36,8 +36,7 @@ GPU, REUSED = "a GPU", "samples used after an update"
 METRICS = {
     "step": RecordKey("optimizer steps", "steps done, from 1"),
     "reward": RecordKey(
-        "reward",
-        "mean over the generation batch that the step trains on, of the weighted sum of all reward functions",
+        "reward", "mean over the generation batch that the step trains on, of the weighted sum of all reward functions"
     ),
     "reward_std": RecordKey("reward", "its standard deviation, as TRL logs it"),
     "frac_reward_zero_std": RecordKey(

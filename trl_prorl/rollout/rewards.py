@@ -87,11 +87,7 @@ CALLERS = (__file__, os.path.dirname(asyncio.__file__) + os.sep)
 
 
 def watched(
-    function: Callable,
-    name: str,
-    seconds: float | None,
-    nonfinite: str,
-    training: Callable[[], bool] = lambda: True,
+    function: Callable, name: str, seconds: float | None, nonfinite: str, training: Callable[[], bool] = lambda: True
 ) -> Callable:
     """
     A reward function, as TRL calls it, that raises [`RewardError`] in place of any other error. A reward model is left
