@@ -503,7 +503,7 @@ def test_what_cannot_grow_is_refused_in_one_line(make_trainer, monkeypatch):
         make_trainer(**GROWS, **unclean)
     with monkeypatch.context() as patch:
         patch.setattr("trl_prorl.config.ProRLConfig.world_size", 2)
-        refused(make_trainer, "2 processes hold on to the shapes")
+        refused(make_trainer, "processes, DeepSpeed, FSDP and torch_compile hold on")
 
 
 def test_a_factor_that_two_layers_share_is_refused(adapted):

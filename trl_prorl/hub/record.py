@@ -68,7 +68,8 @@ def read_record(run_dir: str | os.PathLike) -> Record:
         `ValueError`: a file cannot be read.
     """
     folder = Path(run_dir)
-    config, events, last = folder / CONFIG_FILE, folder / EVENTS_FILE, run_files.last_line(folder / METRICS_FILE)
+    config, events = folder / CONFIG_FILE, folder / EVENTS_FILE
+    rows = run_files.read_jsonl(folder / METRICS_FILE, run_files.METRICS)
     env = read_if_there(folder / ENV_FILE, run_files.ENV) or {}
     passk = read_if_there(folder / PASSK_FILE, run_files.passk)
     if passk is not None and other_run(passk, env.get(RUN_ID)):
@@ -78,7 +79,7 @@ def read_record(run_dir: str | os.PathLike) -> Record:
         env=env,
         events=run_files.read_jsonl(events, run_files.EVENTS) if events.is_file() else None,
         passk=passk,
-        steps=last["step"] if last else None,
+        steps=rows[-1]["step"] if rows else None,
     )
 
 

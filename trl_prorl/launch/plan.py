@@ -44,6 +44,7 @@ class Plan:
         given_wrapped (`bool`): Whether the model was given as a [`~peft.PeftModel`].
         casts_head (`bool`): Whether the LM head of a model with adapters is cast to fp32, by us: TRL looks for the
             embeddings of a tied head in the adapter's wrapper, where they are not.
+        loads (`bool`): Whether the model is loaded here, because its reference has to move.
     """
 
     given: dict[str, Any]
@@ -53,7 +54,7 @@ class Plan:
     fresh_adapter: bool
     given_wrapped: bool
     casts_head: bool
-    _loads: bool = False
+    loads: bool = False
 
     @classmethod
     def of(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
@@ -77,11 +78,9 @@ class Plan:
             names = [get_callable_name(function) for function in functions]  # models get their names when loaded
             named_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
         _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"))
-        keys = changing_keys(args)
+        keys, config = changing_keys(args), given.get("peft_config")
         _check_optimizer(args, given.get("optimizers"))
-        check_initialisation(
-            model.peft_config.get("default") if isinstance(model, PeftModel) else given.get("peft_config")
-        )
+        check_initialisation(model.peft_config.get("default") if isinstance(model, PeftModel) else config)
         own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
         resets = args.resets or own_triggers
         if resets:
@@ -93,18 +92,18 @@ class Plan:
                 "rollback out."
             )
         if args.lora_growth_every:
-            _check_growth(args, model, given.get("peft_config"), given.get("optimizers"))
+            _check_growth(args, model, config, given.get("optimizers"))
         if not args.disable_dropout:
-            args.check_or_give_up(check_dropout_config, given.get("peft_config"))
+            args.check_or_give_up(check_dropout_config, config)
         restarts = args.adapter_restart == "merge"
         if restarts:
-            _check_restart(args, model, given.get("peft_config"), given.get("quantization_config"))
+            _check_restart(args, model, config, given.get("quantization_config"))
         moves = args.beta != 0.0 and resets and not restarts
         if moves or args.beta_base:
-            check_adapter(model, given.get("peft_config"))
-        fresh_adapter = getattr(given.get("peft_config"), "init_lora_weights", None) in (True, "gaussian")
+            check_adapter(model, config)
+        fresh_adapter = getattr(config, "init_lora_weights", None) in (True, "gaussian")
         given_wrapped = isinstance(model, PeftModel)
-        casts_head = args.cast_lm_head_to_fp32 and (given.get("peft_config") is not None or given_wrapped)
+        casts_head = args.cast_lm_head_to_fp32 and (config is not None or given_wrapped)
         return cls(given, keys, resets, moves, fresh_adapter, given_wrapped, casts_head)
 
     @property
@@ -118,19 +117,23 @@ class Plan:
         base model, which cannot move; given a `PeftModel`, it is an adapter of its own.
         """
         given, model, args = self.given, self.given["model"], self.args
+        init = args.model_init_kwargs or {}
         if args.cast_lm_head_to_fp32 and not self.casts_head:
-            init = args.model_init_kwargs or {}
             check_full_model(model, revision=init.get("revision"), trust_remote_code=args.trust_remote_code)
         wraps = given.get("peft_config") is not None and not self.given_wrapped  # TRL refuses to wrap twice
         if not (self.moves and wraps):
             return
-        set_seed(self.args.seed)  # as TRL does before it wraps a model
-        self._loads = isinstance(model, str)
-        if self._loads and given.get("processing_class") is None:
-            given["processing_class"] = _loaded_processor(model, self.args)
-        loaded = _loaded(model, self.args, given.pop("quantization_config", None))
-        check_in_one_place(loaded)
-        given["model"] = get_peft_model(loaded, given.pop("peft_config"))
+        set_seed(args.seed)  # as TRL does before it wraps a model
+        quantisation = given.pop("quantization_config", None)
+        if isinstance(model, str):
+            self.loads = True
+            if given.get("processing_class") is None:
+                sides = {"truncation_side": "left", "padding_side": "left"}
+                chosen = {"revision": init.get("revision"), "trust_remote_code": args.trust_remote_code}
+                given["processing_class"] = AutoProcessor.from_pretrained(model, **sides, **chosen)
+            model = _loaded(model, args, quantisation)
+        check_in_one_place(model)
+        given["model"] = get_peft_model(model, given.pop("peft_config"))
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -140,7 +143,7 @@ class Plan:
         with ExitStack() as stack:
             if full and self.args.beta != 0.0:
                 stack.enter_context(_reloadable(model))
-            if self._loads:  # the arguments that TRL warns about were used
+            if self.loads:  # the arguments that TRL warns about were used
                 stack.enter_context(without_warning("trl.trainer.grpo_trainer", "`model_init_kwargs`"))
             # Logged for every model that has a device map, as all have that TRL loads on a GPU.
             places = set((getattr(model, "hf_device_map", None) or {}).values())
@@ -172,10 +175,9 @@ def _check_optimizer(args: ProRLConfig, optimizers) -> None:
         return
     if optimizers is not None and optimizers[0] is not None:
         check_optimizer(optimizers[0], args.optimizer_reset)
-    else:
-        cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
-        momentum, beta1 = arguments.get("momentum", 0.0), arguments.get("beta1")
-        check_optimizer_class(cls, momentum, beta1, args.optimizer_reset)
+        return
+    cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
+    check_optimizer_class(cls, arguments.get("momentum", 0.0), arguments.get("beta1"), args.optimizer_reset)
 
 
 def _check_sharding(args: ProRLConfig, resets: bool) -> None:
@@ -232,24 +234,16 @@ def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -
 
 
 def _check_one_process(args: ProRLConfig, given: str, key: str) -> None:
-    several = {
-        f"{args.world_size} processes hold": args.world_size > 1,
-        "DeepSpeed holds": args.deepspeed_plugin is not None,
-        "FSDP holds": _uses_fsdp(args),
-        "torch_compile=True holds": args.torch_compile,
-    }
-    for who, there in several.items():
-        if there:
-            raise ValueError(
-                f"{given}: {who} on to the shapes with which the adapter begins. Train in one plain process, or leave "
-                f"{key} out."
-            )
+    sharded = args.deepspeed_plugin is not None or _uses_fsdp(args)
+    if args.world_size > 1 or sharded or args.torch_compile:
+        raise ValueError(
+            f"{given}: several processes, DeepSpeed, FSDP and torch_compile hold on to the shapes with which the "
+            f"adapter begins. Train in one plain process, or leave {key} out."
+        )
 
 
-def _loaded(model, args: ProRLConfig, quantization_config):
-    """The model itself, loaded as TRL loads it if it is a path or a Hub name."""
-    if not isinstance(model, str):
-        return model
+def _loaded(model: str, args: ProRLConfig, quantization_config):
+    """The model of a path or a Hub name, loaded as TRL loads it."""
     init = dict(args.model_init_kwargs or {})
     if quantization_config is not None:
         init["quantization_config"] = quantization_config
@@ -257,17 +251,6 @@ def _loaded(model, args: ProRLConfig, quantization_config):
         init["device_map"] = None
     init.setdefault("trust_remote_code", args.trust_remote_code)
     return create_model_from_path(model, **init)
-
-
-def _loaded_processor(model: str, args: ProRLConfig):
-    """The processing class as TRL loads it for a path or a Hub name."""
-    return AutoProcessor.from_pretrained(
-        model,
-        revision=(args.model_init_kwargs or {}).get("revision"),
-        truncation_side="left",
-        padding_side="left",
-        trust_remote_code=args.trust_remote_code,
-    )
 
 
 @contextmanager
