@@ -40,10 +40,12 @@ def content_split(task: str, question: str) -> str:
     return {TEST_BUCKET: "test", VALIDATION_BUCKET: "validation"}.get(content_bucket(task, question), "train")
 
 
-def check_integer(name: str, value: object) -> None:
-    """Raise `ValueError` unless `value` is an integer (a bool is not)."""
+def check_integer(name: str, value: object, least: int | None = None) -> None:
+    """Raise `ValueError` unless `value` is an integer (a bool is not) of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be an integer")
+    if least is not None and value < least:
+        raise ValueError(f"{name}={value} must be at least {least}")
 
 
 def check_request(split: object, n: object, seed: object) -> None:
@@ -56,9 +58,7 @@ def check_request(split: object, n: object, seed: object) -> None:
     if split not in SPLITS:
         raise ValueError(f"split={split!r} must be one of {', '.join(SPLITS)}")
     if n is not None:
-        check_integer("n", n)
-        if n < 1:
-            raise ValueError(f"n={n} must be at least 1")
+        check_integer("n", n, least=1)
     check_integer("seed", seed)
 
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
+from trl_prorl.text import short
+
 from .base import (
     SPLITS,
     VALIDATION_BUCKET,
@@ -20,6 +22,7 @@ from .base import (
 
 
 FILES = {"train": "train.jsonl", "test": "test.jsonl"}
+KINDS = {str: "text", list: "a list", int: "an integer"}
 
 
 class Problem(NamedTuple):
@@ -80,25 +83,14 @@ def need(row: Mapping, keys: Sequence[str], kind: type | tuple, source: str):
         `ValueError`: if it has none, or if the value is of another type or empty.
     """
     wanted = " or ".join(repr(key) for key in keys)
-    for key in keys:
-        if row.get(key) is not None:
-            if not isinstance(row[key], kind) or row[key] in ("", [], {}):
-                raise ValueError(f"{source}: {key!r} is {_short(row[key])}; {_expected(wanted, kind)}")
-            return row[key]
-    raise ValueError(
-        f"{source}: {wanted} is missing (there are: {', '.join(row) or 'none'}); {_expected(wanted, kind)}"
-    )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _expected(wanted: str, kind: type | tuple) -> str:
-    names = {str: "text", list: "a list", int: "an integer", dict: "an object"}
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    return f"every row needs {wanted} as {' or '.join(names[k] for k in kinds)}, not empty"
+    kinds = " or ".join(KINDS[one] for one in (kind if isinstance(kind, tuple) else (kind,)))
+    expected = f"every row needs {wanted} as {kinds}, not empty"
+    key = next((key for key in keys if row.get(key) is not None), None)
+    if key is None:
+        raise ValueError(f"{source}: {wanted} is missing (there are: {', '.join(row) or 'none'}); {expected}")
+    if not isinstance(row[key], kind) or row[key] in ("", [], {}):
+        raise ValueError(f"{source}: {key!r} is {short(row[key])}; {expected}")
+    return row[key]
 
 
 def load_problems(name: str, path: str | Path, parse: Callable[[dict, str], Problem]) -> dict[str, list[Problem]]:
@@ -172,13 +164,8 @@ def loaded_rows(
             "larger file"
         )
     shuffled = sorted(problems, key=lambda problem: stable_hash(name, split, seed, problem.question))[:n]
-    return build_dataset(
-        name,
-        1,
-        [problem.prompt for problem in shuffled],
-        [problem.answer for problem in shuffled],
-        [problem.columns for problem in shuffled],
-    )
+    questions = ((problem.prompt, problem.answer, problem.columns) for problem in shuffled)
+    return build_dataset(name, 1, *zip(*questions, strict=True))
 
 
 class LoadedTask(Task):

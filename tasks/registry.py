@@ -1,9 +1,10 @@
 """The list of all tasks."""
 
 import inspect
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
+
+from trl_prorl.launch.recipe_check import nearest
 
 from .base import Task
 
@@ -51,8 +52,8 @@ def _place(name: str) -> str:
         place = PREFIXES.get(name.partition(":")[0])
     if place is None:
         raise ValueError(
-            f"name={name!r} is not a task.{_suggest(name, task_names())} Tasks: {', '.join(task_names())}; rg:NAME "
-            "for the families of reasoning-gym"
+            f"name={name!r} is not a task{nearest(str(name), TASKS)}. Tasks: {', '.join(task_names())}; rg:NAME for "
+            "the families of reasoning-gym"
         )
     return place
 
@@ -103,8 +104,8 @@ def get_task(name: str, **options) -> Task:
     for option, value in options.items():
         if option not in known:
             raise ValueError(
-                f"{option}={value!r} is not an option of the task {name!r}.{_suggest(option, known)} "
-                f"Options: {', '.join(known)}"
+                f"{option}={value!r} is not an option of the task {name!r}{nearest(option, known)}. Options: "
+                f"{', '.join(known)}"
             )
     return cls(*first, **options)
 
@@ -149,8 +150,3 @@ def task_of_recipe(name: str, level: int | None = None, options: dict | None = N
     """
     given = {"level": level, "path": path}
     return get_task(name, **(options or {}), **{key: value for key, value in given.items() if value is not None})
-
-
-def _suggest(value: object, known: list[str]) -> str:
-    matches = get_close_matches(str(value), known, n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""
