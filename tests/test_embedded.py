@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from tasks import get_task
 from trl_prorl.embedded import making as embedded
-from trl_prorl.embedded.demonstrations import WRONG_ANSWERS, add_without_carry
 from trl_prorl.embedded.making import (
     FAMILIES,
     TAUGHT,
+    WRONG_ANSWERS,
     EmbeddedSettings,
+    add_without_carry,
     byte_tokenizer,
     demonstrations,
     make_embedded_model,

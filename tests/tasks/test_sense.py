@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tasks import get_task, instructions, sense
-from tasks.sense import english_words, is_english, makes_sense, names, repeats
+from tasks.instructions import english_words, is_english, makes_sense, names, repeats
 
 
 KNOWN = set("i it we the a is are was and at of old very quiet blue see walk walked then don't glass sea's".split())

@@ -22,8 +22,7 @@ from ..errors import PushError
 from ..record.base_model import identify
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, read_json, read_yaml
 from ..record.run_id import RUN_ID, other_run, recorded_run_id, run_id_in
-from .card import CARD_FILE
-from .record import ADAPTER, PASSK_FILE, without_secrets
+from .card import ADAPTER, CARD_FILE, PASSK_FILE, without_secrets
 
 
 MODEL_FILES = (
