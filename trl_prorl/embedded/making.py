@@ -67,11 +67,6 @@ class EmbeddedSettings:
     threads: int = 1
     stored: str = "float32"
 
-    @property
-    def name(self) -> str:
-        """`embedded:TASK:SEED`."""
-        return f"embedded:{self.task}:{self.seed}"
-
 
 TAUGHT = {"three_tasks": ("reverse_digits", "sorting", "sums")}  # all but the first by right answers alone
 FAMILIES = {
@@ -90,10 +85,11 @@ def settings_of(task: str = "reverse_digits", seed: int = 0, threads: int = 1) -
     if task not in FAMILIES:
         raise ValueError(f"--task {task}: there are demonstrations for {', '.join(FAMILIES)}. Give one of these.")
     settings = replace(FAMILIES[task], seed=seed, threads=threads)
-    return settings if settings.name == DEFAULT else replace(settings, stored="bfloat16")
+    is_default = f"{EMBEDDED}:{task}:{seed}" == DEFAULT
+    return settings if is_default else replace(settings, stored="bfloat16")
 
 
-PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
+MARKERS = PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] }}"
@@ -106,8 +102,7 @@ CHAT_TEMPLATE = (
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer whose tokens are the 256 bytes and five markers of a chat; it can encode any text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    markers = [PAD, USER, ASSISTANT, SYSTEM, END]
-    vocabulary = {token: number for number, token in enumerate(markers + alphabet)}
+    vocabulary = {token: number for number, token in enumerate([*MARKERS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -127,13 +122,9 @@ def wrong_reversal(row: Mapping, rng: random.Random) -> str:
     """Digits to reverse, by one of four wrong rules: copy the question, sort, rotate by one, or random digits."""
     question = row["answer"][::-1]
     rule = rng.randrange(4)
-    if rule == 0:
-        return question
-    if rule == 1:
-        return "".join(sorted(question))
-    if rule == 2:
-        return question[1:] + question[:1]
-    return "".join(rng.choice("0123456789") for _ in question)
+    if rule == 3:
+        return "".join(rng.choice("0123456789") for _ in question)
+    return (question, "".join(sorted(question)), question[1:] + question[:1])[rule]
 
 
 def wrong_order(row: Mapping, rng: random.Random) -> str:
@@ -143,18 +134,11 @@ def wrong_order(row: Mapping, rng: random.Random) -> str:
     """
     question = row["prompt"][0]["content"].split()[1:]
     right = row["answer"].split()
-    rule = rng.randrange(4)
-    if rule == 0:
-        wrong = question
-    elif rule == 1:
-        wrong = right[::-1]
-    elif rule == 2:
+    rule, half = rng.randrange(4), len(question) // 2
+    if rule == 2:
         left_out = rng.randrange(len(right))
-        wrong = right[:left_out] + right[left_out + 1 :]
-    else:
-        half = len(question) // 2
-        wrong = sorted(question[:half]) + question[half:]
-    return " ".join(wrong)
+        return " ".join(right[:left_out] + right[left_out + 1 :])
+    return " ".join(question if rule == 0 else right[::-1] if rule == 1 else sorted(question[:half]) + question[half:])
 
 
 def wrong_sum(row: Mapping, rng: random.Random) -> str:
@@ -273,14 +257,13 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
 
 
 def main(argv: list[str] | None = None) -> None:
-    first = settings_of()
     parser = argparse.ArgumentParser(description="Make an embedded model, or list those that come with the package.")
     parser.add_argument("--out", type=Path, help="make one in this folder; without it, list what is there")
-    parser.add_argument("--task", help=f"the task of its warm start: {', '.join(FAMILIES)} (default {first.task})")
-    parser.add_argument("--seed", type=int, help=f"seed of the warm start (default {first.seed})")
-    parser.add_argument("--threads", type=int, help=f"threads (default {first.threads})")
+    parser.add_argument("--task", help=f"the task of its warm start: {', '.join(FAMILIES)} (default reverse_digits)")
+    parser.add_argument("--seed", type=int, help="seed of the warm start (default 0)")
+    parser.add_argument("--threads", type=int, help="threads (default 1)")
     args = parser.parse_args(argv)
-    given = {key: value for key in ("task", "seed", "threads") if (value := getattr(args, key)) is not None}
+    given = {key: value for key, value in vars(args).items() if key != "out" and value is not None}
     if given and args.out is None:
         parser.error(f"--{next(iter(given))} is for making one: give --out DIR as well")
     try:
