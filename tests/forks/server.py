@@ -37,6 +37,7 @@ from once import do_once  # noqa: E402
 
 sys.path.pop()  # the folders there must not hide packages of their names
 
+
 def work(order):
     torch.set_num_threads(1)
     if order["run"] == "training":
