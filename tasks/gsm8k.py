@@ -1,7 +1,7 @@
 """Grade-school math word problems (GSM8K)."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -140,25 +140,20 @@ def load_from(path: str) -> dict[str, list[Problem]]:
     """
     if Path(path).is_dir():
         return load_problems(GSM8K.name, path, parse_problem)
+    try:
+        rows = {split: load_dataset(path, "main", split=split) for split in FILES}
+    except OSError as error:
+        raise ValueError(
+            f"path={path!r} is not a folder here, and the Hub did not give it ({error}); check the name and the "
+            "connection, or give the folder that holds train.jsonl and test.jsonl"
+        ) from error
     files = (
         by_question(
-            parse_problem(row, f"path='{path}, {split}', row {place}")
-            for place, row in enumerate(hub_rows(path, split))
+            parse_problem(row, f"path='{path}, {split}', row {place}") for place, row in enumerate(rows[split])
         )
         for split in FILES
     )
     return split_training_file(GSM8K.name, *files)
-
-
-def hub_rows(path: str, split: str) -> Iterable[Mapping]:
-    """The rows of a data set on the Hub, or of its copy in the cache."""
-    try:
-        return load_dataset(path, "main", split=split)
-    except OSError as error:
-        raise ValueError(
-            f"path={path!r} is not a folder here, and the Hub did not give it ({error}); "
-            "check the name and the connection, or give the folder that holds train.jsonl and test.jsonl"
-        ) from error
 
 
 class MarkedNumber(Task):

@@ -92,21 +92,17 @@ class Mixture(Task):
         columns = list(dict.fromkeys(column for row in rows for column in row))
         return Dataset.from_dict({column: [row.get(column) for row in rows] for column in columns})
 
-    def member(self, row: Mapping) -> Task:
-        """The task of a row."""
-        return self.members[row["task"]]
-
     def verify(self, completion: str, row: Mapping) -> bool:
-        return self.member(row).verify(completion, row)
+        return self.members[row["task"]].verify(completion, row)
 
     def reward(self, completion: str, row: Mapping) -> float:
-        return self.member(row).reward(completion, row)
+        return self.members[row["task"]].reward(completion, row)
 
     def has_answer(self, completion: str, row: Mapping) -> bool:
-        return self.member(row).has_answer(completion, row)
+        return self.members[row["task"]].has_answer(completion, row)
 
     def gold(self, row: Mapping) -> str:
-        return self.member(row).gold(row)
+        return self.members[row["task"]].gold(row)
 
     def verify_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[bool]:
         return self._by_member("verify_many", completions, rows)
