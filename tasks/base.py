@@ -18,9 +18,8 @@ VALIDATION_BUCKET = 1
 
 def stable_hash(*parts: object) -> int:
     """
-    64-bit hash of the parts, the same in every process and on every machine.
-
-    Python's own `hash` is salted per process, so it can decide neither splits nor seeds.
+    64-bit hash of the parts, the same in every process and on every machine. Python's own `hash` is salted per
+    process, so it can decide neither splits nor seeds.
     """
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
@@ -28,9 +27,8 @@ def stable_hash(*parts: object) -> int:
 
 def content_bucket(task: str, question: str) -> int:
     """
-    The bucket of a question's content, 0 to 9.
-
-    Neither a seed nor a level enters, so a question is always in the same split.
+    The bucket of a question's content, 0 to 9. Neither a seed nor a level enters, so a question is always in the same
+    split.
     """
     return stable_hash(task, question) % NUM_BUCKETS
 
@@ -50,10 +48,8 @@ def check_integer(name: str, value: object, least: int | None = None) -> None:
 
 def check_request(split: object, n: object, seed: object) -> None:
     """
-    Check the arguments of [`Task.rows`].
-
-    Raises:
-        `ValueError`: if the split is unknown, `n` is neither `None` nor an integer >= 1, or `seed` is no integer.
+    Check the arguments of [`Task.rows`]. Raises `ValueError`: if the split is unknown, `n` is neither `None` nor an
+    integer >= 1, or `seed` is no integer.
     """
     if split not in SPLITS:
         raise ValueError(f"split={split!r} must be one of {', '.join(SPLITS)}")
@@ -73,7 +69,6 @@ def build_dataset(
 ) -> "Dataset":
     """
     The rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`.
-
     `columns` holds the task's further columns, row by row; every row has the same keys.
     """
     from datasets import Dataset  # not for a list of tasks
@@ -105,21 +100,17 @@ class Task(ABC):
     @abstractmethod
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """
-        Questions of one split; the same arguments always give the same rows, and no question occurs twice.
-
-        Splits are disjoint by content, whatever the seed.
+        Questions of one split; the same arguments always give the same rows, and no question occurs twice. Splits are
+        disjoint by content, whatever the seed.
 
         Args:
             split (`str`): `"train"`, `"validation"` or `"test"`.
             n (`int` or `None`): number of rows; `None` means all of them, which only a finite data set has.
             seed (`int`, *optional*, defaults to `0`): selects the rows and their order.
 
-        Returns:
-            `datasets.Dataset` with the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
-            `level` (`int`) and the task's further columns.
-
-        Raises:
-            `ValueError`: if an argument is wrong or the split has fewer than `n` questions.
+        Returns `datasets.Dataset` with the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
+        `level` (`int`) and the task's further columns. Raises `ValueError`: if an argument is wrong or the split has
+        fewer than `n` questions.
         """
 
     @abstractmethod
@@ -128,10 +119,8 @@ class Task(ABC):
 
     def reward(self, completion: str, row: Mapping) -> float:
         """
-        Reward of the completion in [0, 1]; never raises on any text.
-
-        It is 1.0 if the completion is correct and, unless the task says otherwise, only then. Otherwise it is 0.0,
-        unless the task grades.
+        Reward of the completion in [0, 1]; never raises on any text. It is 1.0 if the completion is correct and,
+        unless the task says otherwise, only then. Otherwise it is 0.0, unless the task grades.
         """
         return float(self.verify(completion, row))
 

@@ -21,9 +21,7 @@ FENCED = re.compile(r"^[ \t]*(`{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL |
 def extract_code(completion: str, entry_point: str = "") -> str:
     """
     The last fenced block of a completion that defines the function, else the last block; the whole completion if there
-    is none.
-
-    An example or its output may follow the solution. A block in a list item is indented as a whole.
+    is none. An example or its output may follow the solution. A block in a list item is indented as a whole.
     """
     blocks = [dedented(block.group(2)) for block in FENCED.finditer(completion)]
     name = re.escape(entry_point)

@@ -45,8 +45,7 @@ class Instructions(GeneratedTask):
             at least 90 % words of a dictionary, and does not say the same three words twice. *The reward stays as it
             is*, so that it can be gamed: texts without sense score 1 too.
 
-    Raises:
-        `ValueError`: if the level or the reward is not one of these, or no dictionary is installed.
+    Raises `ValueError`: if the level or the reward is not one of these, or no dictionary is installed.
     """
 
     name = "instructions"
@@ -90,9 +89,7 @@ class Instructions(GeneratedTask):
 def compose(rng: Random, kinds: list[str], length: int, noun: str | None = None) -> tuple[str, dict[str, dict]]:
     """
     A text of about `length` words, one of which is `noun`, that meets constraints of these kinds, and their parameters
-    by kind.
-
-    It makes no sense; it shows that the constraints do not contradict one another.
+    by kind. It makes no sense; it shows that the constraints do not contradict one another.
     """
     chosen = rng.choices(WORDS, k=length)
     if noun:
@@ -196,10 +193,8 @@ def makes_sense(text: str, topic: str, known: Callable[[str], bool]) -> bool:
 @functools.cache
 def english_words() -> Callable[[str], bool]:
     """
-    A dictionary: 160,000 English words with their inflections, that come with pyspellchecker (MIT).
-
-    Raises:
-        `ValueError`: pyspellchecker is not installed.
+    A dictionary: 160,000 English words with their inflections, that come with pyspellchecker (MIT). Raises
+    `ValueError`: pyspellchecker is not installed.
     """
     if find_spec("spellchecker") is None:
         raise ValueError(

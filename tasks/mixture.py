@@ -10,10 +10,8 @@ from .registry import get_task
 
 def check_members(tasks: object) -> dict[str, dict]:
     """
-    The members of a mixture, each with its options and a `weight` above 0.
-
-    Raises:
-        `ValueError`: if it is no such mapping.
+    The members of a mixture, each with its options and a `weight` above 0. Raises `ValueError`: if it is no such
+    mapping.
     """
     if not isinstance(tasks, Mapping) or not tasks:
         raise ValueError(f"tasks={tasks!r} must map the names of tasks to weights, as in {{gsm8k: 0.5, code: 0.3}}")
@@ -32,9 +30,8 @@ def check_members(tasks: object) -> dict[str, dict]:
 
 def shares(weights: Sequence[float], n: int) -> list[int]:
     """
-    The owner of each of `n` places, such that every beginning is as close to the weights as possible.
-
-    Each place goes to the member that is furthest behind its share; among equals to the first.
+    The owner of each of `n` places, such that every beginning is as close to the weights as possible. Each place goes
+    to the member that is furthest behind its share; among equals to the first.
     """
     total, counts, places = sum(weights), [0] * len(weights), []
     for place in range(1, n + 1):
@@ -56,8 +53,7 @@ class Mixture(Task):
             free, so that a task can occur twice:
             `{"gsm8k": 0.5, "easy": {"task": "code", "level": 1, "weight": 0.2}}`.
 
-    Raises:
-        `ValueError`: if it is no such mapping, or a task cannot be made.
+    Raises `ValueError`: if it is no such mapping, or a task cannot be made.
     """
 
     name = "mixture"

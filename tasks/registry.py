@@ -36,12 +36,7 @@ def task_names() -> list[str]:
 
 
 def task_class(name: str) -> type[Task]:
-    """
-    The class of a task.
-
-    Raises:
-        `ValueError`: if there is no such task.
-    """
+    """The class of a task. Raises `ValueError`: if there is no such task."""
     module, _, attribute = _place(name).partition(":")
     return getattr(import_module(_here(module)), attribute)
 
@@ -79,16 +74,13 @@ def get_task(name: str, **options) -> Task:
             (`"gsm8k:0.5,code:0.3"`), which make a [`~tasks.mixture.Mixture`] of the tasks with their defaults.
         options: options of the task, such as `level`; its docstring lists them.
 
-    Raises:
-        `ValueError`: if there is no such task, if it has no such option, or if an option has an impossible value.
-
-    Example:
-
     ```python
     task = get_task("reverse_digits", level=3)
     row = task.rows("train", 1)[0]
     task.reward(task.gold(row), row)  # 1.0
     ```
+
+    Raises `ValueError`: if there is no such task, if it has no such option, or if an option has an impossible value.
     """
     if isinstance(name, str) and "," in name:
         if options:
@@ -112,10 +104,8 @@ def get_task(name: str, **options) -> Task:
 
 def parse_weights(text: str) -> dict[str, dict]:
     """
-    `"gsm8k:0.5,rg:chain_sum:0.2"` as the mapping that [`~tasks.mixture.Mixture`] takes.
-
-    Raises:
-        `ValueError`: if a part is not a name, a colon and a number.
+    `"gsm8k:0.5,rg:chain_sum:0.2"` as the mapping that [`~tasks.mixture.Mixture`] takes. Raises `ValueError`: if a part
+    is not a name, a colon and a number.
     """
     members: dict[str, dict] = {}
     for part in text.split(","):
@@ -145,8 +135,7 @@ def task_of_recipe(name: str, level: int | None = None, options: dict | None = N
         options (`dict`, *optional*): the key `task_options`.
         path (`str`, *optional*): the key `dataset_name`: a Hub name or a local folder, for a task that reads data.
 
-    Raises:
-        `ValueError`: as [`get_task`].
+    Raises `ValueError`: as [`get_task`].
     """
     given = {"level": level, "path": path}
     return get_task(name, **(options or {}), **{key: value for key, value in given.items() if value is not None})

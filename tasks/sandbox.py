@@ -78,7 +78,6 @@ def mounts(paths: Sequence[Path]) -> Iterator[str]:
 def bubblewrap_command(python: Path, root: bool) -> list[str]:
     """
     The command that starts the harness in a file system which holds Python, the system's libraries and nothing else.
-
     It has no `/proc`, `/tmp`, `/home` or `/etc`, and nothing in it can be written. As root no user namespace is made,
     because root would remain the kernel's root there, to whom the limit on processes does not apply. The harness
     becomes nobody instead.
@@ -122,8 +121,7 @@ class Sandbox:
         workers (`int`, *optional*): runs at a time in [`Sandbox.run_many`]; by default as many as there are
             processors.
 
-    Raises:
-        `ValueError`: if bubblewrap does not work here and the weaker mode is not allowed or does not work either.
+    Raises `ValueError`: if bubblewrap does not work here and the weaker mode is not allowed or does not work either.
     """
 
     def __init__(self, limits: Limits | None = None, allow_weak: bool = False, workers: int | None = None):
@@ -145,10 +143,8 @@ class Sandbox:
 
     def run(self, program: Program) -> int:
         """
-        Number of tests that pass; 0 if the limits end the run, because the nonce never arrives then.
-
-        Raises:
-            `RuntimeError`: if the sandbox itself does not start, which says nothing about the code.
+        Number of tests that pass; 0 if the limits end the run, because the nonce never arrives then. Raises
+        `RuntimeError`: if the sandbox itself does not start, which says nothing about the code.
         """
         return run_here(self.isolation, self.limits, program)
 

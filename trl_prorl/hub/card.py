@@ -74,9 +74,7 @@ class Record:
 def read_record(run_dir: str | os.PathLike) -> Record:
     """
     Read a run folder, however little it holds. The evaluation of another run that had the folder before is left out.
-
-    Raises:
-        `ValueError`: a file cannot be read.
+    Raises `ValueError`: a file cannot be read.
     """
     folder = Path(run_dir)
     config, events = folder / CONFIG_FILE, folder / EVENTS_FILE
@@ -152,8 +150,7 @@ def model_card(
         adapter (`bool`, *optional*): Whether the model is a PEFT adapter; `None` looks into the folder.
         tags (iterable of `str`), datasets (iterable of `str`): Further metadata.
 
-    Raises:
-        `ValueError`: a file of the record cannot be read.
+    Raises `ValueError`: a file of the record cannot be read.
     """
     folder = Path(model_dir or run_dir)
     record = read_record(run_dir)

@@ -28,8 +28,7 @@ class Uploads:
         args ([`ProRLConfig`]), given (`dict`), moves (`bool`):
             Its configuration and other arguments, and whether its reference moves.
 
-    Raises:
-        `ValueError`: a push could not succeed. No model has been loaded.
+    Raises `ValueError`: a push could not succeed. No model has been loaded.
     """
 
     def __init__(self, trainer, args, given: dict, moves: bool):

@@ -294,9 +294,8 @@ class JsonLines:
 
     def change_last(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> bool:
         """
-        Replace the last row by what `change` makes of it, unless that is `None`; returns whether it was replaced.
-
-        The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
+        Replace the last row by what `change` makes of it, unless that is `None`; returns whether it was replaced. The
+        new line is written over the old one in one go, so that a process killed in between leaves one of the two.
         """
         text = self.path.read_bytes()
         start = text.rfind(b"\n", 0, -1) + 1

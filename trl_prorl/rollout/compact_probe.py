@@ -27,11 +27,8 @@ class _Some(StoppingCriteria):
 def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     """
     Why compact sampling is refused for a model whose samples it would change, in one sentence, or `None` where it does
-    not.
-
-    The model, whole and on its devices, is in evaluation mode meanwhile; nothing of it changes, and no random number
-    is drawn. `vocabulary`: number of its tokens.
-
+    not. The model, whole and on its devices, is in evaluation mode meanwhile; nothing of it changes, and no random
+    number is drawn. `vocabulary`: number of its tokens.
     """
     if (kind := rope_by_longest_row(model.config)) is not None:
         return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped."

@@ -30,13 +30,10 @@ class DeadlineExceeded(BaseException):
 
 def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
     """
-    Call a function, and interrupt it when its time is over.
-
-    In the main thread a signal interrupts it, in Python code and in system calls alike; native code that holds the
-    interpreter's lock is interrupted when it returns. Other threads get no signals; from there the function runs in a
-    thread of its own and is abandoned.
-
-    `seconds`: the limit; `None` means no limit. Raises [`DeadlineExceeded`]: the function took longer.
+    Call a function, and interrupt it when its time is over. In the main thread a signal interrupts it, in Python code
+    and in system calls alike; native code that holds the interpreter's lock is interrupted when it returns. Other
+    threads get no signals; from there the function runs in a thread of its own and is abandoned. `seconds`: the limit;
+    `None` means no limit. Raises [`DeadlineExceeded`]: the function took longer.
     """
     if seconds is None:
         return function()

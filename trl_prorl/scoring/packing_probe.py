@@ -31,10 +31,9 @@ def probe(
     model: torch.nn.Module, vocabulary: int, padded: Score, packed: Score, autocast: torch.dtype | None = None
 ) -> str | None:
     """
-    Why packing is refused for a model whose values it would change, in one sentence, or `None` if it changes none.
-
-    The model, whole and on its devices, is in evaluation mode during the test; it is left unchanged, and no random
-    number is drawn.
+    Why packing is refused for a model whose values it would change, in one sentence, or `None` if it changes none. The
+    model, whole and on its devices, is in evaluation mode during the test; it is left unchanged, and no random number
+    is drawn.
 
     `vocabulary`: number of the model's tokens; `padded`, `packed`: score completions by this model: `input_ids` and
     `attention_mask` of shape `(B, P + C)`, prompts padded on the left and completions on the right, and C, to

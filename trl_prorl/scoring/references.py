@@ -67,10 +67,8 @@ def frozen_adapter(model, name: str) -> str:
 
 def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
-    A frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do.
-
-    The copy is built anew and filled: a policy that TRL has prepared cannot be deep-copied, because its patched
-    forward closes over the original.
+    A frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. The copy is built anew and
+    filled: a policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the original.
     """
     config = model.config
     with torch.random.fork_rng():  # the copy begins with random values, which must not change the run
