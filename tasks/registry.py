@@ -74,6 +74,8 @@ def get_task(name: str, **options) -> Task:
             (`"gsm8k:0.5,code:0.3"`), which make a [`~tasks.mixture.Mixture`] of the tasks with their defaults.
         options: options of the task, such as `level`; its docstring lists them.
 
+    Example:
+
     ```python
     task = get_task("reverse_digits", level=3)
     row = task.rows("train", 1)[0]

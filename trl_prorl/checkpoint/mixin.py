@@ -68,8 +68,8 @@ class CheckpointMixin:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 A checkpoint, or `True` for the newest complete one in `output_dir`.
 
-        Raises `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`), or
-        another process trains into `output_dir` or `run_dir`.
+        Raises `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`),
+        or another process trains into `output_dir` or `run_dir`.
         """
         with self.folders_held():
             self._resume = None
