@@ -21,7 +21,7 @@ from xxhash import xxh3_128
 from ..errors import InputError
 from ..files import replaced
 from ..record.run_files import parse_json
-from ..record.shapes import Shape, array, integer, refuse, table, text
+from ..record.shapes import array, integer, refuse, table, text
 from ..text import short
 from .schemas import Schema, unknown
 
@@ -61,9 +61,8 @@ def tensor_hash(name: str, tensor: torch.Tensor, kind: Callable = xxh3_128) -> s
 def sidecar_hash(sidecar: Mapping[str, Any]) -> str:
     """SHA-256 of a sidecar without its own hash, as JSON with sorted keys and no spaces."""
     rest = {key: value for key, value in sidecar.items() if key != "sha256"}
-    return hashlib.sha256(
-        json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    ).hexdigest()
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------------------- write
@@ -87,19 +86,16 @@ def write(data: Schema, folder: str | os.PathLike) -> str:
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise InputError(
-                f"{data.schema}: tensor {name} is {tensor.dtype}, not one of {', '.join(DTYPES.values())}."
+                f"{data.schema}: tensor {name} is {tensor.dtype}, not one of {', '.join(map(str, DTYPES))}."
             )
     file = f"{data.schema}.safetensors"
     (folder / f"{data.schema}.json").unlink(missing_ok=True)  # what it describes is about to be replaced
     with replaced(folder / file) as aside:
         save_file(tensors, aside)
-    entries = [
-        {
-            **{"name": name, "key": name, "file": file, "dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)},
-            "xxh3_128": tensor_hash(name, tensor),
-        }
-        for name, tensor in tensors.items()
-    ]
+    entries = []
+    for name, tensor in tensors.items():
+        entry = {"name": name, "key": name, "file": file, "dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
+        entries.append(entry | {"xxh3_128": tensor_hash(name, tensor)})
     sidecar = {"format": FORMAT, "schema": data.schema, "version": data.version, "form": FORM}
     sidecar |= {"values": data.values(), "tensors": entries, "scalars": []}
     sidecar["sha256"] = sidecar_hash(sidecar)
@@ -146,14 +142,16 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path} is not a whole sidecar ({error}). Write it again.") from None
     if (sidecar["format"], sidecar["schema"]) != (FORMAT, cls.schema):
-        raise InputError(
-            f"{path} is {short(sidecar['format'])} {short(sidecar['schema'])}, not {FORMAT} {cls.schema}."
-        )
+        is_one_of = f"{short(sidecar['format'])} {short(sidecar['schema'])}"
+        raise InputError(f"{path} is {is_one_of}, not {FORMAT} {cls.schema}.")
     if (version := sidecar["version"]) != cls.version:
         newer = "of a later release: update trl-prorl" if version > cls.version else "which no release reads"
         raise InputError(f"{path} has version {version} of {cls.schema}, {newer} (here {cls.version}).")
+    tensors, values = array(table(ENTRY, dict.fromkeys(HASHES, text))), table(cls.shapes(), rest=unknown)
     try:
-        sidecar_shape(cls)(sidecar, "")
+        table({"form": form, "values": values, "tensors": tensors, "scalars": array(unknown), "sha256": text})(
+            sidecar, ""
+        )
         fits_its_hash = sidecar_hash(sidecar) == sidecar["sha256"]
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {error}. Write it again.") from None
@@ -166,13 +164,6 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
         if entry["file"] != f"{cls.schema}.safetensors":
             raise InputError(f"{where} is in {entry['file']}, not in {cls.schema}.safetensors. Write it again.")
     return sidecar
-
-
-def sidecar_shape(cls: type[Schema]) -> Shape:
-    """The shape of a sidecar of a schema."""
-    tensors = array(table(ENTRY, dict.fromkeys(HASHES, text)))
-    values = table(cls.shapes(), rest=unknown)
-    return table({"form": form, "values": values, "tensors": tensors, "scalars": array(unknown), "sha256": text})
 
 
 def form(value: Any, at: str) -> None:

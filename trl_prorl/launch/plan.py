@@ -141,8 +141,11 @@ class Plan:
         model = self.given["model"]
         full = self.given.get("peft_config") is None and isinstance(model, PreTrainedModel)
         with ExitStack() as stack:
-            if full and self.args.beta != 0.0:
-                stack.enter_context(_reloadable(model))
+            if full and self.args.beta != 0.0 and not get_config_model_id(model.config):
+                # It was made in memory, and TRL loads a full-model reference from the policy's path.
+                model.config._name_or_path = stack.enter_context(tempfile.TemporaryDirectory())
+                stack.callback(setattr, model.config, "_name_or_path", "")
+                model.save_pretrained(model.config._name_or_path)
             if self.loads:  # the arguments that TRL warns about were used
                 stack.enter_context(without_warning("trl.trainer.grpo_trainer", "`model_init_kwargs`"))
             # Logged for every model that has a device map, as all have that TRL loads on a GPU.
@@ -150,7 +153,8 @@ class Plan:
             if len(places) == 1 or (isinstance(model, str) and torch.cuda.device_count() < 2):
                 stack.enter_context(without_warning("transformers.trainer", "already on multiple devices"))
             if self.casts_head:
-                stack.enter_context(_without_cast_head(self.args))
+                self.args.cast_lm_head_to_fp32 = False
+                stack.callback(setattr, self.args, "cast_lm_head_to_fp32", True)
             yield
 
 
@@ -251,31 +255,3 @@ def _loaded(model: str, args: ProRLConfig, quantization_config):
         init["device_map"] = None
     init.setdefault("trust_remote_code", args.trust_remote_code)
     return create_model_from_path(model, **init)
-
-
-@contextmanager
-def _without_cast_head(args: ProRLConfig) -> Iterator[None]:
-    """The configuration without the cast of the head, for as long as TRL builds the trainer."""
-    args.cast_lm_head_to_fp32 = False
-    try:
-        yield
-    finally:
-        args.cast_lm_head_to_fp32 = True
-
-
-@contextmanager
-def _reloadable(model: Any) -> Iterator[None]:
-    """
-    Give a model that was made in memory a path, for as long as TRL builds a full-model reference by loading the
-    policy's path again.
-    """
-    if get_config_model_id(model.config):
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        model.config._name_or_path = folder
-        try:
-            yield
-        finally:
-            model.config._name_or_path = ""

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +107,16 @@ def holder(folder: Path) -> str | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None
     except BlockingIOError:
-        return _name(descriptor)
-    except OSError:
-        return None  # no locks there
+        with suppress(ValueError, KeyError, TypeError):  # it has just taken the lock
+            who = json.loads(os.pread(descriptor, 4096, 0))
+            return f"process {who['pid']} on {who['host']}, since {who['since']}"
+        return "another process"
+    except OSError:  # no locks there
+        pass
     finally:
         os.close(descriptor)
-
-
-def _name(descriptor: int) -> str:
-    try:
-        who = json.loads(os.pread(descriptor, 4096, 0))
-        return f"process {who['pid']} on {who['host']}, since {who['since']}"
-    except (ValueError, KeyError, TypeError):  # it has just taken the lock
-        return "another process"
+    return None
 
 
 def _refusal(folder: str | os.PathLike, who: str) -> str:
