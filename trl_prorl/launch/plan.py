@@ -20,6 +20,7 @@ from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..quiet import without_warning
+from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
 from ..rollout.dynamic_sampling import named_functions
@@ -83,8 +84,8 @@ class Plan:
         check_initialisation(model.peft_config.get("default") if isinstance(model, PeftModel) else config)
         own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
         resets = args.resets or own_triggers
-        if resets:
-            args.check_reset_schedule()
+        if resets and args.generates_inside_accumulation:
+            raise ValueError(UNCLEAN_SCHEDULE.line(args))
         _check_sharding(args, resets)
         if args.rollback and args.world_size > 1:
             raise ValueError(
