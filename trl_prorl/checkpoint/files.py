@@ -170,15 +170,12 @@ def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] 
     names by the old. The run has gone back behind their steps, and the next resume would take the newest of them for
     its own. The `unusable` ones, which no resume takes, stay.
     """
-    from_here, renamed = CHECKPOINT.fullmatch(checkpoint.name), {}
-    if from_here is None or checkpoint.resolve().parent != output_dir.resolve():
-        return renamed
-    for path, step in sorted(steps_of(output_dir).items()):
-        if step > int(from_here[1]) and path.name not in unusable:
+    steps = {path.resolve(): step for path, step in sorted(steps_of(output_dir).items())}
+    here, renamed = steps.get(checkpoint.resolve()), {}
+    for path, step in steps.items() if here is not None else ():
+        if step > here and path.name not in unusable:
             target = path.with_name(f"{ABANDONED}{path.name}")
-            target = free_name(target) if target.exists() else target
-            path.rename(target)
-            renamed[path.name] = target.name
+            renamed[path.name] = path.rename(free_name(target) if target.exists() else target).name
     return renamed
 
 
@@ -191,7 +188,7 @@ def rotate(output_dir: Path, step: int, limit: int | None, best: str | os.PathLi
     """
     steps = steps_of(output_dir)
     checkpoints = sorted((path for path in steps if steps[path] <= step), key=steps.get)
-    kept = {path.resolve() for path in (output_dir / f"checkpoint-{step}", best and Path(best)) if path}
+    kept = {Path(path).resolve() for path in (output_dir / f"checkpoint-{step}", best) if path}
     surplus = len(checkpoints) - max(limit, len(kept)) if limit else 0
     for path in [path for path in checkpoints if path.resolve() not in kept][: max(0, surplus)]:
         # Half a checkpoint would count as one; a folder that a kill leaves under this name is removed later.
