@@ -102,12 +102,10 @@ class NextUpdate(Part, TrainerCallback):
         if not self.begun:
             return
         scaler = self.trainer.accelerator.scaler
-        factor = 1.0 if scaler is None else 1.0 / scaler.get_scale()
         found = {name: param.grad for name, param in self._model().named_parameters() if param.grad is not None}
         self._gradients = {name: grad.detach().to("cpu", copy=True) for name, grad in found.items()}
-        if factor != 1.0:
-            for gradient in self._gradients.values():
-                gradient.mul_(factor)
+        for gradient in self._gradients.values() if scaler is not None else ():
+            gradient.mul_(1.0 / scaler.get_scale())
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
         self._norm = float(norm)
@@ -120,7 +118,11 @@ class NextUpdate(Part, TrainerCallback):
             self._forget()  # an update that is left out (`nonfinite: skip`, the AMP scaler): the next one is exported
             return
         try:
-            self._write(self._rollout(), self._inputs())
+            rollout, inputs = self._rollout(), self._inputs()
+            with _writing(self.folder) as aside:
+                write(rollout, aside)
+                write(inputs, aside)
+                os.rename(aside, self.folder)
             self.done = True
         finally:
             self._leave()
@@ -175,12 +177,6 @@ class NextUpdate(Part, TrainerCallback):
             schedule=_plain(schedule.state_dict()) | {"rate_factor": rate},
             scaler=_plain(scaler.state_dict()) if scaler is not None else None,
         )
-
-    def _write(self, rollout: Rollout, inputs: UpdateInputs) -> None:
-        with _writing(self.folder) as aside:
-            write(rollout, aside)
-            write(inputs, aside)
-            os.rename(aside, self.folder)
 
 
 @contextmanager
@@ -241,11 +237,8 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _new_rows(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The rows that a growth has appended to each A."""
-    return {
-        name: param.detach()[len(old[name]) :].to("cpu", copy=True)
-        for name, param in new.items()
-        if grows(name) == 0 and len(param) > len(old[name])
-    }
+    grown = (name for name, param in new.items() if grows(name) == 0 and len(param) > len(old[name]))
+    return {name: new[name].detach()[len(old[name]) :].to("cpu", copy=True) for name in grown}
 
 
 # ------------------------------------------------------ an Adam optimizer by the names of its parameters
@@ -320,10 +313,8 @@ def state_of(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], copy: bool = False
 ) -> dict[str, dict[str, torch.Tensor]]:
     """`live_state` on the CPU; `copy` if the tensors must outlive the next update."""
-    return {
-        kind: {name: tensor.to("cpu", copy=copy) for name, tensor in held.items()}
-        for kind, held in live_state(optimizer, parameters).items()
-    }
+    live = live_state(optimizer, parameters)
+    return {kind: {name: held.to("cpu", copy=copy) for name, held in live[kind].items()} for kind in live}
 
 
 @torch.no_grad()
@@ -333,30 +324,16 @@ def set_state(
     state: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> None:
     """
-    Set parameters, m, v and t, in place: tensors keep their storage. What can fail is done before the first is set.
-
-    Args:
-        optimizer, parameters: As in `live_state`.
-        state (`Mapping`): As `state_of` returns it, in the shapes of the parameters.
+    Set parameters, in place, and m, v and t, as `state_of` returns them, in the shapes of the parameters. `optimizer`,
+    `parameters`: as in `live_state`.
     """
     inner = inner_of(optimizer)
-    writes: list[tuple[torch.Tensor, torch.Tensor]] = []
-    made: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
-    groups = {param: group for group in inner.param_groups for param in group["params"]}
+    moments = [{key: state[key][name].clone() for key in MOMENTS} for name in parameters]
+    steps = [{"step": state["steps"][name].clone().reshape(())} for name in parameters]
+    entries = {place: step | moment for place, (step, moment) in enumerate(zip(steps, moments, strict=True))}
+    inner.load_state_dict(inner.state_dict() | {"state": entries})
     for name, param in parameters.items():
-        held = inner.state.get(param)
-        if not held:  # as torch makes it at the first update
-            on_device = groups[param].get("capturable") or groups[param].get("fused")
-            held = {"step": torch.zeros((), dtype=torch.float32, device=param.device if on_device else "cpu")}
-            held |= {key: torch.zeros_like(param, memory_format=torch.preserve_format) for key in MOMENTS}
-            made[param] = held
-        new = {"step": state["steps"][name].reshape(()), **{key: state[key][name] for key in MOMENTS}}
-        pairs = [(param, state["parameters"][name]), *((held[key], value) for key, value in new.items())]
-        writes += [(target, value.to(target.device, target.dtype)) for target, value in pairs]
-    for param, held in made.items():
-        inner.state[param] = held
-    for target, value in writes:
-        target.copy_(value)
+        param.copy_(state["parameters"][name])
 
 
 # -------------------------------------------------------------------------------------------------------- for users
