@@ -106,14 +106,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        extra_special_tokens=[USER, ASSISTANT, SYSTEM],
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
+    special = {"pad_token": PAD, "eos_token": END, "extra_special_tokens": [USER, ASSISTANT, SYSTEM]}
+    settings = {"padding_side": "left", "clean_up_tokenization_spaces": False}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, **settings)
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
