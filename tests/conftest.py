@@ -32,7 +32,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
-from trl_prorl.hub import publish
 
 
 sys.path.append(str(Path(__file__).parent))  # last: the folders here must not hide packages of their names
@@ -155,7 +154,7 @@ def hub(hub_server):
 
 @pytest.fixture
 def online(hub, monkeypatch):
-    """This process's client talks to `hub`, and does not wait before it tries again."""
+    """This process's client talks to `hub`."""
     template = "/{repo_id}/resolve/{revision}/{filename}"
     for name, value in (
         ("HF_HUB_OFFLINE", False),
@@ -165,7 +164,6 @@ def online(hub, monkeypatch):
     ):
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(publish, "WAITS", (0.0, 0.0, 0.0))
     return hub
 
 
