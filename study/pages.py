@@ -51,8 +51,8 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
         written.append(folder / name)
         return name
 
-    every = [[one for block in found for one in block[place]] for place in (1, 2)]
-    whole = picture(overview(matrix, tables, *every, seconds, main.name), OVERVIEW)
+    every = [one for _, _, held in found for one in held]
+    whole = picture(overview(matrix, tables, every, seconds, main.name), OVERVIEW)
     blocks = []
     for block, of_arms, held in found:
         figures = {"curves": learning_curves(block, tables), "forest": forest(block, held, styles(block, tables))}

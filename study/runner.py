@@ -48,13 +48,11 @@ say = partial(print, flush=True)
 
 @dataclass(frozen=True)
 class Options:
-    """Runs at a time, the commit to freeze the code at from now on, whether rows are committed, and the least seconds
-    between two commits."""
+    """Runs at a time, the commit to freeze the code at from now on, and whether rows are committed."""
 
     jobs: int = 2
     commit: str | None = None
     commits: bool = True
-    commit_every: float = 300.0
 
 
 def check_tables(tables: Tables, matrix: Matrix) -> None:
@@ -195,8 +193,6 @@ class Runner:
         self.root, self.whole, self.matrix, self.options = root, whole, matrix, options
         self.tables = Tables()
         self.failed: dict[RunKey, str] = {}
-        self._uncommitted: list[str] = []
-        self._committed_at = 0.0
 
     def run(self) -> None:
         """
@@ -220,13 +216,10 @@ class Runner:
             if missing and git(self.root, "status", "--porcelain", "--", str(MATRIX.parent)):
                 say(f"{MATRIX.parent} has changes that are not committed, and the runs are made by them.")
             tried: set[RunKey] = set()
-            try:
-                while ready := [run for run in missing if not run.waits and run.recipe[MODEL] not in lacking]:
-                    tried |= {run.key for run in ready}
-                    self._train(ready, place, code)
-                    missing = [run for run in self._missing() if run.key not in tried]
-            finally:
-                self._commit(now=True)
+            while ready := [run for run in missing if not run.waits and run.recipe[MODEL] not in lacking]:
+                tried |= {run.key for run in ready}
+                self._train(ready, place, code)
+                missing = [run for run in self._missing() if run.key not in tried]
             if waiting := [run for run in missing if run.waits]:
                 of = ", ".join(sorted({run.key.family for run in waiting}))
                 why = "wait for values that are chosen on validation: select the tuning blocks too."
@@ -275,28 +268,19 @@ class Runner:
     def _add(self, ended: list[Run], place: Path) -> list[Run]:
         """Write the rows of runs that ended; returns those whose base no run has measured yet."""
         self.tables = read_tables(self.root)  # another branch may be checked out by now
-        left = []
+        left, lines = [], []
         for run in ended:
             rows = json.loads(Files(place, run.key).rows.read_text())
             if not self.tables.add(run.key, rows):
                 left.append(run)
                 continue
             collapsed = ", collapsed" if rows["run"]["collapsed"] else ""
-            self._uncommitted.append(f"{run.key}: pass@1 {rows['run']['pass@1']:.3f}{collapsed}")
-            say(f"{self._uncommitted[-1]}; {progress(self.matrix, self.tables, self.options.jobs)}")
+            lines.append(f"{run.key}: pass@1 {rows['run']['pass@1']:.3f}{collapsed}")
+            say(f"{lines[-1]}; {progress(self.matrix, self.tables, self.options.jobs)}")
         write_tables(self.root, self.tables)
-        self._commit()
-        return left
-
-    def _commit(self, now: bool = False) -> None:
-        waited = time.monotonic() - self._committed_at >= self.options.commit_every
-        lines = self._uncommitted
-        if not self.options.commits or not lines or not (now or waited):
-            return
-        message = f"Study: {lines[0]}" if len(lines) == 1 else "\n".join([f"Study: {len(lines)} runs", "", *lines])
         try:
-            commit_tables(self.root, message)
-            self._uncommitted = []
+            if lines and self.options.commits:
+                commit_tables(self.root, "\n".join([f"Study: {lines[0]}", *lines[1:]]))
         except RunError as error:  # a merge in the checkout, say; the rows are on disk
             say(f"not committed yet: {error}")
-        self._committed_at = time.monotonic()
+        return left
