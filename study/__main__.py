@@ -14,8 +14,7 @@ from pathlib import Path
 
 from eval.command import command
 from study.matrix import read_matrix
-from study.runner import PLACE, Options, Runner, alone
-from study.status import progress, status
+from study.runner import PLACE, Options, Runner, alone, progress, status
 from study.tables import FOLDER, read_tables, write_tables
 from study.tuned import with_choices
 from trl_prorl.errors import InputError

@@ -1,7 +1,10 @@
 """Pictures of the study, from the tables alone: learning curves, differences with their intervals, and an overview."""
 
+import json
 import math
 from itertools import product
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pandas as pd
@@ -11,15 +14,21 @@ from matplotlib.ticker import PercentFormatter
 from scipy import stats
 
 from eval.analysis.stability import SMOOTHING_STEPS as SPAN
+from eval.analysis.statistics import Estimate
 from eval.pages.curves import DPI, LINE_STYLES, OTHER_COLOUR
-from study.cost import COST_BASE, COSTS, relative
 from study.differences import Difference
 from study.matrix import Block, Matrix, RunKey
 from study.scores import finished
-from study.tables import Tables
+from study.tables import FOLDER, Tables
+from trl_prorl.errors import InputError
 from trl_prorl.variants import VARIANTS
 
 
+COST_FILE = "step_cost.json"  # `arms.json` of eval.step_cost
+# Arms of eval.step_cost, from above, and the variant whose colour they take.
+COSTS = {"TRL β>0": None, "TRL β=0": None, **{f"{name} packed": name for name in ("plain", "A", "B", "C")}}
+COST_BASE = "A packed"
+ROUNDS = "whole"  # every round's seconds of a whole step, generation included
 BANDS = 5  # arms up to which bands can be told apart
 MARKS = ("o", "s", "^", "D")  # by family
 SHIFT = 0.2  # between the families of an arm, in rows
@@ -241,3 +250,33 @@ def _cost(axes: Axes, seconds: dict[str, list[float]]) -> None:
     axes.set_xlim(0, 1.15 * axes.get_xlim()[1])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("of A's step, at the lengths of GSM8K's answers", fontsize=8)
+
+
+def rounds(root: Path) -> dict[str, list[float]]:
+    """
+    Seconds of a whole step by arm, one for each round; the rounds of all arms belong together. Empty without the file;
+    an `InputError` if it is not what `eval.step_cost` writes.
+    """
+    path = root / FOLDER / COST_FILE
+    if not path.is_file():
+        return {}
+    try:
+        (result,) = json.loads(path.read_text())["results"].values()
+        seconds = {arm: [float(value) for value in values[ROUNDS]] for arm, values in result.items()}
+        if len(set(map(len, seconds.values()))) != 1:
+            raise ValueError("arms have different numbers of rounds")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: not the arms.json of one setting of eval.step_cost ({error!r}); copy it anew"
+        ) from None
+    return seconds
+
+
+def relative(seconds: dict[str, list[float]], arm: str, other: str) -> Estimate:
+    """
+    The time that one arm's step takes of another's: the median over paired rounds, with the interval of the median by
+    the sign test (at least 95 %; no interval with fewer than 6 rounds).
+    """
+    ratios = [mine / theirs for mine, theirs in zip(seconds[arm], seconds[other], strict=True)]
+    low, high = stats.quantile_test(ratios, p=0.5).confidence_interval(0.95)
+    return Estimate(median(ratios), float(low), float(high))

@@ -2,10 +2,9 @@
 
 import pytest
 
-from study.cost import relative
 from study.differences import differences
 from study.matrix import RunKey, read_matrix
-from study.pictures import overview
+from study.pictures import overview, relative
 from study.tables import Tables
 
 
