@@ -38,7 +38,7 @@ from trl_prorl.hub import publish
 sys.path.append(str(Path(__file__).parent))  # last: the folders here must not hide packages of their names
 
 from hub_cache import fill_hf_home  # noqa: E402
-from hub_server import TOKEN, HubServer  # noqa: E402
+from hub_server import TOKEN, HubServer, constants_for  # noqa: E402
 from once import do_once  # noqa: E402
 
 
@@ -94,6 +94,8 @@ def tiny_model(make_tiny_model):
 class Forks:
     """Real processes without the seconds that their imports cost: see forks/server.py."""
 
+    hub = None  # the address of the Hub that they talk to
+
     def __init__(self, **env):
         script = Path(__file__).parent / "forks" / "server.py"
         self.server = subprocess.Popen(
@@ -106,7 +108,7 @@ class Forks:
 
     def start(self, **order):
         """Begin, and return the process id."""
-        self.server.stdin.write(json.dumps(order) + "\n")
+        self.server.stdin.write(json.dumps(order | {"hub": self.hub}) + "\n")
         self.server.stdin.flush()
         return int(self.server.stdout.readline())
 
@@ -156,31 +158,18 @@ def hub(hub_server):
 @pytest.fixture
 def online(hub, monkeypatch):
     """This process's client talks to `hub`, and does not wait before it tries again."""
-    template = "/{repo_id}/resolve/{revision}/{filename}"
-    for name, value in (
-        ("HF_HUB_OFFLINE", False),
-        ("HF_HUB_DISABLE_XET", True),
-        ("ENDPOINT", hub.url),
-        ("HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template),
-    ):
+    for name, value in constants_for(hub.url).items():
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr(publish, "WAITS", (0.0, 0.0, 0.0))
     return hub
 
 
-@pytest.fixture(scope="session")
-def hub_forks(hub_server, tmp_path_factory):
-    """As `forks`, for processes whose Hub is `hub`: the client reads its address when it is imported."""
-    forks = Forks(
-        HF_ENDPOINT=hub_server.url,
-        HF_TOKEN=TOKEN,
-        HF_HOME=str(tmp_path_factory.mktemp("hf_home")),
-        HF_HUB_OFFLINE="0",
-        HF_HUB_DISABLE_XET="1",
-    )
-    yield forks
-    forks.close()
+@pytest.fixture
+def hub_forks(forks, hub, monkeypatch):
+    """As `forks`, for processes whose Hub is `hub`."""
+    monkeypatch.setattr(forks, "hub", hub.url)
+    return forks
 
 
 @pytest.fixture(scope="session")

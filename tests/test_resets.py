@@ -352,19 +352,6 @@ def test_update_norm_is_the_distance_that_the_weights_moved(make_trainer, weight
     assert metrics(trainer)[0]["update_norm"] == pytest.approx(moved.item(), rel=1e-5)
 
 
-def test_asym_of_an_optimizer_without_a_first_moment_is_refused(make_trainer):
-    keys = {"beta": 0.1, "ref_reset_every": 2, "optimizer_reset": "asym", "optim": "adafactor"}
-    with pytest.raises(ValueError, match="optimizer_reset='asym'.*Adafactor has none"):
-        make_trainer(model="no model is loaded", **keys)
-
-
-@pytest.mark.parametrize("optim, why", [("adafactor", "Adafactor forgets"), ("sgd", "momentum")])
-def test_step_of_an_optimizer_without_a_bias_correction_is_refused(make_trainer, optim, why):
-    keys = {"beta": 0.1, "ref_reset_every": 2, "optimizer_reset": "step", "optim": optim}
-    with pytest.raises(ValueError, match=f"optimizer_reset.*{why}.*optimizer_reset: (hard|keep)"):
-        make_trainer(model="no model is loaded", **keys)
-
-
 class AdamWitness(TrainerCallback):
     """Every parameter's moments and step count as each step leaves them, and its gradients as they are used."""
 
