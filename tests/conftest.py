@@ -40,12 +40,11 @@ sys.path.append(str(Path(__file__).parent))  # last: the folders here must not h
 from hub_cache import fill_hf_home  # noqa: E402
 from hub_server import TOKEN, HubServer, constants_for  # noqa: E402
 from once import do_once  # noqa: E402
+from tiny_run import LORA, SETTINGS, vowels  # noqa: E402
 
 
 torch.set_num_threads(1)
 do_once()
-
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
 
 def pytest_collection_finish(session):
@@ -55,12 +54,6 @@ def pytest_collection_finish(session):
     """
     gc.collect()
     gc.freeze()
-
-
-def vowels(completions, **kwargs):
-    """A reward that differs within almost every group: the share of bytes below 'g'."""
-    texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]
-    return [sum(ord(ch) < 103 for ch in text) / (len(text) + 1) for text in texts]
 
 
 @pytest.fixture(scope="session")
@@ -195,24 +188,9 @@ def make_trainer(tiny_model, tmp_path, device):
     def make(
         cls=ProRLTrainer, lora=True, reward=vowels, model=None, prompts=16, trainer_kwargs=None, columns=None, **keys
     ):
-        defaults = {
-            "output_dir": str(tmp_path / f"run{next(counter)}"),
-            "max_steps": 4,
-            "per_device_train_batch_size": 8,
-            "num_generations": 4,
-            "num_iterations": 2,
-            "max_completion_length": 6,
-            "learning_rate": 5e-3,
-            "lr_scheduler_type": "constant",
-            "bf16": False,
-            "use_cpu": device == "cpu",
-            "gradient_checkpointing": False,
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "disable_tqdm": True,
-            "seed": 7,
-        }
+        defaults = {"output_dir": str(tmp_path / f"run{next(counter)}"), "max_steps": 4, "num_iterations": 2}
+        defaults |= {"per_device_train_batch_size": 8, "lr_scheduler_type": "constant", "use_cpu": device == "cpu"}
+        defaults |= {"report_to": "none", "save_strategy": "no", "logging_steps": 1, **SETTINGS}
         config_class = ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

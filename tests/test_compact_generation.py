@@ -11,6 +11,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from run_record import read_rows
 from scipy.stats import chisquare
+from tiny_run import LORA
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
@@ -22,7 +23,6 @@ from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packe
 from trl_prorl.rollout.thinking import interrupted_rollout
 
 
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11]]
 COPIES = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
 

@@ -10,7 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from run_record import read_events as events
 from run_record import read_rows as rows
+from run_record import untimed
+from tiny_run import LORA
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import use_adapter
 
@@ -23,7 +26,6 @@ from trl_prorl.record.meter import StageTimer
 from trl_prorl.scoring.references import frozen_adapter
 
 
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
 # Two steps a generation, so that growth is requested at 2, and applied there.
 GROWS = {"lora_growth_every": 2, "lora_growth_step": 2, "lora_growth_max_rank": 6}
@@ -181,10 +183,6 @@ def test_what_is_not_understood_changes_nothing(adapted):
 
 
 # ------------------------------------------------------------------------------------------------------ in training
-
-
-def events(trainer):
-    return [event for event in rows(trainer, "events.jsonl") if event["event"] != "resume"]
 
 
 class Watch(Part):
@@ -406,10 +404,6 @@ def test_a_resume_around_a_growth_is_exact(make_trainer, run, weights, case):
     again = make_trainer(**keys, output_dir=whole.args.output_dir)
     again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-6")))
     assert [untimed(event) for event in events(again)] == [untimed(event) for event in told]
-
-
-def untimed(event):
-    return {key: value for key, value in event.items() if "seconds" not in key}
 
 
 def test_the_best_checkpoint_may_have_a_smaller_rank(make_trainer, tiny_model):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
+from run_record import read_events, read_rows, untimed
 from safetensors.torch import load_file
 
 from trl_prorl.checkpoint.files import newest_complete
@@ -17,18 +18,6 @@ from trl_prorl.checkpoint.files import newest_complete
 def steps_done(out):
     file = Path(out, "metrics.jsonl")
     return file.read_text().count("\n") if file.exists() else 0
-
-
-def untimed(value):
-    """Without times and memory, at any depth."""
-    if isinstance(value, dict):
-        timed = ("time", "second", "memory", "utilization")
-        return {key: untimed(item) for key, item in value.items() if not any(word in key for word in timed)}
-    return [untimed(item) for item in value] if isinstance(value, list) else value
-
-
-def read_lines(path):
-    return [untimed(json.loads(line)) for line in Path(path).read_text().splitlines()]
 
 
 def equal(left, right):
@@ -59,13 +48,13 @@ def assert_same_run(out, control, step, processes=1):
             assert untimed(pair[0]) == untimed(pair[1])
     for name in ("tokenizer.json", *random_states):
         assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
-    assert read_lines(Path(out, "metrics.jsonl")) == read_lines(Path(control, "metrics.jsonl"))
+    assert untimed(read_rows(out)) == untimed(read_rows(control))
     tables = {path.name for path in Path(control, "completions").glob("*.parquet")}
     assert {path.name for path in Path(out, "completions").glob("*.parquet")} == tables
     for name in tables:
         mine, theirs = (pandas.read_parquet(Path(folder, "completions", name)) for folder in (out, control))
         pandas.testing.assert_frame_equal(mine, theirs)
-    events = [[e for e in read_lines(Path(o, "events.jsonl")) if e["event"] != "resume"] for o in (out, control)]
+    events = [untimed(read_events(folder)) for folder in (out, control)]
     assert events[0] == events[1]
     return events[1]
 
@@ -138,7 +127,7 @@ def test_a_killed_run_ends_as_one_that_was_never_touched(forks, tiny_model, tmp_
         assert events  # what the case is about did happen
     if "growth" in case:
         assert [event["rank"] for event in events if event["event"] == "growth"][:1] == [6]
-    assert [e for e in read_lines(Path(out, "events.jsonl")) if e["event"] == "resume"]
+    assert read_events(out, "resume")
 
 
 TWO = {"per_device_train_batch_size": 2, "save_total_limit": None, "ddp_find_unused_parameters": False}
@@ -175,8 +164,7 @@ def test_two_processes_go_on_inside_a_generation_batch_and_at_its_end(forks, tin
     forks.start(**spec, out=str(out), resume=True)
     assert forks.status() == 0, log.read_text()[-3000:]
     assert_same_run(out, control, 6, processes=2)
-    resumed = [e["checkpoint"] for e in read_lines(out / "events.jsonl") if e["event"] == "resume"]
-    assert resumed == ["checkpoint-3", "checkpoint-4"]
+    assert [event["checkpoint"] for event in read_events(out, "resume")] == ["checkpoint-3", "checkpoint-4"]
 
 
 def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(forks, tiny_model, tmp_path):

@@ -7,19 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from run_record import read_rows
+from run_record import read_events as events
 from run_record import read_rows as metrics
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
 from trl_prorl.parts import Part
-
-
-def events(trainer):
-    """All but the record of resumes."""
-    rows = read_rows(trainer, "events.jsonl")
-    return [row for row in rows if row["event"] != "resume"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ import matplotlib.figure  # noqa: F401  what an evaluation and a report import
 import pandas  # noqa: F401
 import scipy.stats  # noqa: F401
 import torch
-import training
 from huggingface_hub import constants, hf_api
 
 import trl_prorl.train  # noqa: F401  what every recipe script imports
@@ -34,6 +33,7 @@ import trl_prorl.train  # noqa: F401  what every recipe script imports
 
 sys.path.append(str(Path(__file__).parent.parent))
 
+import training  # noqa: E402
 from hub_server import TOKEN, constants_for  # noqa: E402
 from once import do_once  # noqa: E402
 
