@@ -12,14 +12,8 @@ from trl_prorl.checkpoint.identity import check_change
 
 
 # Two steps a generation: checkpoint-2 is at a batch's end, and a reset waits there; checkpoint-3 is inside a batch.
-KEYS = {
-    "beta": 0.3,
-    "ref_reset_every": 2,
-    "num_iterations": 2,
-    "max_steps": 4,
-    "save_strategy": "steps",
-    "save_steps": 1,
-}
+KEYS = {"beta": 0.3, "ref_reset_every": 2, "num_iterations": 2, "max_steps": 4, "save_strategy": "steps"}
+KEYS |= {"save_steps": 1}
 KEYS |= {"lr_scheduler_type": "linear", "warmup_steps": 2, "weight_decay": 0.1, "optim": "adamw_torch"}
 
 

@@ -35,7 +35,6 @@ class Witness:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lora", [True, False])
 @pytest.mark.parametrize(
     "keys, ref, old",
     [
@@ -53,6 +52,7 @@ class Witness:
     ],
     ids=["control", "A", "A+reuse", "A0", "B", "B+reuse", "plain", "plain on-policy", "A, bf16", "B, bf16"],
 )
+@pytest.mark.parametrize("lora", [True, False])
 def test_counts_agree_with_a_hook_on_the_model(make_trainer, lora, keys, ref, old):
     """`ref` and `old` are scorings of the whole generation batch, of which there are two in this run."""
     steps_per_generation, iterations = 2, keys.get("num_iterations", 2)

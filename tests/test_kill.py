@@ -99,14 +99,8 @@ LONG = {"B, full", "elastic, adaptive coefficient, full", "base anchor of B, ful
 def test_a_killed_run_ends_as_one_that_was_never_touched(forks, tiny_model, tmp_path, case):
     steps = 9 if case in LATER else 7
     keys = CASES[case] | {"max_steps": steps}
-    spec = {
-        "run": "training",
-        "model": tiny_model,
-        "lora": keys.pop("lora"),
-        "prompts": 2,
-        "keys": keys,
-        "log": str(tmp_path / "log"),
-    }
+    spec = {"run": "training", "model": tiny_model, "lora": keys.pop("lora"), "prompts": 2, "keys": keys}
+    spec |= {"log": str(tmp_path / "log")}
     control, out = str(tmp_path / "control"), str(tmp_path / "run")
 
     forks.start(**spec, out=control)

@@ -142,12 +142,8 @@ def test_a_bound_above_every_estimate_changes_no_bit():
 
 # ------------------------------------------------------------------------------------------------- in a run
 
-ARMS = {
-    "A": {"beta": 0.5, "ref_reset_every": 4},
-    "control": {"beta": 0.5},
-    "B": {"beta_old": 0.5},
-    "base": {"beta_base": 0.5},
-}
+ARMS = {"A": {"beta": 0.5, "ref_reset_every": 4}, "control": {"beta": 0.5}, "B": {"beta_old": 0.5}}
+ARMS |= {"base": {"beta_base": 0.5}}
 
 
 @pytest.mark.parametrize("arm", ARMS)

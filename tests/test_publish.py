@@ -31,12 +31,8 @@ def run(tmp_path):
         )
         (folder / part / "training_args.bin").write_bytes(b"pickle")
         (folder / part / "optimizer.pt").write_bytes(b"pickle")
-    recipe = {
-        "task": "sorting",
-        "hub_token": SECRET,
-        "model_init_kwargs": {"token": SECRET},
-        "output_dir": str(folder),
-    }
+    recipe = {"task": "sorting", "hub_token": SECRET, "model_init_kwargs": {"token": SECRET}}
+    recipe |= {"output_dir": str(folder)}
     (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
     (folder / "env.json").write_text('{"variant": "A"}')
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
