@@ -131,14 +131,6 @@ def test_an_optimizer_of_one_s_own_is_reset_too(run, trained_adapter):
     assert cleared == [False, False, True, False]
 
 
-def test_hard_starts_the_schedule_again_and_keep_does_not(run):
-    shared = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 6, "lr_scheduler_type": "linear", "num_iterations": 1}
-    rates = [row["lr"] for row in metrics(run(optimizer_reset="hard", **shared))]
-    kept = [row["lr"] for row in metrics(run(optimizer_reset="keep", **shared))]
-    assert rates == pytest.approx([kept[0], kept[1]] * 3)
-    assert kept == sorted(kept, reverse=True) and len(set(kept)) == 6
-
-
 def test_a_full_model_made_in_memory_is_its_own_reference(run, tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     with torch.no_grad():
@@ -207,11 +199,9 @@ def validation(tiny_model):
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "num_generations_eval": 4}
 
 
-@pytest.mark.parametrize("reset", ["keep", "hard"])
-def test_a_kl_spike_resets_a_and_c(run, reset):
-    trainer = run(
-        beta=0.01, ref_reset_kl=2e-3, ref_reset_kl_window=2, ref_reset_cooldown=4, optimizer_reset=reset, max_steps=12
-    )
+def test_a_kl_spike_resets(run):
+    keys = {"ref_reset_kl": 2e-3, "ref_reset_kl_window": 2, "ref_reset_cooldown": 4, "optimizer_reset": "hard"}
+    trainer = run(beta=0.01, max_steps=12, **keys)
     fired = events(trainer)
     kl = {row["step"]: row["kl_ref"] for row in metrics(trainer)}
     assert fired and {e["reason"] for e in fired} == {"kl_spike"}
@@ -320,15 +310,13 @@ def test_how_often_one_evaluates_does_not_change_the_training(run, validation, l
     assert largest_difference(never, often) == 0.0
 
 
-def test_a_separate_schedule_key_changes_the_moments_and_nothing_else(run):
+def test_hard_starts_the_schedule_again_and_a_key_of_its_own_decides_otherwise(run):
     shared = {"beta": 0.1, "ref_reset_every": 2, "max_steps": 6, "lr_scheduler_type": "linear", "num_iterations": 1}
-    plain = [row["lr"] for row in metrics(run(**shared))]
-    kept = [row["lr"] for row in metrics(run(optimizer_reset="hard", optimizer_reset_schedule="keep", **shared))]
-    restarted = [
-        row["lr"] for row in metrics(run(optimizer_reset="soft", optimizer_reset_schedule="restart", **shared))
-    ]
-    assert kept == pytest.approx(plain)
-    assert restarted == pytest.approx(plain[:2] * 3)
+    hard, soft = {"optimizer_reset": "hard"}, {"optimizer_reset": "soft", "optimizer_reset_schedule": "restart"}
+    arms = ({"optimizer_reset": "keep"}, hard | {"optimizer_reset_schedule": "keep"}, hard, soft)
+    plain, kept, *restarted = ([row["lr"] for row in metrics(run(**shared, **arm))] for arm in arms)
+    assert plain == sorted(plain, reverse=True) and len(set(plain)) == 6 and kept == pytest.approx(plain)
+    assert restarted == [pytest.approx(plain[:2] * 3)] * 2
 
 
 def test_rewarmup_scales_the_rates_after_a_reset(run):

@@ -12,10 +12,10 @@ import torch
 import yaml
 from datasets import Dataset
 from run_record import read_rows, untimed
-from trl import ModelConfig, TrlParser
+from trl import ModelConfig
 
 from trl_prorl import ProRLConfig, train
-from trl_prorl.train import TaskArguments, check_folder, task_reward
+from trl_prorl.train import check_folder, task_reward
 
 
 ROOT = Path(__file__).parent.parent
@@ -359,13 +359,6 @@ def test_a_reward_sees_plain_text_and_its_own_row():
     completions = [[{"role": "assistant", "content": text}] for text in ("1", "2", "3")]
     assert reward(completions=completions, answer=["1", "0", "3"], trainer_state=object()) == [1.0, 0.0, 1.0]
     assert reward.__name__ == "echo"
-
-
-def test_task_options_are_json_on_the_command_line():
-    parser = TrlParser((TaskArguments, ProRLConfig, ModelConfig))
-    arguments = ["--task", "sorting", "--task_level", "2", "--task_options", '{"reward": "distance"}']
-    task_args, _, _ = parser.parse_args_and_config([*arguments, "--use_cpu", "true", "--bf16", "false"])
-    assert task_args.make_task().name == "sorting"
 
 
 @pytest.mark.parametrize("which", ["training", "validation"])

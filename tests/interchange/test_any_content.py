@@ -111,15 +111,12 @@ def without_holes(value):
     return [without_holes(one) for one in value] if isinstance(value, list) else None if value is ... else value
 
 
+QUICK = {"phases": [Phase.generate], "deadline": None, "derandomize": True, "database": None}
+QUICK |= {"suppress_health_check": list(HealthCheck)}
+
+
 @given(st.data())
-@settings(
-    max_examples=300,
-    phases=[Phase.generate],
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=300, **QUICK)
 def test_no_sidecar_ends_in_a_traceback(exchange, data):
     cls, folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
     text = (folder / f"{cls.schema}.json").read_text()
@@ -131,14 +128,7 @@ def test_no_sidecar_ends_in_a_traceback(exchange, data):
 
 
 @given(st.data())
-@settings(
-    max_examples=60,
-    phases=[Phase.generate],
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=60, **QUICK)
 def test_no_bytes_end_in_a_traceback(exchange, data):
     cls, folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
     own = sorted(path for path in folder.rglob("*") if path.is_file())
