@@ -623,14 +623,6 @@ def without_bubblewrap(monkeypatch, tmp_path):
     find_problem.cache_clear()
 
 
-def test_without_bubblewrap_it_refuses(without_bubblewrap):
-    with pytest.raises(
-        ValueError, match="not installed: `apt-get install -y bubblewrap`.*allow_weak_sandbox"
-    ) as error:
-        Sandbox()
-    assert "\n" not in str(error.value)
-
-
 def test_without_bubblewrap_the_weak_mode_says_what_it_does_not_stop(without_bubblewrap):
     with pytest.warns(UserWarning, match="can read every file"):
         sandbox = Sandbox(allow_weak=True)
