@@ -100,9 +100,7 @@ def test_every_shipped_recipe_is_fast():
 
 ARMS = {
     "A": {"beta": 0.1, "ref_reset_every": 2},
-    "B": {"beta_old": 0.3},
     "C, full": {"beta": 0.1, "ref_reset_every": 2, "optimizer_reset": "hard", "lora": False},
-    "plain": {},
 }
 
 
