@@ -73,10 +73,9 @@ def test_docstring_and_dataclass_agree(cls, field):
         assert said, f"{field.name} does not say what {choice} is"
 
 
-@pytest.mark.parametrize("cls, field", FIELDS, ids=lambda value: getattr(value, "name", ""))
-def test_every_key_has_its_place_on_the_page(cls, field):
-    page = generator.PAGE.read_text()
-    assert len(re.findall(rf"^###+ `{field.name}`$", page, re.MULTILINE)) == 1
+def test_every_key_has_its_place_on_the_page():
+    found = re.findall(r"^###+ `(\w+)`$", generator.PAGE.read_text(), re.MULTILINE)
+    assert [field.name for _, field in FIELDS if found.count(field.name) != 1] == []
 
 
 def test_a_docstring_in_hugging_face_style_is_read():
