@@ -46,22 +46,10 @@ ENV = {
     **{"hardware": {"cpus": 2}, "parameters": 4, "trainable_parameters": 2, "run_id": "1"},
     "base_model": {"name": "tiny", "hub_id": None, "origin": None},
 }
-CONFIG = {
-    "model_name_or_path": "tiny",
-    "task": "parity",
-    "task_level": 1,
-    "seed": 0,
-    "output_dir": "x",
-    "temperature": 1,
-}
-POINT = {
-    "step": 4,
-    "kl_to_base": 0.1,
-    "interval": [0.0, 0.2],
-    "token_agreement": 1.0,
-    "entropy": 1.0,
-    "mean_tokens": 2,
-}
+CONFIG = {"model_name_or_path": "tiny", "task": "parity", "task_level": 1, "seed": 0, "output_dir": "x"}
+CONFIG |= {"temperature": 1}
+POINT = {"step": 4, "kl_to_base": 0.1, "interval": [0.0, 0.2], "token_agreement": 1.0, "entropy": 1.0}
+POINT |= {"mean_tokens": 2}
 FILES = {
     "config.yaml": CONFIG,
     "env.json": ENV,
@@ -198,13 +186,8 @@ def read_damaged(folders, readers, file, content):
 
 
 # A failure shows its file and content as they are: to shrink them takes minutes.
-FUZZ = {
-    "phases": [Phase.generate],
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "derandomize": True,
-    "database": None,
-}
+FUZZ = {"phases": [Phase.generate], "deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
+FUZZ |= {"database": None}
 
 
 @pytest.mark.filterwarnings("ignore")
