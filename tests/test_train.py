@@ -277,16 +277,7 @@ def test_the_tools_of_prolonged_training_in_one_recipe(forks, tmp_path, tiny_mod
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(keys | {"gradient_checkpointing": False}))
     arguments = ["--config", str(tmp_path / "recipe.yaml"), *CPU]
     arguments += [*SMALL, "--gradient_accumulation_steps", "1", "--max_completion_length", "24", "--save_steps", "2"]
-    arguments += [
-        "--thinking_budget",
-        "8",
-        "--thinking_answer_tokens",
-        "4",
-        "--thinking_text",
-        "so ",
-        "--length_on",
-        "2",
-    ]
+    arguments += ["--thinking_text", "so ", *"--thinking_budget 8 --thinking_answer_tokens 4 --length_on 2".split()]
     status, written = forks.run(ROOT / "recipes" / "grpo_variantA.py", *arguments)
     assert status == 0, written[-3000:]
     rows = read_rows(out)

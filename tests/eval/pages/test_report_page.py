@@ -280,7 +280,7 @@ LOOK = """() => ({
 
 
 def problems_in_browser(browser, path: Path, viewport: dict, scheme: str = "light") -> list[str]:
-    """Open a page as a reader would and look for missing pictures, sideways scrolling and errors; links: its source."""
+    """Open a page as a reader would and look for missing pictures, sideways scrolling, errors; links: the source."""
     problems = []
     context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True)
     try:
