@@ -367,10 +367,8 @@ def test_what_the_weak_mode_does_not_stop(weak):
 
 def test_the_attempts_would_succeed_outside():
     # What is "stopped" for another reason, such as a typing error, would prove nothing.
-    for (
-        attempt
-    ) in "fork thread subprocess shell inet_socket unix_socket shared_memory memory_file memory_bomb".split():
-        attempt = attempt.replace("_", " ")
+    harmless = "fork|thread|subprocess|shell|inet socket|unix socket|shared memory|memory file|memory bomb"
+    for attempt in harmless.split("|"):
         code = STOPPED[attempt] + TRY + "\nprint(f())"
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         assert out.split()[-1] == "succeeded", attempt
