@@ -40,29 +40,6 @@ def test_refused_with_key_value_and_cure(keys, parts):
 
 
 @pytest.mark.parametrize(
-    "keys, variant",
-    [
-        ({}, "plain"),
-        ({"beta": 0.1}, "control"),
-        ({"beta": 0.1, "ref_reset_every": 10}, "A"),
-        ({"beta_old": 0.1, "num_iterations": 2}, "B"),
-        ({"beta": 0.1, "ref_reset_every": 10, "optimizer_reset": "soft"}, "C"),
-        ({"ref_reset_every": 10, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}, "plain"),
-        ({"beta": 0.1, "ref_reset_kl": 0.1}, "A"),
-        (
-            {"beta": 0.1, "ref_reset_stall": 3, "eval_strategy": "steps", "eval_steps": 5, "optimizer_reset": "hard"},
-            "C",
-        ),
-        ({"beta": 0.1, "ref_reset_every": 10, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}, "optimizer-only"),
-        ({"beta_base": 0.1}, "base-anchored"),
-        ({"elastic_reset_every": 10}, "elastic"),
-    ],
-)
-def test_variant_is_told_from_the_keys(keys, variant):
-    assert config(**keys).variant == variant
-
-
-@pytest.mark.parametrize(
     "accumulation, per_generation, iterations, reuse, source",
     [
         (1, 1, 1, True, "policy"),
