@@ -366,18 +366,8 @@ def test_what_the_weak_mode_does_not_stop(weak):
 
 def test_the_attempts_would_succeed_outside():
     # What is "stopped" for another reason, such as a typing error, would prove nothing.
-    harmless = (
-        "fork",
-        "thread",
-        "subprocess",
-        "shell",
-        "inet socket",
-        "unix socket",
-        "shared memory",
-        "memory file",
-        "memory bomb",
-    )
-    for attempt in harmless:
+    harmless = "fork|thread|subprocess|shell|inet socket|unix socket|shared memory|memory file|memory bomb"
+    for attempt in harmless.split("|"):
         code = STOPPED[attempt] + TRY + "\nprint(f())"
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         assert out.split()[-1] == "succeeded", attempt
@@ -620,14 +610,6 @@ def without_bubblewrap(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     yield
     find_problem.cache_clear()
-
-
-def test_without_bubblewrap_it_refuses(without_bubblewrap):
-    with pytest.raises(
-        ValueError, match="not installed: `apt-get install -y bubblewrap`.*allow_weak_sandbox"
-    ) as error:
-        Sandbox()
-    assert "\n" not in str(error.value)
 
 
 def test_without_bubblewrap_the_weak_mode_says_what_it_does_not_stop(without_bubblewrap):
