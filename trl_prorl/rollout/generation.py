@@ -99,14 +99,9 @@ class CompactGeneration(Part):
             self.copy.model.generation_config = model.generation_config
             self.copy.model.train(model.training)
             model = self.copy.model
-        drawn = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            generation_config=config,
-            custom_generate=compact_sample,
-            copies=torch.tensor(copies, device=device),
-            logps_at=self._temperature,
-        )
+        settings = {"copies": torch.tensor(copies, device=device), "logps_at": self._temperature}
+        settings |= {"generation_config": config, "custom_generate": compact_sample}
+        drawn = model.generate(input_ids=ids, attention_mask=mask, **settings)
         self.measures = drawn.logps is not None
         completions = [until_end(row, set(ends)) for row in drawn.ids[:, ids.shape[1] :].tolist()]
         if drawn.logps is None:
