@@ -14,6 +14,7 @@ from pathlib import Path
 
 START_SECONDS = 120.0
 KEPT_ANSWERS = 4096
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
 
 class Worker:
@@ -69,14 +70,9 @@ class Worker:
             self._stop()
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(self.script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # Sets have the same order every time. Threads of a linear algebra library would only reserve memory.
-            env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
+        # Sets have the same order every time. Threads of a linear algebra library would only reserve memory.
+        env = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._process = subprocess.Popen([sys.executable, str(self.script)], env=env, **PIPES)
         if self._read_line(START_SECONDS) is None:
             errors = self._stop().decode("utf-8", "replace").split("\n")
             reason = " ".join(errors[-2:]).strip() or f"no sign of it in {START_SECONDS:g} s"

@@ -514,18 +514,13 @@ def test_an_adapter_of_the_user_s_that_would_be_cut_is_refused(make_trainer, tin
 
 
 @pytest.mark.parametrize(
-    "change, who",
-    [
-        ({"deepspeed_plugin": SimpleNamespace(zero_stage=2)}, "DeepSpeed"),
-        ({"fsdp": True}, "FSDP"),
-        ({"torch_compile": True}, "torch_compile=True"),
-    ],
+    "change", [{"deepspeed_plugin": SimpleNamespace(zero_stage=2)}, {"fsdp": True}, {"torch_compile": True}]
 )
-def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(make_trainer, change, who):
+def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(make_trainer, change):
     from trl_prorl import ProRLConfig
 
     args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8, num_generations=4, **GROWS)
     for key, value in change.items():
         setattr(args, key, value)
-    with pytest.raises(ValueError, match=f"{who} holds on to the shapes.*one plain process"):
+    with pytest.raises(ValueError, match="hold on to the shapes.*one plain process"):
         Plan.of(None, "/no/model/is/loaded", lambda **kwargs: [], args, (), {"peft_config": LoraConfig(**LORA)})

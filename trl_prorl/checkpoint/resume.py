@@ -88,9 +88,8 @@ class Resume:
         renamed = abandon_newer(self.checkpoint, Path(output_dir), self.skipped)
         for name, now in renamed.items():
             logger.warning(
-                "%s is newer than %s, from which the run goes on, and no longer part of the run. It is now called %s; "
-                "remove it if you like.",
-                *(name, self.checkpoint.name, now),
+                f"{name} is newer than {self.checkpoint.name}, from which the run goes on, and no longer part of the "
+                f"run. It is now called {now}; remove it if you like."
             )
         self.abandoned = list(renamed)
 
