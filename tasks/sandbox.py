@@ -179,14 +179,9 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
         limits ([`Limits`]), program ([`Program`]): the run.
     """
     nonce = secrets.token_hex(16)
-    open_part = {
-        "setup": program.setup,
-        # Lone surrogates can be neither compiled nor sent.
-        "code": program.code.encode("utf-8", "replace").decode(),
-        "memory_mib": limits.memory_mib,
-        "cpu_seconds": limits.cpu_seconds,
-        "drop_root": drop_root,
-    }
+    code = program.code.encode("utf-8", "replace").decode()  # lone surrogates can be neither compiled nor sent
+    most = {"memory_mib": limits.memory_mib, "cpu_seconds": limits.cpu_seconds}
+    open_part = {"setup": program.setup, "code": code, "drop_root": drop_root} | most
     secret_part = {"tests": list(program.tests), "entry_point": program.entry_point, "nonce": nonce}
     env = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
     process = subprocess.Popen(command, env=env, cwd="/", start_new_session=True, **PIPES)

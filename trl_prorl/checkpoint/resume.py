@@ -96,15 +96,9 @@ class Resume:
     @property
     def event(self) -> dict[str, Any]:
         """The event of this resume, for the record."""
-        return {
-            "event": "resume",
-            "checkpoint": self.checkpoint.name,
-            "skipped": self.skipped,
-            "changed": self.changed,
-            "abandoned": self.abandoned,
-            "step_requested": self.step,
-            "step_applied": self.step,
-        }
+        steps = {"event": "resume", "step_requested": self.step, "step_applied": self.step}
+        found = {"checkpoint": self.checkpoint.name, "skipped": self.skipped}
+        return steps | found | {"changed": self.changed, "abandoned": self.abandoned}
 
 
 def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:

@@ -98,11 +98,8 @@ class Scorer:
     def missing(self, batch: Mapping[str, Any], base_acts: bool) -> list[str]:
         """The anchors that still have to score a finished generation batch."""
         args = self.args
-        needed = {
-            "old": args.old_logps_source == "forward",
-            "ref": args.beta != 0.0 and args.ref_compute == "cached",
-            "base": base_acts,
-        }
+        scores_ref = args.beta != 0.0 and args.ref_compute == "cached"
+        needed = {"old": args.old_logps_source == "forward", "ref": scores_ref, "base": base_acts}
         return [name for name, is_needed in needed.items() if is_needed and logps_key(name) not in batch]
 
     # Requests of TRL in its loss.
