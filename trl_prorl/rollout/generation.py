@@ -23,17 +23,10 @@ from .merged_copy import MergedCopy, why_not_merged
 # it adds no more than a second rounding of the same size, √2, would.
 MERGED_BOUND, MORE_THAN_POLICY = 0.05, 1.5
 # Settings of a generation whose loop is another one, or which keep something of every row beside the cache.
-PLAIN = {
-    "cache_implementation": (None, "dynamic"),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "encoder_repetition_penalty": (None, 1, 1.0),
-    "guidance_scale": (None, 1, 1.0),
-    "num_return_sequences": (None, 1),
-    "prefill_chunk_size": (None,),
-    "token_healing": (None, False),
-    "use_cache": (None, True),
-    "watermarking_config": (None,),
-}
+PLAIN = dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_return_sequences", "use_cache"), (None, 1))
+PLAIN |= dict.fromkeys(("encoder_no_repeat_ngram_size", "token_healing"), (None, 0))
+PLAIN |= dict.fromkeys(("prefill_chunk_size", "watermarking_config"), (None,))
+PLAIN |= {"cache_implementation": (None, "dynamic")}
 
 
 def as_generated(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:
