@@ -88,11 +88,9 @@ class FiniteGuard(Part):
             "the policy": micro_batch.logps
         }
         named = {"advantages (a reward is not finite)": batch["advantages"]}
-        named |= {
-            f"log-probabilities of {whose}": values.masked_fill(~mask, 0.0)
-            for whose, values in scored.items()
-            if values is not None
-        }
+        for whose, values in scored.items():
+            if values is not None:
+                named[f"log-probabilities of {whose}"] = values.masked_fill(~mask, 0.0)
         self._note(first_nonfinite(named | dict(sums)) or "loss", batch)
 
     def gradients(self, model) -> None:
