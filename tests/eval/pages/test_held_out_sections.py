@@ -43,13 +43,12 @@ def test_k_curve_by_hand(arm):
     assert (frame["low"] <= frame["mean"]).all() and (frame["mean"] <= frame["high"]).all()
 
 
-def test_one_panel_per_arm_base_and_trained_on_a_base_2_axis(arm, make_run, make_rows):
+def test_base_and_trained_on_a_base_2_axis(arm, make_run, make_rows):
     several = [arm("A", 0), arm("A", 1, trained=[6] * 10), arm("B", 0), load_run(make_run("bare", "C", make_rows(2)))]
-    a, b = map(drawn, page.k_panels(Frame(several)))
-    assert (a.get_title(), b.get_title()) == ("A, 2 seeds", "B")
-    assert a.get_xscale() == "log"
-    base, trained = a.lines
-    assert (base.get_label(), trained.get_label()) == ("base", "trained")
+    (axes,) = map(drawn, page.k_panels(Frame(several)))
+    assert axes.get_xscale() == "log"
+    base, trained, _ = axes.lines
+    assert [line.get_label() for line in axes.lines] == ["base", "A, 2 seeds", "B"]
     assert trained.get_ydata()[0] == pytest.approx(0.625)  # the mean of 4/8 and 6/8
     assert list(base.get_xdata()) == [1, 2, 4, 8]
 
@@ -84,7 +83,7 @@ def test_older_files_have_none_of_it(arm):
         drift.runs_table,
     ):
         assert view(frame) is None
-    assert page.checkpoint_panels(frame) == drift.drift_panels(frame) == []
+    assert page.checkpoint_panels(frame) == []
 
 
 def other(base, trained):
@@ -122,7 +121,7 @@ def test_forgetting_is_paired(arm, trained, interval, found):
 def test_tasks_table(arm):
     part = {"task": "add", "level": 1, "prompts": 5, "base": point(0, 0.2), "trained": point(0, 0.6)}
     table = page.tasks_table(Frame([arm(by=[part, {**part, "level": 2}])]))
-    assert table.rows[0] == ["A0", "add", "1", "5", *["0.200 → 0.600 [0.500, 0.700]"] * 2]
+    assert table.rows[0] == ["A0", "add", "1", "5", "0.200 → 0.600 [0.500, 0.700]"]
     assert table.rows[1][2] == "2"
 
 
@@ -140,8 +139,3 @@ def test_drift(arm):
     ]
     frame = Frame([arm("A", drift={"points": points}), arm("B")])
     assert drift.runs_table(frame).rows == [["A0", "20", "0.2000 [0.1000, 0.4000]", "0.900", "–", "–"]]
-    kl, agreement = map(drawn, drift.drift_panels(frame))
-    assert list(kl.lines[0].get_ydata()) == [0.1, 0.2]
-    corners = kl.collections[0].get_paths()[0].vertices[:, 1]
-    assert (corners.min(), corners.max()) == (0.05, 0.4)
-    assert agreement.get_title() == "Agreement with base"

@@ -226,7 +226,7 @@ def test_matrix_is_grouped_and_explained(page):
     first = said.index("Result matrix", said.index("Contents") if "Contents" in said else 0)
     for group in ("Performance, held-out", "Stability", "Cost", "What the columns mean"):
         assert said.index(group) > first
-    assert "seed spread : highest less lowest" in re.sub(r"\s+", " ", said)
+    assert "largest drop : the furthest" in re.sub(r"\s+", " ", said)
 
 
 @pytest.mark.parametrize(
