@@ -15,8 +15,8 @@ from typing import NoReturn
 from ..text import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
 from .plugin import without_plugins
-from .recipe_check import check_config_option, nearest, read_recipe
-from .recipe_keys import Key, own_keys, recipe_keys
+from .recipe_check import BARE, check_config_option, check_options, check_recipe, nearest, read_recipe
+from .recipe_keys import Key, own_keys, possible_keys, recipe_keys
 from .shipped_recipes import SUFFIXES, recipe_file
 
 
@@ -57,9 +57,24 @@ def first_look(default_recipe: str | Path | None, argv: list[str] | None = None)
                 argv[place] = str(recipe_file(argv[place]))
         elif default_recipe is not None:  # the launcher's precision and device, unless the command line gives others
             argv = ["--config", str(default_recipe), *launcher_keys(), *argv]
+        check_names(argv)
     except ValueError as error:
         refuse(error)
     return argv
+
+
+def check_names(argv: list[str]) -> None:
+    """
+    Raise a `ValueError` for a key that nobody has, or a value of the wrong kind for one of ours, at once. The parser
+    checks the rest, after imports that take seconds.
+    """
+    if not (names := possible_keys()):
+        return
+    flags = {f"--{no}{name}" for name in names for no in ("", "no_")}
+    check_options(argv, {"--config"} | flags | {flag.replace("_", "-") for flag in flags})
+    if "--config" in argv:
+        hints = {name: key.hint | bool if name in BARE else key.hint for name, key in own_keys().items()}
+        check_recipe(argv[argv.index("--config") + 1], hints, names)
 
 
 def parsed(argv: list[str]) -> tuple:

@@ -107,10 +107,11 @@ def check_options(arguments: list[str], flags: Collection[str]) -> None:
             raise InputError(f"unknown option {short(argument)}{cure}.")
 
 
-def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> dict[str, Any]:
+def check_recipe(path: str | Path, hints: Mapping[str, Any], others: Collection[str] = ()) -> dict[str, Any]:
     """
-    The keys of a YAML recipe, as [`read_recipe`], checked with the types of their values, which `hints` has by key.
-    Raises `ValueError`: naming the recipe, the key, the value and the type that it takes.
+    The keys of a YAML recipe, as [`read_recipe`], checked with the types of their values, which `hints` has by key;
+    `others` are keys of any type. Raises `ValueError`: naming the recipe, the key, the value and the type that it
+    takes.
     """
     layers = recipe_layers(path)
     for place, (file, keys) in enumerate(layers):
@@ -119,13 +120,13 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any]) -> dict[str, Any]:
             if key in ("env", BASE):
                 continue
             check_runs_no_code(file, key, value, hints.get(key))
-            if key not in hints:
-                cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(str(key)), [*hints, BASE])
+            if key not in hints and key not in others:
+                cure = f": {RENAMED[key]}" if key in RENAMED else nearest(cut(str(key)), [*hints, *others, BASE])
                 raise InputError(f"{file}: unknown key {short(key)}{cure}.")
             if value is False and key.endswith("_strategy"):
                 raise InputError(f'{file}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
             unsets = value is None and any(key in below for _, below in layers[:place])
-            if not unsets and not fits(value, hints[key]):
+            if not unsets and not fits(value, hints.get(key, Any)):
                 takes = spelt(hints[key])
                 raise InputError(f"{file}: {key}={short(value)} is {kind(value)}, and {key} takes {takes}.")
     return merged(layers)

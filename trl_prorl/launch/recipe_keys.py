@@ -2,16 +2,25 @@
 
 import dataclasses
 import functools
+import importlib.util
 import re
 import textwrap
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..keys import ProlongedKeys, TaskKeys
 
 
 GROUP = re.compile(r"^\s*> Parameters that (.+)$")
 ENTRY = re.compile(r"^(\s+)(\w+) \((.+)\):$")
+FIELD = re.compile(r"^    ([a-z]\w*): \S", re.MULTILINE)
+
+# The files in which others declare keys.
+DECLARE = {
+    "trl": ("scripts/utils.py", "trainer/base_config.py", "trainer/grpo_config.py", "trainer/model_config.py"),
+    "transformers": ("training_args.py",),
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,22 @@ def recipe_keys() -> dict[str, Key]:
     from trl import GRPOConfig, ModelConfig, ScriptArguments
 
     return own_keys() | _described(ScriptArguments, GRPOConfig, ModelConfig)
+
+
+def possible_keys() -> frozenset[str]:
+    """
+    The names of all keys, and a few more: whatever the files that declare them annotate. They are read as text,
+    because importing them takes seconds, which a misspelt key need not. Empty if a file is not where it is expected.
+    """
+    found = set(own_keys())
+    for package, files in DECLARE.items():
+        spec = importlib.util.find_spec(package)
+        for file in files:
+            path = Path(spec.origin).parent / file if spec and spec.origin else None
+            if path is None or not path.is_file():
+                return frozenset()
+            found.update(FIELD.findall(path.read_text(encoding="utf-8")))
+    return frozenset(found)
 
 
 def _described(*classes: type) -> dict[str, Key]:

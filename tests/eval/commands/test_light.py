@@ -64,22 +64,27 @@ REFUSED = {
     "step-cost --nope": "unrecognized arguments: --nope",
     "reset-cost --nope": "unrecognized arguments: --nope",
     "gpu-check --parts nope": "invalid choice: 'nope'",
+    f"preflight {RECIPE} --nope 1": "unknown option '--nope'",
+    f"train {RECIPE} --lerning_rate 1": "unknown option '--lerning_rate' (did you mean '--learning_rate'?)",
+    "train FOLDER/KEY.yaml": "KEY.yaml: unknown key 'max_stps' (did you mean 'max_steps'?)",
+    "train FOLDER/TYPE.yaml": "TYPE.yaml: ref_reset_every=[1] is a list, and ref_reset_every takes a whole number",
 }
+RECIPES = {"KEY": "beta: 0.1\nmax_stps: 1\n", "TYPE": "ref_reset_every: [1]\n"}
 
 
-def test_refusals(make_run, make_rows):
+def test_refusals(make_run, make_rows, tmp_path):
     run = str(make_run("x", "A", make_rows(1)))
-    found = look([arguments.replace("RUN", run) for arguments in REFUSED])
+    for name, text in RECIPES.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    found = look([arguments.replace("RUN", run).replace("FOLDER", str(tmp_path)) for arguments in REFUSED])
     for message, (command, (code, _, errors, heavy)) in zip(REFUSED.values(), found.items(), strict=True):
         assert (code, heavy) == (2, []), (command, errors)
         assert message in " ".join(errors.split()) and "Traceback" not in errors, (command, errors)
 
 
-# A recipe is checked once, by the parser, which knows TRL's keys.
+# By the parser, after its imports.
 OF_A_RECIPE = {
-    f"preflight {RECIPE} --nope 1": "unknown option '--nope'",
     f"preflight {RECIPE} --task nope": "name='nope' is not a task",
-    f"train {RECIPE} --nope 1": "unknown option '--nope'",
     f"train {RECIPE} --task nope": "name='nope' is not a task",
     f"train {RECIPE} --task=sums:0.5,nope:0.5": "takes no level",
 }
