@@ -11,7 +11,6 @@ import pandas as pd
 from trl_prorl.eval.analysis.configurations import (
     TASK,
     configuration_labels,
-    nearest_control,
     repetitions,
     seed_count,
     setting,
@@ -73,11 +72,17 @@ class Row:
         self.seconds = mean_step_seconds(run)
         self.reference_calls = run.total("ref_forward_calls")
         self.reference_share = reference_share(run)
-        self.control = nearest_control(run, runs)
-        same = self.control and (self.control.ground, self.control.repetition) == (run.ground, run.repetition)
+        controls = (other for other in runs if other.variant == "control")
+        self.control = max(controls, key=self._agreement, default=None)
+        same = self.control and self._agreement(self.control)[:2] == (True, True)
         self.own_control = self.control if same else None
         of_control = mean_step_seconds(self.control) if self.control else None
         self.over_control = self.seconds / of_control if self.seconds and of_control else None
+
+    def _agreement(self, control: Run) -> tuple[bool, bool, bool]:
+        """Of ground, of seeds of base and training, of `beta`; the first that agrees most is the nearest."""
+        same_beta = control.config.get("beta") == self.run.config.get("beta")
+        return control.ground == self.run.ground, control.repetition == self.run.repetition, same_beta
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,5 @@
 """pass@k: over checkpoints, against k, per task, on tasks that were not trained; of one evaluation on a terminal."""
 
-import math
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from trl_prorl.eval.pages.curves import (
     style_of,
 )
 from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, sides_cell, table_of
+from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.text import visible
 
 
@@ -123,13 +122,6 @@ def tasks_table(frame: Frame) -> Table | None:
     return table_of("Per task and level", TASK_COLUMNS, rows, notes) if rows else None
 
 
-def _finding(row) -> str:
-    change = gain(row[1], 1)
-    if math.isnan(change.low):
-        return NOT_MEASURED
-    return "worse" if change.high < 0 else "better" if change.low > 0 else "no change found"
-
-
 FORGETTING_COLUMNS = [
     *PART_COLUMNS,
     Column(
@@ -137,14 +129,13 @@ FORGETTING_COLUMNS = [
         lambda row: " → ".join(f"{per_prompt(row[1], side).mean():.3f}" for side in SIDES),
     ),
     Column("change [95 %]", lambda row: interval_cell(gain(row[1], 1), "+.3f")),
-    Column("so", _finding),
 ]
 
 
 def forgetting_table(frame: Frame) -> Table | None:
     """Tasks that were not trained: base against trained, paired over prompts; `None` if none was evaluated."""
     rows = [(run, other) for run in frame.runs for other in ((run.passk or {}).get("others") or {}).values()]
-    notes = ["The change is paired over prompts; better or worse where its interval leaves 0 out."]
+    notes = ["The change is paired over prompts; none is found where its interval holds 0."]
     return table_of("Tasks that were not trained", FORGETTING_COLUMNS, rows, notes) if rows else None
 
 

@@ -92,14 +92,14 @@ def other(base, trained):
 
 
 @pytest.mark.parametrize(
-    ("trained", "interval", "found"),
+    ("trained", "interval"),
     [
-        (2, "[-0.354, -0.076]", "worse"),
-        (6, "[+0.076, +0.354]", "better"),
-        (4, "[-0.139, +0.139]", "no change found"),
+        (2, "[-0.354, -0.076]"),
+        (6, "[+0.076, +0.354]"),
+        (4, "[-0.139, +0.139]"),
     ],
 )
-def test_forgetting_is_paired(arm, trained, interval, found):
+def test_forgetting_is_paired(arm, trained, interval):
     # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
     # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from -1 to 1.
     base = [2, 6] * 10
@@ -113,7 +113,6 @@ def test_forgetting_is_paired(arm, trained, interval, found):
             "20",
             f"0.500 → {0.5 + change:.3f}",
             f"{change:+.3f} {interval}",
-            found,
         ]
     ]
 
