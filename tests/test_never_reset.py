@@ -9,7 +9,7 @@ from run_record import read_rows
 from eval.analysis.compare import pair_notes
 from eval.analysis.configurations import configuration_labels
 from eval.analysis.frame import Frame
-from eval.pages.arms import arm_list, lead
+from eval.pages.arms import lead
 from eval.pages.runs import learning_table
 from eval.run_folder.reading import load_run
 from trl_prorl.hub.card import model_card
@@ -102,7 +102,6 @@ def test_compare_report_and_card_say_it(tmp_path, steps, resets):
     pages = {
         "compare": " ".join(pair_notes(a, control)),
         "lead": " ".join(text.markdown for text in lead([a, control])),
-        "list": " ".join(arm_list([a, control])),
         "card": model_card(path).text,
     }
     for page, text in pages.items():
