@@ -32,7 +32,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
-from trl_prorl.hub import publish
 
 
 sys.path.append(str(Path(__file__).parent))  # last: the folders here must not hide packages of their names
@@ -150,11 +149,10 @@ def hub(hub_server):
 
 @pytest.fixture
 def online(hub, monkeypatch):
-    """This process's client talks to `hub`, and does not wait before it tries again."""
+    """This process's client talks to `hub`."""
     for name, value in constants_for(hub.url).items():
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(publish, "WAITS", (0.0, 0.0, 0.0))
     return hub
 
 

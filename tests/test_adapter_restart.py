@@ -246,7 +246,7 @@ REFUSED = {
     "a bias": ({}, {"peft_config": LoraConfig(bias="all")}, "bias='all'"),
     "another beginning": ({}, {"peft_config": LoraConfig(init_lora_weights=False)}, "init_lora_weights=False"),
     "4 bits": ({}, {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "quantised model"),
-    "torch.compile": ({"torch_compile": True}, {}, "torch_compile=True holds"),
+    "torch.compile": ({"torch_compile": True}, {}, "torch_compile hold on"),
 }
 
 

@@ -342,22 +342,6 @@ def test_the_merged_copy_is_the_grown_policy(run):
     assert trainer.model.peft_config["default"].r == 6
 
 
-def test_states_in_8_bits_grow_in_a_run(make_trainer, run, weights):
-    """4,096 values and more of a factor A: rank 128 of 32 inputs."""
-    keys = {**GROWS, "lora_growth_max_rank": 130, "optim": "adamw_8bit", "num_iterations": 2, "max_steps": 6}
-    keys |= {"save_strategy": "steps", "save_steps": 1, "lora": False}
-    config = {"trainer_kwargs": {"peft_config": LoraConfig(**{**LORA, "r": 128, "lora_alpha": 256})}}
-    whole = run(**keys, **config)
-    grown_state = [state for param, state in whole.optimizer.state.items() if param.shape == (130, 32)]
-    assert grown_state and all(state["state1"].dtype == torch.uint8 for state in grown_state)
-    assert all(state["state1"].shape == (130, 32) and len(state["absmax1"]) == 17 for state in grown_state)
-    assert [event["rank"] for event in events(whole)] == [130]
-    again = make_trainer(**keys, **config, output_dir=whole.args.output_dir)
-    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-3")))
-    a, b = weights(whole), weights(again)
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
 # ------------------------------------------------------------------------------------------ checkpoints and resumes
 
 
@@ -499,13 +483,13 @@ def test_what_cannot_grow_is_refused_in_one_line(make_trainer, monkeypatch):
         make_trainer(lora=False, **GROWS, trainer_kwargs={"peft_config": IA3Config(task_type="CAUSAL_LM")})
     refused(make_trainer, "embed_tokens .Embedding. has another kind", lora={"target_modules": ["embed_tokens"]})
     refused(make_trainer, "state of .*Adafactor: use torch's Adam", optim="adafactor")
-    refused(make_trainer, "paged state of bitsandbytes", optim="paged_adamw_8bit")
+    refused(make_trainer, "state of bitsandbytes.*: use torch's Adam", optim="adamw_8bit")
     unclean = {"gradient_accumulation_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4}
     with pytest.raises(ValueError, match="nor growth has a clean place"):
         make_trainer(**GROWS, **unclean)
     with monkeypatch.context() as patch:
         patch.setattr("trl_prorl.config.ProRLConfig.world_size", 2)
-        refused(make_trainer, "2 processes hold on to the shapes")
+        refused(make_trainer, "processes, DeepSpeed, FSDP and torch_compile hold on")
 
 
 def test_a_factor_that_two_layers_share_is_refused(adapted):

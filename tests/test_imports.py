@@ -157,7 +157,7 @@ def test_nothing_needs_the_study_which_is_not_installed():
 
 
 def test_the_study_s_analysis_is_tables_in_numbers_out():
-    for module in ("study.hierarchical", "study.scores", "study.differences", "study.status", "study.tuned"):
+    for module in ("study.hierarchical", "study.scores", "study.differences", "study.tuned"):
         wrong = {name for name in STUDY[module] if name.startswith(DRAWS_READS_OR_ASKS)}
         assert not wrong and "open(" not in source_of(module) and "read_text" not in source_of(module), module
 

@@ -23,7 +23,7 @@ from trl_prorl.checkpoint.files import MANIFEST_FILE, why_unusable
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
 from trl_prorl.record.meter import JsonLines, check_record
-from trl_prorl.record.run_files import METRICS, last_line, read_jsonl
+from trl_prorl.record.run_files import METRICS, read_jsonl
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}
@@ -256,8 +256,6 @@ def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, c
             assert rows == FILES[file][: left + is_whole], (cut, end)
             begun = whole[:cut].split(b"\n")[-1] != b"" and not is_whole
             assert [f"{file}: line {left + 1}, the last, is cut off" in caplog.text] == [begun], (cut, end)
-            last = last_line(path, lambda row, at: None)
-            assert last == (rows[-1] if rows else None)
     path.write_bytes(whole[:-9])
     log = JsonLines(path, lambda row: True)
     log.write({"step": 9})

@@ -363,10 +363,10 @@ def test_a_bad_file(tmp_path, row, message):
     "options, message",
     [
         ({"reward": "half"}, "reward='half' must be one of exact, share"),
-        ({"seconds": 0}, "seconds=0 must be an integer of at least 1"),
+        ({"seconds": 0}, "seconds=0 must be at least 1"),
         ({"seconds": 1.5}, "seconds=1.5 must be an integer"),
         ({"memory_mib": "512"}, "memory_mib='512' must be an integer"),
-        ({"workers": -1}, "workers=-1 must be an integer"),
+        ({"workers": -1}, "workers=-1 must be at least 1"),
         ({"level": 9}, "level=9"),
     ],
 )

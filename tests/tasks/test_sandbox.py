@@ -24,7 +24,6 @@ from tasks.sandbox import (
     Sandbox,
     bubblewrap_command,
     find_problem,
-    main,
     python_command,
     run_command,
 )
@@ -643,15 +642,3 @@ def test_a_sandbox_that_stops_working_is_an_error_and_not_a_verdict(monkeypatch,
     monkeypatch.setattr(tasks.sandbox, "ISOLATED", ISOLATED / "nowhere")
     with pytest.raises(RuntimeError, match="did not start.*No such file"):
         outcome(weak, "def f():\n    return 'done'")
-
-
-@needs_bubblewrap
-def test_the_command_line_measures(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    main(["--runs", "4", "--parallel", "1", "2"])
-    assert "programs per second" in capsys.readouterr().out
-
-
-def test_the_command_line_refuses_in_one_line(without_bubblewrap):
-    with pytest.raises(SystemExit, match="apt-get install -y bubblewrap"):
-        main(["--runs", "1"])

@@ -63,6 +63,7 @@ def test_new_numbers_win(evaluate, run_dir):
 OTHERS = [
     ({"prompts": 5}, "prompts 6 (asked: 5)", "--prompts 6"),
     ({"n": 3}, "n 4 (asked: 3)", "--n 4"),
+    ({"n": 5}, "n 4 (asked: 5)", "--n 4"),
     ({"prompts": 8, "n": 3}, "prompts 6 (asked: 8), n 4 (asked: 3)", "--prompts 6 --n 4"),
     (("--seed", "1"), "seed 0 (asked: 1)", "--seed 0"),
     (("--temperature", "0.5"), "temperature 0.7 (asked: 0.5)", "--temperature 0.7"),
@@ -98,18 +99,6 @@ def test_what_was_decoded_greedily_says_so(evaluate, capsys):
     evaluate("--greedy", n=1)
     assert evaluate()[0] == 2
     assert "--greedy to complete it" in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("larger", [{"prompts": 8}, {"n": 5}], ids=str)
-def test_a_larger_evaluation_replaces_what_it_holds(evaluate, capsys, larger):
-    _, before = evaluate(*ALL)
-    assert evaluate("--no-greedy", "--others", "sorting", **larger) == (2, before)
-    message = capsys.readouterr().err.splitlines()[-1]
-    for part in ("--checkpoints 10 20 and", "--others parity@2 ", "greedy decoding (no --no-greedy)", "--replace"):
-        assert part in message
-    code, after = evaluate(*ALL, **larger)
-    assert code == 0 and (after["prompts"], after["n"]) == (larger.get("prompts", 6), larger.get("n", 4))
-    assert len(after["checkpoints"]) == 3 and len(after["others"]) == 2
 
 
 def test_other_weights_are_not_mixed(evaluate, run_dir, capsys):

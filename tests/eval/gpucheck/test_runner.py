@@ -143,7 +143,7 @@ def test_on_a_card_the_process_is_no_copy(tmp_path, monkeypatch):
     """Because a copy cannot use CUDA."""
     monkeypatch.setattr(runner.torch, "manual_seed", None)  # a copy of this process would fail
     size = dataclasses.replace(CPU, device="cuda")
-    assert run_part(Part("x", "X", "cost:vllm", 400), size, tmp_path, {"code": "x"}, 400) is None
+    assert run_part(Part("x", "X", "cost:cost_large", 400), size, tmp_path, {"code": "x"}, 400) is None
     assert Result.read(tmp_path, "x").made_with == {"code": "x"}
 
 
