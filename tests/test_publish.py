@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from shutil import rmtree
 
 import pytest
 import yaml
@@ -32,8 +31,12 @@ def run(tmp_path):
         )
         (folder / part / "training_args.bin").write_bytes(b"pickle")
         (folder / part / "optimizer.pt").write_bytes(b"pickle")
-    recipe = {"task": "sorting", "hub_token": SECRET, "model_init_kwargs": {"token": SECRET}}
-    recipe |= {"output_dir": str(folder)}
+    recipe = {
+        "task": "sorting",
+        "hub_token": SECRET,
+        "model_init_kwargs": {"token": SECRET},
+        "output_dir": str(folder),
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
     (folder / "env.json").write_text('{"variant": "A"}')
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -164,9 +167,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_cannot_be_pushed_is_one_line(online, run, monkeypatch, capsys, case):
-    spoil, options, parts = CASES[case]
-    if spoil is not None:
-        spoil(online, run, monkeypatch)
+    options, parts = case(online, run, monkeypatch)
     assert command.main(["--run", str(run), *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
