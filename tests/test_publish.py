@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import yaml
