@@ -168,7 +168,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_cannot_be_pushed_is_one_line(online, run, monkeypatch, capsys, case):
-    options, parts = case(online, run, monkeypatch)
+    spoil, options, parts = CASES[case]
+    if spoil is not None:
+        spoil(online, run, monkeypatch)
     assert command.main(["--run", str(run), *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
