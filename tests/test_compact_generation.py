@@ -528,3 +528,21 @@ def test_with_dynamic_sampling_and_a_thinking_budget(make_trainer):
 
 def test_a_key_that_changes_samples_is_part_of_the_run(make_trainer, run):
     assert not make_trainer(compact_generation="auto").args.is_trl and make_trainer().args.is_trl
+
+
+def test_checkpointing_rests_while_rollouts_are_sampled_and_returns_as_it_was(make_trainer, monkeypatch):
+    how = {"use_reentrant": True}
+    trainer = make_trainer(
+        compact_generation="on", gradient_checkpointing=True, gradient_checkpointing_kwargs=how, max_steps=1
+    )
+    sample, found = trainer.compact.sample, []
+
+    def watched(policy, *args):
+        found.append(policy.is_gradient_checkpointing)
+        return sample(policy, *args)
+
+    monkeypatch.setattr(trainer.compact, "sample", watched)
+    trainer.train()
+    assert found == [False]
+    layers = [m for m in trainer.model.modules() if hasattr(m, "_gradient_checkpointing_func")]
+    assert layers and all(layer._gradient_checkpointing_func.keywords == how for layer in layers)

@@ -153,7 +153,7 @@ def watched(
             prompts = columns.get("prompts", [])
             try:
                 rewards = await asyncio.wait_for(function(**columns), seconds)
-            except asyncio.TimeoutError as error:
+            except TimeoutError as error:
                 raise late(prompts) from own_traceback(error)
             except Exception as error:
                 raise failed(error, prompts) from own_traceback(error)
