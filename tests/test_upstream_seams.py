@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
+from trl.trainer import utils
+
+from trl_prorl import ProRLConfig, ProRLTrainer
 
 
 ROOT = Path(__file__).parent.parent
@@ -87,3 +90,16 @@ def test_every_file_and_recipe_of_the_workflow_is_there():
     arms = commands.partition("for arm in ")[2].partition(";")[0].split()
     assert arms == ["plain", "variantA", "variantB", "variantC"]
     assert all((ROOT / "recipes" / "tiny" / f"{arm}.yaml").is_file() for arm in arms)
+
+
+@pytest.mark.parametrize("triton", [True, False])
+def test_a_cpu_is_refused_where_trl_s_head_is_a_triton_kernel_alone(monkeypatch, triton):
+    monkeypatch.delattr(utils, "_use_triton")
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", object() if triton else None)
+    args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8)
+    for interprets in ("0", "1"):
+        monkeypatch.setenv("TRITON_INTERPRET", interprets)
+        allowed = triton and interprets == "1"
+        error = "no/model|reward" if allowed else "on GPUs only.*use_cpu=True.*'trl>=1.16'"
+        with pytest.raises((ValueError, OSError), match=error):
+            ProRLTrainer("/no/model/is/loaded", lambda **kwargs: [], args)
