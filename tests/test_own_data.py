@@ -56,7 +56,7 @@ def test_the_numbers_are_the_verdicts_of_the_samples(trained, capsys):
         assert result[side]["pass@2"] == pytest.approx(sum(pass_at_k(6, int(c), 2) for c in counts) / 4)
     assert run.passk["task"] == "own" and run.passk["step"] == 2
     assert all(torch.equal(before[name], value) for name, value in trained.model.named_parameters())
-    assert "on disk" not in capsys.readouterr().out
+    capsys.readouterr()
     again = evaluate(trained, ROWS, lambda completion, row: not holds_letter(completion, row), n=6, max_new_tokens=8)
     out = capsys.readouterr().out
     assert "the graders have changed" in out
