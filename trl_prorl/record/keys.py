@@ -63,8 +63,9 @@ METRICS = {
     "interrupted_fraction": RecordKey("share", "of completions that were asked for their answer", "`thinking_budget`"),
     "mean_abs_dlogp_sampler": RecordKey(
         TOKEN,
-        "mean of abs(log π_sampler − log π_old): how far the merged copy that was sampled is from the policy",
-        "`compact_generation`, LoRA merged, weights or adapters not in fp32 or scored under autocast",
+        "mean of abs(log π_sampler − log π_old): how far the merged copy or vLLM, which was sampled, is from the policy",
+        "`compact_generation`, LoRA merged, weights or adapters not in fp32 or scored under autocast; `use_vllm` "
+        "without `top_p`, `top_k` and `min_p`, under which vLLM's are of other softmaxes",
     ),
     "groups_replaced": RecordKey(
         "groups", "that took the place of groups whose task rewards are all equal", "`dynamic_sampling_rounds`"
