@@ -253,6 +253,5 @@ def trajectory(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=program("trajectory"), description="pass@k over training, with a fit.")
     add_run_option(parser)
     parser.add_argument("--k", type=int, nargs="+", help="sizes of the draw (default: the run's smallest and largest)")
-    parser.add_argument("--free-start", action="store_true", help="fit p0 too, instead of base's measured value")
     parser.add_argument("--resamples", type=int, default=2000, help="resamples of the prompts")
     return _with_runs(parser.parse_args(argv))

@@ -13,9 +13,9 @@ import sys
 from rich.console import Console
 
 from trl_prorl.eval import command_lines
-from trl_prorl.eval.analysis.compare import all_pairs, common_sizes, compare
+from trl_prorl.eval.analysis.compare import all_pairs, common_sizes, compare, pair_notes
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.comparison import arms_table, comparison_statements, comparison_table, objective_notes
+from trl_prorl.eval.pages.comparison import arms_table, comparison_statements, objective_notes
 from trl_prorl.eval.pages.table import print_bullets
 from trl_prorl.eval.run_folder.reading import load_run, load_runs, write_json
 
@@ -29,14 +29,14 @@ def main(argv=None) -> None:
         if a.name == b.name:
             a, b = (load_run(folder, name=str(folder)) for folder in args.runs)
         found = [compare(a, b, k) for k in args.k or common_sizes(a, b)]
-        table, notes = comparison_table(found), comparison_statements(found)
+        notes = comparison_statements(found) + pair_notes(a, b)
     else:
         runs = load_runs(args.runs)
         sizes = args.k or sorted(set.intersection(*(set(common_sizes(runs[0], run)) for run in runs)))
-        found, notes = all_pairs(runs, sizes)
-        table, notes = arms_table(found), notes + objective_notes(runs)
+        found, left = all_pairs(runs, sizes)
+        notes = left + objective_notes(runs)
     console = Console()
-    console.print(table.to_rich())
+    console.print(arms_table(found).to_rich())
     print_bullets(console, notes)
     if args.json is not None:
         rows = [dataclasses.asdict(each) | {"detectable": each.detectable} for each in found]

@@ -1,7 +1,7 @@
 """
 One command that proves it on a GPU: `trl-prorl gpu-check`, or `make gpu-check`.
 
-It checks that the numbers are right there (parity with TRL, and the tests that run on a GPU, from a checkout), and
+It checks that the numbers are right there (the tests that run on a GPU, from a checkout: TRL is their control), and
 measures what a step costs, generation included: on one card in at most 25 minutes, with the shapes of Qwen2.5 and
 random weights, without the Hub. Every part runs in a process of its own with a limit, and its result is kept, so the
 same command goes on where it was stopped. What is not installed is left out by name. `--cpu` runs the parts at toy

@@ -79,38 +79,18 @@ def earlier_of(held_out: HeldOut, args) -> dict | None:
         return None
     run_dir = held_out.run_dir
     earlier = read_evaluation(run_dir, PASSK_FILE, read_env(run_dir), cure="give --replace to lose it")
-    if earlier is None:
-        return None
-    points = checkpoint_points(run_dir, held_out.config, args.checkpoints)
-    return to_complete(
-        earlier,
-        settings_of(held_out, args.n),
-        steps=[point.step for point in points],
-        others=args.others,
-        greedy=args.with_greedy,
-        path=run_dir / PASSK_FILE,
-    )
+    return earlier and to_complete(earlier, settings_of(held_out, args.n), run_dir / PASSK_FILE)
 
 
 def announcement(held_outs: list[HeldOut], args) -> str:
-    """
-    One line on an evaluation that begins: models, prompts, samples of each, and how many of them are on disk already.
-    """
+    """One line on an evaluation that begins: models, prompts, and samples of each."""
     held_out, *others = held_outs
-    checkpoints = checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints)
-    points = [held_out.base, held_out.trained, *checkpoints]
-    draws = [(held_out, point, args.n, None) for point in points]
-    draws += [(other, point, args.n, None) for other in others for point in (other.base, other.trained)]
-    if held_out.temperature > 0 and args.with_greedy:
-        draws += [(each, point, 1, 0.0) for each in held_outs for point in (each.base, each.trained)]
-    total = sum(len(each.rows) * n for each, _, n, _ in draws)
-    missing = sum(each.count_missing(point, n, temperature=t) for each, point, n, t in draws)
+    models = 2 + len(checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints))
     more = f", and {len(others)} other task{'s' * (len(others) > 1)} on base and trained" if others else ""
     greedy = ", and greedy" if held_out.temperature > 0 and args.with_greedy else ""
-    kept = f"; {total - missing} are on disk" if missing < total else ""
     return visible(
-        f"{held_out.run_dir}: {len(points)} models × {len(held_out.rows)} prompts × {args.n} samples{greedy}{more}: "
-        f"{total} samples, at most {held_out.max_new_tokens} tokens each{kept}."
+        f"{held_out.run_dir}: {models} models × {len(held_out.rows)} prompts × {args.n} samples{greedy}{more}, "
+        f"at most {held_out.max_new_tokens} tokens each; what is on disk is not drawn again."
     )
 
 

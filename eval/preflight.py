@@ -30,7 +30,7 @@ from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import PROMPTS
 from trl_prorl.eval.pages.table import Table
-from trl_prorl.eval.readiness.cost import bytes_per_row, cost_findings, out_of_memory
+from trl_prorl.eval.readiness.cost import cost_findings, out_of_memory
 from trl_prorl.eval.readiness.data import (
     asked_reward,
     gold_answers,
@@ -145,21 +145,10 @@ def preflight(
     findings += update_findings(first.rows)
     if logps:
         findings.append(moved_finding(moved(*logps, samples.batch), [row["lr"] for row in first.rows]))
-    per_row = bytes_per_row(
-        config.num_hidden_layers,
-        config.hidden_size,
-        config.num_attention_heads,
-        config.vocab_size,
-        max(lengths),
-        most or max(samples.lengths),
-        next(trainer.model.parameters()).element_size(),
-        args.gradient_checkpointing,
-    )
     findings += cost_findings(
         first,
         args.per_device_train_batch_size,
         trainer.num_generations,
-        per_row / 2**30,
         samples.reward_seconds / len(samples.rewards),
         args.generation_batch_size,
     )

@@ -19,26 +19,9 @@ from rich.progress import track
 
 from trl_prorl.eval.command import command
 from trl_prorl.eval.stepcost.measuring import measure, memory
-from trl_prorl.eval.stepcost.settings import ARMS, BASELINE, OVERHEAD_ARMS, SHAPES, Batches, parse, settings
-from trl_prorl.eval.stepcost.tables import draw, draw_growth, ratio, show, show_memory
-from trl_prorl.eval.stepcost.trainers import generation_seconds, make_trainer
+from trl_prorl.eval.stepcost.settings import BASELINE, parse, settings
+from trl_prorl.eval.stepcost.tables import draw, draw_growth, show, show_memory
 from trl_prorl.launch.interrupt import NOTHING_CHANGED
-
-
-__all__ = [  # names of one module before it was a package, which others import from here
-    "ARMS",
-    "BASELINE",
-    "OVERHEAD_ARMS",
-    "SHAPES",
-    "Batches",
-    "generation_seconds",
-    "main",
-    "make_trainer",
-    "measure",
-    "parse",
-    "ratio",
-    "settings",
-]
 
 
 @functools.partial(command, kept=NOTHING_CHANGED)

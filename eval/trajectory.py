@@ -27,7 +27,7 @@ def main(argv=None) -> None:
     args = command_lines.trajectory(argv)
     console = Console()
     if args.resamples < MIN_RESAMPLES:
-        raise InputError(f"--resamples {args.resamples}: at least {MIN_RESAMPLES} are needed to see p = 0.025")
+        raise InputError(f"--resamples {args.resamples}: at least {MIN_RESAMPLES} are needed for an interval")
     runs = [load_run(folder) for folder in args.runs]
     checks = []
     for run in runs:
@@ -35,7 +35,7 @@ def main(argv=None) -> None:
         for k in args.k or default_sizes(run):
             per_prompt_by_step(run, k)  # what cannot be asked is refused
             try:
-                fitted.append(check_run(run, k, free_start=args.free_start, resamples=args.resamples))
+                fitted.append(check_run(run, k, resamples=args.resamples))
             except InputError as error:  # no curve fits; another k may have one
                 refused = error
                 print_bullets(console, [str(error)])

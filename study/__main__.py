@@ -14,8 +14,7 @@ from pathlib import Path
 
 from eval.command import command
 from study.matrix import read_matrix
-from study.runner import PLACE, Options, Runner, alone
-from study.status import progress, status
+from study.runner import PLACE, Options, Runner, alone, progress, status
 from study.tables import FOLDER, read_tables, write_tables
 from study.tuned import with_choices
 from trl_prorl.errors import InputError
@@ -36,15 +35,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each (default 2)")
     parser.add_argument("--commit", help="freeze the code of further runs at this commit (default: as the tables say)")
     parser.add_argument("--no-commit", action="store_true", help="write rows, and leave it to you to commit them")
-    parser.add_argument(
-        "--commit-every", type=float, default=5.0, metavar="MINUTES", help="least time between commits (default 5)"
-    )
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: the working directory)")
     args = parser.parse_args(argv)
     if args.jobs < 1:
         raise InputError(f"JOBS={args.jobs} must be at least 1")
-    if args.commit_every < 0:
-        raise InputError(f"--commit-every {args.commit_every:g} must be at least 0")
     return args
 
 
@@ -55,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     whole = read_matrix(root)
     matrix = whole.selected(args.blocks, args.families, args.arms)
     if args.what == "run":
-        options = Options(args.jobs, args.commit, not args.no_commit, 60 * args.commit_every)
+        options = Options(args.jobs, args.commit, not args.no_commit)
         return Runner(root, whole, matrix, options).run()
     tables = read_tables(root)
     if args.what == "status":

@@ -50,19 +50,12 @@ class Difference:
         return self.hypothesis == ELSE or self.block not in CO_PRIMARY
 
     @property
-    def told_apart(self) -> bool:
-        """Whether the 95 % interval is off 0."""
-        return bool(self.contrast.estimate.low > 0 or self.contrast.estimate.high < 0)
-
-    @property
     def verdict(self) -> str:
         """In a few words; H2 asks for more than a difference: one that matters."""
         if self.contrast.error != self.contrast.error:
             return "one base: no interval"
-        if not self.told_apart and self.contrast.equivalence(MATTERS) < ALPHA:
-            return "equivalent"
-        if not self.told_apart:
-            return "not told apart"
+        if not self.contrast.estimate.apart:
+            return "equivalent" if self.contrast.equivalence(MATTERS) < ALPHA else "not told apart"
         word = "higher" if self.contrast.value > 0 else "lower"
         if self.hypothesis == H2 and abs(self.contrast.value) <= MATTERS:
             return f"{word}, by no more than {MATTERS:g}"

@@ -17,7 +17,7 @@ import pandas as pd
 
 from eval import drift, passk
 from eval.analysis import stability
-from eval.analysis.drift import drift_series
+from eval.pages.drift import drift_series
 from eval.run_folder.reading import load_run, write_json
 from eval.run_folder.run import Run
 from eval.samples.held_out import HeldOut

@@ -104,6 +104,16 @@ class Block:
         return list(dict.fromkeys(run.key.arm for run in self.runs))
 
     @property
+    def steps(self) -> int:
+        """Optimizer steps of its runs."""
+        return max((run.key.steps for run in self.runs), default=0)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of its first arm."""
+        return float(self.runs[0].recipe["learning_rate"]) if self.runs else 0.0
+
+    @property
     def tunes(self) -> bool:
         """Whether it chooses values for other blocks, and is no part of the results."""
         return self.split == "validation"

@@ -8,12 +8,21 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from eval.analysis.statistics import Estimate
-from study.cost import COST_BASE, COSTS, relative, rounds
-from study.cost import FILE as COST_FILE
 from study.differences import ELSE, MANY, MATTERS, SHARES, Difference, compared, differences, over_families, shares
 from study.hierarchical import coverage
 from study.matrix import Block, Matrix
-from study.pictures import forest, learning_curves, overview, save, styles
+from study.pictures import (
+    COST_BASE,
+    COST_FILE,
+    COSTS,
+    forest,
+    learning_curves,
+    overview,
+    relative,
+    rounds,
+    save,
+    styles,
+)
 from study.scores import CO_PRIMARY, OUTCOMES, Score, outcomes, scores
 from study.tables import FOLDER, Tables
 from study.training import aggregates, training
@@ -51,8 +60,8 @@ def write_pages(root: Path, matrix: Matrix, tables: Tables) -> list[Path]:
         written.append(folder / name)
         return name
 
-    every = [[one for block in found for one in block[place]] for place in (1, 2)]
-    whole = picture(overview(matrix, tables, *every, seconds, main.name), OVERVIEW)
+    every = [one for _, _, held in found for one in held]
+    whole = picture(overview(matrix, tables, every, seconds, main.name), OVERVIEW)
     blocks = []
     for block, of_arms, held in found:
         figures = {"curves": learning_curves(block, tables), "forest": forest(block, held, styles(block, tables))}

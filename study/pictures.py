@@ -1,29 +1,37 @@
 """Pictures of the study, from the tables alone: learning curves, differences with their intervals, and an overview."""
 
+import json
 import math
 from itertools import product
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 from scipy import stats
 
-from eval.analysis.smoothing import SMOOTHING_STEPS as SPAN
+from eval.analysis.stability import SMOOTHING_STEPS as SPAN
+from eval.analysis.statistics import Estimate
 from eval.pages.curves import DPI, LINE_STYLES, OTHER_COLOUR
-from study.cost import COST_BASE, COSTS, relative
 from study.differences import Difference
 from study.matrix import Block, Matrix, RunKey
-from study.scores import Score, finished
-from study.tables import Tables
+from study.scores import finished
+from study.tables import FOLDER, Tables
+from trl_prorl.errors import InputError
 from trl_prorl.variants import VARIANTS
 
 
+COST_FILE = "step_cost.json"  # `arms.json` of eval.step_cost
+# Arms of eval.step_cost, from above, and the variant whose colour they take.
+COSTS = {"TRL β>0": None, "TRL β=0": None, **{f"{name} packed": name for name in ("plain", "A", "B", "C")}}
+COST_BASE = "A packed"
+ROUNDS = "whole"  # every round's seconds of a whole step, generation included
 BANDS = 5  # arms up to which bands can be told apart
 MARKS = ("o", "s", "^", "D")  # by family
 SHIFT = 0.2  # between the families of an arm, in rows
-SPANS = 10  # of the longest runs; a curve is a running mean over one of them
 GREY = {"color": "#999999", "linewidth": 0.8}
 OBJECTIVE = "B optimises a different objective from A."
 INTERVALS = "Bars: 95 % intervals. Filled: registered; hollow: exploratory."
@@ -77,7 +85,7 @@ def learning_curves(block: Block, tables: Tables) -> Figure | None:
     families = [family for family in block.families if runs[family].notna().any(axis=None)]
     if not families:
         return None
-    span, bands = span_of(max(run.key.steps for run in block.runs)), len(look) <= BANDS
+    span, bands = span_of(block.steps), len(look) <= BANDS
     reference = block.references[0] if block.references else None
     rows = 2 if reference in look and len(look) > 1 else 1
     figure = Figure(figsize=(max(7, 5 * len(families)), 3.6 * rows), layout="constrained")
@@ -110,17 +118,13 @@ def _draw(axes: Axes, series: list[pd.Series], label: str, style: dict, bands: b
         axes.fill_between(curve.index, curve["low"], curve["high"], color=style["color"], alpha=0.10, linewidth=0)
 
 
-def point(axes: Axes, place: float, one: Difference | Score, colour: str, mark="o", upright=False, **line) -> None:
-    """An estimate with its interval, if it has one; hollow where a comparison or a block is exploratory."""
-    value, low, high = one.contrast.estimate if isinstance(one, Difference) else one.pass1
-    if isinstance(one, Score):
-        low, high = np.clip((low, high), 0, 1)
-    face = {"markerfacecolor": "white"} if one.exploratory else {}
-    dot = {"marker": mark, "linestyle": "none", "markersize": 5, "zorder": 3, **face}
-    for numbers, style in (([value], dot), ([low, high], line)):
-        if not math.isnan(numbers[0]):
-            places = [place] * len(numbers)
-            axes.plot(*((places, numbers) if upright else (numbers, places)), color=colour, **style)
+def point(axes: Axes, place: float, one: Difference, colour: str, mark: str = "o", **line) -> None:
+    """A difference with its interval, if it has one; hollow where the comparison or its block is exploratory."""
+    value, low, high = one.contrast.estimate
+    face = "white" if one.exploratory else colour
+    axes.plot(value, place, mark, color=colour, markerfacecolor=face, markersize=5, zorder=3)
+    if not math.isnan(low):
+        axes.plot((low, high), (place, place), color=colour, **line)
 
 
 def forest(block: Block, found: list[Difference], look: dict[str, dict]) -> Figure | None:
@@ -169,36 +173,43 @@ def save(figure: Figure, path) -> None:
 
 
 def overview(
-    matrix: Matrix,
-    tables: Tables,
-    scores: list[Score],
-    differences: list[Difference],
-    seconds: dict[str, list[float]],
-    block: str,
+    matrix: Matrix, tables: Tables, differences: list[Difference], seconds: dict[str, list[float]], block: str
 ) -> Figure | None:
     """
-    Four panels. Performance: pass@1 of a block's arms less its first reference's, by family. Length: the same
-    difference, of the training reward, over the steps of the longest runs, and of pass@1 at their end, a family below
-    the other. Stability: pass@1 over the learning rate. Cost: time of a whole step. `None` without differences.
+    Four panels. Performance: pass@1 of a block's arms less its first reference's, by family. Length: the same in the
+    block of the longest runs. Stability: the same at the largest learning rate. Cost: time of a whole step. `None`
+    without differences.
 
     Args:
         tables ([`~study.tables.Tables`]): The runs.
-        scores, differences (`list`): Of all blocks.
+        differences (`list`): Of all blocks.
         seconds (`dict`): Of a whole step, by arm of `eval.step_cost`, or empty.
-        block (`str`): Whose differences are shown, and whose arms and steps are followed over learning rates.
+        block (`str`): Whose differences are shown.
     """
-    main = next((one for one in matrix.blocks if one.name == block and one.references), None)
-    shown = [one for one in differences if main and (one.block, one.reference) == (block, main.references[0])]
-    if not shown:
+    shown = {
+        one: held
+        for one in matrix.blocks
+        if (held := [each for each in differences if (each.block, each.reference) == (one.name, *one.references[:1])])
+    }
+    main = next((one for one in shown if one.name == block), None)
+    if main is None:
         return None
-    look, long = styles(main, tables), longest(matrix, tables, main)
+    longer = [one for one in shown if one.steps > main.steps]
+    faster = [one for one in shown if one.steps == main.steps and one.rate > main.rate]
+    panels = {
+        "Performance: held-out pass@1": main,
+        "Length: the longest runs": max(longer, key=lambda one: (one.steps, len(one.runs)), default=None),
+        "Stability: the largest learning rate": max(faster, key=lambda one: one.rate, default=None),
+    }
     figure = Figure(figsize=(11, 8.2), layout="constrained")
-    grid = figure.add_gridspec(2, 2)
-    _performance(figure.add_subplot(grid[0, 0]), main, shown, look)
-    lengths = grid[0, 1].subgridspec(max(1, len(long)), 1).subplots(sharex=True, squeeze=False)
-    _length(list(lengths[:, 0]), long, tables, differences)
-    _stability(figure.add_subplot(grid[1, 0]), over_rates(matrix, main, scores), look)
-    _cost(figure.add_subplot(grid[1, 1]), seconds)
+    grid = figure.subplots(2, 2).flat
+    for axes, (title, one) in zip(grid, panels.items(), strict=False):
+        axes.set_title(title, fontsize=10)
+        if one is None:
+            _empty(axes, "no such runs yet")
+        else:
+            _by_family(axes, one, shown[one], styles(one, tables))
+    _cost(grid[-1], seconds)
     for axes in figure.axes:
         axes.tick_params(labelsize=8)
     return _noted(figure, INTERVALS)
@@ -209,109 +220,17 @@ def _empty(axes: Axes, says: str) -> None:
     axes.set_axis_off()
 
 
-def _performance(axes: Axes, block: Block, shown: list[Difference], look: dict[str, dict]) -> None:
+def _by_family(axes: Axes, block: Block, shown: list[Difference], look: dict[str, dict]) -> None:
     arms = [arm for arm in block.arms if any(one.arm == arm for one in shown)]
     families = [name for name in block.families if any(one.family == name for one in shown)]
     _rows(axes, shown, arms, families, look, linewidth=1.2)
     for number, family in enumerate(families):
-        label = _pairs(family, max(one.pairs for one in shown if one.family == family))
+        pairs = max(one.pairs for one in shown if one.family == family)
+        label = f"{family}, {pairs} pair{'s' * (pairs > 1)}"
         axes.plot([], [], MARKS[number % len(MARKS)], color="#555555", label=label)
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
-    axes.set_title(f"Performance: held-out pass@1 less {block.references[0]}'s", fontsize=10)
-    axes.set_xlabel("difference of pass@1, paired", fontsize=9)
-
-
-def _pairs(family: str, count: int) -> str:
-    return f"{family}, {count} pair{'s' * (count > 1)}"
-
-
-def longest(matrix: Matrix, tables: Tables, main: Block) -> dict[str, Block]:
-    """By family: of the longest runs, longer than the main block's, the block with the most pairs compared."""
-    steps = {block.name: max((run.key.steps for run in block.runs), default=0) for block in matrix.blocks}
-    best: dict[str, tuple[int, int, Block]] = {}
-    for block in (one for one in matrix.blocks if one.references and steps[one.name] > steps[main.name]):
-        for family in block.families:
-            there = finished(block, tables)[family].notna()
-            others = there.drop(columns=block.references[0])
-            pairs = others.mul(there[block.references[0]], axis=0).sum().max() if len(others.columns) else 0
-            if pairs and (family not in best or (steps[block.name], pairs) > best[family][:2]):
-                best[family] = (steps[block.name], pairs, block)
-    most = max((found[0] for found in best.values()), default=0)
-    return {family: found[2] for family, found in best.items() if found[0] == most}
-
-
-def _length(panels: list[Axes], shown: dict[str, Block], tables: Tables, differences: list[Difference]) -> None:
-    panels[0].set_title("Length: reward in training, and pass@1 at the end (points)", fontsize=10)
-    if not shown:
-        _empty(panels[0], "no longer run yet")
-    for number, (axes, (family, block)) in enumerate(zip(panels, shown.items(), strict=bool(shown))):
-        reference, look = block.references[0], styles(block, tables)
-        runs, steps = finished(block, tables)[family], max(run.key.steps for run in block.runs)
-        span, pairs = max(1, steps // SPANS), 0
-        axes.axhline(0, **GREY)
-        for place, (arm, style) in enumerate(look.items()):
-            less = rewards_less(tables, runs, arm, reference, span) if arm != reference else []
-            if not less:
-                continue
-            pairs = max(pairs, len(less))
-            curve = mean_with_band(less)["mean"].loc[span:]
-            axes.plot(curve.index, curve, label=arm, **style)
-            for one in differences:
-                if (one.block, one.family, one.arm, one.reference) == (block.name, family, arm, reference):
-                    at = steps * (1.03 + 0.03 * place)
-                    point(axes, at, one, style["color"], upright=True, linewidth=1.2)
-        axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= steps])
-        axes.text(0.01, 0.04, _pairs(family, pairs), transform=axes.transAxes, fontsize=8)
-        axes.set_ylabel(f"less {reference}, paired", fontsize=9)
-        if number == 0:
-            size, columns = (8, 2) if len(panels) == 1 else (7, 3)
-            axes.legend(fontsize=size, loc="upper left", ncols=columns)
-        panels[-1].set_xlabel(f"optimizer step; running means of {span}", fontsize=9)
-
-
-def over_rates(matrix: Matrix, main: Block, scores: list[Score]) -> dict[str, dict[float, Score]]:
-    """
-    By arm and learning rate: the scores of blocks that differ from the main one in nothing but the learning rate of
-    their arms, in the first family that has several.
-    """
-    steps = {run.key.steps for run in main.runs}
-    alike = {
-        block.name: block
-        for block in matrix.blocks
-        if not block.tunes and (block.suffix or block is main) and {run.key.steps for run in block.runs} == steps
-    }
-    for family in main.families:
-        found: dict[str, dict[float, Score]] = {}
-        for one in (one for one in scores if one.block in alike and one.family == family):
-            block = alike[one.block]
-            rate = float(block.recipe(one.arm)["learning_rate"])
-            found.setdefault(one.arm.removesuffix(block.suffix), {})[rate] = one
-        if found := {arm: by_rate for arm, by_rate in found.items() if len(by_rate) > 1}:
-            return found
-    return {}
-
-
-def _stability(axes: Axes, arms: dict[str, dict[float, Score]], look: dict[str, dict]) -> None:
-    axes.set_title("Stability: pass@1 over the learning rate", fontsize=10)
-    if not arms:
-        return _empty(axes, "no run at another rate yet")
-    rates = sorted({rate for by_rate in arms.values() for rate in by_rate})
-    for number, (arm, by_rate) in enumerate(arms.items()):
-        shift, colour = 1.04 ** (number - (len(arms) - 1) / 2), look[arm]["color"]  # so that bars stand apart
-        points = sorted(by_rate.items())
-        places, values = [rate * shift for rate, _ in points], [one.pass1.value for _, one in points]
-        axes.plot(places, values, "-", linewidth=1.2, color=colour, label=arm)
-        for rate, one in points:
-            point(axes, rate * shift, one, colour, upright=True, linewidth=1.0, alpha=0.7)
-    one = next(iter(next(iter(arms.values())).values()))
-    axes.axhline(one.bases["pass@1"].value, color=OTHER_COLOUR, linewidth=1.0, linestyle="--", label="base")
-    axes.set_xscale("log")
-    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(f"learning rate ({one.family})", fontsize=9)
-    axes.set_ylim(0, None)
-    axes.legend(fontsize=8)
+    of = f"{block.steps:,} steps, learning rate {block.rate:g}"
+    axes.set_xlabel(f"pass@1 less {block.references[0]}'s, paired; {of}", fontsize=9)
 
 
 def _cost(axes: Axes, seconds: dict[str, list[float]]) -> None:
@@ -331,3 +250,33 @@ def _cost(axes: Axes, seconds: dict[str, list[float]]) -> None:
     axes.set_xlim(0, 1.15 * axes.get_xlim()[1])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("of A's step, at the lengths of GSM8K's answers", fontsize=8)
+
+
+def rounds(root: Path) -> dict[str, list[float]]:
+    """
+    Seconds of a whole step by arm, one for each round; the rounds of all arms belong together. Empty without the file;
+    an `InputError` if it is not what `eval.step_cost` writes.
+    """
+    path = root / FOLDER / COST_FILE
+    if not path.is_file():
+        return {}
+    try:
+        (result,) = json.loads(path.read_text())["results"].values()
+        seconds = {arm: [float(value) for value in values[ROUNDS]] for arm, values in result.items()}
+        if len(set(map(len, seconds.values()))) != 1:
+            raise ValueError("arms have different numbers of rounds")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: not the arms.json of one setting of eval.step_cost ({error!r}); copy it anew"
+        ) from None
+    return seconds
+
+
+def relative(seconds: dict[str, list[float]], arm: str, other: str) -> Estimate:
+    """
+    The time that one arm's step takes of another's: the median over paired rounds, with the interval of the median by
+    the sign test (at least 95 %; no interval with fewer than 6 rounds).
+    """
+    ratios = [mine / theirs for mine, theirs in zip(seconds[arm], seconds[other], strict=True)]
+    low, high = stats.quantile_test(ratios, p=0.5).confidence_interval(0.95)
+    return Estimate(median(ratios), float(low), float(high))

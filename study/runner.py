@@ -13,18 +13,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import yaml
 
 from study.frozen import base_hash, commit_tables, frozen_commit, git, worktree
 from study.matrix import MATRIX, MODEL, Matrix, Run, RunKey
-from study.status import progress
-from study.tables import BASES, Tables, check_base, read_tables, write_tables
+from study.tables import BASES, FOLDER, Tables, check_base, read_tables, write_tables
 from study.tuned import with_choices
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.files import replaced
@@ -48,13 +48,51 @@ say = partial(print, flush=True)
 
 @dataclass(frozen=True)
 class Options:
-    """Runs at a time, the commit to freeze the code at from now on, whether rows are committed, and the least seconds
-    between two commits."""
+    """Runs at a time, the commit to freeze the code at from now on, and whether rows are committed."""
 
     jobs: int = 2
     commit: str | None = None
     commits: bool = True
-    commit_every: float = 300.0
+
+
+def seconds_left(waiting: Iterable[RunKey], finished: pd.DataFrame, jobs: int) -> float | None:
+    """
+    Seconds until these runs are finished, `jobs` at a time; `None` before the first one is. A run takes as long as
+    those of its family and steps; else of its family, by the step; else of all, by the step.
+    """
+    rates = finished["seconds"] / finished.index.get_level_values("steps")
+    alike, kin = (rates.groupby(level=names).mean() for names in (["family", "steps"], "family"))
+    times = [key.steps * alike.get((key.family, key.steps), kin.get(key.family, rates.mean())) for key in waiting]
+    return None if times and rates.empty else sum(times) / jobs
+
+
+def clock(seconds: float | None) -> str:
+    """`2 h 05 min`, `7 min`, `under a minute`, or that nothing is known."""
+    if seconds is None:
+        return "unknown before the first run is finished"
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return "under a minute"
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
+def progress(matrix: Matrix, tables: Tables, jobs: int) -> str:
+    """How many runs are finished, and what is left; a run of two blocks counts once."""
+    total, missing = len(matrix.runs), [run.key for run in matrix.runs if run.key not in tables.runs.index]
+    left = clock(seconds_left(missing, tables.runs, jobs)) if missing else "nothing"
+    return f"{total - len(missing)} of {total} runs are in {FOLDER}; {jobs} at a time, left: {left}"
+
+
+def status(matrix: Matrix, tables: Tables) -> str:
+    """A row for each arm of a block: finished of all runs, by family, and how many collapsed."""
+    runs = pd.DataFrame([{**run.key._asdict(), "block": block.name} for block in matrix.blocks for run in block.runs])
+    collapsed = tables.runs["collapsed"].reindex(pd.MultiIndex.from_frame(runs[list(RunKey._fields)])).to_numpy()
+    cells = runs.assign(done=pd.notna(collapsed), collapsed=collapsed).groupby(["block", "arm", "family"], sort=False)
+    counts = cells["done"].sum().astype(str) + "/" + cells.size().astype(str)
+    table = counts.unstack("family", fill_value="")[list(dict.fromkeys(runs["family"]))]
+    table["collapsed"] = cells["collapsed"].sum().groupby(level=["block", "arm"]).sum().astype(int)
+    order = dict.fromkeys(zip(runs["block"], runs["arm"], strict=True))
+    return table.reindex(list(order)).to_string()
 
 
 def check_tables(tables: Tables, matrix: Matrix) -> None:
@@ -195,8 +233,6 @@ class Runner:
         self.root, self.whole, self.matrix, self.options = root, whole, matrix, options
         self.tables = Tables()
         self.failed: dict[RunKey, str] = {}
-        self._uncommitted: list[str] = []
-        self._committed_at = 0.0
 
     def run(self) -> None:
         """
@@ -220,13 +256,10 @@ class Runner:
             if missing and git(self.root, "status", "--porcelain", "--", str(MATRIX.parent)):
                 say(f"{MATRIX.parent} has changes that are not committed, and the runs are made by them.")
             tried: set[RunKey] = set()
-            try:
-                while ready := [run for run in missing if not run.waits and run.recipe[MODEL] not in lacking]:
-                    tried |= {run.key for run in ready}
-                    self._train(ready, place, code)
-                    missing = [run for run in self._missing() if run.key not in tried]
-            finally:
-                self._commit(now=True)
+            while ready := [run for run in missing if not run.waits and run.recipe[MODEL] not in lacking]:
+                tried |= {run.key for run in ready}
+                self._train(ready, place, code)
+                missing = [run for run in self._missing() if run.key not in tried]
             if waiting := [run for run in missing if run.waits]:
                 of = ", ".join(sorted({run.key.family for run in waiting}))
                 why = "wait for values that are chosen on validation: select the tuning blocks too."
@@ -275,28 +308,19 @@ class Runner:
     def _add(self, ended: list[Run], place: Path) -> list[Run]:
         """Write the rows of runs that ended; returns those whose base no run has measured yet."""
         self.tables = read_tables(self.root)  # another branch may be checked out by now
-        left = []
+        left, lines = [], []
         for run in ended:
             rows = json.loads(Files(place, run.key).rows.read_text())
             if not self.tables.add(run.key, rows):
                 left.append(run)
                 continue
             collapsed = ", collapsed" if rows["run"]["collapsed"] else ""
-            self._uncommitted.append(f"{run.key}: pass@1 {rows['run']['pass@1']:.3f}{collapsed}")
-            say(f"{self._uncommitted[-1]}; {progress(self.matrix, self.tables, self.options.jobs)}")
+            lines.append(f"{run.key}: pass@1 {rows['run']['pass@1']:.3f}{collapsed}")
+            say(f"{lines[-1]}; {progress(self.matrix, self.tables, self.options.jobs)}")
         write_tables(self.root, self.tables)
-        self._commit()
-        return left
-
-    def _commit(self, now: bool = False) -> None:
-        waited = time.monotonic() - self._committed_at >= self.options.commit_every
-        lines = self._uncommitted
-        if not self.options.commits or not lines or not (now or waited):
-            return
-        message = f"Study: {lines[0]}" if len(lines) == 1 else "\n".join([f"Study: {len(lines)} runs", "", *lines])
         try:
-            commit_tables(self.root, message)
-            self._uncommitted = []
+            if lines and self.options.commits:
+                commit_tables(self.root, "\n".join([f"Study: {lines[0]}", *lines[1:]]))
         except RunError as error:  # a merge in the checkout, say; the rows are on disk
             say(f"not committed yet: {error}")
-        self._committed_at = time.monotonic()
+        return left

@@ -73,16 +73,6 @@ class Score:
     resets: list[int]
     apart: list[int]
 
-    @property
-    def pass1(self) -> Estimate:
-        """pass@1."""
-        return self.values["pass@1"]
-
-    @property
-    def exploratory(self) -> bool:
-        """Whether its block is."""
-        return self.block not in CO_PRIMARY
-
 
 def scores(block: Block, tables: Tables) -> list[Score]:
     """Of every family and arm that has a run."""
@@ -123,7 +113,7 @@ def reset_steps(tables: Tables, key: RunKey) -> list[int]:
 
 def reward_kept(tables: Tables, key: RunKey) -> float:
     """
-    The number that a collapse is told by, [`~eval.analysis.smoothing.end_by_best`] of the training reward; 0 where it
+    The number that a collapse is told by, [`~eval.analysis.stability.end_by_best`] of the training reward; 0 where it
     cannot be told, because the best is 0 or numbers that are not finite ended the run.
     """
     rewards = pd.Series(tables.curves.loc[key, "reward"].to_numpy())

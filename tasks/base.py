@@ -18,9 +18,8 @@ VALIDATION_BUCKET = 1
 
 def stable_hash(*parts: object) -> int:
     """
-    64-bit hash of the parts, the same in every process and on every machine.
-
-    Python's own `hash` is salted per process, so it can decide neither splits nor seeds.
+    64-bit hash of the parts, the same in every process and on every machine. Python's own `hash` is salted per
+    process, so it can decide neither splits nor seeds.
     """
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
@@ -28,9 +27,8 @@ def stable_hash(*parts: object) -> int:
 
 def content_bucket(task: str, question: str) -> int:
     """
-    The bucket of a question's content, 0 to 9.
-
-    Neither a seed nor a level enters, so a question is always in the same split.
+    The bucket of a question's content, 0 to 9. Neither a seed nor a level enters, so a question is always in the same
+    split.
     """
     return stable_hash(task, question) % NUM_BUCKETS
 
@@ -40,25 +38,23 @@ def content_split(task: str, question: str) -> str:
     return {TEST_BUCKET: "test", VALIDATION_BUCKET: "validation"}.get(content_bucket(task, question), "train")
 
 
-def check_integer(name: str, value: object) -> None:
-    """Raise `ValueError` unless `value` is an integer (a bool is not)."""
+def check_integer(name: str, value: object, least: int | None = None) -> None:
+    """Raise `ValueError` unless `value` is an integer (a bool is not) of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name}={value!r} must be an integer")
+    if least is not None and value < least:
+        raise ValueError(f"{name}={value} must be at least {least}")
 
 
 def check_request(split: object, n: object, seed: object) -> None:
     """
-    Check the arguments of [`Task.rows`].
-
-    Raises:
-        `ValueError`: if the split is unknown, `n` is neither `None` nor an integer >= 1, or `seed` is no integer.
+    Check the arguments of [`Task.rows`]. Raises `ValueError`: if the split is unknown, `n` is neither `None` nor an
+    integer >= 1, or `seed` is no integer.
     """
     if split not in SPLITS:
         raise ValueError(f"split={split!r} must be one of {', '.join(SPLITS)}")
     if n is not None:
-        check_integer("n", n)
-        if n < 1:
-            raise ValueError(f"n={n} must be at least 1")
+        check_integer("n", n, least=1)
     check_integer("seed", seed)
 
 
@@ -69,15 +65,10 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def build_dataset(
-    name: str,
-    level: int,
-    prompts: Sequence[str],
-    answers: Sequence[str],
-    columns: Sequence[Mapping] | None = None,
+    name: str, level: int, prompts: Sequence[str], answers: Sequence[str], columns: Sequence[Mapping] | None = None
 ) -> "Dataset":
     """
     The rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`.
-
     `columns` holds the task's further columns, row by row; every row has the same keys.
     """
     from datasets import Dataset  # not for a list of tasks
@@ -109,21 +100,17 @@ class Task(ABC):
     @abstractmethod
     def rows(self, split: str, n: int | None, seed: int = 0) -> "Dataset":
         """
-        Questions of one split; the same arguments always give the same rows, and no question occurs twice.
-
-        Splits are disjoint by content, whatever the seed.
+        Questions of one split; the same arguments always give the same rows, and no question occurs twice. Splits are
+        disjoint by content, whatever the seed.
 
         Args:
             split (`str`): `"train"`, `"validation"` or `"test"`.
             n (`int` or `None`): number of rows; `None` means all of them, which only a finite data set has.
             seed (`int`, *optional*, defaults to `0`): selects the rows and their order.
 
-        Returns:
-            `datasets.Dataset` with the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
-            `level` (`int`) and the task's further columns.
-
-        Raises:
-            `ValueError`: if an argument is wrong or the split has fewer than `n` questions.
+        Returns `datasets.Dataset` with the columns `prompt` (list of chat messages), `answer` (`str`), `task` (`str`),
+        `level` (`int`) and the task's further columns. Raises `ValueError`: if an argument is wrong or the split has
+        fewer than `n` questions.
         """
 
     @abstractmethod
@@ -132,10 +119,8 @@ class Task(ABC):
 
     def reward(self, completion: str, row: Mapping) -> float:
         """
-        Reward of the completion in [0, 1]; never raises on any text.
-
-        It is 1.0 if the completion is correct and, unless the task says otherwise, only then. Otherwise it is 0.0,
-        unless the task grades.
+        Reward of the completion in [0, 1]; never raises on any text. It is 1.0 if the completion is correct and,
+        unless the task says otherwise, only then. Otherwise it is 0.0, unless the task grades.
         """
         return float(self.verify(completion, row))
 

@@ -36,10 +36,9 @@ def sample_balanced(rng: Random, pairs: int) -> str:
 
 def sample_unbalanced(rng: Random, pairs: int) -> str:
     """
-    An unbalanced string of `2 * pairs` brackets, `pairs` >= 2: a balanced one with two brackets swapped.
-
-    The first and the last bracket and the count of each kind stay the same, so neither the length, nor the ends, nor
-    counting distinguishes the two classes.
+    An unbalanced string of `2 * pairs` brackets, `pairs` >= 2: a balanced one with two brackets swapped. The first and
+    the last bracket and the count of each kind stay the same, so neither the length, nor the ends, nor counting
+    distinguishes the two classes.
     """
     while True:
         brackets = list(sample_balanced(rng, pairs))

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from .base import check_choice
+from .base import check_choice, check_integer
 from .code_formats import INSTRUCTION, parse_problem
 from .code_templates import sample_function
 from .generated import GeneratedTask
@@ -21,9 +21,7 @@ FENCED = re.compile(r"^[ \t]*(`{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL |
 def extract_code(completion: str, entry_point: str = "") -> str:
     """
     The last fenced block of a completion that defines the function, else the last block; the whole completion if there
-    is none.
-
-    An example or its output may follow the solution. A block in a list item is indented as a whole.
+    is none. An example or its output may follow the solution. A block in a list item is indented as a whole.
     """
     blocks = [dedented(block.group(2)) for block in FENCED.finditer(completion)]
     name = re.escape(entry_point)
@@ -79,8 +77,7 @@ class Code(LoadedTask, GeneratedTask):
         super().__init__(level)
         check_choice("reward", reward, REWARDS)
         for name, value in {"seconds": seconds, "memory_mib": memory_mib, "workers": workers or 1}.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+            check_integer(name, value, least=1)
         self._reward = reward
         self.load(path, parse_problem)
         self._sandbox = Sandbox(Limits(seconds, 3.0 * seconds, memory_mib), allow_weak_sandbox, workers)
@@ -112,15 +109,10 @@ class Code(LoadedTask, GeneratedTask):
 
     def shares(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[float]:
         """The share of its row's tests that each completion passes; several run at a time."""
-        programs = [
-            Program(
-                extract_code(completion, row["entry_point"]),
-                tuple(row["tests"]),
-                row["entry_point"],
-                row.get("setup") or "",
-            )
-            for completion, row in zip(completions, rows, strict=True)
-        ]
+        programs = []
+        for completion, row in zip(completions, rows, strict=True):
+            name = row["entry_point"]
+            programs.append(Program(extract_code(completion, name), tuple(row["tests"]), name, row.get("setup") or ""))
         # A text without the function's name cannot define it, and the same program need not run twice.
         to_run = list(dict.fromkeys(program for program in programs if program.entry_point in program.code))
         if not self._passed.keys() >= set(to_run):

@@ -18,8 +18,7 @@ def parse_problem(row: Mapping, source: str) -> Problem:
     - `test` (HumanEval): `prompt`, `canonical_solution`, `entry_point`; `test` defines `check(candidate)`.
     - `tests`: `prompt`, a list of statements, and optionally `entry_point`, `setup`, `solution`.
 
-    Raises:
-        `ValueError`: if the row has none of these forms.
+    Raises `ValueError`: if the row has none of these forms.
     """
     if row.get("test_list") is not None:
         return parse_mbpp(row, source)
@@ -110,12 +109,8 @@ def defined_names(code: str) -> set[str]:
 def called_name(test: str, setup: str, solution: str, source: str) -> str:
     """
     The first name that a test calls and the solution defines, else the first that neither Python nor the setup
-    defines.
-
-    The solution comes first because it may redefine a built-in name, as MBPP's solutions do with `sum`.
-
-    Raises:
-        `ValueError`: if there is none.
+    defines. The solution comes first because it may redefine a built-in name, as MBPP's solutions do with `sum`.
+    Raises `ValueError`: if there is none.
     """
     calls = [node.func for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
     names = [call.id for call in calls if isinstance(call, ast.Name)]

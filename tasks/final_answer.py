@@ -48,9 +48,8 @@ SLASHED = re.compile(rf"({DIGITS})\s*/\s*({DIGITS})")
 
 def boxed(text: str) -> list[str]:
     """
-    The contents of every `\\boxed{}` of a text, in order of their ends; an unclosed box is skipped.
-
-    Of nested boxes only the innermost counts. The function takes linear time.
+    The contents of every `\\boxed{}` of a text, in order of their ends; an unclosed box is skipped. Of nested boxes
+    only the innermost counts. The function takes linear time.
     """
     found = []
     opened = 0

@@ -21,8 +21,7 @@ class GeneratedTask(Task):
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8; the task's docstring says what it sets.
 
-    Raises:
-        `ValueError`: if the level is not an integer from 1 to 8.
+    Raises `ValueError`: if the level is not an integer from 1 to 8.
     """
 
     def __init__(self, level: int = 3):

@@ -1,7 +1,7 @@
 """Grade-school math word problems (GSM8K)."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -43,7 +43,6 @@ HEADING = re.compile(r"[\s*_]*(?:step|part|case|stage|phase|section|method)\s+#?
 def parse_number(text: str) -> Decimal | None:
     """
     The number at the beginning of a text, or `None` if the text does not begin with a number or goes on after it.
-
     Thousands separators, a currency sign, `x =`, a bracket and Markdown emphasis before the number and a unit after it
     are allowed, but neither a second number (`41 42`, `40+2`, `1/2`, `18 or nineteen`), nor a variable (`18/x`), nor a
     word or sign that changes the number (`2 million`, `2M`, `3!`).
@@ -62,9 +61,8 @@ def parse_number(text: str) -> Decimal | None:
 
 def marked_answers(text: str) -> list[str]:
     """
-    The texts after `####`, up to the end of the line, and in `\\boxed{}`.
-
-    Markers without any digit, and markers like `#### Step 1`, are Markdown headings and are skipped.
+    The texts after `####`, up to the end of the line, and in `\\boxed{}`. Markers without any digit, and markers like
+    `#### Step 1`, are Markdown headings and are skipped.
     """
     # `#### \boxed{42}` is one answer in two markers.
     marked = BOXED.findall(text) + HASHES.findall(BOXED.sub(r"\1", text))
@@ -73,9 +71,8 @@ def marked_answers(text: str) -> list[str]:
 
 def is_number(part: str, gold: str) -> bool:
     """
-    Whether a marked answer is the number, in any notation.
-
-    Numbers are compared exactly, whether they are decimal or in another notation (`\\frac{1}{2}`, `4 \\times 10^{3}`).
+    Whether a marked answer is the number, in any notation. Numbers are compared exactly, whether they are decimal or
+    in another notation (`\\frac{1}{2}`, `4 \\times 10^{3}`).
     """
     number = parse_number(part)
     return equal_number(gold, part) if number is None else number == Decimal(gold)
@@ -83,10 +80,8 @@ def is_number(part: str, gold: str) -> bool:
 
 def check_path(path: str) -> str:
     """
-    The place of the data: the absolute path of a local folder, or the name of a data set on the Hub.
-
-    Raises:
-        `ValueError`: if the path is neither, or if the folder misses a file.
+    The place of the data: the absolute path of a local folder, or the name of a data set on the Hub. Raises
+    `ValueError`: if the path is neither, or if the folder misses a file.
     """
     if not isinstance(path, (str, Path)):
         raise ValueError(f"path={path!r} must be a folder or the name of a data set on the Hub")
@@ -108,10 +103,8 @@ def check_path(path: str) -> str:
 
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    A problem from a row with `question` and `answer`, which ends in `#### ` and a number.
-
-    Raises:
-        `ValueError`: if the row is not like that.
+    A problem from a row with `question` and `answer`, which ends in `#### ` and a number. Raises `ValueError`: if the
+    row is not like that.
     """
     question, solution = (need(row, [key], str, source) for key in ("question", "answer"))
     _, marker, final = solution.rpartition("####")
@@ -131,34 +124,26 @@ def load_from(path: str) -> dict[str, list[Problem]]:
     Args:
         path (`str`): the result of [`check_path`].
 
-    Returns:
-        The problems of `"train"`, `"validation"` (the tenth of the training file that the hash of the question picks)
-        and `"test"` (the test file). A training question whose normalised text is in the test file as well is dropped.
-
-    Raises:
-        `ValueError`: if the data cannot be read or do not have the form described in [`GSM8K`].
+    Returns the problems of `"train"`, `"validation"` (the tenth of the training file that the hash of the question
+    picks) and `"test"` (the test file). A training question whose normalised text is in the test file as well is
+    dropped. Raises `ValueError`: if the data cannot be read or do not have the form described in [`GSM8K`].
     """
     if Path(path).is_dir():
         return load_problems(GSM8K.name, path, parse_problem)
+    try:
+        rows = {split: load_dataset(path, "main", split=split) for split in FILES}
+    except OSError as error:
+        raise ValueError(
+            f"path={path!r} is not a folder here, and the Hub did not give it ({error}); check the name and the "
+            "connection, or give the folder that holds train.jsonl and test.jsonl"
+        ) from error
     files = (
         by_question(
-            parse_problem(row, f"path='{path}, {split}', row {place}")
-            for place, row in enumerate(hub_rows(path, split))
+            parse_problem(row, f"path='{path}, {split}', row {place}") for place, row in enumerate(rows[split])
         )
         for split in FILES
     )
     return split_training_file(GSM8K.name, *files)
-
-
-def hub_rows(path: str, split: str) -> Iterable[Mapping]:
-    """The rows of a data set on the Hub, or of its copy in the cache."""
-    try:
-        return load_dataset(path, "main", split=split)
-    except OSError as error:
-        raise ValueError(
-            f"path={path!r} is not a folder here, and the Hub did not give it ({error}); "
-            "check the name and the connection, or give the folder that holds train.jsonl and test.jsonl"
-        ) from error
 
 
 class MarkedNumber(Task):
@@ -186,8 +171,7 @@ class GSM8K(MarkedNumber):
             folder with `train.jsonl` and `test.jsonl`, whose lines are objects with `question` and `answer`, the
             answer ending in `#### 42`.
 
-    Raises:
-        `ValueError`: if the path is neither, or if the folder misses a file.
+    Raises `ValueError`: if the path is neither, or if the folder misses a file.
     """
 
     name = "gsm8k"

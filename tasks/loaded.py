@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from datasets import Dataset
 
+from trl_prorl.text import short
+
 from .base import (
     SPLITS,
     VALIDATION_BUCKET,
@@ -20,6 +22,7 @@ from .base import (
 
 
 FILES = {"train": "train.jsonl", "test": "test.jsonl"}
+KINDS = {str: "text", list: "a list", int: "an integer"}
 
 
 class Problem(NamedTuple):
@@ -47,10 +50,8 @@ def normalise_question(question: str) -> str:
 
 def read_jsonl(file: Path) -> list[dict]:
     """
-    The objects of a JSON Lines file; empty lines are skipped.
-
-    Raises:
-        `ValueError`: if the file is missing or empty, or a line is no JSON object.
+    The objects of a JSON Lines file; empty lines are skipped. Raises `ValueError`: if the file is missing or empty, or
+    a line is no JSON object.
     """
     if not file.is_file():
         raise ValueError(f"path={str(file)!r}: there is no such file; give a file of JSON Lines, one object a line")
@@ -74,50 +75,33 @@ def read_jsonl(file: Path) -> list[dict]:
 
 def need(row: Mapping, keys: Sequence[str], kind: type | tuple, source: str):
     """
-    The value of the first of `keys` that the row has.
-
-    Raises:
-        `ValueError`: if it has none, or if the value is of another type or empty.
+    The value of the first of `keys` that the row has. Raises `ValueError`: if it has none, or if the value is of
+    another type or empty.
     """
     wanted = " or ".join(repr(key) for key in keys)
-    for key in keys:
-        if row.get(key) is not None:
-            if not isinstance(row[key], kind) or row[key] in ("", [], {}):
-                raise ValueError(f"{source}: {key!r} is {_short(row[key])}; {_expected(wanted, kind)}")
-            return row[key]
-    raise ValueError(
-        f"{source}: {wanted} is missing (there are: {', '.join(row) or 'none'}); {_expected(wanted, kind)}"
-    )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
-def _expected(wanted: str, kind: type | tuple) -> str:
-    names = {str: "text", list: "a list", int: "an integer", dict: "an object"}
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    return f"every row needs {wanted} as {' or '.join(names[k] for k in kinds)}, not empty"
+    kinds = " or ".join(KINDS[one] for one in (kind if isinstance(kind, tuple) else (kind,)))
+    expected = f"every row needs {wanted} as {kinds}, not empty"
+    key = next((key for key in keys if row.get(key) is not None), None)
+    if key is None:
+        raise ValueError(f"{source}: {wanted} is missing (there are: {', '.join(row) or 'none'}); {expected}")
+    if not isinstance(row[key], kind) or row[key] in ("", [], {}):
+        raise ValueError(f"{source}: {key!r} is {short(row[key])}; {expected}")
+    return row[key]
 
 
 def load_problems(name: str, path: str | Path, parse: Callable[[dict, str], Problem]) -> dict[str, list[Problem]]:
     """
-    Read a file, or a folder with `train.jsonl` and `test.jsonl`, and split it by content.
-
-    Of one file, a tenth is test and a tenth validation, by the hash of the question. Of a folder, the test file is
-    test and a tenth of the training file is validation; training questions that occur in the test file are dropped.
+    Read a file, or a folder with `train.jsonl` and `test.jsonl`, and split it by content. Of one file, a tenth is test
+    and a tenth validation, by the hash of the question. Of a folder, the test file is test and a tenth of the training
+    file is validation; training questions that occur in the test file are dropped.
 
     Args:
         name (`str`): name of the task; it enters the hash.
         path (`str` or `Path`): the file or the folder.
         parse (`Callable[[dict, str], Problem]`): makes a problem of a row, given the row and its name for errors.
 
-    Returns:
-        The problems of `"train"`, `"validation"` and `"test"`.
-
-    Raises:
-        `ValueError`: if the path does not exist, or if `parse` refuses a row.
+    Returns the problems of `"train"`, `"validation"` and `"test"`. Raises `ValueError`: if the path does not exist, or
+    if `parse` refuses a row.
     """
     if not isinstance(path, (str, Path)):
         raise ValueError(
@@ -159,10 +143,8 @@ def loaded_rows(
     name: str, path: str | Path, splits: Mapping[str, Sequence[Problem]], split: str, n: int | None, seed: int
 ) -> Dataset:
     """
-    Rows of one split in the order that the seed gives, whatever the order of the file; `n=None` means all rows.
-
-    Raises:
-        `ValueError`: if an argument is wrong or there are fewer than `n`.
+    Rows of one split in the order that the seed gives, whatever the order of the file; `n=None` means all rows. Raises
+    `ValueError`: if an argument is wrong or there are fewer than `n`.
     """
     check_request(split, n, seed)
     problems = splits[split]
@@ -172,13 +154,8 @@ def loaded_rows(
             "larger file"
         )
     shuffled = sorted(problems, key=lambda problem: stable_hash(name, split, seed, problem.question))[:n]
-    return build_dataset(
-        name,
-        1,
-        [problem.prompt for problem in shuffled],
-        [problem.answer for problem in shuffled],
-        [problem.columns for problem in shuffled],
-    )
+    questions = ((problem.prompt, problem.answer, problem.columns) for problem in shuffled)
+    return build_dataset(name, 1, *zip(*questions, strict=True))
 
 
 class LoadedTask(Task):

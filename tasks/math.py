@@ -27,10 +27,8 @@ FORMULA = re.compile(r"[-+*/^]|\\[A-Za-z]")
 
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
-    A problem from a row with `problem` (or `question`) and `answer`, or `solution` with one `\\boxed{}`.
-
-    Raises:
-        `ValueError`: if the row is not like that.
+    A problem from a row with `problem` (or `question`) and `answer`, or `solution` with one `\\boxed{}`. Raises
+    `ValueError`: if the row is not like that.
     """
     question = need(row, ["problem", "question"], str, source)
     answer = need(row, ["answer", "solution"], str, source)
@@ -59,11 +57,10 @@ def bracketed(text: str) -> str | None:
 
 def is_answer(answer: str, gold: str) -> bool:
     """
-    Whether an answer equals the reference: as text, or else according to math-verify.
-
-    If the reference is a number, the answer has to be one number too, not a sum or a list. Otherwise an expression is
-    allowed, but no integral, limit, sum sign or factorial that the reference does not have, and no approximate decimal
-    number. A number with a base is compared as text. A tuple in parentheses has an order, and is no set.
+    Whether an answer equals the reference: as text, or else according to math-verify. If the reference is a number,
+    the answer has to be one number too, not a sum or a list. Otherwise an expression is allowed, but no integral,
+    limit, sum sign or factorial that the reference does not have, and no approximate decimal number. A number with a
+    base is compared as text. A tuple in parentheses has an order, and is no set.
     """
     short, wanted = normalise(answer), normalise(gold)
     if short == wanted:
@@ -119,8 +116,7 @@ class Math(LoadedTask):
             with `problem` (or `question`) and `answer` (or `solution`, which holds the answer in `\\boxed{}`).
             [`load_problems`] describes the split.
 
-    Raises:
-        `ValueError`: if there is no such file, it is empty, or a row is not like that.
+    Raises `ValueError`: if there is no such file, it is empty, or a row is not like that.
     """
 
     name = "math"

@@ -15,16 +15,14 @@ WORKER = Worker(Path(__file__).with_name("isolated") / "math_worker.py", SECONDS
 
 def equal(gold: str, answer: str) -> bool:
     """
-    Whether math-verify considers the two equal; never raises on any text, and returns `False` after 5 s.
-
-    It works in a separate process, which is killed at the limit. No signal interrupts `9^{9^{9^{9}}}`, a single
-    integer power, and math-verify's signals fail outside the main thread.
+    Whether math-verify considers the two equal; never raises on any text, and returns `False` after 5 s. It works in a
+    separate process, which is killed at the limit. No signal interrupts `9^{9^{9^{9}}}`, a single integer power, and
+    math-verify's signals fail outside the main thread.
 
     Args:
         gold (`str`), answer (`str`): LaTeX without delimiters, such as `\\frac{1}{2}`.
 
-    Raises:
-        `RuntimeError`: if math-verify cannot be started at all.
+    Raises `RuntimeError`: if math-verify cannot be started at all.
     """
     if max(len(gold), len(answer)) > MAX_LENGTH:
         return False
@@ -42,10 +40,9 @@ def is_integer(number: str) -> bool:
 
 def equal_number(gold: str, answer: str) -> bool:
     """
-    Whether the answer is exactly the number, in any notation of [`as_number`]; a calculation is not.
-
-    Rational numbers are compared exactly, because math-verify rounds: it takes 0.333333 for a third. A fraction in
-    place of an integer, as in `84/2`, counts as a division that was not carried out.
+    Whether the answer is exactly the number, in any notation of [`as_number`]; a calculation is not. Rational numbers
+    are compared exactly, because math-verify rounds: it takes 0.333333 for a third. A fraction in place of an integer,
+    as in `84/2`, counts as a division that was not carried out.
 
     Args:
         gold (`str`): a number in plain LaTeX.

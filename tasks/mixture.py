@@ -10,10 +10,8 @@ from .registry import get_task
 
 def check_members(tasks: object) -> dict[str, dict]:
     """
-    The members of a mixture, each with its options and a `weight` above 0.
-
-    Raises:
-        `ValueError`: if it is no such mapping.
+    The members of a mixture, each with its options and a `weight` above 0. Raises `ValueError`: if it is no such
+    mapping.
     """
     if not isinstance(tasks, Mapping) or not tasks:
         raise ValueError(f"tasks={tasks!r} must map the names of tasks to weights, as in {{gsm8k: 0.5, code: 0.3}}")
@@ -32,9 +30,8 @@ def check_members(tasks: object) -> dict[str, dict]:
 
 def shares(weights: Sequence[float], n: int) -> list[int]:
     """
-    The owner of each of `n` places, such that every beginning is as close to the weights as possible.
-
-    Each place goes to the member that is furthest behind its share; among equals to the first.
+    The owner of each of `n` places, such that every beginning is as close to the weights as possible. Each place goes
+    to the member that is furthest behind its share; among equals to the first.
     """
     total, counts, places = sum(weights), [0] * len(weights), []
     for place in range(1, n + 1):
@@ -56,8 +53,7 @@ class Mixture(Task):
             free, so that a task can occur twice:
             `{"gsm8k": 0.5, "easy": {"task": "code", "level": 1, "weight": 0.2}}`.
 
-    Raises:
-        `ValueError`: if it is no such mapping, or a task cannot be made.
+    Raises `ValueError`: if it is no such mapping, or a task cannot be made.
     """
 
     name = "mixture"
@@ -92,21 +88,17 @@ class Mixture(Task):
         columns = list(dict.fromkeys(column for row in rows for column in row))
         return Dataset.from_dict({column: [row.get(column) for row in rows] for column in columns})
 
-    def member(self, row: Mapping) -> Task:
-        """The task of a row."""
-        return self.members[row["task"]]
-
     def verify(self, completion: str, row: Mapping) -> bool:
-        return self.member(row).verify(completion, row)
+        return self.members[row["task"]].verify(completion, row)
 
     def reward(self, completion: str, row: Mapping) -> float:
-        return self.member(row).reward(completion, row)
+        return self.members[row["task"]].reward(completion, row)
 
     def has_answer(self, completion: str, row: Mapping) -> bool:
-        return self.member(row).has_answer(completion, row)
+        return self.members[row["task"]].has_answer(completion, row)
 
     def gold(self, row: Mapping) -> str:
-        return self.member(row).gold(row)
+        return self.members[row["task"]].gold(row)
 
     def verify_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[bool]:
         return self._by_member("verify_many", completions, rows)

@@ -45,8 +45,7 @@ class ReasoningGym(GeneratedTask):
         config (`dict`, *optional*): settings of the family, such as `{"min_terms": 2}`; they override the level's.
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` or `"score"`, the scorer's points.
 
-    Raises:
-        `ValueError`: if reasoning-gym is not installed, or has no such family, level or setting.
+    Raises `ValueError`: if reasoning-gym is not installed, or has no such family, level or setting.
     """
 
     def __init__(self, family: str, level: int | None = None, config: dict | None = None, reward: str = "exact"):

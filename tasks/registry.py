@@ -1,9 +1,10 @@
 """The list of all tasks."""
 
 import inspect
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
+
+from trl_prorl.launch.recipe_check import nearest
 
 from .base import Task
 
@@ -35,12 +36,7 @@ def task_names() -> list[str]:
 
 
 def task_class(name: str) -> type[Task]:
-    """
-    The class of a task.
-
-    Raises:
-        `ValueError`: if there is no such task.
-    """
+    """The class of a task. Raises `ValueError`: if there is no such task."""
     module, _, attribute = _place(name).partition(":")
     return getattr(import_module(_here(module)), attribute)
 
@@ -51,8 +47,8 @@ def _place(name: str) -> str:
         place = PREFIXES.get(name.partition(":")[0])
     if place is None:
         raise ValueError(
-            f"name={name!r} is not a task.{_suggest(name, task_names())} Tasks: {', '.join(task_names())}; rg:NAME "
-            "for the families of reasoning-gym"
+            f"name={name!r} is not a task{nearest(str(name), TASKS)}. Tasks: {', '.join(task_names())}; rg:NAME for "
+            "the families of reasoning-gym"
         )
     return place
 
@@ -78,9 +74,6 @@ def get_task(name: str, **options) -> Task:
             (`"gsm8k:0.5,code:0.3"`), which make a [`~tasks.mixture.Mixture`] of the tasks with their defaults.
         options: options of the task, such as `level`; its docstring lists them.
 
-    Raises:
-        `ValueError`: if there is no such task, if it has no such option, or if an option has an impossible value.
-
     Example:
 
     ```python
@@ -88,6 +81,8 @@ def get_task(name: str, **options) -> Task:
     row = task.rows("train", 1)[0]
     task.reward(task.gold(row), row)  # 1.0
     ```
+
+    Raises `ValueError`: if there is no such task, if it has no such option, or if an option has an impossible value.
     """
     if isinstance(name, str) and "," in name:
         if options:
@@ -103,18 +98,16 @@ def get_task(name: str, **options) -> Task:
     for option, value in options.items():
         if option not in known:
             raise ValueError(
-                f"{option}={value!r} is not an option of the task {name!r}.{_suggest(option, known)} "
-                f"Options: {', '.join(known)}"
+                f"{option}={value!r} is not an option of the task {name!r}{nearest(option, known)}. Options: "
+                f"{', '.join(known)}"
             )
     return cls(*first, **options)
 
 
 def parse_weights(text: str) -> dict[str, dict]:
     """
-    `"gsm8k:0.5,rg:chain_sum:0.2"` as the mapping that [`~tasks.mixture.Mixture`] takes.
-
-    Raises:
-        `ValueError`: if a part is not a name, a colon and a number.
+    `"gsm8k:0.5,rg:chain_sum:0.2"` as the mapping that [`~tasks.mixture.Mixture`] takes. Raises `ValueError`: if a part
+    is not a name, a colon and a number.
     """
     members: dict[str, dict] = {}
     for part in text.split(","):
@@ -144,13 +137,7 @@ def task_of_recipe(name: str, level: int | None = None, options: dict | None = N
         options (`dict`, *optional*): the key `task_options`.
         path (`str`, *optional*): the key `dataset_name`: a Hub name or a local folder, for a task that reads data.
 
-    Raises:
-        `ValueError`: as [`get_task`].
+    Raises `ValueError`: as [`get_task`].
     """
     given = {"level": level, "path": path}
     return get_task(name, **(options or {}), **{key: value for key, value in given.items() if value is not None})
-
-
-def _suggest(value: object, known: list[str]) -> str:
-    matches = get_close_matches(str(value), known, n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""

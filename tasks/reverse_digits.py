@@ -21,8 +21,7 @@ class ReverseDigits(GeneratedTask):
         reward (`str`, *optional*, defaults to `"exact"`): `"exact"` pays the correct answer; `"ends"` pays digits of
             the right number whose first and last are right, so that *wrong answers score 1 too*, such as `54021`.
 
-    Raises:
-        `ValueError`: if the level or the reward is not one of these.
+    Raises `ValueError`: if the level or the reward is not one of these.
     """
 
     name = "reverse_digits"

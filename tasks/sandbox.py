@@ -1,19 +1,12 @@
-"""
-Runs code that a model wrote against tests, where it can do no harm and cannot fake a pass.
+"""Runs code that a model wrote against tests, where it can do no harm and cannot fake a pass."""
 
-`python -m tasks.sandbox` measures it: median latency and throughput for several numbers of runs at a time.
-"""
-
-import argparse
 import os
 import pickle
 import secrets
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
-
-from rich.console import Console
-from rich.table import Table
 
 from .isolated.lockdown import MACHINES
 
@@ -88,7 +78,6 @@ def mounts(paths: Sequence[Path]) -> Iterator[str]:
 def bubblewrap_command(python: Path, root: bool) -> list[str]:
     """
     The command that starts the harness in a file system which holds Python, the system's libraries and nothing else.
-
     It has no `/proc`, `/tmp`, `/home` or `/etc`, and nothing in it can be written. As root no user namespace is made,
     because root would remain the kernel's root there, to whom the limit on processes does not apply. The harness
     becomes nobody instead.
@@ -132,8 +121,7 @@ class Sandbox:
         workers (`int`, *optional*): runs at a time in [`Sandbox.run_many`]; by default as many as there are
             processors.
 
-    Raises:
-        `ValueError`: if bubblewrap does not work here and the weaker mode is not allowed or does not work either.
+    Raises `ValueError`: if bubblewrap does not work here and the weaker mode is not allowed or does not work either.
     """
 
     def __init__(self, limits: Limits | None = None, allow_weak: bool = False, workers: int | None = None):
@@ -155,10 +143,8 @@ class Sandbox:
 
     def run(self, program: Program) -> int:
         """
-        Number of tests that pass; 0 if the limits end the run, because the nonce never arrives then.
-
-        Raises:
-            `RuntimeError`: if the sandbox itself does not start, which says nothing about the code.
+        Number of tests that pass; 0 if the limits end the run, because the nonce never arrives then. Raises
+        `RuntimeError`: if the sandbox itself does not start, which says nothing about the code.
         """
         return run_here(self.isolation, self.limits, program)
 
@@ -253,37 +239,3 @@ def find_problem(isolation: str) -> str | None:
             "`--privileged`, on Ubuntu `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`)"
         )
     return reason
-
-
-def measure(runs: int, workers: int) -> tuple[float, float]:
-    """Median latency of a run (s) and throughput (1/s) of a trivial program, `workers` at a time."""
-    sandbox = Sandbox(workers=workers)
-
-    def timed(program: Program) -> float:
-        start = time.perf_counter()
-        sandbox.run(program)
-        return time.perf_counter() - start
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(workers) as pool:
-        latencies = list(pool.map(timed, [PROBE] * runs))
-    return statistics.median(latencies), runs / (time.perf_counter() - start)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tasks.sandbox", description="Measure the sandbox.")
-    parser.add_argument("--runs", type=int, default=40, help="programs for each row")
-    parser.add_argument("--parallel", type=int, nargs="+", default=[1, 2, 4], help="runs at a time")
-    args = parser.parse_args(argv)
-    try:
-        table = Table("at a time", "median latency, ms", "programs per second", title="bubblewrap, a trivial program")
-        for workers in args.parallel:
-            latency, throughput = measure(args.runs, workers)
-            table.add_row(str(workers), f"{1000 * latency:.0f}", f"{throughput:.1f}")
-        Console().print(table)
-    except ValueError as error:
-        sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

@@ -26,9 +26,8 @@ def are_as_many_numbers(given: Sequence[str], required: Sequence[str]) -> bool:
 
 def distance_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
-    The share of positions that hold the required number: 1/4 for `7 2 2 5` where `0 1 2 3` is required.
-
-    It is 0 if the count is wrong or something is not an integer written without leading zeros.
+    The share of positions that hold the required number: 1/4 for `7 2 2 5` where `0 1 2 3` is required. It is 0 if the
+    count is wrong or something is not an integer written without leading zeros.
     """
     if not are_as_many_numbers(given, required):
         return 0.0
@@ -42,10 +41,8 @@ def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> 
 
     For the question `3 1 0 2` the answer `7 2 2 5` has only the 2, and the pairs 2 2 and 2 5 in order: 3/7. The answer
     `0 3 1 2` has all four numbers, and the pairs 0 3 and 1 2: 6/7. It is 0 if the count is wrong or something is not
-    an integer written without leading zeros.
-
-    The reward ignores how often a number occurs: where digits repeat, *some wrong answers score 1 too*, such as
-    `1 2 2` for the question `1 1 2`.
+    an integer written without leading zeros. The reward ignores how often a number occurs: where digits repeat, *some
+    wrong answers score 1 too*, such as `1 2 2` for the question `1 1 2`.
     """
     if not are_as_many_numbers(given, required):
         return 0.0
@@ -59,11 +56,9 @@ def inclusion_ordering_reward(given: Sequence[str], required: Sequence[str]) -> 
 def nearness_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
     The closeness of each number to the required number in its place. Where 9 is required, `distance` gives nothing for
-    8, and `nearness` gives nearly a point.
-
-    With the required digits b_i and the largest error m_i = max(b_i, 9 - b_i) that a digit can have in place i, it is
-    1 - sum_i min(|a_i - b_i|, m_i) / sum_i m_i. It is 0 if the count is wrong or something is not an integer written
-    without leading zeros.
+    8, and `nearness` gives nearly a point. With the required digits b_i and the largest error m_i = max(b_i, 9 - b_i)
+    that a digit can have in place i, it is 1 - sum_i min(|a_i - b_i|, m_i) / sum_i m_i. It is 0 if the count is wrong
+    or something is not an integer written without leading zeros.
     """
     if not are_as_many_numbers(given, required):
         return 0.0
@@ -90,11 +85,9 @@ def longest_common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:
 def inclusion_lcs_reward(given: Sequence[str], required: Sequence[str]) -> float:
     """
     Half of the points for the required numbers, half for their order; graded even if the count is wrong. Unlike
-    `inclusion_ordering` it is 1 for the right answer alone.
-
-    With N = max(len(given), len(required)), it is (|given ∩ required| + LCS(given, required)) / (2 N), where the
-    intersection is that of multisets and LCS the length of the longest common subsequence. The denominator has the
-    larger of the two lengths, so that padding does not pay.
+    `inclusion_ordering` it is 1 for the right answer alone. With N = max(len(given), len(required)), it is (|given ∩
+    required| + LCS(given, required)) / (2 N), where the intersection is that of multisets and LCS the length of the
+    longest common subsequence. The denominator has the larger of the two lengths, so that padding does not pay.
     """
     included = (Counter(given) & Counter(required)).total()
     ordered = longest_common_subsequence(given, required)
@@ -129,8 +122,7 @@ class Sorting(GeneratedTask):
             | `"nearness"` | each position, less by its error: [`nearness_reward`] | yes |
             | `"inclusion_lcs"` | each number, each that is in order: [`inclusion_lcs_reward`] | no |
 
-    Raises:
-        `ValueError`: if the level or the reward is not one of these.
+    Raises `ValueError`: if the level or the reward is not one of these.
     """
 
     name = "sorting"

@@ -28,9 +28,7 @@ def format_question(question: str, choices: list[str]) -> str:
 def parse_problem(row: Mapping, source: str) -> Problem:
     """
     A problem from a row with `question`, `choices` (2 to 10 texts) and `answer` (a letter, or the place from 0).
-
-    Raises:
-        `ValueError`: if the row is not like that.
+    Raises `ValueError`: if the row is not like that.
     """
     question = need(row, ["question"], str, source)
     choices = need(row, ["choices"], list, source)
@@ -51,9 +49,7 @@ def parse_problem(row: Mapping, source: str) -> Problem:
 def extract_letter(completion: str, choices: list[str]) -> str | None:
     """
     The letter after `Answer:` or in `\\boxed{}`, or the letter that is the whole completion; `None` unless there is
-    exactly one.
-
-    Only the text of its choice may follow the letter.
+    exactly one. Only the text of its choice may follow the letter.
     """
     marked = MARKED.findall(completion) + boxed(completion)
     letters = {read_letter(part, choices) for part in marked or [completion]}
@@ -83,8 +79,7 @@ class Stem(LoadedTask, GeneratedTask):
         path (`str`, *optional*): a file of JSON Lines, or a folder with `train.jsonl` and `test.jsonl`; every line is
             an object with `question`, `choices` (a list of texts) and `answer` (a letter, or the place from 0).
 
-    Raises:
-        `ValueError`: if the level is not one of these, or the file is not as described.
+    Raises `ValueError`: if the level is not one of these, or the file is not as described.
     """
 
     name = "stem"

@@ -154,11 +154,10 @@ def varied(rng: Random, template: Template, base: dict[str, int]) -> dict[str, i
 
 def sample_question(rng: Random, level: int, num_choices: int) -> tuple[str, list[str], int]:
     """
-    Text, choices (all different) and the place of the right one; level 1 to 8.
-
-    Each choice is the right answer of a question of this kind, and the question is drawn from these at the end. So the
-    choices alone say nothing. Wrong values derived from the right value, by a mistake or a factor, would give it away
-    as the value that the others have in common.
+    Text, choices (all different) and the place of the right one; level 1 to 8. Each choice is the right answer of a
+    question of this kind, and the question is drawn from these at the end. So the choices alone say nothing. Wrong
+    values derived from the right value, by a mistake or a factor, would give it away as the value that the others have
+    in common.
     """
     template = rng.choice(TEMPLATES[: 2 + 2 * level])
     base = {name: rng.choice(options) for name, options in template.quantities.items()}

@@ -26,8 +26,8 @@ class Sums(MarkedNumber, GeneratedTask):
     Add numbers one after the other, and mark the sum: `add 17 48 5` -> `17+48=65 65+5=70 #### 70`.
 
     Level L, 1 to 8, has 2 to L + 1 numbers, every count equally likely; one number in four has two digits, the others
-    have one. An answer is correct if it holds the sum after `####`, as in [`~tasks.gsm8k.GSM8K`]. The working is a
-    way to it, and is not required.
+    have one. An answer is correct if it holds the sum after `####`, as in [`~tasks.gsm8k.GSM8K`]. The working is a way
+    to it, and is not required.
 
     Args:
         level (`int`, *optional*, defaults to `3`): difficulty, from 1 to 8.
@@ -35,8 +35,7 @@ class Sums(MarkedNumber, GeneratedTask):
             `"steps"` gives a wrong answer with n additions to do 1/(n+2) for a marked number, and 1/(n+2) for each
             addition that stands in its place before the mark.
 
-    Raises:
-        `ValueError`: if the level or the reward is not one of these.
+    Raises `ValueError`: if the level or the reward is not one of these.
     """
 
     name = "sums"

@@ -38,10 +38,8 @@ class Worker:
 
     def ask(self, request: dict, seconds: float | None = None) -> dict | None:
         """
-        The answer; `None` if none came in time or the process died. That answer is then lost.
-
-        Raises:
-            `RuntimeError`: if the process does not start.
+        The answer; `None` if none came in time or the process died. That answer is then lost. Raises `RuntimeError`:
+        if the process does not start.
         """
         if self._owner != os.getpid():
             self.__init__(self.script, self.seconds)

@@ -32,20 +32,18 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import ProRLConfig, ProRLTrainer
 from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, new_model
-from trl_prorl.hub import publish
 
 
 sys.path.append(str(Path(__file__).parent))  # last: the folders here must not hide packages of their names
 
 from hub_cache import fill_hf_home  # noqa: E402
-from hub_server import TOKEN, HubServer  # noqa: E402
+from hub_server import TOKEN, HubServer, constants_for  # noqa: E402
 from once import do_once  # noqa: E402
+from tiny_run import LORA, SETTINGS, vowels  # noqa: E402
 
 
 torch.set_num_threads(1)
 do_once()
-
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
 
 def pytest_collection_finish(session):
@@ -55,12 +53,6 @@ def pytest_collection_finish(session):
     """
     gc.collect()
     gc.freeze()
-
-
-def vowels(completions, **kwargs):
-    """A reward that differs within almost every group: the share of bytes below 'g'."""
-    texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]
-    return [sum(ord(ch) < 103 for ch in text) / (len(text) + 1) for text in texts]
 
 
 @pytest.fixture(scope="session")
@@ -94,6 +86,8 @@ def tiny_model(make_tiny_model):
 class Forks:
     """Real processes without the seconds that their imports cost: see forks/server.py."""
 
+    hub = None  # the address of the Hub that they talk to
+
     def __init__(self, **env):
         script = Path(__file__).parent / "forks" / "server.py"
         self.server = subprocess.Popen(
@@ -106,7 +100,7 @@ class Forks:
 
     def start(self, **order):
         """Begin, and return the process id."""
-        self.server.stdin.write(json.dumps(order) + "\n")
+        self.server.stdin.write(json.dumps(order | {"hub": self.hub}) + "\n")
         self.server.stdin.flush()
         return int(self.server.stdout.readline())
 
@@ -155,32 +149,18 @@ def hub(hub_server):
 
 @pytest.fixture
 def online(hub, monkeypatch):
-    """This process's client talks to `hub`, and does not wait before it tries again."""
-    template = "/{repo_id}/resolve/{revision}/{filename}"
-    for name, value in (
-        ("HF_HUB_OFFLINE", False),
-        ("HF_HUB_DISABLE_XET", True),
-        ("ENDPOINT", hub.url),
-        ("HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template),
-    ):
+    """This process's client talks to `hub`."""
+    for name, value in constants_for(hub.url).items():
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(publish, "WAITS", (0.0, 0.0, 0.0))
     return hub
 
 
-@pytest.fixture(scope="session")
-def hub_forks(hub_server, tmp_path_factory):
-    """As `forks`, for processes whose Hub is `hub`: the client reads its address when it is imported."""
-    forks = Forks(
-        HF_ENDPOINT=hub_server.url,
-        HF_TOKEN=TOKEN,
-        HF_HOME=str(tmp_path_factory.mktemp("hf_home")),
-        HF_HUB_OFFLINE="0",
-        HF_HUB_DISABLE_XET="1",
-    )
-    yield forks
-    forks.close()
+@pytest.fixture
+def hub_forks(forks, hub, monkeypatch):
+    """As `forks`, for processes whose Hub is `hub`."""
+    monkeypatch.setattr(forks, "hub", hub.url)
+    return forks
 
 
 @pytest.fixture(scope="session")
@@ -206,24 +186,9 @@ def make_trainer(tiny_model, tmp_path, device):
     def make(
         cls=ProRLTrainer, lora=True, reward=vowels, model=None, prompts=16, trainer_kwargs=None, columns=None, **keys
     ):
-        defaults = {
-            "output_dir": str(tmp_path / f"run{next(counter)}"),
-            "max_steps": 4,
-            "per_device_train_batch_size": 8,
-            "num_generations": 4,
-            "num_iterations": 2,
-            "max_completion_length": 6,
-            "learning_rate": 5e-3,
-            "lr_scheduler_type": "constant",
-            "bf16": False,
-            "use_cpu": device == "cpu",
-            "gradient_checkpointing": False,
-            "report_to": "none",
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "disable_tqdm": True,
-            "seed": 7,
-        }
+        defaults = {"output_dir": str(tmp_path / f"run{next(counter)}"), "max_steps": 4, "num_iterations": 2}
+        defaults |= {"per_device_train_batch_size": 8, "lr_scheduler_type": "constant", "use_cpu": device == "cpu"}
+        defaults |= {"report_to": "none", "save_strategy": "no", "logging_steps": 1, **SETTINGS}
         config_class = ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

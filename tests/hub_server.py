@@ -19,6 +19,13 @@ TOKEN, USER = "hf_" + "a" * 30, "someone"
 REPO = r"(?P<repo>[\w.-]+/[\w.-]+)"
 
 
+def constants_for(url):
+    """What the client's `constants` say where its Hub is at this address."""
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    where = {"ENDPOINT": url, "HUGGINGFACE_CO_URL_TEMPLATE": template}
+    return {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, **where}
+
+
 class HubServer:
     """
     Attributes:

@@ -9,13 +9,18 @@ import os
 
 import jinja2
 import torch
+from accelerate.utils import imports
+
+from trl_prorl import environment
 
 
 def do_once() -> None:
     """For this process and its forks."""
     # PEFT's metadata are parsed whenever accelerate asks whether PEFT is there.
     importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
-    importlib.metadata.version = functools.cache(importlib.metadata.version)
+    importlib.metadata.version = environment.version = functools.cache(importlib.metadata.version)
+    # accelerate looks for a dozen of packages whenever it is made.
+    imports._is_package_available = functools.cache(imports._is_package_available)
     # The templates of model cards, PEFT's and ours, are compiled at every save.
     jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
     # A file outlives a process that is killed; a power loss is the soak's to feign.

@@ -8,6 +8,9 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from run_record import read_events
+from run_record import read_rows as rows
+from tiny_run import LORA
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_prorl.adapters.growth import factors_of
@@ -16,7 +19,6 @@ from trl_prorl.launch.plan import Plan
 from trl_prorl.parts import Part
 
 
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
 RESTARTS = {"ref_reset_every": 2, "adapter_restart": "merge"}
 ARMS = {
@@ -49,12 +51,7 @@ def adapted(path, dtype=torch.float32, **keys):
 
 
 def events(trainer, kind="reset"):
-    lines = Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
-
-
-def rows(trainer):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
+    return read_events(trainer, kind)
 
 
 # -------------------------------------------------------------------------------------------------------- one restart
@@ -249,7 +246,7 @@ REFUSED = {
     "a bias": ({}, {"peft_config": LoraConfig(bias="all")}, "bias='all'"),
     "another beginning": ({}, {"peft_config": LoraConfig(init_lora_weights=False)}, "init_lora_weights=False"),
     "4 bits": ({}, {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)}, "quantised model"),
-    "torch.compile": ({"torch_compile": True}, {}, "torch_compile=True holds"),
+    "torch.compile": ({"torch_compile": True}, {}, "torch_compile hold on"),
 }
 
 

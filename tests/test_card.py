@@ -7,8 +7,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from trl_prorl.hub.card import model_card
-from trl_prorl.hub.record import read_record, without_secrets
+from trl_prorl.hub.card import model_card, read_record, without_secrets
 from trl_prorl.record.base_model import identify
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 

@@ -181,14 +181,8 @@ def test_the_oldest_steps_go_first_whatever_was_touched_last(tmp_path):
         write(tmp_path, step)
     os.utime(tmp_path / "checkpoint-2", (2e9, 2e9))  # a removal that was broken off changes the folder
     best = tmp_path / "checkpoint-4"
-    left = {
-        None: [2, 4, 6, 8, 10],
-        0: [2, 4, 6, 8, 10],
-        4: [2, 4, 6, 8, 10],
-        3: [4, 6, 8, 10],
-        2: [4, 8, 10],
-        1: [4, 8, 10],
-    }
+    left = {None: [2, 4, 6, 8, 10], 0: [2, 4, 6, 8, 10], 4: [2, 4, 6, 8, 10], 3: [4, 6, 8, 10], 2: [4, 8, 10]}
+    left |= {1: [4, 8, 10]}
     for limit, steps in left.items():
         rotate(tmp_path, 8, limit, os.path.relpath(best))  # 10 lies after the run's newest, and is not of this run
         assert sorted(int(path.name[11:]) for path in tmp_path.glob("checkpoint-*")) == steps, limit

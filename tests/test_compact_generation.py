@@ -11,6 +11,7 @@ from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from run_record import read_rows
 from scipy.stats import chisquare
+from tiny_run import LORA
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
@@ -22,7 +23,6 @@ from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packe
 from trl_prorl.rollout.thinking import interrupted_rollout
 
 
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11]]
 COPIES = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
 
@@ -249,9 +249,12 @@ def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_m
 def test_the_copy_shares_what_lora_does_not_touch(tiny_model):
     policy = adapted(tiny_model, **LORA)
     merged = MergedCopy(policy)
+    merged.refresh(), merged.refresh()
     shared = {id(param) for param in policy.parameters()}
     assert all(id(param) in shared for param in merged.model.parameters())
     packed = [layer for layer in merged.model.modules() if isinstance(layer, PackedLinear)]
+    own = {param.data_ptr() for param in policy.parameters()}  # the merged weights are held once, packed
+    assert all(layer.weight.data_ptr() in own for layer in packed)
     targets = [m for name, m in policy.named_modules() if name.endswith((".q_proj", ".v_proj", ".down_proj"))]
     weights = [param for module in targets for param in module.base_layer.parameters()]
     assert len(packed) == len(targets) + 1
@@ -288,27 +291,6 @@ def test_which_layers_are_packed_and_that_they_give_their_products(dtype, bias, 
     layer.forward = layer.forward
     assert not can_be_packed(layer)
     assert not can_be_packed(None) and not can_be_packed(torch.nn.Sequential(layer))
-
-
-def test_a_copy_holds_the_merged_weights_once(tiny_model):
-    """Beside the packed ones its layers hold the policy's own, which stay what they were through a second merge."""
-    policy = adapted(tiny_model, **LORA)
-    before = {name: param.clone() for name, param in policy.named_parameters()}
-    merged = MergedCopy(policy)
-    merged.refresh(), merged.refresh()
-    assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
-    own = {param.data_ptr() for param in policy.parameters()}
-    packed = [layer for layer in merged.model.modules() if isinstance(layer, PackedLinear)]
-    assert packed and all(layer.weight.data_ptr() in own for layer in packed)
-
-
-def test_a_forward_that_is_replaced_is_not_copied(tiny_model):
-    """A closure computes with the policy's layers, wherever it is copied to."""
-    policy = adapted(tiny_model, **LORA)
-    policy.get_base_model().model.layers[1].forward = policy.get_base_model().model.layers[1].forward
-    assert why_not_merged(policy) == (
-        "its adapter cannot be merged (ValueError: the forward of model.layers.1 is replaced)"
-    )
 
 
 def test_what_cannot_be_merged_is_said(tiny_model):
@@ -524,7 +506,3 @@ def test_with_dynamic_sampling_and_a_thinking_budget(make_trainer):
     )
     thinking.train()
     assert thinking.state.global_step == 4
-
-
-def test_a_key_that_changes_samples_is_part_of_the_run(make_trainer, run):
-    assert not make_trainer(compact_generation="auto").args.is_trl and make_trainer().args.is_trl

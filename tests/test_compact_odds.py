@@ -4,6 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from run_record import read_rows
+from tiny_run import LORA
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trl_prorl.errors import NonFiniteError
@@ -11,9 +12,6 @@ from trl_prorl.launch import acceleration
 from trl_prorl.rollout.compact import draw
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.merged_copy import MergedCopy, why_not_merged
-
-
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
 
 def disturb(policy):

@@ -5,21 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_record import read_rows
+from run_record import read_events, read_rows
 
 from trl_prorl import ProRLConfig, train
 from trl_prorl.checkpoint.identity import check_change
 
 
 # Two steps a generation: checkpoint-2 is at a batch's end, and a reset waits there; checkpoint-3 is inside a batch.
-KEYS = {
-    "beta": 0.3,
-    "ref_reset_every": 2,
-    "num_iterations": 2,
-    "max_steps": 4,
-    "save_strategy": "steps",
-    "save_steps": 1,
-}
+KEYS = {"beta": 0.3, "ref_reset_every": 2, "num_iterations": 2, "max_steps": 4, "save_strategy": "steps"}
+KEYS |= {"save_steps": 1}
 KEYS |= {"lr_scheduler_type": "linear", "warmup_steps": 2, "weight_decay": 0.1, "optim": "adamw_torch"}
 
 
@@ -50,8 +44,7 @@ def resumed(begun, make_trainer):
 
 
 def column(trainer, name):
-    file = Path(trainer.args.output_dir, "metrics.jsonl")
-    return [json.loads(line)[name] for line in file.read_text().splitlines()]
+    return [row[name] for row in read_rows(trainer)]
 
 
 # Linear, two steps of warm-up, four in all, 5e-3: steps 3 and 4 are made with 5e-3 and 2.5e-3.
@@ -120,8 +113,7 @@ def test_intervals_of_saves_and_logs_are_those_of_now(resumed):
 
 
 def resets(trainer):
-    events = read_rows(trainer, "events.jsonl")
-    return [(event["step_applied"], event["reason"]) for event in events if event["event"] == "reset"]
+    return [(event["step_applied"], event["reason"]) for event in read_events(trainer, "reset")]
 
 
 def test_triggers_that_come_and_go(resumed, run, make_trainer):

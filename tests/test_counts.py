@@ -1,8 +1,6 @@
 """The record's counts against a hook on the base model, from outside."""
 
-import json
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +35,6 @@ class Witness:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lora", [True, False])
 @pytest.mark.parametrize(
     "keys, ref, old",
     [
@@ -55,6 +52,7 @@ class Witness:
     ],
     ids=["control", "A", "A+reuse", "A0", "B", "B+reuse", "plain", "plain on-policy", "A, bf16", "B, bf16"],
 )
+@pytest.mark.parametrize("lora", [True, False])
 def test_counts_agree_with_a_hook_on_the_model(make_trainer, lora, keys, ref, old):
     """`ref` and `old` are scorings of the whole generation batch, of which there are two in this run."""
     steps_per_generation, iterations = 2, keys.get("num_iterations", 2)
@@ -123,8 +121,7 @@ def test_every_task_has_its_reward_and_pass_rate_in_the_record(run, tmp_path):
         trainer = run(
             reward=reward, columns={"task": ["easy", "hard"] * 8}, max_steps=6, dynamic_sampling_rounds=rounds
         )
-        path = Path(trainer.args.output_dir, "metrics.jsonl")
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = read_rows(trainer)
         seen = {key for row in rows for key in row if "/" in key}
         assert seen == {"reward/easy", "pass_rate/easy", "reward/hard", "pass_rate/hard"}
         for row in rows:

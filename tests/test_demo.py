@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from run_record import read_rows
 
 from eval.analysis.statistics import prediction_interval
 from trl_prorl import demo as demo_module
@@ -136,7 +137,7 @@ def test_every_arm_scores_what_is_expected(demo):
 @pytest.mark.slow
 def test_b_never_scores_a_reference(demo):
     out, _ = demo
-    rows = [json.loads(line) for line in (out / "variantB" / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(out / "variantB")
     assert sum(row["ref_forward_calls"] + row["old_forward_calls"] for row in rows) == 0
     assert not (out / "variantB" / "ref").exists() and (out / "variantA" / "ref").exists()
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from run_record import read_rows
 
 
 HERE = Path(__file__).parent
@@ -29,9 +30,8 @@ def train(two_processes, tiny_model, tmp_path):
 
     def run(kind, seen_by):
         two_processes("distributed_worker.py", tiny_model, out, kind, seen_by)
-        events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-        metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        return [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)], events, metrics
+        ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+        return ranks, read_rows(out, "events.jsonl"), read_rows(out)
 
     return run
 

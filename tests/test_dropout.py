@@ -12,13 +12,8 @@ from trl_prorl import assembly
 from trl_prorl.scoring.dropout import check_dropout, check_dropout_config, check_randomness
 
 
-SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "vocab_size": 300,
-}
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SHAPE |= {"vocab_size": 300}
 SHAPE |= {"num_key_value_heads": 2, "head_dim": 16, "attention_dropout": 0.0}
 
 

@@ -128,11 +128,8 @@ def uneven(prompts, trainer):
     return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
 
 
-LENGTH_TERMS = {
-    "cosine": cosine_length_reward(6, -1.0),
-    "target": target_length_reward(3, 0.1),
-    "overlong": get_soft_overlong_punishment(6, 5),
-}
+LENGTH_TERMS = {"cosine": cosine_length_reward(6, -1.0), "target": target_length_reward(3, 0.1)}
+LENGTH_TERMS |= {"overlong": get_soft_overlong_punishment(6, 5)}
 
 
 @pytest.mark.parametrize("term", LENGTH_TERMS)

@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from tasks import get_task
 from trl_prorl.embedded import making as embedded
-from trl_prorl.embedded.demonstrations import WRONG_ANSWERS, add_without_carry
 from trl_prorl.embedded.making import (
     FAMILIES,
     TAUGHT,
+    WRONG_ANSWERS,
     EmbeddedSettings,
+    add_without_carry,
     byte_tokenizer,
     demonstrations,
     make_embedded_model,
@@ -111,7 +112,7 @@ def test_a_sum_without_carries(a, b, total):
 def test_settings_of_another_task_and_seed():
     assert settings_of() == EmbeddedSettings() and EmbeddedSettings().stored == "float32"
     assert settings_of(seed=3) == EmbeddedSettings(seed=3, stored="bfloat16")
-    assert {settings_of(task, seed=2).name for task in FAMILIES} == {f"embedded:{task}:2" for task in FAMILIES}
+    assert {settings_of(task, seed=2).task for task in FAMILIES} == set(FAMILIES)
     assert {settings_of(task).stored for task in FAMILIES if task != "reverse_digits"} == {"bfloat16"}
     with pytest.raises(ValueError, match="--task parity: .* reverse_digits, sorting, sums, three_tasks. Give one"):
         settings_of("parity")

@@ -2,22 +2,19 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from run_record import read_rows as rows
+from run_record import untimed
 from transformers import TrainerCallback
 
 from trl_prorl.record.meter import JsonLines
-from trl_prorl.record.run_files import METRICS_FILE, read_jsonl
+from trl_prorl.record.run_files import read_jsonl
 
 
 PROMPTS = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}"}] for i in range(4)]})
 KEYS = {"per_device_eval_batch_size": 4, "num_generations_eval": 2, "eval_strategy": "steps", "eval_steps": 2}
-
-
-def rows(trainer, file=METRICS_FILE):
-    return read_jsonl(Path(trainer.args.output_dir, file))
 
 
 @pytest.fixture
@@ -77,11 +74,7 @@ def test_a_resume_goes_on_with_the_same_rows_but_for_times(make_trainer, tmp_pat
     again = make_trainer(**keys, output_dir=str(tmp_path / "cut"))
     again.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-2"))
     assert thousands(again) == thousands(whole) == [0, 1, 0, 1, 0, 1]
-
-    def untimed(trainer):
-        return [{k: v for k, v in row.items() if "time" not in k and "second" not in k} for row in rows(trainer)]
-
-    assert untimed(again) == untimed(whole)
+    assert untimed(rows(again)) == untimed(rows(whole))
 
 
 def test_how_fast_an_evaluation_was_is_not_among_its_results(run):

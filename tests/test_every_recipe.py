@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from run_record import read_rows
 
 from trl_prorl.launch.recipe_check import read_recipe
 
@@ -20,20 +21,9 @@ FAST = ("variantA.yaml", "gsm8k_qwen2.5-0.5b.yaml", "kimi_k1.5.yaml", "dapo.yaml
 NEEDS_WORDS = pytest.mark.skipif(find_spec("spellchecker") is None, reason="needs pyspellchecker")
 STAND_IN = {"model_name_or_path": "embedded", "log_completions": "false"}
 NEEDS_CUDA = ("qlora_8bit.yaml",)
-SMALL = {
-    "bf16": "false",
-    "use_cpu": "true",
-    "dtype": "float32",
-    "gradient_checkpointing": "false",
-    "max_steps": 3,
-    "train_rows": 2,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 4,
-    "max_completion_length": 4,
-    "disable_tqdm": "true",
-    "report_to": "none",
-}
+SMALL = {"bf16": "false", "use_cpu": "true", "dtype": "float32", "gradient_checkpointing": "false", "max_steps": 3}
+SMALL |= {"train_rows": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4}
+SMALL |= {"max_completion_length": 4, "disable_tqdm": "true", "report_to": "none"}
 
 
 def marks(file):
@@ -75,14 +65,14 @@ def test_it_runs(forks, tmp_path, file):
     status, written = forks.run(script, "--config", str(file), *small(recipe), cwd=tmp_path)
     assert status == 0, written[-3000:]
     run = tmp_path / recipe["output_dir"]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(run)
     every = recipe.get("steps_per_generation", 1) * recipe.get("num_iterations", 1)
     assert [row["step"] for row in rows] == [1, 2, 3] and all(row["tokens_generated"] > 0 for row in rows[::every])
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert {key: config[key] for key in ("task", "beta") if key in recipe} == {
         key: recipe[key] for key in ("task", "beta") if key in recipe
     }
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    events = read_rows(run, "events.jsonl")
     resets = [(event["step_applied"], event["optimizer_reset"]) for event in events if event["event"] == "reset"]
     if recipe.get("ref_reset_every"):
         assert resets == [(2, recipe.get("optimizer_reset", "keep"))]
@@ -100,7 +90,7 @@ def test_a_family_of_the_study_starts_above_0(forks, tmp_path, family):
     options += ["--per_device_train_batch_size", "64", "--max_completion_length", "48", "--max_steps", "4"]
     status, written = forks.run(RECIPES / "grpo_variantA.py", "--config", str(STUDY / f"{family}.yaml"), *options)
     assert status == 0, written[-3000:]
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(tmp_path / "run")
     assert len(rows) == 4 and all(0.02 < row[f"pass_rate/{family}"] < 0.6 for row in rows[::2])
     base = json.loads((tmp_path / "run" / "env.json").read_text())["base_model"]
     assert base["name"] == f"embedded:{family}:0" and len(base["sha256"]) == 64

@@ -10,7 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from run_record import read_events as events
 from run_record import read_rows as rows
+from run_record import untimed
+from tiny_run import LORA
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import use_adapter
 
@@ -23,7 +26,6 @@ from trl_prorl.record.meter import StageTimer
 from trl_prorl.scoring.references import frozen_adapter
 
 
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
 # Two steps a generation, so that growth is requested at 2, and applied there.
 GROWS = {"lora_growth_every": 2, "lora_growth_step": 2, "lora_growth_max_rank": 6}
@@ -68,13 +70,8 @@ def grown(model, step=1, **keys):
     return part.boundary(step)
 
 
-KINDS = {
-    "LoRA": {},
-    "an uneven α": {"r": 3, "lora_alpha": 7},
-    "rsLoRA": {"use_rslora": True},
-    "gaussian": {"init_lora_weights": "gaussian"},
-    "DoRA": {"use_dora": True},
-}
+KINDS = {"LoRA": {}, "an uneven α": {"r": 3, "lora_alpha": 7}, "rsLoRA": {"use_rslora": True}}
+KINDS |= {"gaussian": {"init_lora_weights": "gaussian"}, "DoRA": {"use_dora": True}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -183,10 +180,6 @@ def test_what_is_not_understood_changes_nothing(adapted):
 # ------------------------------------------------------------------------------------------------------ in training
 
 
-def events(trainer):
-    return [event for event in rows(trainer, "events.jsonl") if event["event"] != "resume"]
-
-
 class Watch(Part):
     """Calls a function at every generation boundary, after the parts before it."""
 
@@ -195,15 +188,11 @@ class Watch(Part):
 
 
 ARMS = {
-    "plain": {"num_iterations": 2},
     "control": {"beta": 0.3, "num_iterations": 2},
     "A, mixed": {"beta": 0.3, "ref_reset_every": 2, "ref_reset_mix": 0.5},
     "base anchor": {"beta": 0.3, "ref_reset_every": 2, "beta_base": 0.2},
     "B": {"beta_old": 0.3, "num_iterations": 2},
-    **{
-        f"C, {mode}": {"beta": 0.3, "ref_reset_every": 2, "optimizer_reset": mode}
-        for mode in ("hard", "soft", "asym", "step")
-    },
+    "C": {"beta": 0.3, "ref_reset_every": 2, "optimizer_reset": "soft"},  # every treatment: test_growth_state.py
     "rsLoRA": {"beta": 0.3, "ref_reset_every": 2, "lora": {"use_rslora": True}},
     "SGD": {"optim": "sgd", "learning_rate": 0.5},
     "accumulation": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
@@ -353,22 +342,6 @@ def test_the_merged_copy_is_the_grown_policy(run):
     assert trainer.model.peft_config["default"].r == 6
 
 
-def test_states_in_8_bits_grow_in_a_run(make_trainer, run, weights):
-    """4,096 values and more of a factor A: rank 128 of 32 inputs."""
-    keys = {**GROWS, "lora_growth_max_rank": 130, "optim": "adamw_8bit", "num_iterations": 2, "max_steps": 6}
-    keys |= {"save_strategy": "steps", "save_steps": 1, "lora": False}
-    config = {"trainer_kwargs": {"peft_config": LoraConfig(**{**LORA, "r": 128, "lora_alpha": 256})}}
-    whole = run(**keys, **config)
-    grown_state = [state for param, state in whole.optimizer.state.items() if param.shape == (130, 32)]
-    assert grown_state and all(state["state1"].dtype == torch.uint8 for state in grown_state)
-    assert all(state["state1"].shape == (130, 32) and len(state["absmax1"]) == 17 for state in grown_state)
-    assert [event["rank"] for event in events(whole)] == [130]
-    again = make_trainer(**keys, **config, output_dir=whole.args.output_dir)
-    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-3")))
-    a, b = weights(whole), weights(again)
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
 # ------------------------------------------------------------------------------------------ checkpoints and resumes
 
 
@@ -391,7 +364,8 @@ def test_a_resume_around_a_growth_is_exact(make_trainer, run, weights, case):
         (6, 6, 8),
     ]
     end = weights(whole)
-    for step, rank in ((3, 4), (4, 4), (6, 6)):  # the request waits; it is applied first of all; the second one
+    # The request waits; it is applied first of all; the second one.
+    for step, rank in ((3, 4), (4, 4), (6, 6)) if case == "A, hard" else ((4, 4),):
         checkpoint = Path(whole.args.output_dir, f"checkpoint-{step}")
         assert json.loads((checkpoint / "adapter_config.json").read_text())["r"] == rank
         again = make_trainer(**keys)
@@ -406,10 +380,6 @@ def test_a_resume_around_a_growth_is_exact(make_trainer, run, weights, case):
     again = make_trainer(**keys, output_dir=whole.args.output_dir)
     again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-6")))
     assert [untimed(event) for event in events(again)] == [untimed(event) for event in told]
-
-
-def untimed(event):
-    return {key: value for key, value in event.items() if "seconds" not in key}
 
 
 def test_the_best_checkpoint_may_have_a_smaller_rank(make_trainer, tiny_model):
@@ -513,13 +483,13 @@ def test_what_cannot_grow_is_refused_in_one_line(make_trainer, monkeypatch):
         make_trainer(lora=False, **GROWS, trainer_kwargs={"peft_config": IA3Config(task_type="CAUSAL_LM")})
     refused(make_trainer, "embed_tokens .Embedding. has another kind", lora={"target_modules": ["embed_tokens"]})
     refused(make_trainer, "state of .*Adafactor: use torch's Adam", optim="adafactor")
-    refused(make_trainer, "paged state of bitsandbytes", optim="paged_adamw_8bit")
+    refused(make_trainer, "state of bitsandbytes.*: use torch's Adam", optim="adamw_8bit")
     unclean = {"gradient_accumulation_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4}
     with pytest.raises(ValueError, match="nor growth has a clean place"):
         make_trainer(**GROWS, **unclean)
     with monkeypatch.context() as patch:
         patch.setattr("trl_prorl.config.ProRLConfig.world_size", 2)
-        refused(make_trainer, "2 processes hold on to the shapes")
+        refused(make_trainer, "processes, DeepSpeed, FSDP and torch_compile hold on")
 
 
 def test_a_factor_that_two_layers_share_is_refused(adapted):

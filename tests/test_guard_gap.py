@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from run_record import read_rows as read
 
 from tasks import get_task
 from trl_prorl.guards.guard_gap import WINDOW, GuardGap
@@ -13,10 +14,6 @@ from trl_prorl.train import main, task_reward
 
 RECIPES = Path(__file__).parent.parent / "recipes" / "tiny" / "gamed"
 FILES = ("events.jsonl", "metrics.jsonl")
-
-
-def read(trainer, file):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, file).read_text().splitlines()]
 
 
 def fired(series, gap=0.2):
@@ -119,7 +116,7 @@ def test_sorting_by_inclusion_can_be_gamed_for_sure():
 @pytest.mark.parametrize("arm, fires", [("plain", True), ("control", False)])
 def test_of_the_gamed_recipes_plain_is_caught_and_the_control_is_not(tmp_path, arm, fires):
     main(argv=["--config", str(RECIPES / f"{arm}.yaml"), "--output_dir", str(tmp_path), "--report_to", "none"])
-    events, rows = ([json.loads(line) for line in (tmp_path / file).read_text().splitlines()] for file in FILES)
+    events, rows = (read(tmp_path, file) for file in FILES)
     assert [event["event"] for event in events if event["event"] == "guard_gap"][:1] == ["guard_gap"] * fires
     gold, reward = [sum(row[key] for row in rows[-20:]) / 20 for key in ("gold", "reward")]
     assert reward > 0.95 and (gold < 0.45 if fires else gold > 0.5)

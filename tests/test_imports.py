@@ -21,16 +21,9 @@ def test_the_commands_that_only_read_wait_for_no_model_library():
 
 ROOT = Path(__file__).parent.parent
 # What a folder of `eval` may import of the others, from the ground up; the commands at the top may import everything.
-LAYERS = {
-    "metrics": (),
-    "stepcost": ("command",),
-    "run_folder": (),
-    "analysis": ("metrics", "run_folder"),
-    "samples": ("run_folder",),
-    "pages": ("analysis", "run_folder", "samples"),
-    "gpucheck": ("stepcost",),
-    "readiness": ("analysis", "pages", "run_folder", "samples"),
-}
+LAYERS = {"metrics": (), "stepcost": ("command",), "run_folder": (), "analysis": ("metrics", "run_folder")}
+LAYERS |= {"samples": ("run_folder",), "pages": ("analysis", "run_folder", "samples"), "gpucheck": ("stepcost",)}
+LAYERS |= {"readiness": ("analysis", "pages", "run_folder", "samples")}
 DRAWS_READS_OR_ASKS = ("matplotlib", "rich", "jinja2", "argparse", "json", "eval.run_folder.reading")
 
 
@@ -164,7 +157,7 @@ def test_nothing_needs_the_study_which_is_not_installed():
 
 
 def test_the_study_s_analysis_is_tables_in_numbers_out():
-    for module in ("study.hierarchical", "study.scores", "study.differences", "study.status", "study.tuned"):
+    for module in ("study.hierarchical", "study.scores", "study.differences", "study.tuned"):
         wrong = {name for name in STUDY[module] if name.startswith(DRAWS_READS_OR_ASKS)}
         assert not wrong and "open(" not in source_of(module) and "read_text" not in source_of(module), module
 

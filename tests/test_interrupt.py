@@ -124,7 +124,7 @@ def ticks(process):
 def test_a_command_at_work(forks, tmp_path, case):
     log = tmp_path / "log"
     process = forks.start(run="-m", argv=AT_WORK[case], log=str(log), cwd=str(tmp_path))
-    wait_for(lambda: ticks(process) > 100, process)  # its imports are over
+    wait_for(lambda: ticks(process) > 30, process)  # its imports are over
     os.kill(process, signal.SIGINT)
     assert forks.status() == 130, log.read_text()[-3000:]
     assert lines_of(log.read_text()) == ["interrupted: nothing has changed. The same command begins anew."]

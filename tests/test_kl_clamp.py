@@ -142,12 +142,8 @@ def test_a_bound_above_every_estimate_changes_no_bit():
 
 # ------------------------------------------------------------------------------------------------- in a run
 
-ARMS = {
-    "A": {"beta": 0.5, "ref_reset_every": 4},
-    "control": {"beta": 0.5},
-    "B": {"beta_old": 0.5},
-    "base": {"beta_base": 0.5},
-}
+ARMS = {"A": {"beta": 0.5, "ref_reset_every": 4}, "control": {"beta": 0.5}, "B": {"beta_old": 0.5}}
+ARMS |= {"base": {"beta_base": 0.5}}
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -160,8 +156,7 @@ def test_a_bound_that_no_token_reaches_trains_as_without(run, largest_difference
     assert all("kl_clamped" not in row for row in rows(free))
 
 
-@pytest.mark.parametrize("packed", ["off", "on"])
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm, packed", [*((arm, "off") for arm in ARMS), ("A", "on")])
 def test_a_bound_that_every_token_exceeds_trains_as_plain(run, largest_difference, arm, packed):
     """Its gradient is 0, so there is no KL left; the record still sees it."""
     bounded, plain = run(kl_clamp=1e-9, pack_groups=packed, **ARMS[arm]), run(pack_groups=packed)
@@ -202,18 +197,6 @@ def test_the_record_counts_each_token_once_however_many_anchors_bound_it(make_tr
     trainer.recorder.micro_batch = micro_batch
     trainer.train()
     assert [row["kl_clamped"] for row in rows(trainer)] == seen and max(seen) > 0
-
-
-@pytest.mark.parametrize("value", [0, 0.0, -1.0, math.inf, math.nan, True, "10"])
-def test_a_value_that_is_no_bound_is_refused(value):
-    with pytest.raises(ValueError, match="^kl_clamp=.* must be a positive number.$"):
-        ProRLConfig(**CPU, beta=0.1, kl_clamp=value)
-
-
-def test_it_is_refused_where_there_is_no_kl():
-    with pytest.raises(ValueError, match="^kl_clamp=10.0 bounds the KL to an anchor, and there is none. Set beta"):
-        ProRLConfig(**CPU, kl_clamp=10.0)
-    assert not ProRLConfig(**CPU, beta=0.1).adds_penalty and ProRLConfig(**CPU, beta=0.1, kl_clamp=10.0).adds_penalty
 
 
 def with_a_lost_token(trainer):

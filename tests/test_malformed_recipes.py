@@ -2,7 +2,8 @@
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
+from any_content import QUICK
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl import ModelConfig
 
@@ -130,8 +131,6 @@ TEXTS = st.one_of(
     ).map(lambda parts: "".join(parts).encode()),
     st.binary(max_size=20),
 )
-# A failure shows the recipe as it is: to shrink it takes minutes.
-QUICK = {"phases": [Phase.generate], "deadline": None, "derandomize": True, "database": None}
 
 
 def read_whole(path, content):
@@ -146,13 +145,13 @@ def read_whole(path, content):
 
 
 @given(TEXTS)
-@settings(max_examples=150, suppress_health_check=list(HealthCheck), **QUICK)
+@settings(max_examples=150, **QUICK)
 def test_no_content_ends_in_a_traceback(tmp_path_factory, content):
     read_whole(tmp_path_factory.getbasetemp() / "arm.yaml", content)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(HINTS)), VALUES, min_size=1, max_size=3))
-@settings(max_examples=30, suppress_health_check=list(HealthCheck), **QUICK)
+@settings(max_examples=30, **QUICK)
 @pytest.mark.filterwarnings("ignore")
 def test_no_value_ends_in_a_traceback_of_the_parser(tmp_path_factory, recipe):
     path = tmp_path_factory.getbasetemp() / "arm.yaml"

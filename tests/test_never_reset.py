@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from run_record import read_rows
 
-from eval.analysis.compare import compare
+from eval.analysis.compare import pair_notes
 from eval.analysis.configurations import configuration_labels
 from eval.analysis.frame import Frame
 from eval.pages.arms import arm_list, lead
@@ -100,7 +100,7 @@ def test_compare_report_and_card_say_it(tmp_path, steps, resets):
     a, control = load_run(path), load_run(folder(tmp_path, "other", "control", 4))
     said = None if resets else NEVER_RESET if steps == 4 else "has not been reset yet"
     pages = {
-        "compare": " ".join(compare(a, control, 1).notes),
+        "compare": " ".join(pair_notes(a, control)),
         "lead": " ".join(text.markdown for text in lead([a, control])),
         "list": " ".join(arm_list([a, control])),
         "card": model_card(path).text,

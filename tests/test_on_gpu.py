@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_record import read_rows as rows
 
 from trl_prorl.guards.finite import all_finite
 from trl_prorl.record.meter import StageTimer, gpu_row
@@ -24,10 +25,6 @@ ROOT = Path(__file__).parent.parent
 def on_a_gpu(device):
     if device == "cpu":
         pytest.skip("needs a GPU: pytest -m gpu")
-
-
-def rows(folder, name="metrics"):
-    return [json.loads(line) for line in Path(folder, f"{name}.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("keys", [{"beta": 0.1, "ref_reset_every": 2}, {"beta_old": 0.1, "reuse_old_logps": True}])

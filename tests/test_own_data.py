@@ -59,7 +59,7 @@ def test_the_numbers_are_the_verdicts_of_the_samples(trained, capsys):
     assert "on disk" not in capsys.readouterr().out
     again = evaluate(trained, ROWS, lambda completion, row: not holds_letter(completion, row), n=6, max_new_tokens=8)
     out = capsys.readouterr().out
-    assert "are on disk" in out and "the graders have changed" in out
+    assert "the graders have changed" in out
     assert [6 - c for c in again["trained"]["correct"]] == result["trained"]["correct"]
 
 

@@ -83,8 +83,8 @@ def test_a_process_s_part_of_a_group_stays_together():
 
 @pytest.mark.parametrize("lora", [True, False])
 @pytest.mark.parametrize("arm", ARMS)
-def test_twelve_steps_packed_and_padded_end_with_the_same_weights(run, largest_difference, arm, lora):
-    keys = {"max_steps": 12, "max_completion_length": 12, "lora": lora, "learning_rate": 1e-3, **SPREAD, **ARMS[arm]}
+def test_eight_steps_packed_and_padded_end_with_the_same_weights(run, largest_difference, arm, lora):
+    keys = {"max_steps": 8, "max_completion_length": 12, "lora": lora, "learning_rate": 1e-3, **SPREAD, **ARMS[arm]}
     # With Adam's usual 1e-8 a gradient that is rounding noise becomes an update of full size: of 13,000 weights 65 in
     # one query projection then differ by up to 1e-4. With SGD no weight differs by more than 6e-8.
     keys |= {} if lora else {"adam_epsilon": 1e-6}
@@ -100,7 +100,7 @@ def test_twelve_steps_packed_and_padded_end_with_the_same_weights(run, largest_d
 @pytest.mark.gpu
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
 def test_every_loss_type(run, largest_difference, loss_type):
-    keys = {"loss_type": loss_type, "max_steps": 6, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3}
+    keys = {"loss_type": loss_type, "max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3}
     assert largest_difference(run(**keys), run(pack_groups="on", **keys)) < 1e-5
 
 

@@ -72,9 +72,11 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("file", BAD)
+OTHERS = ("preflight tiny/variantA", "passk --run x", "report --runs x")
+
+
 @pytest.mark.parametrize(
-    "begin", ["train tiny/variantA", "preflight tiny/variantA", "passk --run x", "report --runs x"]
+    "file, begin", [*((file, "train tiny/variantA") for file in BAD), *(("broken.py", other) for other in OTHERS)]
 )
 def test_refused_in_one_line(tmp_path, command, file, begin):
     content, said = BAD[file]

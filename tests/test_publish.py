@@ -115,44 +115,28 @@ def test_a_dry_run_asks_nobody_and_writes_nothing(online, run, capsys):
     assert online.requests == [] and {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-@pytest.mark.parametrize("part", ["/api/whoami-v2", "/api/repos/create", "/api/validate-yaml", "/commit/"])
-@pytest.mark.parametrize("status", [500, 503])
-def test_a_transient_failure_is_tried_again(online, run, part, status):
-    online.fail(part, status, times=2)
-    assert command.main(["--run", str(run)]) == 0
-    assert len(online.repos[REPO]["commits"]) == 1
-    assert sum(part in request for request in online.requests) == 3
-
-
-def test_a_proxy_s_page_in_place_of_an_answer_is_tried_again(online, run):
-    online.fail("/api/validate-yaml", 502, times=1, body=b"<html>Bad Gateway</html>")
-    assert command.main(["--run", str(run)]) == 0
-
-
 def test_a_failure_that_lasts_loses_nothing_and_names_the_way_back(online, run, capsys):
     online.fail("/commit/", 500)
     assert command.main(["--run", str(run)]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.endswith(f"`trl-prorl push --run {run}`")
     assert "error: the push to someone/a-run failed: the Hub answers 500" in error and "ordered" in error
-    assert sum("/commit/" in request for request in online.requests) == 4
     assert online.files(REPO) == {} and (run / "README.md").exists()
     online.failures.clear()
     assert command.main(["--run", str(run)]) == 0
     assert set(online.files(REPO)) == MODEL | RECORD
 
 
-def test_what_the_client_tries_again_itself_is_not_tried_twice_as_often(online, run, monkeypatch):
+def test_an_upload_is_tried_again_by_the_client(online, run, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    online.fail("/preupload/", 503)
-    assert command.main(["--run", str(run)]) == 1
-    assert sum("/preupload/" in request for request in online.requests) == 6, "the client's own 1 + 5"
+    online.fail("/preupload/", 503, times=2)
+    assert command.main(["--run", str(run)]) == 0
+    assert sum("/preupload/" in request for request in online.requests) == 3
 
 
-def test_what_will_not_get_better_is_not_tried_again(online, run, capsys):
+def test_a_commit_that_is_refused_is_one_line(online, run, capsys):
     online.fail("/commit/", 400)
     assert command.main(["--run", str(run)]) == 1
-    assert sum("/commit/" in request for request in online.requests) == 1
     assert "400" in capsys.readouterr().err
 
 
@@ -196,7 +180,7 @@ def offline(online, run, monkeypatch):
 
 def nobody_there(online, run, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    return [], ["http://127.0.0.1:9 cannot be reached", "HF_ENDPOINT"]
+    return [], ["the Hub cannot be reached", "HF_ENDPOINT"]
 
 
 def no_folder(online, run, monkeypatch):
@@ -277,7 +261,9 @@ def test_a_folder_of_the_repository_becomes_what_the_folder_here_is(online, tmp_
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(f"{name} of {folder.name}")
-        publish.push_folder(REPO, folder, "last-checkpoint", "save", "again", api=api)
+        paths = (path for path in folder.rglob("*") if path.is_file())
+        files = {f"last-checkpoint/{path.relative_to(folder)}": path for path in paths}
+        publish.push(REPO, files, message="save", again="again", api=api, folder="last-checkpoint")
     assert set(online.files(REPO)) == {"last-checkpoint/kept.pt", "last-checkpoint/new.json"}
     assert online.files(REPO)["last-checkpoint/kept.pt"] == b"kept.pt of new.json"
 
@@ -298,5 +284,5 @@ def test_what_is_staged_does_not_change_with_the_run(run, tmp_path):
 
 
 def test_a_push_error_says_what_and_how_again(online):
-    with pytest.raises(PushError, match="no such repository.*Try it again with `x`"):
+    with pytest.raises(PushError, match="404.*HF_TOKEN.*Try it again with `x`"):
         publish.push("someone/nowhere", {"a.txt": b"1"}, message="m", again="`x`")

@@ -34,23 +34,14 @@ def error_lines(written):
 # ------------------------------------------------------------------------------------------------ whole processes
 
 
-QUICK = """
-from trl_prorl.hub import publish
-from trl_prorl.train import main
-
-publish.WAITS = (0.0, 0.0, 0.0)
-main({recipe!r})
-"""
+SCRIPT = "from trl_prorl.train import main\n\nmain({recipe!r})\n"
 
 
 @pytest.fixture
 def recipe(hub_forks, tiny_model, tmp_path):
-    """
-    A function that runs variant A in a process of its own, which does not wait before it pushes again: exit status,
-    what it wrote, and the run folder.
-    """
+    """A function that runs variant A in a process of its own: exit status, what it wrote, and the run folder."""
     out, script = tmp_path / "a-run", tmp_path / "recipe.py"
-    script.write_text(QUICK.format(recipe=str(ROOT / "recipes" / "tiny" / "variantA.yaml")))
+    script.write_text(SCRIPT.format(recipe=str(ROOT / "recipes" / "tiny" / "variantA.yaml")))
 
     def run(*arguments):
         status, written = hub_forks.run(
@@ -102,7 +93,6 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     (line,) = error_lines(written)
     assert "the push to someone/a-run failed: the Hub answers 500" in line
     assert line.endswith(f"Try it again with `trl-prorl push --run {out}`")
-    assert sum("/commit/" in request for request in hub.requests) == 4, "three more attempts"
     assert hub.files("someone/a-run") == {}
     for file in (*MODEL, *TOKENIZER, *RECORD):
         assert (out / file).is_file(), file
@@ -120,8 +110,6 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     ("arguments", "parts"),
     [
         (["--hub_token", "hf_wrong"], ["hub_model_id='a-run'", "401", "hub_token"]),
-        (["--hub_model_id", "others/x"], ["hub_model_id='others/x'", "403"]),
-        (["--hub_model_id", "a/b/c"], ["hub_model_id='a/b/c'", "NAMESPACE/NAME"]),
         (
             ["--hub_push_reference", "true", "--beta", "0", "--ref_reset_every", "0"],
             ["hub_push_reference=True", "beta=0"],

@@ -7,7 +7,8 @@ import json
 
 import pytest
 import yaml
-from hypothesis import Phase, given, settings
+from any_content import QUICK
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trl import ModelConfig
 
@@ -82,7 +83,7 @@ def test_no_notation_hides_it(tmp_path, notation, layer):
         )
 
 
-@settings(max_examples=150, phases=[Phase.generate], deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, **QUICK)
 @given(
     st.sampled_from(MAPPINGS),
     st.sampled_from(sorted(SWITCHES)),

@@ -1,11 +1,9 @@
 """Moving the reference: copies, Polyak averages, save and load."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from run_record import read_rows
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
@@ -79,8 +77,7 @@ def test_factors_of_an_embedding_are_part_of_the_adapter(run, tiny_model):
         {"lora": False, "model": embedded_adapter(tiny_model, lora)},
     ):
         trainer = run(beta=0.1, ref_reset_every=2, beta_base=0.1, max_steps=5, **keys)
-        log = Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()
-        kl = [json.loads(line) for line in log]
+        kl = read_rows(trainer)
         assert [row["kl_ref"] for row in kl[::2]] == pytest.approx([0.0] * 3, abs=1e-6)
         assert kl[0]["kl_base"] == pytest.approx(0.0, abs=1e-6)
         assert all(row["kl_ref"] > 1e-3 for row in kl[1::2])

@@ -42,15 +42,10 @@ def named(refusal):
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=named)
-def test_each_example_is_refused_with_its_own_line(refusal):
+def test_each_example_is_refused_with_its_own_line_that_names_a_key_its_value_and_the_cure(refusal):
     line, args = refused(**refusal.example)
     assert next(other for other in REFUSALS if other.when(args)) is refusal
     assert line == refusal.line(args)
-
-
-@pytest.mark.parametrize("refusal", REFUSALS, ids=named)
-def test_each_line_names_a_key_its_value_and_the_cure(refusal):
-    line, args = refused(**refusal.example)
     assert set(refusal.example) & set(re.findall(r"\w+", line)), "no key of the example is named"
     values = {key: ast.literal_eval(value) for key, value in SAID.findall(line)}
     assert values and values == {key: getattr(args, key) for key in values}

@@ -1,6 +1,5 @@
 """A collapse, and the way back: to the same weights, killed or not, at a lower rate, and at most so many times."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from run_record import read_events as events
+from run_record import read_rows as rows
 
 from trl_prorl.checkpoint.rollback import Rollback, after_rollback
 from trl_prorl.errors import NonFiniteError
@@ -17,15 +18,6 @@ from trl_prorl.parts import Part
 
 
 SAVES = {"save_strategy": "steps", "save_steps": 4, "max_steps": 12}
-
-
-def events(trainer, *kinds):
-    lines = Path(trainer.args.output_dir, "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] in kinds]
-
-
-def rows(trainer):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_rule_by_hand(tmp_path):
@@ -198,7 +190,7 @@ def test_at_seven_times_the_rate_of_the_study(tmp_path):
         keys = ["--learning_rate", "3.5e-3", "--save_strategy", "steps", "--save_steps", "20", *more]
         command = [sys.executable, "-m", "trl_prorl", "train", "tiny/plain", "--output_dir", str(out), *keys]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        found = rows(out)
         ends[name] = sum(row["reward"] for row in found[-24:]) / 24
         base = found[0]["reward"]
     assert ends["without"] < base < ends["with"]

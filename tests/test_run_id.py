@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from trl_prorl.hub.card import read_record
 from trl_prorl.hub.publish import files_to_push
-from trl_prorl.hub.record import read_record
 from trl_prorl.record.run_id import RUN_ID_FILE, other_run, recorded_run_id, saved_run_id
 
 

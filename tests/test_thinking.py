@@ -57,15 +57,10 @@ def test_forced_tokens_carry_no_gradient(make_trainer):
     trainer = make_trainer(max_completion_length=24, loss_type="dapo")
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    batch = {
-        "prompt_ids": torch.full((4, 3), 70),
-        "prompt_mask": torch.ones(4, 3, dtype=torch.long),
-        "completion_ids": torch.full((4, 5), 80),
-        "completion_mask": torch.ones(4, 5, dtype=torch.long),
-        "tool_mask": torch.zeros(4, 5, dtype=torch.long),
-        "advantages": torch.tensor([1.0, -1.0, 2.0, -2.0]),
-        "num_items_in_batch": torch.tensor(20),
-    }
+    batch = {"prompt_ids": torch.full((4, 3), 70), "prompt_mask": torch.ones(4, 3, dtype=torch.long)}
+    batch |= {"completion_ids": torch.full((4, 5), 80), "completion_mask": torch.ones(4, 5, dtype=torch.long)}
+    batch |= {"tool_mask": torch.zeros(4, 5, dtype=torch.long), "advantages": torch.tensor([1.0, -1.0, 2.0, -2.0])}
+    batch |= {"num_items_in_batch": torch.tensor(20)}
     for mask, silent in ((0, True), (1, False)):
         trainer.model.zero_grad()
         trainer._compute_loss(trainer.model, {**batch, "tool_mask": batch["tool_mask"] + mask}).backward()

@@ -11,10 +11,11 @@ import pytest
 import torch
 import yaml
 from datasets import Dataset
-from trl import ModelConfig, TrlParser
+from run_record import read_rows, untimed
+from trl import ModelConfig
 
 from trl_prorl import ProRLConfig, train
-from trl_prorl.train import TaskArguments, check_folder, task_reward
+from trl_prorl.train import check_folder, task_reward
 
 
 ROOT = Path(__file__).parent.parent
@@ -41,11 +42,7 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, 
     status, written = forks.run(recipe, "--config", str(first / "config.yaml"), "--output_dir", str(again))
     assert status == 0, written[-3000:]
 
-    def untimed(folder):
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        return [{k: v for k, v in row.items() if "time" not in k and "second" not in k} for row in rows]
-
-    assert untimed(first) == untimed(again) and len(untimed(first)) == 3
+    assert untimed(read_rows(first)) == untimed(read_rows(again)) and len(read_rows(first)) == 3
 
     # A folder that holds a run is not overwritten.
     before = (first / "metrics.jsonl").read_text()
@@ -96,10 +93,7 @@ BAD = {
     "thinking": (["--thinking_budget", "5000"], ["thinking_budget=5000", "max_completion_length"]),
     "checkpoint": (["--resume_from_checkpoint", "nowhere"], ["resume_from_checkpoint='nowhere'", "no such folder"]),
     "model without weights": (["--model_name_or_path", "columns"], ["model_name_or_path", "without config.json"]),
-    "groups": (
-        ["--num_generations", "3"],
-        ["num_generations=3 does not divide the 8 completions", "per_device_train_batch_size=8"],
-    ),
+    "groups": (["--num_generations", "3"], ["generation_batch_size (8) must be divisible by num_generations (3)"]),
     "task options": (["--task_options", "{reward"], ["task_options='{reward'", "JSON"]),
 }
 
@@ -192,7 +186,7 @@ def test_a_run_that_was_cut_short_goes_on_and_another_one_is_refused(forks, tmp_
     (out / "checkpoint-3" / "manifest.json").unlink()
     status, written = forks.run(recipe, *again)
     assert status == 0 and "checkpoint-3 is skipped: it has no manifest.json" in written
-    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     status, written = forks.run(recipe, *again, "--beta", "0.7")
     assert status == 2 and "beta: 1.0 -> 0.7" in written and "allow_config_change" in written
@@ -240,7 +234,7 @@ def test_a_finished_run_is_not_trained_a_second_time(forks, tmp_path, tiny_model
     status, written = forks.run(recipe, *arguments)
     assert status == 0 and f"finished, nothing to do: checkpoint-3 is the last step of {out}" in written
     assert (out / "adapter_model.safetensors").read_bytes() == weights
-    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
 
 
 def test_a_resume_from_another_working_directory_is_the_same_run(forks, tmp_path, tiny_model):
@@ -258,7 +252,7 @@ def test_a_resume_from_another_working_directory_is_the_same_run(forks, tmp_path
     status, written = forks.run(recipe, *again, cwd=tmp_path / "there")
     assert status == 0, written[-2000:]
     assert (out / "adapter_model.safetensors").read_bytes() == whole and not list((tmp_path / "there").iterdir())
-    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert [row["step"] for row in read_rows(out)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("key", ["output_dir", "run_dir"])
@@ -280,19 +274,10 @@ def test_the_tools_of_prolonged_training_in_one_recipe(forks, tmp_path, tiny_mod
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(keys | {"gradient_checkpointing": False}))
     arguments = ["--config", str(tmp_path / "recipe.yaml"), *CPU]
     arguments += [*SMALL, "--gradient_accumulation_steps", "1", "--max_completion_length", "24", "--save_steps", "2"]
-    arguments += [
-        "--thinking_budget",
-        "8",
-        "--thinking_answer_tokens",
-        "4",
-        "--thinking_text",
-        "so ",
-        "--length_on",
-        "2",
-    ]
+    arguments += ["--thinking_text", "so ", *"--thinking_budget 8 --thinking_answer_tokens 4 --length_on 2".split()]
     status, written = forks.run(ROOT / "recipes" / "grpo_variantA.py", *arguments)
     assert status == 0, written[-3000:]
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(out)
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert {"groups_undecided", "rows_skipped", "interrupted_fraction", "reward/reverse_digits"} <= set(row)
@@ -342,13 +327,13 @@ def test_evaluations_are_kept_and_go_on_after_a_resume(forks, tmp_path, tiny_mod
     arguments += ["--per_device_eval_batch_size", "4"]
     status, written = forks.run(recipe, *arguments)
     assert status == 0, written[-2000:]
-    rows = [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]
+    rows = read_rows(out, "evaluations.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3] and all(0 <= row["eval_reward"] <= 1 for row in rows)
     assert all([name for name in row if "pass@" in name] == [f"eval_pass@{k}" for k in (1, 2, 4)] for row in rows)
     shutil.rmtree(out / "checkpoint-3")
     status, written = forks.run(recipe, *arguments, "--resume_from_checkpoint", "true")
     assert status == 0, written[-2000:]
-    assert [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()] == rows
+    assert read_rows(out, "evaluations.jsonl") == rows
 
 
 def test_a_reward_sees_plain_text_and_its_own_row():
@@ -362,13 +347,6 @@ def test_a_reward_sees_plain_text_and_its_own_row():
     completions = [[{"role": "assistant", "content": text}] for text in ("1", "2", "3")]
     assert reward(completions=completions, answer=["1", "0", "3"], trainer_state=object()) == [1.0, 0.0, 1.0]
     assert reward.__name__ == "echo"
-
-
-def test_task_options_are_json_on_the_command_line():
-    parser = TrlParser((TaskArguments, ProRLConfig, ModelConfig))
-    arguments = ["--task", "sorting", "--task_level", "2", "--task_options", '{"reward": "distance"}']
-    task_args, _, _ = parser.parse_args_and_config([*arguments, "--use_cpu", "true", "--bf16", "false"])
-    assert task_args.make_task().name == "sorting"
 
 
 @pytest.mark.parametrize("which", ["training", "validation"])

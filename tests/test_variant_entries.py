@@ -17,16 +17,13 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE, VARIANTS
 
 
 ROOT = Path(__file__).parent.parent
-KEYS = {
-    "plain": {},
-    "control": {"beta": 0.1},
-    "A": {"beta": 0.1, "ref_reset_every": 4},
-    "B": {"beta_old": 0.1, "num_iterations": 2},
-    "C": {"beta": 0.1, "ref_reset_every": 4, "optimizer_reset": "hard"},
-    "optimizer-only": {"beta": 0.1, "ref_reset_every": 4, "ref_reset_mix": 0.0, "optimizer_reset": "hard"},
-    "elastic": {"elastic_reset_every": 4},
-    "base-anchored": {"beta_base": 0.1},
-}
+RESETS = {"beta": 0.1, "ref_reset_every": 4}
+ALONE = {"ref_reset_every": 4, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}
+STALL = {"beta": 0.1, "ref_reset_stall": 3, "eval_strategy": "steps", "eval_steps": 5, "optimizer_reset": "hard"}
+KEYS = [("plain", {}), ("plain", ALONE), ("control", {"beta": 0.1}), ("A", RESETS)]
+KEYS += [("A", {"beta": 0.1, "ref_reset_kl": 0.1}), ("B", {"beta_old": 0.1, "num_iterations": 2}), ("C", STALL)]
+KEYS += [("C", RESETS | {"optimizer_reset": "soft"}), ("optimizer-only", RESETS | ALONE)]
+KEYS += [("elastic", {"elastic_reset_every": 4}), ("base-anchored", {"beta_base": 0.1})]
 
 
 def test_every_configuration_is_of_exactly_one_variant():
@@ -46,12 +43,12 @@ def test_every_configuration_is_of_exactly_one_variant():
         )
         (name,) = [variant.name for variant in VARIANTS.values() if variant.when(args)]
         seen.add(name)
-    assert seen == set(VARIANTS) == set(KEYS)
+    assert seen == set(VARIANTS) == {name for name, _ in KEYS}
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_configuration_can_be_every_one_of_them(name):
-    assert ProRLConfig(bf16=False, use_cpu=True, report_to="none", num_generations=4, **KEYS[name]).variant == name
+@pytest.mark.parametrize("name, keys", KEYS)
+def test_a_configuration_can_be_every_one_of_them(name, keys):
+    assert ProRLConfig(bf16=False, use_cpu=True, report_to="none", num_generations=4, **keys).variant == name
 
 
 def test_entries_are_told_apart_and_lead_somewhere():

@@ -1,12 +1,12 @@
 """pass@k of evaluations during training: by hand, with rewards that differ from the verdicts."""
 
-import json
 import math
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from run_record import read_rows as read
 from trl import GRPOTrainer
 
 from eval.metrics.pass_at_k.pass_at_k import pass_at_k as of_eval
@@ -41,10 +41,6 @@ def judged(verdicts, rewards=None):
 
 
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8, "num_iterations": 1}
-
-
-def read(trainer, file):
-    return [json.loads(line) for line in Path(trainer.args.output_dir, file).read_text().splitlines()]
 
 
 def passes(row):

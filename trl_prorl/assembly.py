@@ -83,9 +83,8 @@ def asked_parts(trainer, policy: torch.nn.Module) -> dict[str, Part]:
         average = ElasticAverage(trained, args.elastic_ema)
     if args.lora_growth_every:  # before Elastic Reset, which then copies the grown average
         check_growing_model(policy, "lora_growth_every")
-        found["growth"] = Growth(
-            args, policy, [average.average, average.initial] if average is not None else [], timer
-        )
+        copies = [average.average, average.initial] if average is not None else []
+        found["growth"] = Growth(args, policy, copies, timer)
     if args.adapter_restart == "merge":
         check_growing_model(policy, "adapter_restart")
         found["restart"] = trainer.resets.restart = Restart(policy, args.seed)

@@ -9,7 +9,7 @@ from trl import GRPOConfig
 from .descriptor import Effect, check_keys
 from .keys import FAST, KEYS, ProlongedKeys, effects
 from .objective.kl import gradient_bias
-from .refusals import CHECKED, UNCLEAN_SCHEDULE, check_batch, check_combinations, check_launcher, check_machine
+from .refusals import CHECKED, check_batch, check_combinations, check_launcher, check_machine
 from .resets.treatments import treatment_of
 from .variants import variant_of
 
@@ -40,28 +40,17 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         for key in ("pack_groups", "compact_generation"):
             if isinstance(getattr(self, key), bool):  # YAML takes a bare on or off for true or false
                 setattr(self, key, "on" if getattr(self, key) else "off")
-        if str(self.resume_from_checkpoint).lower() in ("true", "false"):  # whichever way it was written
-            self.resume_from_checkpoint = "True" if str(self.resume_from_checkpoint).lower() == "true" else None
+        written = str(self.resume_from_checkpoint).lower()
+        if written in ("true", "false"):
+            self.resume_from_checkpoint = "True" if written == "true" else None
         check_machine(self)
         check_batch(self)
-        try:
-            super().__post_init__()
-        except ValueError:
-            check_batch(self)  # TRL names a key that it computed; this names the keys that were given
-            raise
+        super().__post_init__()
         check_launcher(self)
         check_keys(self, CHECKED)
         check_combinations(self)
         for name, bias in self.gradient_biases.items():
             warnings.warn(f"The gradient of the {name} penalty is biased: {bias}.", stacklevel=3)
-
-    def check_reset_schedule(self) -> None:
-        """
-        Refuse a schedule in which a reset has no clean place. Triggers that are no keys ask for it, too. Raises
-        `ValueError`: a generation falls inside an accumulation.
-        """
-        if self.generates_inside_accumulation:
-            raise ValueError(UNCLEAN_SCHEDULE.line(self))
 
     # Derived, never stored.
 

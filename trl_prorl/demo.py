@@ -9,7 +9,6 @@ writes in the end beside what the base writes.
 import argparse
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -69,8 +68,7 @@ class Arm:
     def __init__(self, recipe: Path, out: Path, seed: int, overrides: list[str]):
         self.name, self.out = out.name, out
         self.log = out.with_suffix(".log")
-        steps = overrides[overrides.index("--max_steps") + 1] if "--max_steps" in overrides else None
-        self.steps = int(steps or read_recipe(recipe)["max_steps"])
+        self.steps = int(asked(recipe, overrides, "max_steps"))
         keys = {"output_dir": out, "seed": seed, "disable_tqdm": "true"}
         saved = {"save_strategy": "steps", "save_steps": max(1, self.steps // CHECKPOINTS), "save_only_model": "true"}
         self.command = [*COMMAND, "train", str(recipe), *as_options(keys), *overrides, *as_options(saved)]
@@ -78,7 +76,7 @@ class Arm:
 
     @property
     def finished(self) -> bool:
-        return (self.out / "adapter_model.safetensors").exists() or (self.out / "model.safetensors").exists()
+        return any((self.out / name).exists() for name in ("adapter_model.safetensors", "model.safetensors"))
 
     def start(self) -> None:
         if self.out.exists():  # from a run that was stopped
@@ -121,21 +119,14 @@ def train(arms: list[Arm], side_by_side: int) -> None:
                 arm.process.terminate()
 
 
-def deaf() -> None:
-    """In a new process: Ctrl-C, which a terminal sends to both, is the demo's to tell."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def evaluate(command: str, *arguments: str) -> None:
-    """Run a command that evaluates."""
-    subprocess.run([*COMMAND, command, *arguments], check=True, preexec_fn=deaf)
+    """Run a command that evaluates. It does not get the terminal's Ctrl-C, which is the demo's to tell."""
+    subprocess.run([*COMMAND, command, *arguments], check=True, start_new_session=True)
 
 
-def model_of(recipe: Path, overrides: list[str]) -> str:
-    """The `model_name_or_path` of an arm."""
-    if "--model_name_or_path" in overrides:
-        return overrides[overrides.index("--model_name_or_path") + 1]
-    return read_recipe(recipe)["model_name_or_path"]
+def asked(recipe: Path, overrides: list[str], key: str) -> Any:
+    """The value of a key of an arm."""
+    return overrides[overrides.index(f"--{key}") + 1] if f"--{key}" in overrides else read_recipe(recipe)[key]
 
 
 def texts(runs: list[Path]) -> Table:
@@ -185,7 +176,7 @@ def run_demo() -> None:
             there = ", ".join(sorted(path.stem for path in args.recipes.glob("*.yaml"))) or "none"
             parser.error(f"--arms {arm}: {args.recipes} has no {arm}.yaml; its recipes: {there}")
 
-    for base in sorted({model_of(args.recipes / f"{arm}.yaml", overrides) for arm in args.arms}):
+    for base in sorted({asked(args.recipes / f"{arm}.yaml", overrides, "model_name_or_path") for arm in args.arms}):
         try:
             base = identify(embedded_model(base) if is_embedded(base) else base)
         except ValueError as error:
@@ -193,14 +184,11 @@ def run_demo() -> None:
         sha256 = f", SHA-256 of its weights {base.sha256[:12]}…" if base.sha256 else ""
         console.print(f"base model: {base.name}{sha256}", soft_wrap=True)
 
-    def folder(arm: str, seed: int) -> Path:
-        return args.out / (arm if len(args.seeds) == 1 else f"{arm}_seed{seed}")
-
-    arms = [
-        Arm(args.recipes / f"{arm}.yaml", folder(arm, seed), seed, overrides)
-        for seed in args.seeds
-        for arm in args.arms
-    ]
+    arms = []
+    for seed in args.seeds:
+        for arm in args.arms:
+            folder = args.out / (arm if len(args.seeds) == 1 else f"{arm}_seed{seed}")
+            arms.append(Arm(args.recipes / f"{arm}.yaml", folder, seed, overrides))
     train(arms, max(1, args.side_by_side))
     runs = [str(arm.out) for arm in arms]
     of_runs = [part for run in runs for part in ("--run", run)]

@@ -20,6 +20,7 @@ NOT_NEGATIVE = number(lambda value: 0 <= value < math.inf, "a finite number that
 SWITCH = Values(lambda value: isinstance(value, bool), "true or false")
 ELSEWHERE = Values(lambda value: True)  # checked by whoever knows what there is
 OFF_ON_AUTO = one_of("off", "on", "auto")
+RATIOS, ACTIONS = one_of("no_ratio", "unclipped", "clipped"), one_of("event", "reset", "stop")
 SHARE = number(lambda value: 0 <= value <= 1, "in [0, 1]; 1 is a hard copy")
 DECAY = number(lambda value: 0 <= value < 1, "in [0, 1)")
 FACTOR = number(lambda value: 0 < value <= 1, "in (0, 1]; to clear the state use optimizer_reset: hard")
@@ -32,18 +33,11 @@ NAMES = Values(
     "a list of names of reward functions",
 )
 
-ADVANTAGES = (
-    "raw",
-    "centered",
-    "group_normalized",
-    "batch_normalized",
-    "global_normalized",
-    "rloo",
-    "max",
-    "best_of_group",
+ADVANTAGES = one_of(
+    *("raw", "centered", "group_normalized", "batch_normalized", "global_normalized", "rloo", "max", "best_of_group")
 )
 
-A_REFERENCE = needs("beta", line="{key}={value!r} needs a reference: set beta > 0, or {key}: cached.")
+REFERENCE = needs("beta", line="{key}={value!r} needs a reference: set beta > 0, or {key}: cached.")
 IN_REWARD = needs(
     "beta", "beta_base", line="{key}={value!r} needs a reference or the base: set beta or beta_base > 0."
 )
@@ -52,7 +46,7 @@ A_PUSHED_REFERENCE = needs(
     line="{key}={value!r} pushes the reference, but beta=0 means that there is none. Leave {key} out, or set "
     "beta > 0.",
 )
-AN_ANCHOR, ANCHORED_ROWS, AN_ADAPTED_ANCHOR = (
+AN_ANCHOR, ANCHORED_ROWS, ADAPTED = (
     needs("beta", "beta_old", "beta_base", line=f"{{key}}={{value!r}} {words}")
     for words in (
         "bounds the KL to an anchor, and there is none. Set beta, beta_old or beta_base, or leave {key} out.",
@@ -65,6 +59,9 @@ A_FLOOR = needs(
     "entropy_floor", line="{key}={value!r} never stops anything without entropy_floor: set it, in nats per token."
 )
 AN_EVALUATION = needs("ref_reset_stall", "ref_reset_drop")
+AN_ALPHA = needs("optimizer_reset", value=WITH_ALPHA)
+PACKED = needs("pack_groups", written='pack_groups: "on"')
+ROUNDS = needs("dynamic_sampling_rounds")
 A_RESET = Need(
     lambda value_of: any(
         RESET in key.effect_of(name, value_of) for name, key in KEYS.items() if key.need is not A_RESET
@@ -330,15 +327,9 @@ class ProlongedKeys:
     base_anchor_every: Annotated[int, adjusts(whole(1), needs("beta_base", written="beta_base > 0"), 4)] = 1
     kl_estimator: Annotated[str, Key(one_of("k1", "k2", "k3"), KL, acts)] = "k3"
     kl_clamp: Annotated[float | None, Key(POSITIVE, KL, acts, AN_ANCHOR, example=10.0)] = None
-    kl_in: Annotated[str, Key(one_of("loss", "reward"), KL, acts, IN_REWARD, example="reward", short="KL in {}")] = (
-        "loss"
-    )
-    ref_compute: Annotated[
-        str, Key(one_of("cached", "naive_epoch"), STEP, acts, A_REFERENCE, example="naive_epoch")
-    ] = "cached"
-    kl_target: Annotated[
-        float | None, Key(POSITIVE, STEP, acts, AN_ADAPTED_ANCHOR, example=0.05, short="KL target {}")
-    ] = None
+    kl_in: Annotated[str, Key(one_of("loss", "reward"), KL, acts, IN_REWARD, "reward", "KL in {}")] = "loss"
+    ref_compute: Annotated[str, Key(one_of("cached", "naive_epoch"), STEP, acts, REFERENCE, "naive_epoch")] = "cached"
+    kl_target: Annotated[float | None, Key(POSITIVE, STEP, acts, ADAPTED, 0.05, "KL target {}")] = None
     kl_horizon: Annotated[int, adjusts(whole(1), needs("kl_target"), 50)] = 100
 
     ref_reset_every: Annotated[int, Key(whole(0), RESET, has_moved, short="K={}")] = 0
@@ -346,20 +337,16 @@ class ProlongedKeys:
     ref_reset_kl_window: Annotated[int, adjusts(whole(1), needs("ref_reset_kl"), 5, short="over {} steps")] = 1
     ref_reset_stall: Annotated[int, Key(whole(0), RESET, has_moved, short="stall {}")] = 0
     ref_reset_drop: Annotated[float | None, Key(POSITIVE, RESET, has_moved, short="drop {}")] = None
-    ref_reset_metric: Annotated[str, adjusts(TEXT, AN_EVALUATION, "eval_rewards/gsm8k/mean", short="of {}")] = (
-        "eval_reward"
-    )
+    ref_reset_metric: Annotated[str, adjusts(TEXT, AN_EVALUATION, "eval_loss", "of {}")] = "eval_reward"
     ref_reset_metric_mode: Annotated[str, adjusts(one_of("max", "min"), AN_EVALUATION, "min")] = "max"
     ref_reset_min_delta: Annotated[float, adjusts(NOT_NEGATIVE, AN_EVALUATION, 0.01)] = 0.0
     ref_reset_cooldown: Annotated[int, adjusts(whole(0), A_RESET, 20, short="cooldown {}")] = 0
     ref_reset_mix: Annotated[float, Key(SHARE, NOTHING, acts, short="mix {}")] = 1.0
     adapter_restart: Annotated[
-        str, Key(one_of("off", "merge"), NOTHING, has_restarted, A_RESET, example="merge", short="restart")
+        str, Key(one_of("off", "merge"), NOTHING, has_restarted, A_RESET, "merge", "restart")
     ] = "off"
     optimizer_reset: Annotated[str, adjusts(TREATMENT, A_RESET, "hard", short="{}")] = "keep"
-    optimizer_reset_alpha: Annotated[
-        float, adjusts(FACTOR, needs("optimizer_reset", value=WITH_ALPHA), 0.25, short="{}")
-    ] = 0.1
+    optimizer_reset_alpha: Annotated[float, adjusts(FACTOR, AN_ALPHA, 0.25, "{}")] = 0.1
     optimizer_reset_schedule: Annotated[str | None, adjusts(one_of("keep", "restart"), A_RESET, "restart")] = None
     optimizer_reset_rewarmup_steps: Annotated[int, adjusts(whole(0), A_RESET, 5)] = 0
     elastic_reset_every: Annotated[int, Key(whole(0), BOUNDARY, has_average, short="every {}")] = 0
@@ -372,29 +359,21 @@ class ProlongedKeys:
     fast: Annotated[bool, Key(SWITCH, NOTHING, free)] = False
     reuse_old_logps: Annotated[bool, Key(SWITCH, STEP, acts, fast=True)] = False
     pack_groups: Annotated[str, Key(OFF_ON_AUTO, STEP, acts, fast="auto")] = "off"
-    pack_max_tokens: Annotated[
-        int | None, adjusts(whole(1), needs("pack_groups", written='pack_groups: "on"'), 8192)
-    ] = None
+    pack_max_tokens: Annotated[int | None, adjusts(whole(1), PACKED, 8192)] = None
     compact_generation: Annotated[str, Key(OFF_ON_AUTO, STEP, acts, fast="auto")] = "off"
     skip_zero_rows: Annotated[bool, Key(SWITCH, STEP, acts)] = False
     drop_zero_rows: Annotated[bool, Key(SWITCH, KL, acts, ANCHORED_ROWS, example=True)] = False
 
     dynamic_sampling_rounds: Annotated[int, Key(whole(0), STEP, acts)] = 0
-    dynamic_sampling_rewards: Annotated[
-        list[str] | None, adjusts(NAMES, needs("dynamic_sampling_rounds"), ["gsm8k"])
-    ] = None
-    advantage_estimator: Annotated[str | None, Key(one_of(*ADVANTAGES), STEP, acts)] = None
-    loss_mode: Annotated[
-        str | None, Key(one_of("no_ratio", "unclipped", "clipped"), _of_loss_mode, acts, short="{}")
-    ] = None
+    dynamic_sampling_rewards: Annotated[list[str] | None, adjusts(NAMES, ROUNDS, ["gsm8k"])] = None
+    advantage_estimator: Annotated[str | None, Key(ADVANTAGES, STEP, acts)] = None
+    loss_mode: Annotated[str | None, Key(RATIOS, _of_loss_mode, acts, short="{}")] = None
 
     entropy_floor: Annotated[float | None, Key(POSITIVE, NOTHING, acts)] = None
     entropy_patience: Annotated[int, adjusts(whole(1), needs("entropy_floor"), 20)] = 10
     entropy_stop: Annotated[bool, adjusts(SWITCH, A_FLOOR, True)] = False
     guard_gap: Annotated[float | None, Key(POSITIVE, NOTHING, acts)] = None
-    guard_gap_action: Annotated[
-        str, Key(one_of("event", "reset", "stop"), _of_guard, acts, needs("guard_gap"), example="stop")
-    ] = "event"
+    guard_gap_action: Annotated[str, Key(ACTIONS, _of_guard, acts, needs("guard_gap"), "stop")] = "event"
     rollback: Annotated[int, Key(whole(0), NOTHING, acts)] = 0
     rollback_rate: Annotated[float, adjusts(RATE_FACTOR, needs("rollback"), 0.3)] = 0.5
     nonfinite: Annotated[str, Key(one_of("stop", "skip"), NOTHING, acts)] = "stop"

@@ -27,21 +27,11 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
 def check_batch(args: "ProRLConfig") -> None:
-    """
-    Refuse a generation batch that does not hold whole groups. Raises `ValueError`: naming the keys that make it up.
-    """
-    for key in ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"):
+    """Refuse, naming the key, a number of which TRL would only say that something cannot be divided by it."""
+    keys = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations")
+    for key in (*keys, "num_generations"):
         if getattr(args, key) is not None and getattr(args, key) < 1:
             raise ValueError(f"{key}={getattr(args, key)} must be at least 1.")
-    size, group = args.generation_batch_size, args.num_generations
-    if not group or group < 2:
-        raise ValueError(f"num_generations={group} must be at least 2: an advantage compares completions.")
-    if size is not None and size % group:
-        keys = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
-        raise ValueError(
-            f"num_generations={group} does not divide the {size} completions of a generation batch "
-            f"({', '.join(f'{key}={getattr(args, key)}' for key in keys)}). Set it to a divisor, or change those."
-        )
 
 
 def check_machine(args: "ProRLConfig") -> None:
@@ -108,15 +98,6 @@ class Refusal:
         return self.words.format(args=args, trigger=trigger, value=getattr(args, trigger))
 
 
-def _never_measured(trigger: str, example: Any) -> Refusal:
-    return Refusal(
-        {"beta": 0.1, trigger: example},
-        lambda args: bool(getattr(args, trigger)) and args.eval_strategy == "no",
-        f"{trigger} watches ref_reset_metric={{args.ref_reset_metric!r}}, but eval_strategy='no' never measures it. "
-        "Set eval_strategy: steps and eval_steps.",
-    )
-
-
 def _by_itself(args: "ProRLConfig") -> bool:
     """Whether dynamic sampling leaves it to TRL to compute the advantages of each round."""
     return args.dynamic_sampling_rounds > 0 and args.advantage_estimator is None
@@ -179,15 +160,10 @@ REFUSALS = (
     ),
     Refusal(
         {"compact_generation": "on", "use_vllm": True},
-        lambda args: args.compact_generation == "on" and args.use_vllm,
-        "compact_generation='on' samples with the policy itself, and use_vllm=True with vLLM. Set one of them to "
-        "off or false, or compact_generation: auto.",
-    ),
-    Refusal(
-        {"compact_generation": "on", "use_transformers_continuous_batching": True},
-        lambda args: args.compact_generation == "on" and args.use_transformers_continuous_batching,
-        "compact_generation='on' and use_transformers_continuous_batching=True are two ways to sample. Set one of "
-        "them to off or false, or compact_generation: auto.",
+        lambda args: args.compact_generation == "on" and (args.use_vllm or args.use_transformers_continuous_batching),
+        "compact_generation='on' samples with the policy itself, use_vllm={args.use_vllm} and "
+        "use_transformers_continuous_batching={args.use_transformers_continuous_batching} another way. Set those to "
+        "false, or compact_generation: auto.",
     ),
     Refusal(
         {"loss_mode": "unclipped", "loss_type": "cispo"},
@@ -238,49 +214,33 @@ REFUSALS = (
         "ref_reset_metric={args.ref_reset_metric!r} is not a metric of an evaluation, whose names begin with "
         "eval_. Set it to eval_reward, eval_pass@1, or eval_rewards/NAME/mean of one reward function.",
     ),
-    _never_measured("ref_reset_stall", 2),
-    _never_measured("ref_reset_drop", 0.1),
+    Refusal(
+        {"beta": 0.1, "ref_reset_stall": 2},
+        lambda args: args.watches_metric and args.eval_strategy == "no",
+        "ref_reset_stall={args.ref_reset_stall} and ref_reset_drop={args.ref_reset_drop} watch "
+        "ref_reset_metric={args.ref_reset_metric!r}, but eval_strategy='no' never measures it. Set eval_strategy: "
+        "steps and eval_steps.",
+    ),
     Refusal(
         {"beta": 0.1, "ref_reset_every": 100, "sync_ref_model": True},
         lambda args: args.resets and args.sync_ref_model,
         "sync_ref_model=True and {trigger} both move the reference, and TRL's callback moves it in the "
         "middle of a generation batch. Set sync_ref_model: false.",
     ),
-    *(
-        Refusal(
-            {"beta": 0.1, "ref_reset_every": 100, "adapter_restart": "merge", **example},
-            lambda args, key=key, when=when: args.adapter_restart == "merge" and when(getattr(args, key)),
-            f"adapter_restart='merge' {words}",
-        )
-        for key, example, when, words in (
-            (
-                "ref_reset_mix",
-                {"ref_reset_mix": 0.5},
-                lambda mix: mix != 1.0,
-                "makes the merged model the reference, and ref_reset_mix={args.ref_reset_mix} asks for another one. "
-                "Leave ref_reset_mix out, or set adapter_restart: off.",
-            ),
-            (
-                "beta_base",
-                {"beta_base": 0.1},
-                bool,
-                "changes the weights in which beta_base={args.beta_base} finds the base. Leave one of them out.",
-            ),
-            (
-                "lora_growth_every",
-                {"lora_growth_every": 100},
-                bool,
-                "with lora_growth_every={args.lora_growth_every}: an adapter that begins anew has the rank with which "
-                "the run began. Leave one of them out.",
-            ),
-            (
-                "elastic_reset_every",
-                {"elastic_reset_every": 100},
-                bool,
-                "with elastic_reset_every={args.elastic_reset_every}, whose average is one of a single adapter. Leave "
-                "one of them out.",
-            ),
-        )
+    Refusal(
+        {"beta": 0.1, "ref_reset_every": 100, "adapter_restart": "merge", "ref_reset_mix": 0.5},
+        lambda args: args.adapter_restart == "merge" and args.ref_reset_mix != 1.0,
+        "adapter_restart='merge' makes the merged model the reference, and ref_reset_mix={args.ref_reset_mix} asks "
+        "for another one. Leave ref_reset_mix out, or set adapter_restart: off.",
+    ),
+    Refusal(
+        {"beta": 0.1, "ref_reset_every": 100, "adapter_restart": "merge", "beta_base": 0.1},
+        lambda args: (
+            args.adapter_restart == "merge" and any((args.beta_base, args.lora_growth_every, args.elastic_reset_every))
+        ),
+        "adapter_restart='merge' begins a new adapter over other weights, and beta_base={args.beta_base}, "
+        "lora_growth_every={args.lora_growth_every} and elastic_reset_every={args.elastic_reset_every} need those of "
+        "the beginning. Leave them out, or set adapter_restart: off.",
     ),
     Refusal(
         {"kl_in": "reward", "beta_base": 0.1, "beta_old": 0.1, "num_iterations": 2, "advantage_estimator": "rloo"},

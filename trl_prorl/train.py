@@ -56,12 +56,10 @@ def build(
     if args.eval_strategy != "no":
         eval_dataset = rows_of(task, "validation", "eval_rows", task_args)
     check_rows(train_dataset, args.generation_batch_size, args.num_generations)
-    args.model_init_kwargs = {
-        "revision": model_args.model_revision,
-        "dtype": model_args.dtype,
-        **({"attn_implementation": model_args.attn_implementation} if model_args.attn_implementation else {}),
-        **(args.model_init_kwargs or {}),
-    }
+    init = {"revision": model_args.model_revision, "dtype": model_args.dtype}
+    if model_args.attn_implementation:
+        init["attn_implementation"] = model_args.attn_implementation
+    args.model_init_kwargs = init | (args.model_init_kwargs or {})
     rollout = task_args.make_rollout(args)
     resume = check_folder(args, (task_args, model_args))
     model = find_model(model_args.model_name_or_path)

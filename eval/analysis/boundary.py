@@ -17,7 +17,6 @@ from trl_prorl.eval.analysis.statistics import (
     mcnemar,
     paired_bootstrap_difference,
     pass_at_k_per_prompt,
-    pass_at_k_upper_bound,
 )
 
 
@@ -43,14 +42,12 @@ class PromptChange(NamedTuple):
 
 
 class BoundaryRow(NamedTuple):
-    """pass@k at one k: measured with intervals over prompts, and its bound by mean and spread of pass@1."""
+    """pass@k at one k, with intervals over prompts."""
 
     k: int
     base: Estimate
     trained: Estimate
     gain: Estimate
-    base_bound: float
-    trained_bound: float
 
 
 @dataclass(frozen=True)
@@ -91,9 +88,7 @@ class Boundary:
         for k in self.ks:
             sides = [pass_at_k_per_prompt(counts, self.n, k) for counts in (self.base, self.trained)]
             measured = [Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides]
-            rates = [np.array(counts) / self.n for counts in (self.base, self.trained)]
-            bounds = [pass_at_k_upper_bound(side, k, n=self.n) for side in rates]
-            found.append(BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0]), *bounds))
+            found.append(BoundaryRow(k, *measured, paired_bootstrap_difference(sides[1], sides[0])))
         return found
 
 

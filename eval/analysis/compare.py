@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 
@@ -16,13 +16,10 @@ from trl_prorl.eval.analysis.frame import Arm, Frame
 from trl_prorl.eval.analysis.passk import per_prompt
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
-    McNemar,
-    bootstrap_interval,
     detectable_difference,
     fieller_ratio,
     holm,
     mcnemar,
-    paired_bootstrap_difference,
     paired_bootstrap_ratio,
     prompts_and_seeds,
     t_interval,
@@ -40,132 +37,15 @@ INHERENT_EXECUTION = ("ref_compute", "loss")
 
 
 @dataclass(frozen=True)
-class Difference:
+class Comparison:
     """
-    pass@k of two sides on the same prompts.
+    pass@k of two sides, runs or arms, on the same prompts, over the seeds that both have.
 
     Attributes:
         first, second (`str`): Names of the runs or arms.
         k (`int`): Size of the draw.
         difference ([`Estimate`]): First less second: of one pair of runs a paired bootstrap over prompts, of several
             its hull with the t-interval over seeds.
-    """
-
-    first: str
-    second: str
-    k: int
-    difference: Estimate
-
-    @property
-    def detectable(self) -> float:
-        """The true difference that is found with 80 % power."""
-        return detectable_difference(self.difference)
-
-
-@dataclass(frozen=True)
-class Comparison(Difference):
-    """
-    Two trained models, prompt by prompt.
-
-    Attributes:
-        prompts, n (`int`): Prompts, and samples of each.
-        first_value, second_value ([`Estimate`]): pass@k of each with its interval over prompts.
-        better, worse, equal (`int`): Prompts with more, fewer, equally many correct samples in the first run.
-        paired (`McNemar`): Exact test of right or wrong, first against second.
-        paired_on (`str`): The meaning of right there: greedy decoding, or any of n samples.
-        notes (`list[str]`): Other differences between the two than the one they are compared for.
-    """
-
-    prompts: int
-    n: int
-    first_value: Estimate
-    second_value: Estimate
-    better: int
-    worse: int
-    equal: int
-    paired: McNemar
-    paired_on: str
-    notes: list[str] = field(default_factory=list)
-
-
-def check_comparable(a: Run, b: Run) -> None:
-    """
-    Refuse two runs whose prompts cannot be paired.
-
-    Raises:
-        InputError: With the reason and the cure.
-    """
-    if (why := why_not_paired(a, b)) is not None:
-        raise InputError(why)
-
-
-def _right_or_wrong(a: Run, b: Run) -> tuple[list, list, str]:
-    greedy = [(run.passk.get("greedy") or {}).get("trained", {}).get("correct") for run in (a, b)]
-    if all(greedy):
-        return greedy[0], greedy[1], "greedy decoding"
-    n = a.passk["n"]
-    solved = [np.array(run.passk["trained"]["correct"]) > 0 for run in (a, b)]
-    return solved[0], solved[1], "greedy decoding" if a.passk["temperature"] == 0 else f"any of {n} samples right"
-
-
-def _notes(a: Run, b: Run) -> list[str]:
-    notes = [f"`{run.name}`: {run.variant} {run.without_reset}." for run in (a, b) if run.without_reset]
-    if optimises_another_objective(a.variant) != optimises_another_objective(b.variant):
-        notes.append(DIFFERENT_OBJECTIVE)
-    started = [(run.config.get("model_name_or_path"), run.config.get("model_revision") or "main") for run in (a, b)]
-    if started[0] != started[1]:
-        notes.append(f"The runs started from different models: {started[0][0]} and {started[1][0]}.")
-    steps = [int(run.passk.get("step") or run.metrics["step"].max()) for run in (a, b)]
-    if steps[0] != steps[1]:
-        notes.append(f"The runs were trained for {steps[0]} and {steps[1]} steps; nothing is matched by steps.")
-    alone = "One run each: the intervals are over prompts and say nothing of the variation between training seeds."
-    return [*notes, alone]
-
-
-def compare(a: Run, b: Run, k: int) -> Comparison:
-    """
-    The trained model of `a` less that of `b`, paired by prompt, for draws of `k`, from 1 to n samples.
-
-    Raises:
-        InputError: If the runs cannot be paired or `k` exceeds the samples.
-    """
-    check_comparable(a, b)
-    n = a.passk["n"]
-    if not 1 <= k <= n:
-        raise InputError(f"--k {k} must lie between 1 and the {n} samples of passk.json")
-    sides = [per_prompt(run.passk, "trained", k) for run in (a, b)]
-    more = np.subtract(*(np.array(run.passk["trained"]["correct"]) for run in (a, b)))
-    right, other_right, paired_on = _right_or_wrong(a, b)
-    first_value, second_value = (Estimate(float(side.mean()), *bootstrap_interval(side)) for side in sides)
-    return Comparison(
-        first=a.name,
-        second=b.name,
-        k=k,
-        difference=paired_bootstrap_difference(*sides),
-        prompts=len(more),
-        n=n,
-        first_value=first_value,
-        second_value=second_value,
-        better=int((more > 0).sum()),
-        worse=int((more < 0).sum()),
-        equal=int((more == 0).sum()),
-        paired=mcnemar(right, other_right),
-        paired_on=paired_on,
-        notes=_notes(a, b),
-    )
-
-
-def common_sizes(a: Run, b: Run) -> list[int]:
-    """Every k that both runs were evaluated at; 1 always."""
-    return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
-
-
-@dataclass(frozen=True)
-class ArmComparison(Difference):
-    """
-    Two arms on the same prompts, over the seeds that both have.
-
-    Attributes:
         seeds (`int`): Pairs of runs.
         first_value, second_value (`float`): pass@k of each, mean over the runs.
         p_value (`float`): Of one pair exact McNemar, else the larger of t-tests over seeds and over prompts.
@@ -177,14 +57,23 @@ class ArmComparison(Difference):
         adjusted (`float`): p after Holm over the comparisons of a k.
     """
 
+    first: str
+    second: str
+    k: int
+    difference: Estimate
     seeds: int
     first_value: float
     second_value: float
     p_value: float
-    share: Estimate | None = None
-    step_time: Estimate | None = None
-    warnings: list[str] = field(default_factory=list)
-    adjusted: float = math.nan
+    share: Estimate | None
+    step_time: Estimate | None
+    warnings: list[str]
+    adjusted: float
+
+    @property
+    def detectable(self) -> float:
+        """The true difference that is found with 80 % power."""
+        return detectable_difference(self.difference)
 
     def rule(self, share: float) -> tuple[str, str, str]:
         """The success rule: score, step cost and both, each met, not met or undecided."""
@@ -202,7 +91,43 @@ def _at_least(estimate: Estimate | None, threshold: float) -> str:
     return MET if estimate.low >= threshold else NOT_MET if estimate.high < threshold else UNDECIDED
 
 
-def compare_arms(first: Arm, second: Arm, k: int = 1, level: float = 0.95) -> ArmComparison:
+def compare(a: Run, b: Run, k: int = 1) -> Comparison:
+    """
+    The trained model of `a` less that of `b`, paired by prompt, for draws of `k`.
+
+    Raises:
+        InputError: If the runs cannot be paired or `k` exceeds the samples.
+    """
+    return _compare(a.name, b.name, [(a, b)], k)
+
+
+def _right_or_wrong(a: Run, b: Run) -> list:
+    """By prompt whether each was right: by greedy decoding where both have it, else in any of the samples."""
+    greedy = [(run.passk.get("greedy") or {}).get("trained", {}).get("correct") for run in (a, b)]
+    return greedy if all(greedy) else [np.array(run.passk["trained"]["correct"]) > 0 for run in (a, b)]
+
+
+def pair_notes(a: Run, b: Run) -> list[str]:
+    """What two runs differ in beside what they are compared for."""
+    notes = [f"`{run.name}`: {run.variant} {run.without_reset}." for run in (a, b) if run.without_reset]
+    if optimises_another_objective(a.variant) != optimises_another_objective(b.variant):
+        notes.append(DIFFERENT_OBJECTIVE)
+    started = [(run.config.get("model_name_or_path"), run.config.get("model_revision") or "main") for run in (a, b)]
+    if started[0] != started[1]:
+        notes.append(f"The runs started from different models: {started[0][0]} and {started[1][0]}.")
+    steps = [int(run.passk.get("step") or run.metrics["step"].max()) for run in (a, b)]
+    if steps[0] != steps[1]:
+        notes.append(f"The runs were trained for {steps[0]} and {steps[1]} steps; nothing is matched by steps.")
+    alone = "One run each: the intervals are over prompts and say nothing of the variation between training seeds."
+    return [*notes, alone]
+
+
+def common_sizes(a: Run, b: Run) -> list[int]:
+    """Every k that both runs were evaluated at; 1 always."""
+    return sorted({1} | (set(require_passk(a)["k"]) & set(require_passk(b)["k"])))
+
+
+def compare_arms(first: Arm, second: Arm, k: int = 1, level: float = 0.95) -> Comparison:
     """
     Two arms by their evaluated runs, paired by seed and by prompt; `level` is the coverage of the difference's
     interval.
@@ -216,30 +141,38 @@ def compare_arms(first: Arm, second: Arm, k: int = 1, level: float = 0.95) -> Ar
         pairs = [(*sides[0].values(), *sides[1].values())]
     if not pairs:
         raise InputError("they have no seed in common; train both with the same seeds, or compare two runs alone")
+    return _compare(first.label, second.label, pairs, k, level)
+
+
+def _compare(first: str, second: str, pairs: list[tuple[Run, Run]], k: int, level: float = 0.95) -> Comparison:
     for a, b in pairs:
-        check_comparable(a, b)
-        check_comparable(pairs[0][0], a)
+        if why := why_not_paired(a, b) or why_not_paired(pairs[0][0], a):
+            raise InputError(why)
+        if not 1 <= k <= a.passk["n"]:
+            raise InputError(f"--k {k} must lie between 1 and the {a.passk['n']} samples of passk.json")
     values = [np.array([per_prompt(run.passk, "trained", k) for run in side]) for side in zip(*pairs, strict=True)]
     means = [side.mean(axis=1) for side in values]
     differences = values[0] - values[1]
-    return ArmComparison(
-        first=first.label,
-        second=second.label,
+    p_value = _p_value(pairs, differences)
+    return Comparison(
+        first=first,
+        second=second,
         k=k,
         difference=prompts_and_seeds(list(differences), True, -1.0, level),
         seeds=len(pairs),
         first_value=float(means[0].mean()),
         second_value=float(means[1].mean()),
-        p_value=_p_value(pairs, differences),
+        p_value=p_value,
         share=_share(values, means),
         step_time=_step_time(pairs),
         warnings=_warnings(pairs),
+        adjusted=p_value,
     )
 
 
 def _p_value(pairs: list[tuple[Run, Run]], differences: np.ndarray) -> float:
     if len(pairs) == 1:
-        return mcnemar(*_right_or_wrong(*pairs[0])[:2]).p_value
+        return mcnemar(*_right_or_wrong(*pairs[0])).p_value
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # where nothing differs
         p_values = [stats.ttest_1samp(differences.mean(axis=axis), 0.0).pvalue for axis in (0, 1)]
@@ -285,7 +218,7 @@ def _warnings(pairs: list[tuple[Run, Run]]) -> list[str]:
     return lines
 
 
-def compared(pairs: list[tuple[Arm, Arm]], ks: list[int]) -> tuple[list[ArmComparison], list[str]]:
+def compared(pairs: list[tuple[Arm, Arm]], ks: list[int]) -> tuple[list[Comparison], list[str]]:
     """These pairs of arms at every k, by k, with Holm over the pairs of a k; and what was left out and why."""
     rows, left = [], []
     for k in ks:
@@ -300,7 +233,7 @@ def compared(pairs: list[tuple[Arm, Arm]], ks: list[int]) -> tuple[list[ArmCompa
     return rows, list(dict.fromkeys(left))
 
 
-def all_pairs(runs: list[Run], ks: list[int]) -> tuple[list[ArmComparison], list[str]]:
+def all_pairs(runs: list[Run], ks: list[int]) -> tuple[list[Comparison], list[str]]:
     """
     Every pair of arms at every k, and which pairs were left out and why.
 
@@ -368,7 +301,7 @@ def verdicts(frame: Frame) -> list[Verdict]:
     return found
 
 
-def against_references(frame: Frame) -> tuple[list[ArmComparison], list[str]]:
+def against_references(frame: Frame) -> tuple[list[Comparison], list[str]]:
     """
     Every evaluated arm at k = 1 against plain, the control and A of its ground, of several of a variant the one with
     the highest held-out pass@1; and which pairs were left out and why.

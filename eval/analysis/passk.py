@@ -14,7 +14,6 @@ from trl_prorl.eval.analysis.statistics import (
     pass_at_k_per_prompt,
     summarise_counts,
 )
-from trl_prorl.eval.metrics import metric
 from trl_prorl.eval.run_folder.run import Run
 
 
@@ -77,9 +76,8 @@ def as_plain(level):
 def greedy_side(samples: pd.DataFrame) -> dict:
     """Accuracy of greedy decoding with its interval over prompts, and the verdict of every prompt."""
     correct = [int(one) for one in samples["correct"]]
-    right = metric("exact_match").compute(predictions=list(map(str, correct)), references=["1"] * len(correct))
     return {
-        "accuracy": right["exact_match"],
+        "accuracy": sum(correct) / len(correct),
         "interval": list(bootstrap_interval(correct)),
         "correct": correct,
     }
@@ -146,44 +144,17 @@ def checkpoint_ks(runs: list[Run]) -> list[int]:
     return sorted({min(ks), max(ks)}) if ks else []
 
 
-def to_complete(
-    earlier: dict, asked: dict, *, steps: list[int], others: list[str], greedy: bool, path: Path
-) -> dict | None:
+def to_complete(earlier: dict, asked: dict, path: Path) -> dict:
     """
-    The earlier result if it is of the same evaluation, which [`completed`] goes on with; `None` if the new evaluation
-    holds it as a part.
-
-    Args:
-        earlier (`dict`): Content of `passk.json`, at `path`.
-        asked (`dict`): The new evaluation's settings, with the keys of `OPTIONS`; steps, others and greedy decoding
-            are what else is asked for.
+    The earlier result, at `path`, if it is of the same evaluation as the settings that are asked for, with the keys of
+    `OPTIONS`; [`completed`] goes on with it.
 
     Raises:
-        InputError: If something that was measured would be lost.
+        InputError: If it is of another one, which would be lost.
     """
-    differing = [key for key in OPTIONS if key not in earlier or earlier[key] != asked[key]]
-    if not differing:
-        return earlier
-    larger = set(differing) <= {"prompts", "n", "prompt_ids"} and (
-        earlier.get("n", 0) <= asked["n"] and set(earlier.get("prompt_ids", [None])) <= set(asked["prompt_ids"])
-    )
-    if not larger:
+    if differing := [key for key in OPTIONS if key not in earlier or earlier[key] != asked[key]]:
         raise InputError(f"'{path}' {_difference(earlier, asked, differing)}")
-    lost = []
-    # The last step's is the trained model, which is in every evaluation.
-    gone = {point["step"] for point in earlier.get("checkpoints", [])} - {earlier.get("step"), *steps}
-    if gone:
-        lost.append(f"--checkpoints {' '.join(map(str, sorted(gone)))}")
-    if gone := [name for name in earlier.get("others", {}) if name not in others]:
-        lost.append(f"--others {' '.join(gone)}")
-    if "greedy" in earlier and not greedy:
-        lost.append("greedy decoding (no --no-greedy)")
-    if lost:
-        raise InputError(
-            f"'{path}' has results that this larger evaluation leaves out; add {' and '.join(lost)} to what is asked, "
-            "or give --replace to lose them"
-        )
-    return None
+    return earlier
 
 
 def _difference(earlier: dict, asked: dict, differing: list[str]) -> str:

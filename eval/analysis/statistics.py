@@ -52,44 +52,6 @@ def pass_at_k_per_prompt(correct, n: int, k: int) -> np.ndarray:
 _pass_at_k = lru_cache(maxsize=None)(pass_at_k)
 
 
-def pass_at_k_upper_bound(per_prompt_pass1, k: int, n: int | None = None) -> float:
-    r"""
-    What the mean and the spread of pass@1 over prompts allow pass@k to be at most.
-
-    By Jensen's inequality \\( \mathbb{E}[(1-p)^k] \ge \mathbb{E}[(1-p)^2]^{k/2} \\) for k >= 2, so pass@k is at most
-    \\( 1 - ((1-\mathbb{E}p)^2 + \mathrm{Var}\,p)^{k/2} \\)
-    ([ProRL](https://huggingface.co/papers/2505.24864), after Dang et al. 2025).
-
-    Args:
-        per_prompt_pass1 (`list[float]`): Rate of correct samples of each prompt, shape (P,), each in [0, 1].
-        k (`int`): Size of the draw. For 1 the result is the mean itself.
-        n (`int`, *optional*): Samples each rate was measured with. Their noise adds to the spread and lowers the
-            bound; with `n` it is taken out, which makes the mean square unbiased (and the bound at k = 2 pass@2
-            itself).
-
-    Returns:
-        `float`: In [0, 1]. A bound for the rates given; an unbiased estimate of pass@k may exceed it by its noise.
-
-    Raises:
-        ValueError: If a rate is no rate, `k` is below 1, or `n` below 2 where k is not 1.
-    """
-    rates = np.asarray(per_prompt_pass1, dtype=float)
-    if rates.size == 0 or not np.all((rates >= 0) & (rates <= 1)):
-        raise ValueError("The rates must be at least one number, each in [0, 1].")
-    if k < 1:
-        raise ValueError(f"k={k} must be at least 1.")
-    mean = float(rates.mean())
-    if k == 1:
-        return mean
-    variance = rates.var()
-    if n is not None:
-        if n < 2:
-            raise ValueError(f"n={n} sample(s) a prompt do not tell noise from spread; at least 2 are needed.")
-        variance -= (rates * (1 - rates)).mean() / (n - 1)
-    mean_square = max(0.0, (1 - mean) ** 2 + float(variance))
-    return 1 - mean_square ** (k / 2)
-
-
 @lru_cache(maxsize=4)
 def _draws(prompts: int, resamples: int, seed: int) -> np.ndarray:
     """How often each resample has each prompt, shape (resamples, P)."""

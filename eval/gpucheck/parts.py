@@ -108,11 +108,9 @@ MACHINE = Part("machine", "The device", "runner:machine", 90)  # of every call: 
 PARTS = {
     part.name: part
     for part in (
-        Part("parity", "Right: parity with TRL", "parity:parity", 400),
         Part("tests", "Right: the tests that run on a GPU", "marked_tests:marked_tests", 480),
         Part("cost", "The cost of a step", "cost:cost", 400),
         Part("cost-large", "The cost of a step, the larger model", "cost:cost_large", 300),
-        Part("vllm", "Generation by vLLM", "cost:vllm", 240),
     )
 }
 
@@ -123,7 +121,6 @@ class Size:
     Attributes:
         name (`str`): `"card"` or `"cpu"`.
         device (`str`): `"cuda"` or `"cpu"`.
-        small (`str`): Shape of the model whose numbers are compared, a key of `SHAPES`.
         models (`tuple`): Of the cost: shapes, each with its settings, completions as multiples of gold answers and μ.
         prompts, completions (`int`): Of a batch whose cost is measured, and of a prompt.
         longest (`int`): Tokens of a completion at most.
@@ -133,7 +130,6 @@ class Size:
 
     name: str
     device: str
-    small: str
     models: tuple[tuple[str, tuple[tuple[float, int], ...]], ...]
     prompts: int
     completions: int
@@ -160,7 +156,6 @@ class Size:
 CARD = Size(
     name="card",
     device="cuda",
-    small="small",
     models=(("qwen2.5-0.5b", ((1.0, 2), (4.0, 2), (1.0, 4))), ("qwen2.5-1.5b", ((1.0, 2), (4.0, 2)))),
     prompts=4,
     completions=8,
@@ -170,7 +165,6 @@ CARD = Size(
 CPU = Size(
     name="cpu",
     device="cpu",
-    small="tiny",
     models=(("tiny", ((1.0, 2),)),),
     prompts=2,
     completions=4,

@@ -19,20 +19,14 @@ LISTED_PROMPTS = 12
 K_COLUMNS = [
     Column("k", lambda row: str(row.k)),
     Column("base", lambda row: interval_cell(row.base, ".3f")),
-    Column("bound", lambda row: format(row.base_bound, ".3f")),
     Column("trained", lambda row: interval_cell(row.trained, ".3f")),
-    Column("bound", lambda row: format(row.trained_bound, ".3f")),
     Column("gain", lambda row: interval_cell(row.gain, "+.3f")),
 ]
 
 
 def boundary_table(result: Boundary, title: str = "pass@k") -> Table:
-    """pass@k of both sides, a row per k, with the bounds beside what was measured."""
-    notes = [
-        "[95 % bootstrap over prompts]. The bound is what mean and spread of pass@1 over prompts allow pass@k to be "
-        "at most (Jensen), both estimated without bias; at k = 1 and 2 it is pass@k itself.",
-        *([NO_INTERVAL_NOTE] if result.prompts < MIN_PROMPTS else []),
-    ]
+    """pass@k of both sides, a row per k."""
+    notes = ["[95 % bootstrap over prompts]."] + [NO_INTERVAL_NOTE] * (result.prompts < MIN_PROMPTS)
     return table_of(title, K_COLUMNS, result.rows, notes)
 
 
@@ -75,7 +69,7 @@ def _listed(changes: list[PromptChange], n: int) -> str:
 
 
 def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour: str = OTHER_COLOUR) -> None:
-    """Write pass@k of both sides against k, with bands over prompts and the bounds from pass@1, as a PNG."""
+    """Write pass@k of both sides against k, with bands over prompts, as a PNG."""
     figure = Figure(figsize=(8, 6.2), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     ks = [row.k for row in result.rows]
@@ -84,8 +78,6 @@ def plot_boundary(result: Boundary, path: Path, title: str = "", trained_colour:
         points = [getattr(row, name) for row in result.rows]
         axes.fill_between(ks, [p.low for p in points], [p.high for p in points], color=colour, alpha=0.15, lw=0)
         axes.plot(ks, [p.value for p in points], line, color=colour, marker=marker, linewidth=1.8, label=name)
-        bounds = [getattr(row, f"{name}_bound") for row in result.rows]
-        axes.plot(ks, bounds, ":", color=colour, linewidth=1.2, label=f"{name}: bound from pass@1")
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, list(map(str, ks)), minor=False)
     axes.xaxis.set_minor_locator(NullLocator())

@@ -4,7 +4,6 @@ import math
 
 from trl_prorl.eval.analysis.compare import (
     SHARES,
-    ArmComparison,
     Comparison,
     Verdict,
     against_references,
@@ -36,34 +35,17 @@ def objective_notes(runs: list[Run]) -> list[str]:
     return [DIFFERENT_OBJECTIVE] if "A" in variants and any(map(optimises_another_objective, variants)) else []
 
 
-def comparison_table(comparisons: list[Comparison]) -> Table:
-    """A row per k."""
-    first, second = comparisons[0].first, comparisons[0].second
-    columns = [
-        Column("k", lambda row: str(row.k)),
-        Column(first, lambda row: interval_cell(row.first_value, ".3f")),
-        Column(second, lambda row: interval_cell(row.second_value, ".3f")),
-        Column("difference", lambda row: interval_cell(row.difference, "+.3f")),
-        Column(f"detectable difference ({POWER})", lambda row: cell(row.detectable, ".3f")),
-    ]
-    notes = [
-        "Trained models, [95 % bootstrap over prompts], differences paired by prompt. A true difference of the last "
-        "column is found with 80 % power, a smaller one less often."
-    ]
-    return table_of(f"pass@k, {first} less {second}", columns, comparisons, notes)
-
-
 def _unbounded(ratio: Estimate) -> bool:
     """Whether the runs exclude no ratio at all."""
     return (ratio.low, ratio.high) == (0.0, math.inf)
 
 
-def _share_cell(row: ArmComparison) -> str:
+def _share_cell(row: Comparison) -> str:
     alone = row.share is not None and _unbounded(row.share)
     return percent(row.share.value) if alone else share_cell(row.share)
 
 
-def _time_cell(row: ArmComparison) -> str:
+def _time_cell(row: Comparison) -> str:
     alone = row.step_time is not None and _unbounded(row.step_time)
     return f"{row.step_time.value:.2f}" if alone else interval_cell(row.step_time, ".2f")
 
@@ -82,7 +64,7 @@ ARM_COLUMNS = [
 ]
 
 
-def arms_table(comparisons: list[ArmComparison], title: str = "Arms, pair by pair") -> Table:
+def arms_table(comparisons: list[Comparison], title: str = "Arms, pair by pair") -> Table:
     """A row per pair of arms and k."""
     notes = [
         "pass@k of trained models, mean over seeds; runs are paired by seed where both arms have it, and by prompt. "
@@ -94,29 +76,18 @@ def arms_table(comparisons: list[ArmComparison], title: str = "Arms, pair by pai
 
 
 def comparison_statements(comparisons: list[Comparison]) -> list[str]:
-    """What the differences say, the counts behind them once, and what the pair leaves open."""
+    """What the differences of two runs say."""
     lines = []
     for each in comparisons:
         if each.difference.apart:
             body = f"`{each.first if each.difference.value > 0 else each.second}` is higher."
-        elif each.better == each.worse == 0:
-            body = "no difference at any prompt."
         elif math.isnan(each.difference.low):
             body = NO_INTERVAL_NOTE
         else:
             body = f"no difference found; detectable difference ({POWER}): {each.detectable:.3f}."
         difference = interval_cell(each.difference, "+.3f")
         lines.append(f"pass@{each.k}: `{each.first}` less `{each.second}` {difference}: {body}")
-    each = comparisons[0]
-    lines.append(
-        f"Of {each.prompts} prompts `{each.first}` is right more often at {each.better}, less often at {each.worse}, "
-        f"equally often at {each.equal} ({each.n} samples each)."
-    )
-    lines.append(
-        f"Exact McNemar on {each.paired_on}: only `{each.first}` right at {each.paired.first_only}, only "
-        f"`{each.second}` at {each.paired.second_only}, p = {each.paired.p_value:.2g}."
-    )
-    return lines + each.notes
+    return lines
 
 
 def verdict_statement(verdict: Verdict) -> str:
@@ -189,7 +160,7 @@ def verdict_sections(frame: Frame) -> list[Section]:
     return [Section("Verdict", blocks)]
 
 
-def success_statements(rows: list[ArmComparison]) -> list[str]:
+def success_statements(rows: list[Comparison]) -> list[str]:
     """The success rule of B against A: a line per comparison, and what speaks against comparing step times."""
     lines = []
     for row in rows:

@@ -37,7 +37,7 @@ COLUMNS = [
 def trajectory_table(checks: list[tuple[Run, SaturationCheck]]) -> Table:
     """A row per run and k: where it began and ended, the rate, and whether the curve holds."""
     notes = [
-        "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base unless fitted; 'halves in' is "
+        "1 - (1 - p0) e^(-alpha t) with t in optimizer steps, p0 as measured on base; 'halves in' is "
         "the steps in which the unsolved part halves; [95 %] and p from resampled prompts, p at least 1/(resamples + "
         "1). 'holds' means that no departure was seen, at 5 %."
     ]
@@ -49,17 +49,14 @@ def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
     steps, residuals, errors = check.fit.steps, check.fit.residuals, check.fit.errors
     worst = int(np.argmax(np.abs(residuals / errors)))
     clearest = f"the clearest residual is {residuals[worst]:+.3f} at step {steps[worst]:.0f}"
-    run_length = (
-        f"{check.longest_run} of {len(steps)} checkpoints in a row lie on one side (p = {check.longest_run_p:.2g})"
-    )
     heading = f"`{run.name}`, pass@{check.k}: "
     if check.holds:
         body = (
-            f"no departure from a constant rate seen (p = {check.p_value:.2g}); {clearest}, {run_length}. A single "
-            f"checkpoint is known to ±{1.96 * float(np.median(errors)):.3f} only."
+            f"no departure from a constant rate seen (p = {check.p_value:.2g}); {clearest}. A single checkpoint is "
+            f"known to ±{1.96 * float(np.median(errors)):.3f} only."
         )
     else:
-        body = f"the constant rate does not hold (p = {check.p_value:.2g}): {clearest}, {run_length}."
+        body = f"the constant rate does not hold (p = {check.p_value:.2g}): {clearest}."
     if check.alpha.low <= 0 <= check.alpha.high:
         body += " The rate itself is not told from 0."
     return [heading + body]

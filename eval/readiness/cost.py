@@ -12,7 +12,6 @@ from trl_prorl.eval.readiness.first_steps import FirstSteps
 OF_GENERATION = ("rollout", "old", "ref", "base")
 STAGES = (*OF_GENERATION, "update")
 USABLE = 0.9  # of the memory: the rest is fragments
-ESTIMATE = " (estimate, CPU)"
 SLOW_REWARD = 0.3  # share of a step
 
 
@@ -31,27 +30,6 @@ def seconds_of_run(rows: Sequence[Mapping[str, float]], max_steps: int, steps_pe
     return max_steps * step + generations * generation
 
 
-def bytes_per_row(
-    layers: int, hidden: int, heads: int, vocabulary: int, prompt: int, completion: int, size: int, checkpointing: bool
-) -> float:
-    """
-    Activations of one row of a micro-batch, in bytes: 34 h + 5 a t for each token and layer at two bytes (Korthikanti
-    et al. 2022, arXiv 2205.05198), or h a layer with gradient checkpointing; and logits with their gradient, twice in
-    float32 for each token of the completion.
-
-    Args:
-        layers, hidden, heads, vocabulary (`int`): The model's: layers, h, a and V.
-        prompt, completion (`int`): Tokens of the longest row, t = prompt + completion.
-        size (`int`): Bytes of a number in the forward.
-        checkpointing (`bool`): Whether activations are computed again in the backward.
-    """
-    tokens = prompt + completion
-    each = 34 * hidden + 5 * heads * tokens
-    whole = tokens * each * size / 2
-    kept = layers * tokens * hidden * size + whole if checkpointing else layers * whole
-    return kept + 2 * 4 * completion * vocabulary
-
-
 def largest_micro_batch(held: float, per_row: float, total: float, group: int) -> int:
     """
     The most rows that fit, in whole groups where one group fits; 0 if not even one row does. Memory between steps, of
@@ -68,16 +46,15 @@ def out_of_memory(micro_batch: int) -> Finding:
 
 
 def cost_findings(
-    first: FirstSteps, micro_batch: int, group: int, estimated_row_gib: float, reward_seconds: float, completions: int
+    first: FirstSteps, micro_batch: int, group: int, reward_seconds: float, completions: int
 ) -> list[Finding]:
     """
-    The findings of time and memory.
+    The findings of time, and of memory where a GPU's was measured.
 
     Args:
         first ([`FirstSteps`]): The first steps.
         micro_batch (`int`): Rows of it, `per_device_train_batch_size`.
         group (`int`): Completions of a prompt.
-        estimated_row_gib (`float`): [`bytes_per_row`] in GiB, for where memory is not measured.
         reward_seconds (`float`): Of all reward functions for one completion.
         completions (`int`): Of a generation batch.
     """
@@ -103,31 +80,29 @@ def cost_findings(
             share=share,
         ),
     ]
-    if first.on_gpu:
-        peak = max(row["peak_memory_gib"] for row in rows)
-        # A rollout's cache grows with the generation batch, and not with the micro-batch.
-        without_rollout = [row["peak_memory_gib"] for row in rows if not row.get("time_rollout")] or [peak]
-        per_row, held, mark = (max(without_rollout) - first.held_gib) / micro_batch, first.held_gib, ""
-    else:
-        held, per_row, mark = first.held_gib, estimated_row_gib, ESTIMATE
-        peak = held + micro_batch * per_row
-    held, peak = held + first.growth_gib, peak + first.growth_gib
-    at_rank = f" at rank {first.rank}, the last" if first.rank else ""
-    fits = largest_micro_batch(held, per_row, first.total_gib, group)
+    if first.total_gib is None:
+        return findings
+    peak = max(row["peak_memory_gib"] for row in rows)
+    # A rollout's cache grows with the generation batch, and not with the micro-batch.
+    without_rollout = [row["peak_memory_gib"] for row in rows if not row.get("time_rollout")] or [peak]
+    per_row = (max(without_rollout) - first.held_gib) / micro_batch
+    fits = largest_micro_batch(first.held_gib, per_row, first.total_gib, group)
     return [
         *findings,
         judged(
-            f"peak memory{at_rank}{mark}",
+            "peak memory",
             f"{peak:.1f} of {first.total_gib:.1f} GiB",
             peak > USABLE * first.total_gib,
             "lower per_device_train_batch_size, or gradient_checkpointing: true",
-            **{"peak_gib": peak, "total_gib": first.total_gib, "measured": first.on_gpu},
+            peak_gib=peak,
+            total_gib=first.total_gib,
         ),
         judged(
-            f"largest micro-batch that fits{at_rank}{mark}",
+            "largest micro-batch that fits",
             f"{fits} rows (now {micro_batch})",
             0 < fits < micro_batch,
             f"lower per_device_train_batch_size to {fits}, and raise gradient_accumulation_steps by as much",
-            **{"rows": fits, "now": micro_batch, "measured": first.on_gpu},
+            rows=fits,
+            now=micro_batch,
         ),
     ]

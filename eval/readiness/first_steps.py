@@ -6,17 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 from transformers import TrainerCallback
 
-from trl_prorl.adapters.growing import Growth
-from trl_prorl.adapters.growth import factors_of
 from trl_prorl.eval.readiness.finding import STOP, Finding, judged
 from trl_prorl.objective import kl
 from trl_prorl.objective.anchors import completion_mask
 from trl_prorl.record.run_files import METRICS_FILE
-from trl_prorl.resets.optimizer_state import inner_of
 
 
 MOST = 2  # steps
@@ -28,48 +24,6 @@ MOST_MOVED = 0.1
 FULL_RATE = 2e-6  # of full fine-tuning; LoRA takes about ten times as much
 
 
-def largest_rank(rank: int, every: int, step: int, largest: int, max_steps: int, steps_per_generation: float) -> int:
-    """
-    The rank at the end of a run: a growth requested at a step is applied at the next generation boundary, and requests
-    between two boundaries are one growth.
-
-    Args:
-        rank (`int`): The adapter's, at the beginning.
-        every, step, largest (`int`): `lora_growth_every`, `lora_growth_step` and `lora_growth_max_rank`.
-        max_steps (`int`): Optimizer steps of the run.
-        steps_per_generation (`float`): Optimizer steps from one generation to the next; below 1, several a step.
-    """
-    if not every or rank >= largest:
-        return rank
-    generation = max(1, steps_per_generation)
-    boundaries = {math.ceil(asked / generation) * generation for asked in range(every, max_steps, every)}
-    growths = sum(boundary < max_steps for boundary in boundaries)
-    return min(rank + growths * step, largest)
-
-
-def growth_of(trainer) -> Growth | None:
-    """The part that grows a trainer's adapter, if it has one."""
-    return next((part for part in trainer.parts.values() if isinstance(part, Growth)), None)
-
-
-def bytes_of_growth(trainer, rank: int) -> int:
-    """
-    Bytes by which adapters, gradients, frozen copies and optimizer state grow until a later rank, of a growing trainer
-    after an optimizer step. All of them are proportional to the rank, so that the present bytes tell the later ones.
-    """
-    growth = growth_of(trainer)
-    states = inner_of(trainer.optimizer).state
-    total = 0
-    for factor in factors_of(growth.policy):
-        weight = factor.linear.weight
-        tensors = [weight, *(state for state in states.get(weight, {}).values() if torch.is_tensor(state))]
-        copies = [weight] if weight.requires_grad else []  # its gradient
-        if factor.adapter == "default":
-            copies += [copy[factor.name] for copy in growth.copies]
-        total += sum(tensor.nbytes for tensor in tensors + copies if tensor.dim())
-    return round(total * (rank / growth.rank - 1))
-
-
 @dataclass(frozen=True)
 class FirstSteps:
     """
@@ -77,21 +31,15 @@ class FirstSteps:
         rows (`list[dict]`): Rows of the record.
         max_steps (`int`): Optimizer steps of the whole run.
         steps_per_generation (`float`): Optimizer steps from one generation to the next.
-        held_gib (`float`): Memory between two steps, of weights and optimizer.
-        total_gib (`float`): Memory that there is for this process.
-        on_gpu (`bool`): Whether memory is a GPU's, and measured.
-        growth_gib (`float`): What a growing adapter takes beyond that at the end of the run.
-        rank (`int`): The rank of a growing adapter at the end of the run; 0 if none grows.
+        held_gib (`float`, *optional*): Memory of a GPU between two steps, of weights and optimizer.
+        total_gib (`float`, *optional*): Memory of a GPU that there is for this process.
     """
 
     rows: list[dict]
     max_steps: int
     steps_per_generation: float
-    held_gib: float
-    total_gib: float
-    on_gpu: bool
-    growth_gib: float = 0.0
-    rank: int = 0
+    held_gib: float | None = None
+    total_gib: float | None = None
 
 
 class StopAfter(TrainerCallback):
@@ -111,34 +59,17 @@ def first_steps(trainer, steps: int = MOST, tell: Callable[[str], None] = lambda
     Train a few steps at most, `tell` gets a line after each; the trainer neither saves nor evaluates, and the caller
     throws its `output_dir` away.
     """
-    growth = growth_of(trainer)
-    first_rank = growth.rank if growth else 0
     trainer.add_callback(StopAfter(steps, tell))
     trainer.train()
     args, device = trainer.args, trainer.accelerator.device
     rows = [json.loads(line) for line in Path(trainer.run_dir, METRICS_FILE).read_text().splitlines()]
+    memory = ()
     if device.type == "cuda":
         # What other processes hold, and CUDA itself, is not there for the run.
-        held = torch.cuda.memory_allocated(device)
         total = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    else:
-        held, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+        memory = (torch.cuda.memory_allocated(device) / 2**30, total / 2**30)
     steps_per_generation = args.generate_every / args.gradient_accumulation_steps
-    rank = grown = 0
-    if growth:
-        schedule = (growth.every, growth.step, growth.largest)
-        rank = largest_rank(first_rank, *schedule, trainer.state.max_steps, steps_per_generation)
-        grown = bytes_of_growth(trainer, rank)
-    return FirstSteps(
-        rows=rows,
-        max_steps=trainer.state.max_steps,
-        steps_per_generation=steps_per_generation,
-        held_gib=held / 2**30,
-        total_gib=total / 2**30,
-        on_gpu=device.type == "cuda",
-        growth_gib=grown / 2**30,
-        rank=rank,
-    )
+    return FirstSteps(rows, trainer.state.max_steps, steps_per_generation, *memory)
 
 
 def rate_findings(rate: float, lora: bool) -> list[Finding]:

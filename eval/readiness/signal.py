@@ -152,11 +152,6 @@ def signal_findings(found: Rollouts, max_completion_length: int | None, gold_len
         *disagreement(found),
         cut_finding(found, max_completion_length, gold_length),
         *unanswered(found),
-        Finding(
-            "reward time",
-            f"{1000 * found.reward_seconds / len(found.rewards):.2f} ms per completion",
-            values={"seconds_per_completion": found.reward_seconds / len(found.rewards)},
-        ),
     ]
 
 

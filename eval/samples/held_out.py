@@ -109,11 +109,6 @@ class HeldOut:
         have = store.frame().groupby("prompt_id").size()
         return {place: n - int(have.get(name, 0)) for place, name in enumerate(self.prompt_ids)}
 
-    def count_missing(self, point: Point, n: int, *, temperature: float | None = None) -> int:
-        """How many samples [`HeldOut.samples`] would draw."""
-        store = self.store(point, self.temperature if temperature is None else temperature)
-        return sum(count for count in self._missing(store, n).values() if count > 0)
-
     def _regraded(self, store: SampleStore) -> pd.DataFrame:
         """
         All samples of a store; samples of these prompts that an older version of the graders judged are judged anew.
@@ -231,28 +226,21 @@ def check_run(run_dir: Path) -> dict:
     The configuration of a run that can be evaluated, local paths found.
 
     Raises:
-        InputError: If it cannot be, naming everything that is missing.
+        InputError: If it cannot be, naming what is missing.
     """
-    config, wrong = load_config(run_dir), []
+    config = load_config(run_dir)
     if missing := [key for key in EVALUATION_KEYS if not config.get(key)]:
         noted = read_env(run_dir).get("base_model") or {}
         values = {"model_name_or_path": noted.get("name") or "…", "task": "…"}
-        wrong.append(
+        raise InputError(
             f"'{run_dir / 'config.yaml'}' has no {' and no '.join(missing)}; add what the run was trained with: "
             + ", ".join(f"{key}: {values[key]}" for key in missing)
             + (" (a task of `trl-prorl tasks list`, whose data they were)" if "task" in missing else "")
             + (f"; {evaluation_of(config, read_env(run_dir), run_dir)} measures rewards and data of your own")
             * ("task" in missing)
         )
-    for check in (with_local_paths, trained_point):
-        try:
-            found = check(run_dir, config)
-            config = found if check is with_local_paths else config
-        except InputError as error:
-            own_script = "; a script of your own ends with trainer.save_model()" if "task" in missing else ""
-            wrong.append(f"{error}{own_script if check is trained_point else ''}")
-    if wrong:
-        raise InputError(". And ".join(wrong))
+    config = with_local_paths(run_dir, config)
+    trained_point(run_dir, config)
     return config
 
 

@@ -56,9 +56,8 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
         InputError: If there is none, or the one that is there is another run's.
     """
     env = read_env(run_dir)
-    run = env.get(RUN_ID)
+    run, saved = env.get(RUN_ID), saved_run_id(run_dir)
     if kind_of_model(run_dir):
-        saved = saved_run_id(run_dir)
         if None not in (run, saved) and saved != run:
             raise InputError(
                 f"run folder '{run_dir}' holds the model of another run ({RUN_ID} {saved}, by env.json {run}); let "
@@ -66,22 +65,18 @@ def find_trained_model(run_dir: Path, config: dict) -> Path:
             )
         return run_dir
     elsewhere = output_dir_apart(run_dir, config, env)
-    if elsewhere is not None and kind_of_model(elsewhere):
-        if run is not None and saved_run_id(elsewhere) == run:
-            return elsewhere
-        why = (
-            "the record has no run id"
-            if run is None
-            else f"its {RUN_ID} is {saved_run_id(elsewhere)}, by env.json {run}"
+    if elsewhere is None or not kind_of_model(elsewhere):
+        raise InputError(
+            f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); "
+            "let the run finish, or copy a checkpoint's files there"
         )
+    saved = saved_run_id(elsewhere)
+    if run is None or saved != run:
         raise InputError(
             f"run folder '{run_dir}' has no trained model, and nothing says that the one in output_dir '{elsewhere}' "
-            f"is this run's ({why}); if it is, copy its files into the run folder"
+            f"is this run's ({RUN_ID} {saved}, by env.json {run}); if it is, copy its files into the run folder"
         )
-    raise InputError(
-        f"run folder '{run_dir}' has no trained model (no adapter_config.json, no config.json); "
-        "let the run finish, or copy a checkpoint's files there"
-    )
+    return elsewhere
 
 
 def output_dir_apart(run_dir: Path, config: dict, env: dict) -> Path | None:

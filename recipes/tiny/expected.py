@@ -8,13 +8,13 @@ the pages.
 """
 
 import argparse
-import csv
 import json
 from pathlib import Path
 
+import pandas as pd
 import yaml
 
-from eval.analysis.statistics import Estimate, fieller_ratio, prediction_interval, t_interval
+from eval.analysis.statistics import fieller_ratio, prediction_interval, t_interval
 from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.files import replaced
 from trl_prorl.launch.recipe_check import read_recipe
@@ -47,16 +47,13 @@ def keys_of(config: dict) -> dict:
 
 def row_of(run: Path) -> dict:
     """
-    The row of a run.
-
-    Raises:
-        `ValueError`: the folder is not a complete run of one of the recipes on the shipped base, or the run was not
-            evaluated at its end.
+    The row of a run. Raises `ValueError`: the folder is not a complete run of one of the recipes on the shipped base,
+    or the run was not evaluated at its end.
     """
     try:
         config = yaml.safe_load((run / "config.yaml").read_text())
         env, passk = (json.loads((run / name).read_text()) for name in ("env.json", "passk.json"))
-        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        steps = pd.read_json(run / "metrics.jsonl", lines=True)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{run} is no run that was evaluated: {error}.") from error
     recipes = {name: keys_of(read_recipe(HERE / f"{name}.yaml")) for name in RECIPES}
@@ -69,59 +66,43 @@ def row_of(run: Path) -> dict:
         raise ValueError(
             f"{run}: {len(steps)} steps done, evaluated at step {passk['step']}, of {config['max_steps']}."
         )
-    return {
-        "recipe": recipe,
-        "seed": env["seed"],
-        "base_hash": env["base_model"]["sha256"],
-        "prompts": passk["prompts"],
-        "samples": passk["n"],
-        "base_pass@1": passk["base"]["pass@1"],
-        **{name: passk["trained"][name] for name in ("pass@1", "pass@8")},
-        "greedy": passk["greedy"]["trained"]["accuracy"],
-        "ref_forward_calls": sum(step["ref_forward_calls"] for step in steps),
-        "commit": env["git_commit"],
-    }
+    trained, greedy = passk["trained"], passk["greedy"]["trained"]["accuracy"]
+    row = (recipe, env["seed"], env["base_model"]["sha256"], passk["prompts"], passk["n"], passk["base"]["pass@1"])
+    row += (trained["pass@1"], trained["pass@8"], greedy, int(steps["ref_forward_calls"].sum()), env["git_commit"])
+    return dict(zip(COLUMNS, row, strict=True))
 
 
 def write_rows(runs: list[Path]) -> None:
     """Write `expected.csv`, a row for each run."""
-    rows = sorted(map(row_of, runs), key=lambda row: (list(RECIPES).index(row["recipe"]), row["seed"]))
-    names = [(row["recipe"], row["seed"]) for row in rows]
-    if len(set(names)) < len(names):
+    rows = pd.DataFrame(map(row_of, runs))
+    if rows.duplicated(["recipe", "seed"]).any():
         raise ValueError("a recipe was given twice with one seed: name each run once.")
-    if len({(row["prompts"], row["samples"]) for row in rows}) > 1:
+    if len(rows[["prompts", "samples"]].drop_duplicates()) > 1:
         raise ValueError("the runs were evaluated on different numbers of prompts or samples; evaluate them alike.")
-    with replaced(TABLE) as aside, open(aside, "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, **{name: f"{row[name]:.6f}" for name in SCORES}} for row in rows)
-
-
-def read_rows() -> list[dict]:
-    with open(TABLE, newline="") as file:
-        return [{**row, **{name: float(row[name]) for name in SCORES}} for row in csv.DictReader(file)]
-
-
-def values(rows: list[dict], recipe: str, score: str = "pass@1") -> list[float]:
-    """A score of every training seed of a recipe."""
-    return [row[score] for row in rows if row["recipe"] == recipe]
-
-
-def text(rows: list[dict]) -> str:
-    """The table of the pages, with an explanation of its intervals."""
-    seeds, base = len(values(rows, "plain")), {row["base_pass@1"] for row in rows}
-    table = "".join(
-        f"| [`{recipe}.yaml`]({recipe}.yaml) | {what} | {_mean(rows, recipe)} | **{_interval(rows, recipe)}** "
-        f"| {_mean(rows, recipe, 'pass@8')} {_interval(rows, recipe, 'pass@8')} |\n"
-        for recipe, what in RECIPES.items()
+    rows = rows.sort_values("seed").sort_values(
+        "recipe", key=lambda names: names.map(list(RECIPES).index), kind="stable"
     )
-    pairs = [values(rows, recipe) for recipe in ("variantB", "variantA", "variantC", "control", "plain")]
-    b, a, c, control, plain = pairs
-    ratio = fieller_ratio(b, a, paired=True)
+    with replaced(TABLE) as aside:
+        rows.to_csv(aside, index=False, float_format="%.6f")
+
+
+def read_rows() -> pd.DataFrame:
+    return pd.read_csv(TABLE)
+
+
+def text(rows: pd.DataFrame) -> str:
+    """The table of the pages, with an explanation of its intervals."""
+    scores = {recipe: rows[rows["recipe"] == recipe] for recipe in RECIPES}
+    table = ""
+    for recipe, what in RECIPES.items():
+        (one, of_one), (eight, of_eight) = (_predicted(scores[recipe][name]) for name in ("pass@1", "pass@8"))
+        table += f"| [`{recipe}.yaml`]({recipe}.yaml) | {what} | {one} | **{of_one}** | {eight} {of_eight} |\n"
+    plain, control, a, b, c = (list(scores[recipe]["pass@1"]) for recipe in RECIPES)
+    ratio, first = fieller_ratio(b, a, paired=True), rows.iloc[0]
     return (
-        f"Held-out pass@1 after 240 steps, {rows[0]['prompts']} prompts × {rows[0]['samples']} samples, on the base "
-        f"that comes with the package (pass@1 {min(base):.3f}; SHA-256 of its weights "
-        f"`{rows[0]['base_hash'][:12]}…`); {seeds} training seeds of each arm:\n\n"
+        f"Held-out pass@1 after 240 steps, {first['prompts']} prompts × {first['samples']} samples, on the base "
+        f"that comes with the package (pass@1 {rows['base_pass@1'].min():.3f}; SHA-256 of its weights "
+        f"`{first['base_hash'][:12]}…`); {len(plain)} training seeds of each arm:\n\n"
         "| recipe | | mean | **one new run, 95 %** | pass@8, and one new run, 95 % |\n|---|---|---|---|---|\n"
         f"{table}\n"
         "The brackets are 95 % *prediction* intervals, mean ± t · s · √(1 + 1/n): of twenty new runs of an arm on "
@@ -135,39 +116,33 @@ def text(rows: list[dict]) -> str:
     )
 
 
-def _mean(rows: list[dict], recipe: str, score: str = "pass@1") -> str:
-    return f"{prediction_interval(values(rows, recipe, score)).value:.3f}"
-
-
-def _interval(rows: list[dict], recipe: str, score: str = "pass@1") -> str:
-    _, low, high = prediction_interval(values(rows, recipe, score))
-    return f"[{max(low, 0):.3f}, {min(high, 1):.3f}]"
+def _predicted(values: pd.Series) -> tuple[str, str]:
+    """The mean of every training seed's score, and the prediction interval of one new run."""
+    mean, low, high = prediction_interval(list(values))
+    return f"{mean:.3f}", f"[{max(low, 0):.3f}, {min(high, 1):.3f}]"
 
 
 def _difference(first: list[float], second: list[float]) -> str:
-    estimate: Estimate = t_interval([one - other for one, other in zip(first, second, strict=True)])
+    estimate = t_interval([one - other for one, other in zip(first, second, strict=True)])
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*estimate).replace("-", "−")
 
 
-def with_table(page: Path, rows: list[dict]) -> str:
+def with_table(page: Path, rows: pd.DataFrame) -> str:
     """The text of a page with its table written anew."""
     before, rest = page.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    return before + BEGIN + text(rows) + END + after
+    return before + BEGIN + text(rows) + END + rest.split(END)[1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write expected.csv from runs, and the pages from that.")
     parser.add_argument("runs", nargs="*", type=Path, help="run folders, evaluated; others in between are passed over")
     args = parser.parse_args()
-    runs = [run for run in args.runs if (run / "config.yaml").is_file()]
     try:
         if args.runs:
-            write_rows(runs)
+            write_rows([run for run in args.runs if (run / "config.yaml").is_file()])
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
-    rows = read_rows()
-    PAGE.write_text(with_table(PAGE, rows))
+    PAGE.write_text(with_table(PAGE, read_rows()))
 
 
 if __name__ == "__main__":

@@ -135,10 +135,8 @@ NOBODY = 65534
 
 def filter_program(machine: str) -> bytes:
     """
-    The filter as the kernel reads it: instructions of 8 bytes (code, jump if true, jump if false, operand).
-
-    Raises:
-        `OSError`: if the numbers of this machine's system calls are not known.
+    The filter as the kernel reads it: instructions of 8 bytes (code, jump if true, jump if false, operand). Raises
+    `OSError`: if the numbers of this machine's system calls are not known.
     """
     if machine not in MACHINES:
         raise OSError(f"the system calls of {machine!r} are not known, only those of {', '.join(MACHINES)}")
@@ -181,10 +179,8 @@ def prctl(operation: int, first: int, second: int = 0) -> None:
 
 def refuse_system_calls() -> None:
     """
-    Refuse the system calls of `REFUSED` from now on.
-
-    Raises:
-        `OSError`: if the machine is not known or the kernel has no seccomp.
+    Refuse the system calls of `REFUSED` from now on. Raises `OSError`: if the machine is not known or the kernel has
+    no seccomp.
     """
     instructions = filter_program(os.uname().machine if sys.maxsize > 2**32 else "32-bit")
     program = FilterProgram(len(instructions) // 8, instructions)
@@ -211,9 +207,8 @@ def become_nobody() -> None:
 
 def limit(memory_mib: int, cpu_seconds: int | None = None) -> None:
     """
-    Limit the address space (MiB) and the processor time (s); forbid files and memory dumps.
-
-    Beyond the time the kernel kills the process; beyond the memory Python raises `MemoryError`.
+    Limit the address space (MiB) and the processor time (s); forbid files and memory dumps. Beyond the time the kernel
+    kills the process; beyond the memory Python raises `MemoryError`.
     """
     limits = {resource.RLIMIT_AS: memory_mib * 2**20, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     limits |= {resource.RLIMIT_NOFILE: 64, resource.RLIMIT_MSGQUEUE: 0}

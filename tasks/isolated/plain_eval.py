@@ -27,9 +27,8 @@ UNEVALUATED = ("Derivative", "Integral", "Limit", "Product", "Subs", "Sum")
 
 def check_plain(source: str, names: dict) -> None:
     """
-    Raise `ValueError` unless an expression is made of constants, operators, containers, and calls of plain names.
-
-    A name is plain if it is one of a few functions, or a class or an object of sympy but no unevaluated calculation.
+    Raise `ValueError` unless an expression is made of constants, operators, containers, and calls of plain names. A
+    name is plain if it is one of a few functions, or a class or an object of sympy but no unevaluated calculation.
     There are no attributes, so nothing leads from these names to anything else.
     """
     for node in ast.walk(ast.parse(source.strip(), mode="eval")):

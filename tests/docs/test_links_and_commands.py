@@ -30,9 +30,8 @@ def broken(page: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_relative_link_leads_somewhere(page):
-    assert broken(page) == []
+def test_every_relative_link_leads_somewhere():
+    assert {name(page): found for page in PAGES if (found := broken(page))} == {}
 
 
 def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path):
@@ -127,11 +126,9 @@ def test_a_wrong_command_is_found(command):
     assert why_wrong(command, "")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_recipe_that_is_named_exists(page):
-    named = set(re.findall(r"recipes/[\w./-]+[\w]", page.read_text()))
-    missing = [path for path in named if not (ROOT / path).exists()]
-    assert missing == []
+def test_every_recipe_that_is_named_exists():
+    named = {(name(page), path) for page in PAGES for path in re.findall(r"recipes/[\w./-]+[\w]", page.read_text())}
+    assert [place for place in named if not (ROOT / place[1]).exists()] == []
 
 
 def test_yaml_of_the_pages_is_yaml_without_misspelt_keys():
@@ -193,9 +190,9 @@ def paths_of_the_demo(text: str) -> set[str]:
 SPEAKING = [*PAGES, ROOT / "docs" / "quickstart.ipynb", *ROOT.glob("eval/*.py"), *ROOT.glob("trl_prorl/**/*.py")]
 
 
-@pytest.mark.parametrize("page", SPEAKING, ids=name)
-def test_what_the_pages_name_is_there_after_the_demo(page):
-    assert {path for path in paths_of_the_demo(page.read_text()) if not left_by_the_demo(path)} == set()
+def test_what_the_pages_name_is_there_after_the_demo():
+    named = {(name(page), path) for page in SPEAKING for path in paths_of_the_demo(page.read_text())}
+    assert [place for place in named if not left_by_the_demo(place[1])] == []
 
 
 def test_a_path_that_the_demo_does_not_leave_is_found():

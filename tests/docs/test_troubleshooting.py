@@ -74,23 +74,9 @@ def test_there_is_something_to_check():
 
 KNOWN = {field.name for cls in (ProRLConfig, TaskArguments, ModelConfig) for field in dataclasses.fields(cls)}
 KNOWN |= set(METRICS) | set(EVENTS)
-NOT_KEYS = {
-    "allow_weak_sandbox",
-    "response_template",
-    "reward",
-    "generate",
-    "backward",
-    "completions",
-    "prompts",
-    "enable_thinking",
-    "save_model",
-    "save_pretrained",
-    "init_lora_weights",
-    "peft_config",
-    "packed_logps",  # a function in a traceback
-    "mixed_precision",  # accelerate launch's, as the next
-    "config_file",
-}
+NOT_KEYS = set("allow_weak_sandbox response_template reward generate backward completions prompts".split())
+NOT_KEYS |= set("enable_thinking save_model save_pretrained init_lora_weights peft_config".split())
+NOT_KEYS |= {"packed_logps", "mixed_precision", "config_file"}  # a function in a traceback, and accelerate launch's
 
 
 @pytest.mark.parametrize(

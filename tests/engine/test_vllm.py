@@ -16,9 +16,14 @@ pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: m
 FP32, BF16 = 1e-3, 0.25
 
 
-def train(expected=0, **keys):
+def train(expected=0, dtype="float32", **keys):
     """What the worker found, or nothing if it was to die."""
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
+    env = {
+        "ENGINE_DTYPE": dtype,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
     worker = Path(__file__).parent / "worker.py"
     done = subprocess.run(
         [sys.executable, str(worker), json.dumps(keys)], env=os.environ | env, capture_output=True, text=True
@@ -50,12 +55,14 @@ ARMS = {
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_rollout_comes_from_the_policy(tmp_path, arm):
     said = train(output_dir=str(tmp_path), max_steps=6, **ARMS[arm])
-    check(said, FP32, [0, 1, 2, 3, 4, 5], lora=ARMS[arm].get("lora", True) and arm not in ("Elastic Reset", "a restart"))
+    check(
+        said, FP32, [0, 1, 2, 3, 4, 5], lora=ARMS[arm].get("lora", True) and arm not in ("Elastic Reset", "a restart")
+    )
     assert said["same_base"] == (arm not in ("a restart", "full fine-tuning"))
 
 
 def test_50_hand_overs_leave_the_bits_of_a_bf16_base(tmp_path):
-    said = train(output_dir=str(tmp_path), max_steps=50, weights="bfloat16")
+    said = train(output_dir=str(tmp_path), max_steps=50, dtype="bfloat16")
     check(said, BF16, list(range(50)), lora=False)
     assert said["same_base"]
 
@@ -91,5 +98,7 @@ def test_the_distance_of_the_sampler_is_recorded_over_the_same_support(tmp_path)
     """Of top_p's tokens vLLM gives log-probabilities among those that are left, which no forward has."""
     for name, keys in (("all", {}), ("some", {"top_p": 0.8})):
         train(output_dir=str(tmp_path / name), max_steps=2, **keys)
-    rows = {name: json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0]) for name in ("all", "some")}
+    rows = {
+        name: json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0]) for name in ("all", "some")
+    }
     assert rows["all"]["mean_abs_dlogp_sampler"] < FP32 and "mean_abs_dlogp_sampler" not in rows["some"]

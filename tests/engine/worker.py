@@ -4,6 +4,7 @@ tokens are compared with forwards of the policy and of the base. Argument: JSON 
 is a checkpoint, `lora` false trains all weights. The last line of stdout is JSON.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -11,7 +12,9 @@ import signal
 import sys
 
 import torch
+import vllm
 import vllm.model_executor.layers.utils as layers
+from trl.generation import vllm_generation
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, TopKLogitsWarper, TopPLogitsWarper
@@ -25,6 +28,10 @@ from trl_prorl.tasks import get_task
 layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(
     layer, "cpu_linear", torch.nn.functional.linear
 )
+
+
+# Left to itself, it computes in half precision whatever the weights are.
+vllm_generation.LLM = functools.partial(vllm.LLM, dtype=os.environ["ENGINE_DTYPE"])
 
 
 def warped(logits, args):
@@ -59,11 +66,11 @@ def bits(model):
 
 def main(keys):
     resume, lora, dies_at = keys.pop("resume", None), keys.pop("lora", True), keys.pop("dies_at", None)
-    dtype = getattr(torch, keys.pop("weights", "float32"))
+    dtype = getattr(torch, os.environ["ENGINE_DTYPE"])
     torch.set_num_threads(1)
-    task = get_task("sorting", level=2)
+    task = get_task("sorting", level=3, reward="inclusion_ordering")
     model = AutoModelForCausalLM.from_pretrained(embedded_model("embedded:sorting"), dtype=dtype)
-    fixed = {"use_vllm": True, "vllm_mode": "colocate", "max_completion_length": 8, "num_generations": 4}
+    fixed = {"use_vllm": True, "vllm_mode": "colocate", "max_completion_length": 16, "num_generations": 4}
     fixed |= {"per_device_train_batch_size": 8, "report_to": "none", "logging_steps": 1, "save_strategy": "no"}
     fixed |= {"vllm_max_model_length": 64, "learning_rate": 1e-2, "use_cpu": True, "bf16": False, "seed": 1}
     args = ProRLConfig(**(fixed | {"gradient_checkpointing": False} | keys))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
+from any_content import QUICK, changed, places
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eval.analysis import boundary, compare, trajectory
@@ -22,7 +23,7 @@ from trl_prorl.checkpoint.files import MANIFEST_FILE, why_unusable
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
 from trl_prorl.record.meter import JsonLines, check_record
-from trl_prorl.record.run_files import METRICS, last_line, read_jsonl
+from trl_prorl.record.run_files import METRICS, read_jsonl
 
 
 SIDE = {"correct": [0, 1, 2], "pass@1": 0.5, "interval@1": [0.1, 0.9], "mean_tokens": 3.0, "truncated": 0.0}
@@ -46,22 +47,10 @@ ENV = {
     **{"hardware": {"cpus": 2}, "parameters": 4, "trainable_parameters": 2, "run_id": "1"},
     "base_model": {"name": "tiny", "hub_id": None, "origin": None},
 }
-CONFIG = {
-    "model_name_or_path": "tiny",
-    "task": "parity",
-    "task_level": 1,
-    "seed": 0,
-    "output_dir": "x",
-    "temperature": 1,
-}
-POINT = {
-    "step": 4,
-    "kl_to_base": 0.1,
-    "interval": [0.0, 0.2],
-    "token_agreement": 1.0,
-    "entropy": 1.0,
-    "mean_tokens": 2,
-}
+CONFIG = {"model_name_or_path": "tiny", "task": "parity", "task_level": 1, "seed": 0, "output_dir": "x"}
+CONFIG |= {"temperature": 1}
+POINT = {"step": 4, "kl_to_base": 0.1, "interval": [0.0, 0.2], "token_agreement": 1.0, "entropy": 1.0}
+POINT |= {"mean_tokens": 2}
 FILES = {
     "config.yaml": CONFIG,
     "env.json": ENV,
@@ -83,26 +72,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-
-
-def places(value, at=()):
-    """Where something may be changed in a value: itself, and everything in it."""
-    yield at
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield from places(inner, (*at, key))
-
-
-def changed(value, at, new):
-    """A copy of a value with another one in a place; `...` leaves it out."""
-    if not at:
-        return new
-    copy = value.copy()
-    if new is ... and len(at) == 1:
-        del copy[at[0]]
-    else:
-        copy[at[0]] = changed(value[at[0]], at[1:], new)
-    return copy
 
 
 def written(file, content):
@@ -197,19 +166,9 @@ def read_damaged(folders, readers, file, content):
         path.write_bytes(before)
 
 
-# A failure shows its file and content as they are: to shrink them takes minutes.
-FUZZ = {
-    "phases": [Phase.generate],
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "derandomize": True,
-    "database": None,
-}
-
-
 @pytest.mark.filterwarnings("ignore")
 @given(damage())
-@settings(max_examples=15, **FUZZ)
+@settings(max_examples=15, **QUICK)
 def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, damage):
     read_damaged(folders, readers, *damage)
 
@@ -217,7 +176,7 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, damage):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @given(damage())
-@settings(max_examples=1500, **FUZZ)
+@settings(max_examples=1500, **QUICK)
 def test_no_content_of_a_file_ends_in_a_traceback_at_length(folders, readers, damage):
     read_damaged(folders, readers, *damage)
 
@@ -297,8 +256,6 @@ def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, c
             assert rows == FILES[file][: left + is_whole], (cut, end)
             begun = whole[:cut].split(b"\n")[-1] != b"" and not is_whole
             assert [f"{file}: line {left + 1}, the last, is cut off" in caplog.text] == [begun], (cut, end)
-            last = last_line(path, lambda row, at: None)
-            assert last == (rows[-1] if rows else None)
     path.write_bytes(whole[:-9])
     log = JsonLines(path, lambda row: True)
     log.write({"step": 9})

@@ -4,8 +4,9 @@ A process that has paid for the imports, and forks for every order: one line of 
 
 It prints the fork's process id at the beginning and the exit status at the end. `run` is the path of a script, with
 its `argv`, `cwd` and `env`, or `"-m"`, with a module as the first of `argv`, or `"training"`, see training.py, or
-`"exec"`, for another program. `terminal` puts it on a pseudo-terminal. `ranks` is a number of processes, started as a
-launcher would; they are one process group, whose leader is the fork.
+`"exec"`, for another program. `terminal` puts it on a pseudo-terminal. `hub` is the address of a Hub, see
+hub_server.py. `ranks` is a number of processes, started as a launcher would; they are one process group, whose leader
+is the fork.
 """
 
 import gc
@@ -25,13 +26,15 @@ import matplotlib.figure  # noqa: F401  what an evaluation and a report import
 import pandas  # noqa: F401
 import scipy.stats  # noqa: F401
 import torch
-import training
+from huggingface_hub import constants, hf_api
 
 import trl_prorl.train  # noqa: F401  what every recipe script imports
 
 
 sys.path.append(str(Path(__file__).parent.parent))
 
+import training  # noqa: E402
+from hub_server import TOKEN, constants_for  # noqa: E402
 from once import do_once  # noqa: E402
 
 
@@ -40,6 +43,9 @@ sys.path.pop()  # the folders there must not hide packages of their names
 
 def work(order):
     torch.set_num_threads(1)
+    if order["hub"]:
+        os.environ["HF_TOKEN"], hf_api.api.endpoint = TOKEN, order["hub"]
+        vars(constants).update(constants_for(order["hub"]))
     if order["run"] == "training":
         return training.train(order)
     os.chdir(order.get("cwd", "."))

@@ -10,17 +10,10 @@ from pathlib import Path
 
 from datasets import Dataset
 from peft import LoraConfig
+from tiny_run import LORA, SETTINGS, vowels
 from transformers import AutoTokenizer, TrainerCallback
 
 from trl_prorl import ProRLConfig, ProRLTrainer
-
-
-LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
-
-
-def vowels(completions, **columns):
-    """The share of bytes below 'g': it differs within almost every group."""
-    return [sum(ord(ch) < 103 for ch in c[-1]["content"]) / (len(c[-1]["content"]) + 1) for c in completions]
 
 
 def rows(count, first):
@@ -30,23 +23,8 @@ def rows(count, first):
 
 
 def build(model, out, lora, prompts, keys):
-    defaults = {
-        "output_dir": out,
-        "max_steps": 9,
-        "per_device_train_batch_size": 4,
-        "num_generations": 4,
-        "max_completion_length": 6,
-        "learning_rate": 5e-3,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "save_strategy": "steps",
-        "save_steps": 1,
-        "save_total_limit": 3,
-        "logging_steps": 2,
-        "disable_tqdm": True,
-        "seed": 7,
-    }
+    defaults = {"output_dir": out, "max_steps": 9, "per_device_train_batch_size": 4, "use_cpu": True, **SETTINGS}
+    defaults |= {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3, "logging_steps": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         args = ProRLConfig(**{**defaults, **keys})

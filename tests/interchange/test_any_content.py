@@ -4,7 +4,8 @@ import json
 import shutil
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from any_content import QUICK, changed, places
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_prorl.errors import InputError
@@ -86,25 +87,6 @@ def test_the_number_of_the_update(exchange, cls, value, said):
     assert said in refused(cls, folder, sealed(json.dumps(whole)))
 
 
-def places(value, at=()):
-    yield at
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield from places(inner, (*at, key))
-
-
-def changed(value, at, new):
-    """A copy with another value in a place; `...` leaves it out."""
-    if not at:
-        return {} if new is ... else new
-    copy = value.copy()
-    if new is ... and len(at) == 1:
-        del copy[at[0]]
-    else:
-        copy[at[0]] = changed(value[at[0]], at[1:], new)
-    return copy
-
-
 def without_holes(value):
     if isinstance(value, dict):
         return {key: without_holes(one) for key, one in value.items()}
@@ -112,33 +94,20 @@ def without_holes(value):
 
 
 @given(st.data())
-@settings(
-    max_examples=300,
-    phases=[Phase.generate],
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=300, **QUICK)
 def test_no_sidecar_ends_in_a_traceback(exchange, data):
     cls, folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
     text = (folder / f"{cls.schema}.json").read_text()
     whole = json.loads(text)
     at = data.draw(st.sampled_from(sorted(places(whole), key=repr)))
     value = data.draw(VALUES)
-    content = changed(whole, at, value if value is ... else without_holes(value))
+    value = value if value is ... and at else without_holes(value)
+    content = changed(whole, at, value)
     refused(cls, folder, sealed(json.dumps(content)))
 
 
 @given(st.data())
-@settings(
-    max_examples=60,
-    phases=[Phase.generate],
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=60, **QUICK)
 def test_no_bytes_end_in_a_traceback(exchange, data):
     cls, folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
     own = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -56,13 +56,8 @@ def test_growth_and_reset_at_one_boundary_are_torch_s(engine, hand_made, tmp_pat
     rows = {A: inputs.new_rows[A], B: zeros[B]}
     axis = {A: 0, B: 1}
     params = {name: torch.nn.Parameter(grown(inputs.parameters[name], axis[name], rows[name])) for name in (A, B)}
-    on_m, on_v, t = {
-        "keep": (1, 1, 7),
-        "hard": (0, 0, 0),
-        "soft": (0.25, 0.25, 7),
-        "asym": (0, 1, 7),
-        "step": (1, 1, 0),
-    }[mode]
+    treated = {"keep": (1, 1, 7), "hard": (0, 0, 0), "soft": (0.25, 0.25, 7), "asym": (0, 1, 7), "step": (1, 1, 0)}
+    on_m, on_v, t = treated[mode]
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     optimizer = kind(params.values(), lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
     for name, param in params.items():
@@ -195,16 +190,8 @@ def test_it_refuses_what_is_not_whole(engine, hand_made, tmp_path, damage):
 
 # ------------------------------------------------------------------------------------------- a real trainer with LoRA
 
-TEN = {
-    "model": embedded_model(),
-    "max_steps": 10,
-    "beta": 0.1,
-    "ref_reset_every": 4,
-    "optimizer_reset_rewarmup_steps": 3,
-    "lr_scheduler_type": "linear",
-    "weight_decay": 0.1,
-    "max_grad_norm": 0.1,
-}
+TEN = {"model": embedded_model(), "max_steps": 10, "beta": 0.1, "ref_reset_every": 4}
+TEN |= {"optimizer_reset_rewarmup_steps": 3, "lr_scheduler_type": "linear", "weight_decay": 0.1, "max_grad_norm": 0.1}
 
 # With the usual ε of 1e-8 Adam makes a step of a gradient that is rounding noise, and a run amplifies it.
 SMOOTH = {"adam_epsilon": 1e-2}
@@ -219,9 +206,12 @@ def of_the_embedded_model():
     return {"processing_class": AutoTokenizer.from_pretrained(embedded_model())}
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["hard", "soft"])
 def test_ten_updates_from_the_first_state_are_torch_s(engine, exporting, mode):
-    """The engine keeps its own state: of the later files it reads gradients, rates and what is to be done."""
+    """
+    The engine keeps its own state: of the later files it reads gradients, rates and what is to be done. Every mode is
+    by hand above.
+    """
     trainer, callback = exporting(**TEN, **treating(mode), trainer_kwargs=of_the_embedded_model())
     state, _ = engine.read_inputs(callback.folder / "1")
     clipped, resets = 0, 0
@@ -235,7 +225,7 @@ def test_ten_updates_from_the_first_state_are_torch_s(engine, exporting, mode):
         assert max(found["exp_avg"], found["exp_avg_sq"]) < 1e-5, (number, found)
     assert clipped >= 5 and resets == 2
     steps = {value.item() for value in callback.after[10]["steps"].values()}
-    assert steps == {2.0} if mode in ("hard", "step") else {10.0}
+    assert steps == ({2.0} if mode == "hard" else {10.0})
 
 
 class ByTheEngine(TrainerCallback):

@@ -12,31 +12,13 @@ from trl_prorl.embedded.making import END, EmbeddedSettings, byte_tokenizer, new
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
-COMMON = {
-    "max_steps": 8,
-    "per_device_train_batch_size": 8,
-    "num_generations": 4,
-    "max_completion_length": 8,
-    # Two prompts a batch: an epoch ends after two batches, and a resume falls into a later one too.
-    "train_rows": 4,
-    "task_level": 1,
-    # The task's reward is 0 for a model that has learned nothing; the length's differs from completion to completion.
-    "length_reward": "target",
-    "length_target": 3,
-    "length_cost": 0.1,
-    "learning_rate": 2e-3,
-    "temperature": 2.0,
-    "eval_strategy": "steps",
-    "eval_steps": 3,
-    "eval_rows": 2,
-    "per_device_eval_batch_size": 8,
-    "save_strategy": "steps",
-    "save_steps": 2,
-    "save_total_limit": 3,
-    "logging_steps": 2,
-    "disable_tqdm": True,
-    "ddp_find_unused_parameters": False,
-}
+# Two prompts a batch: an epoch ends after two batches, and a resume falls into a later one too.
+COMMON = {"max_steps": 8, "per_device_train_batch_size": 8, "num_generations": 4, "train_rows": 4, "task_level": 1}
+COMMON |= {"max_completion_length": 8, "learning_rate": 2e-3, "temperature": 2.0, "logging_steps": 2}
+# The task's reward is 0 for a model that has learned nothing; the length's differs from completion to completion.
+COMMON |= {"length_reward": "target", "length_target": 3, "length_cost": 0.1, "disable_tqdm": True}
+COMMON |= {"eval_strategy": "steps", "eval_steps": 3, "eval_rows": 2, "per_device_eval_batch_size": 8}
+COMMON |= {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 3, "ddp_find_unused_parameters": False}
 LORA = {"lora_r": 4, "lora_alpha": 8}
 # A generation batch that lasts for several steps, so that most checkpoints lie inside one.
 SPREAD = {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}

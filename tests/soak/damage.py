@@ -37,20 +37,8 @@ def synced(row: dict, step: int) -> bool:
 
 def cut_record(path: Path, step: int, kind: str, place: float) -> str:
     """
-    Lose what was written to a record after the checkpoint of `step` was saved, from a place on.
-
-    Args:
-        path (`Path`):
-            The record.
-        step (`int`):
-            The newest complete checkpoint's, 0 if there is none.
-        kind (`str`):
-            One of `RECORD_DAMAGE`.
-        place (`float`):
-            From 0 to 1, in the part that can be lost.
-
-    Returns:
-        `str`: what was done.
+    Lose what was written to a record after the checkpoint of `step`, the newest complete one's or 0, was saved: from a
+    place on, 0 to 1 in the part that can be lost. Returns what was done.
     """
     content = path.read_bytes()
     safe = 0

@@ -15,70 +15,36 @@ PLACES = ("scratch", "root", "repository", "run", "deep")  # working directories
 
 @dataclass(frozen=True)
 class Life:
-    """
-    One start of a run and its end. Numbers from 0 to 1 choose among what there is when the time has come.
+    """One start of a run and its end. Numbers from 0 to 1 choose among what there is when the time has come."""
 
-    Args:
-        stage (`str`), at_step (`float`), at_place (`float`), counts (`str`):
-            Where the accident happens, see stages.py.
-        kind (`str`):
-            A signal, `"full disk"`, `"file size"`, or `"any time"`: a SIGKILL from outside, at no stage in particular.
-        room (`float`):
-            What a full disk still holds.
-        rank (`float`), all_die (`bool`), torchrun (`bool`):
-            With several processes: which one, whether the others die with it, and how they are started.
-        place (`str`), relative (`bool`):
-            Working directory, and whether `output_dir` is relative to it.
-        resume (`str`):
-            `"newest"`, or `"older"`: by name, the one before.
-        record (`dict[str, tuple[str, float]]`):
-            Damage to the record after the end: its kind and place, by file.
-        checkpoint (`str`, *optional*):
-            Damage to the newest checkpoint after the end.
-    """
-
-    stage: str
+    stage: str  # where the accident happens, see stages.py
     at_step: float
     at_place: float
     counts: str
-    kind: str
-    room: float
-    rank: float
+    kind: str  # a signal, "full disk", "file size", or "any time": a SIGKILL from outside, at no stage in particular
+    room: float  # what a full disk still holds
+    rank: float  # with several processes: which one, whether the others die with it, how they are started
     all_die: bool
     torchrun: bool
-    place: str
+    place: str  # working directory, and whether `output_dir` is relative to it
     relative: bool
-    resume: str
-    record: dict[str, tuple[str, float]]
-    checkpoint: str | None
+    resume: str  # "newest", or "older": by name, the one before
+    record: dict[str, tuple[str, float]]  # damage after the end to the record: its kind and place, by file
+    checkpoint: str | None  # and to the newest checkpoint
 
 
 @dataclass(frozen=True)
 class Trial:
-    """
-    Args:
-        number (`int`), case (`str`), processes (`int`):
-            What is trained.
-        small_disk (`bool`):
-            Whether the run folder lies on a file system that can be filled.
-        lives (`list[Life]`):
-            Starts that end by accident. One more, which is left alone, follows them.
-        last (`Life`):
-            How that one is started.
-        once_more (`bool`):
-            Whether the finished run is told to resume again.
-        seed (`str`):
-            For what is drawn on the way.
-    """
+    """What is done to one run."""
 
     number: int
     case: str
     processes: int
-    small_disk: bool
-    lives: list[Life]
-    last: Life
-    once_more: bool
-    seed: str
+    small_disk: bool  # whether the run folder lies on a file system that can be filled
+    lives: list[Life]  # starts that end by accident
+    last: Life  # the one after them, which is left alone
+    once_more: bool  # whether the finished run is told to resume again
+    seed: str  # for what is drawn on the way
 
 
 def life(rng: Random, stage: str, pair: bool, torchrun: bool, small_disk: bool) -> Life:
@@ -107,17 +73,7 @@ def life(rng: Random, stage: str, pair: bool, torchrun: bool, small_disk: bool) 
 def trial(
     seed: int, number: int, cases: list[str] | None = None, processes: int | None = None, kills: int = 5
 ) -> Trial:
-    """
-    The trial of a number, 0 and up.
-
-    Args:
-        seed (`int`), number (`int`):
-            They fix everything.
-        cases (`list[str]`, *optional*), processes (`int`, *optional*):
-            Only these.
-        kills (`int`, *optional*, defaults to 5):
-            Accidents of one trial.
-    """
+    """The trial of a number from 0, fixed by it and the seed, of these cases and with so many processes only."""
     order = Random(f"{seed} cases").sample(cases or list(CASES), len(cases or CASES))
     rng = Random(f"{seed} {number}")
     # Every fourth with two processes; over the rounds every case has its turn.

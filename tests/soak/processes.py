@@ -32,63 +32,31 @@ GRACE = 5  # seconds that a process has when another one of its run is dead, as 
 
 @dataclass
 class Job:
-    """
-    Args:
-        script (`str`), argv (`list[str]`), cwd (`str`):
-            What runs, and where.
-        folder (`str`):
-            Where boards, notes and logs go.
-        processes (`int`), torchrun (`bool`):
-            How many, and by which launcher.
-        accident ([`Accident`], *optional*), rank (`int`):
-            What happens, to which process.
-        kill_after (`float`, *optional*):
-            Seconds after which every process gets a `SIGKILL`, wherever it is.
-        all_die (`bool`):
-            Whether the others die with the process that an accident kills, as in a power loss.
-        mutant (`str`, *optional*):
-            A defect, see mutants.py.
-        count (`bool`):
-            Count calls and file operations by stage.
-    """
+    """What runs, where, and what happens to it."""
 
     script: str
     argv: list[str]
     cwd: str
-    folder: str
+    folder: str  # for boards, notes and logs
     processes: int = 1
     torchrun: bool = False
     accident: Accident | None = None
-    rank: int = 0
-    kill_after: float | None = None
-    all_die: bool = False
-    mutant: str | None = None
-    count: bool = False
+    rank: int = 0  # of the process to which the accident happens
+    kill_after: float | None = None  # seconds after which every process gets a SIGKILL, wherever it is
+    all_die: bool = False  # the others die with the process that an accident kills, as in a power loss
+    mutant: str | None = None  # a defect, see mutants.py
+    count: bool = False  # count calls and file operations by stage
 
 
 @dataclass
 class Ended:
-    """
-    Args:
-        statuses (`list[int]`):
-            Exit status of every process; a signal's is negative. With `torchrun`, the launcher's alone.
-        log (`str`):
-            What all of them wrote.
-        seconds (`float`):
-            How long it took.
-        counts (`dict`):
-            Calls and file operations by stage and step, where they were counted.
-        struck (`dict`, *optional*):
-            Stage, step and line of the accident, if it came.
-        hung (`bool`):
-            Whether it had to be ended.
-    """
+    """How it ended."""
 
-    statuses: list[int]
+    statuses: list[int]  # of every process, a signal's negative; with torchrun the launcher's alone
     log: str
     seconds: float
-    counts: dict = field(default_factory=dict)
-    struck: dict | None = None
+    counts: dict = field(default_factory=dict)  # of calls and file operations by stage and step
+    struck: dict | None = None  # stage, step and line of the accident, if it came
     hung: bool = False
 
 

@@ -8,22 +8,15 @@ import pandas
 import torch
 import yaml
 from damage import RECORDS
+from run_record import untimed
 from safetensors.torch import load_file
 
 from trl_prorl.checkpoint.files import ABANDONED
 from trl_prorl.record.run_id import RUN_ID_FILE, recorded_run_id, saved_run_id
 
 
-TIMED = ("time", "second", "memory", "utilization")
 # Paths and times stand in these, and nothing that a resume reads.
 OF_THIS_PLACE = frozenset(["README.md", "training_args.bin", "manifest.json", "env.json", RUN_ID_FILE])
-
-
-def untimed(value: Any) -> Any:
-    """Without times and memory, at any depth."""
-    if isinstance(value, dict):
-        return {key: untimed(item) for key, item in value.items() if not any(word in str(key) for word in TIMED)}
-    return [untimed(item) for item in value] if isinstance(value, list) else value
 
 
 def first_difference(mine: Any, theirs: Any, place: str = "") -> str | None:

@@ -23,7 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:] = [str(Path(__file__).parent), *sys.path, str(Path(__file__).parents[1])]
 
 import torch  # noqa: E402
 from cases import CASES, command, make_model  # noqa: E402
@@ -83,13 +83,7 @@ def small_disk(folder: Path) -> Path | None:
 
 
 class Soak:
-    """
-    Args:
-        folder (`Path`):
-            Scratch space.
-        mutant (`str`, *optional*):
-            A defect, in every run but the undisturbed ones.
-    """
+    """In a folder of scratch space; a mutant is a defect in every run but the undisturbed ones."""
 
     def __init__(self, folder: Path, mutant: str | None = None):
         self.folder, self.mutant = folder, mutant
@@ -212,13 +206,8 @@ class Soak:
         checkpoint: Path | None,
         accident: Accident | None,
     ) -> Ended:
-        places = {
-            "scratch": self.folder,
-            "root": Path("/"),
-            "repository": REPOSITORY,
-            "run": out.parent,
-            "deep": self.folder / "some" / "where" / "else",
-        }
+        places = {"scratch": self.folder, "root": Path("/"), "repository": REPOSITORY, "run": out.parent}
+        places |= {"deep": self.folder / "some" / "where" / "else"}
         cwd = places[life.place]
         moved, self._cwd = self._cwd not in (None, cwd), cwd
         script, arguments = command(plan.case, self.model, plan.processes)

@@ -26,43 +26,21 @@ BOARD_BYTES = 64
 
 @dataclass(frozen=True)
 class Accident:
-    """
-    Args:
-        stage (`str`), step (`int`):
-            Where it happens; `start` and `end` are at step 0.
-        place (`int`):
-            At which call, or file operation; where there are fewer, when the stage is left.
-        counts (`str`):
-            `"calls"` or `"files"`.
-        kind (`str`):
-            A signal, `"full disk"` (the file system has no more than `room` bytes left) or `"file size"` (no file may
-            grow beyond `room` bytes).
-        room (`int`):
-            In bytes.
-        disk (`str`):
-            Folder of the file system that is filled.
-    """
+    """What happens, and where; `start` and `end` are at step 0."""
 
     stage: str
     step: int
-    place: int
-    counts: str
-    kind: str
+    place: int  # at which call, or file operation; where there are fewer, when the stage is left
+    counts: str  # "calls" or "files"
+    kind: str  # a signal, "full disk" (it has `room` bytes left) or "file size" (no file grows beyond `room` bytes)
     room: int = 0
-    disk: str = ""
+    disk: str = ""  # folder of the file system that is filled
 
 
 class Watch:
     """
-    Args:
-        board (`Path`):
-            File in which the present stage stands, which outlives the process.
-        note (`Path`):
-            File for one line about the accident, written before it happens.
-        accident ([`Accident`], *optional*):
-            What is to happen.
-        counting (`bool`, *optional*, defaults to `False`):
-            Count the calls and file operations of every stage.
+    Writes the present stage to the file `board`, which outlives the process, and a line about the accident to `note`
+    before it happens; `counting` counts the calls and file operations of every stage.
     """
 
     def __init__(self, board: Path, note: Path, accident: Accident | None = None, counting: bool = False):

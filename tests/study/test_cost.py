@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from study.cost import FILE, relative, rounds
+from study.pictures import COST_FILE as FILE
+from study.pictures import relative, rounds
 from study.tables import FOLDER
 from trl_prorl.errors import InputError
 

@@ -64,14 +64,8 @@ def reset(step, reason="periodic"):
     }
 
 
-NAN = {
-    "event": "nonfinite",
-    "step_requested": 12,
-    "step_applied": 12,
-    "action": "stop",
-    "tensor": "loss",
-    "prompts": [],
-}
+NAN = {"event": "nonfinite", "step_requested": 12, "step_applied": 12, "action": "stop", "tensor": "loss"}
+NAN |= {"prompts": []}
 
 
 def test_a_run_s_rows(folder, monkeypatch):

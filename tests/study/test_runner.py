@@ -22,7 +22,7 @@ from trl_prorl.record.folders import holder
 
 pytestmark = pytest.mark.slow  # two minutes of trainings
 
-RUNNING = ("--commit-every", "0", "--jobs", "1")
+RUNNING = ("--jobs", "1")
 # As `python -m study`, but its trainings do not yield to other tests, which would leave them no time.
 STUDY = """
 import runpy

@@ -8,26 +8,6 @@ from tasks import get_task
 from tasks.bracket_matching import is_balanced
 
 
-@pytest.mark.parametrize(
-    "brackets, balanced",
-    [
-        ("", True),
-        ("()", True),
-        ("([]{})", True),
-        ("()[]{}", True),
-        ("(", False),
-        (")", False),
-        (")(", False),
-        ("(]", False),
-        ("([)]", False),
-        ("(()", False),
-        ("())", False),
-    ],
-)
-def test_is_balanced(brackets, balanced):
-    assert is_balanced(brackets) is balanced
-
-
 def reduces_to_nothing(brackets):
     while (shorter := brackets.replace("()", "").replace("[]", "").replace("{}", "")) != brackets:
         brackets = shorter

@@ -1,5 +1,4 @@
 import json
-import shutil
 import warnings
 
 import pytest
@@ -364,10 +363,10 @@ def test_a_bad_file(tmp_path, row, message):
     "options, message",
     [
         ({"reward": "half"}, "reward='half' must be one of exact, share"),
-        ({"seconds": 0}, "seconds=0 must be an integer of at least 1"),
+        ({"seconds": 0}, "seconds=0 must be at least 1"),
         ({"seconds": 1.5}, "seconds=1.5 must be an integer"),
         ({"memory_mib": "512"}, "memory_mib='512' must be an integer"),
-        ({"workers": -1}, "workers=-1 must be an integer"),
+        ({"workers": -1}, "workers=-1 must be at least 1"),
         ({"level": 9}, "level=9"),
     ],
 )
@@ -380,17 +379,13 @@ def test_without_bubblewrap_the_task_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     find_problem.cache_clear()
     try:
-        with pytest.raises(ValueError, match="apt-get install -y bubblewrap.*allow_weak_sandbox: true"):
+        with pytest.raises(ValueError, match="not installed: `apt-get install -y bubblewrap`.*allow_weak_") as error:
             get_task("code")
+        assert "\n" not in str(error.value) and "allow_weak_sandbox: true" in str(error.value)
         with pytest.warns(UserWarning, match="can read every file"):
             get_task("code", allow_weak_sandbox=True)
     finally:
         find_problem.cache_clear()
-
-
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_with_bubblewrap_nothing_is_weak():
-    assert get_task("code")._sandbox.isolation == "bubblewrap"
 
 
 def test_the_sandbox_is_where_the_code_runs(monkeypatch):

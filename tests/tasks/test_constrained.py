@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from tables import pairs
 
 from tasks import get_task
 
@@ -9,59 +10,30 @@ def row(**form):
     return {"answer": "", "form": json.dumps(form)}
 
 
-INITIALS = row(kind="initials", letters="bqt")
-LENGTHS = row(kind="lengths", count=3, length=4, letter="k")
-KEYS = row(kind="keys", keys="ak")
-
-
-@pytest.mark.parametrize(
-    "row, completion, correct",
-    [
-        (INITIALS, "big quick tree", True),
-        (INITIALS, " Big\nQuick  Tree ", True),
-        (INITIALS, "ba qa ta", True),
-        (INITIALS, "big quick", False),
-        (INITIALS, "big quick tree tree", False),
-        (INITIALS, "quick big tree", False),
-        (INITIALS, "b q t", False),
-        (INITIALS, "big, quick, tree", False),
-        (INITIALS, "big quick tree.", False),
-        (INITIALS, "1. big 2. quick 3. tree", False),
-        (INITIALS, "bíg quick tree", False),
-        (INITIALS, "big-quick-tree", False),
-        (INITIALS, "", False),
-        (LENGTHS, "kiwi king kept", True),
-        (LENGTHS, "kiwi king kiwi", False),
-        (LENGTHS, "kiwi king Kiwi", False),
-        (LENGTHS, "kiwi king", False),
-        (LENGTHS, "kiwi king kept keep", False),
-        (LENGTHS, "kiwi king kit", False),
-        (LENGTHS, "kiwi king open", False),
-        (LENGTHS, "kiwi king ke-t", False),
-        (LENGTHS, "", False),
-        (KEYS, '{"a": 1, "k": [2, {"z": null}]}', True),
-        (KEYS, ' {\n"k": "", "a": {}}\n', True),
-        (KEYS, '{"a": 1}', False),
-        (KEYS, '{"a": 1, "k": 2, "z": 3}', False),
-        (KEYS, '{"a": 1, "a": 1, "k": 2}', False),
-        (KEYS, '{"A": 1, "k": 2}', False),
-        (KEYS, '[{"a": 1, "k": 2}]', False),
-        (KEYS, '["object", ["a", "k"]]', False),
-        (KEYS, '{"a": 1, "k": 2} ', True),
-        (KEYS, '{"a": 1, "k": 2}.', False),
-        (KEYS, '```json\n{"a": 1, "k": 2}\n```', False),
-        (KEYS, "{'a': 1, 'k': 2}", False),
-        (KEYS, "ak", False),
-        (KEYS, '"ak"', False),
-        (KEYS, "", False),
-        (KEYS, "[" * 100_000, False),
-        (KEYS, '{"a": ' + "9" * 10_000 + ', "k": 1}', False),
-    ],
+FORMS = {"initials": row(kind="initials", letters="bqt"), "keys": row(kind="keys", keys="ak")}
+FORMS["lengths"] = row(kind="lengths", count=3, length=4, letter="k")
+RIGHT = pairs(
+    r"""
+    initials ≟ big quick tree ¦ ␣Big⏎Quick  Tree␣ ¦ ba qa ta ¦ lengths ≟ kiwi king kept
+    keys ≟ {"a": 1, "k": [2, {"z": null}]} ¦ ␣{⏎"k": "", "a": {}}⏎ ¦ {"a": 1, "k": 2}␣
+    """
 )
-def test_verify(row, completion, correct):
+WRONG = pairs(
+    r"""
+    initials ≟ big quick ¦ big quick tree tree ¦ quick big tree ¦ b q t ¦ big, quick, tree ¦ big quick tree.
+    1. big 2. quick 3. tree ¦ bíg quick tree ¦ big-quick-tree ¦ ∅ ¦ lengths ≟ kiwi king kiwi ¦ kiwi king Kiwi
+    kiwi king ¦ kiwi king kept keep ¦ kiwi king kit ¦ kiwi king open ¦ kiwi king ke-t ¦ ∅ ¦ keys ≟ {"a": 1}
+    {"a": 1, "k": 2, "z": 3} ¦ {"a": 1, "a": 1, "k": 2} ¦ {"A": 1, "k": 2} ¦ [{"a": 1, "k": 2}]
+    ["object", ["a", "k"]] ¦ {"a": 1, "k": 2}. ¦ ```json⏎{"a": 1, "k": 2}⏎``` ¦ {'a': 1, 'k': 2} ¦ ak ¦ "ak" ¦ ∅
+    """
+) + [("keys", "[" * 100_000), ("keys", '{"a": ' + "9" * 10_000 + ', "k": 1}')]
+
+
+@pytest.mark.parametrize("correct, form, completion", [(of is RIGHT, *case) for of in (RIGHT, WRONG) for case in of])
+def test_verify(correct, form, completion):
     task = get_task("constrained")
-    assert task.verify(completion, row) is correct
-    assert task.reward(completion, row) == float(correct)
+    assert task.verify(completion, FORMS[form]) is correct
+    assert task.reward(completion, FORMS[form]) == float(correct)
 
 
 @pytest.mark.parametrize("level", [1, 8])

@@ -20,13 +20,8 @@ from tasks.generated import GeneratedTask
 # Short enough for a byte-level model of a million parameters.
 TINY = ["bracket_matching", "constrained", "digit_checksum", "parity", "reverse_digits", "sorting", "sums"]
 NAMES = TINY + ["code", "instructions", "stem"]
-COLUMNS = {
-    "code": {"tests", "entry_point", "setup"},
-    "constrained": {"form"},
-    "instructions": {"constraints"},
-    "stem": {"choices"},
-    "sums": {"working"},
-}
+COLUMNS = {"code": {"tests", "entry_point", "setup"}, "constrained": {"form"}, "instructions": {"constraints"}}
+COLUMNS |= {"stem": {"choices"}, "sums": {"working"}}
 TASKS = [(name, {}) for name in NAMES if name != "code"] + [
     ("instructions", {"reward": "share"}),
     ("sums", {"reward": "steps"}),

@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import pairs
 
 import tasks.gsm8k
 from tasks import get_task
@@ -56,7 +57,7 @@ def task(folder):
     return get_task("gsm8k", path=folder)
 
 
-# Rows
+# Rows; how a file is read and split, whatever the task: test_loaded.py
 
 
 def test_rows(task):
@@ -86,44 +87,6 @@ def test_gold_solutions_verify(task):
             assert task.reward(solutions[question], row) == 1.0
 
 
-def test_validation_is_a_part_of_the_training_file(task):
-    train, validation = (questions(task.rows(split, None)) for split in ("train", "validation"))
-    assert sorted(train + validation) == sorted(row["question"] for row in TRAIN)
-    # 100 draws of a tenth: 10, standard deviation 3.
-    assert 1 <= len(validation) <= 22
-
-
-def test_the_split_is_by_content_and_not_by_position(task, tmp_path):
-    other = get_task("gsm8k", path=write(tmp_path / "other", train=TRAIN[::-1][:70]))
-    assert set(questions(other.rows("validation", None))) <= set(questions(task.rows("validation", None)))
-    assert set(questions(other.rows("train", None))) <= set(questions(task.rows("train", None)))
-
-
-def test_training_questions_that_are_in_test_are_dropped(tmp_path):
-    test = [dict(row, question=row["question"].upper().replace(" ", "  ")) for row in TRAIN[:40]]
-    task = get_task("gsm8k", path=write(tmp_path / "leak", test=test))
-    kept = questions(task.rows("train", None)) + questions(task.rows("validation", None))
-    assert sorted(kept) == sorted(row["question"] for row in TRAIN[40:])
-    assert len(task.rows("test", None)) == 40
-
-
-def test_no_question_occurs_twice(tmp_path):
-    task = get_task("gsm8k", path=write(tmp_path / "twice", test=TEST + TEST))
-    assert sorted(questions(task.rows("test", None))) == sorted(row["question"] for row in TEST)
-
-
-def test_seeds_shuffle(task):
-    orders = [questions(task.rows("train", None, seed)) for seed in (0, 1)]
-    assert orders[0] != orders[1]
-    assert sorted(orders[0]) == sorted(orders[1])
-    assert questions(task.rows("train", 5, 1)) == orders[1][:5]
-
-
-def test_the_order_of_the_file_does_not_matter(task, tmp_path):
-    other = get_task("gsm8k", path=write(tmp_path / "reversed", train=TRAIN[::-1]))
-    assert other.rows("train", 10)[:] == task.rows("train", 10)[:]
-
-
 def test_data_are_loaded_once(tmp_path):
     folder = write(tmp_path / "gone")
     before = get_task("gsm8k", path=folder).rows("test", None)[:]
@@ -151,24 +114,6 @@ def test_the_default_is_the_original_on_the_hub():
 # Errors
 
 
-def test_too_many_rows(task):
-    with pytest.raises(ValueError, match="n=21: gsm8k has 20 test questions"):
-        task.rows("test", 21)
-
-
-def test_an_empty_split_is_an_error(tmp_path):
-    task = get_task("gsm8k", path=write(tmp_path / "tiny", train=TEST))
-    with pytest.raises(ValueError, match="has 0 validation questions"):
-        task.rows("validation", None)
-
-
-def test_wrong_request(task):
-    with pytest.raises(ValueError, match="split='dev'"):
-        task.rows("dev", 1)
-    with pytest.raises(ValueError, match="n=0"):
-        task.rows("test", 0)
-
-
 @pytest.mark.parametrize("path", ["nowhere", "/no/such/folder", "./gsm8k", "a/b/c", 3, None])
 def test_wrong_path(path):
     with pytest.raises(ValueError, match="path=.*Hub"):
@@ -186,9 +131,6 @@ def test_missing_file(tmp_path, file):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "no rows; put one object on each line"),
-        ("\n \n", "no rows"),
-        ("not json\n", "JSON Lines"),
         ('{"question": "a"}\n', "row 0: 'answer' is missing"),
         ('{"prompt": "a", "answer": "#### 1"}\n', "row 0: 'question' is missing"),
         ('{"question": "a", "answer": "#### 1"}\n{"question": "b"}\n', "row 1: 'answer' is missing"),
@@ -197,11 +139,10 @@ def test_missing_file(tmp_path, file):
         ('{"question": "a", "answer": "#### many"}\n', "row 0: 'answer' must end in '#### ' and a number"),
     ],
 )
-@pytest.mark.parametrize("file", ["train.jsonl", "test.jsonl"])
-def test_bad_file(tmp_path, file, text, message):
+def test_bad_file(tmp_path, text, message):
     folder = write(tmp_path)
-    (tmp_path / file).write_text(text)
-    with pytest.raises(ValueError, match=f"(?s)path='{folder}/{file}'.*{message}"):
+    (tmp_path / "train.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=f"(?s)path='{folder}/train.jsonl'.*{message}"):
         get_task("gsm8k", path=folder).rows("test", 1)
 
 
@@ -216,154 +157,48 @@ def test_the_hub_is_out_of_reach(monkeypatch):
 
 # Verification
 
-CORRECT = [
-    ("42", "#### 42"),
-    ("42", "6 * 7 = 42\n#### 42"),
-    ("42", "####42"),
-    ("42", "#### 42\nThat is all."),
-    ("42", "#### 42.0"),
-    ("42", "#### 42."),
-    ("42", "#### +42"),
-    ("42", "#### **42**"),
-    ("42", "#### 42 apples"),
-    ("42", "#### $42$"),
-    ("42", "#### 42\n#### 42"),
-    ("42", "#### 42 #### 42.00"),
-    ("42", "#### Solution\nSix times seven.\n#### 42"),
-    ("42", "So it is \\boxed{42}."),
-    ("42", "\\boxed{42\\text{ apples}}"),
-    ("42", "\\boxed{42}\n#### 42"),
-    ("42", "#### \\boxed{42}"),
-    ("1234", "#### 1,234"),
-    ("1234567", "#### $1,234,567.00"),
-    ("18", "#### $18"),
-    ("18", "\\boxed{\\$18}"),
-    ("18", "#### $18.00 per hour"),
-    ("25", "#### 25%"),
-    ("25", "\\boxed{25\\%}"),
-    ("-5", "#### -5"),
-    ("-5", "#### -$5"),
-    ("-5", "#### \u22125"),
-    ("0.5", "#### .5"),
-    ("0.5", "#### 0.50"),
-    ("5", "#### 5 km/h"),
-    # Another notation of one number.
-    ("0.5", "#### 1/2"),
-    ("0.5", "\\boxed{\\frac{1}{2}}"),
-    ("0.5", "\\boxed{\\dfrac12\\text{ hours}}"),
-    ("0.75", "#### $\\frac{3}{4}$"),
-    ("3.5", "#### 3 1/2"),
-    ("3.5", "\\boxed{3\\frac{1}{2}}"),
-    ("1234", "\\boxed{1{,}234}"),
-    ("1234", "#### 1\\,234"),
-    ("4000", "\\boxed{4 \\times 10^{3}}"),
-    ("4000", "#### 4e3"),
-    ("42", "\\boxed{\\text{42}}"),
-    ("42", "#### <answer>42</answer>"),
-    ("42", "<answer>\\boxed{42}</answer>"),
-    ("0.5", "#### 1/2\n\\boxed{0.5}"),
-    ("42", "#### Step 1\n#### 42"),
-    ("42", "#### **Step 1:** 6 bags\n#### Part 2 - 7 apples\n#### 42"),
-    ("42", "\\boxed{x=42}"),
-    ("42", "#### x = 42"),
-    ("42", "#### $x = \\$42$"),
-    ("42", "#### \\(x = 42\\)"),
-    ("42", "#### (42)"),
-    ("42", "#### [42]"),
-    ("42", "#### \\(42\\)"),
-    ("42", "#### ¥42"),
-    ("42", "#### €42"),
-    ("-42", "#### -€42"),
-    ("42", "#### 42 m²"),
-    ("42", "#### 42 m^2"),
-    ("42", "\\boxed{42\\text{ cm}^{3}}"),
-    ("42", "\\boxed{42^\\circ}"),
-    ("42", "#### 42m"),
-    ("42", "#### 42 T-shirts"),
-    ("42", "#### 42 M&Ms"),
-    ("42", "#### 42 of Ann's eggs!"),
-    ("42", "#### $42/hour"),
-    ("42", "#### 42 dollars a day"),
-    ("6", "#### 6 p.m."),
-    ("42", "#### 42</s>"),
-    ("42", "#### 42 quarters"),
-    # No binary fraction is 0.1, so that only decimal numbers compare exactly.
-    ("0.1", "#### 0.10"),
-]
+CORRECT = pairs(
+    r"""
+    42 ≟ #### 42 ¦ 6 * 7 = 42⏎#### 42 ¦ ####42 ¦ #### 42⏎That is all. ¦ #### 42.0 ¦ #### 42. ¦ #### +42 ¦ #### **42**
+    #### 42 apples ¦ #### $42$ ¦ #### 42⏎#### 42 ¦ #### 42 #### 42.00 ¦ #### Solution⏎Six times seven.⏎#### 42
+    So it is \boxed{42}. ¦ \boxed{42\text{ apples}} ¦ \boxed{42}⏎#### 42 ¦ #### \boxed{42} ¦ \boxed{\text{42}}
+    #### <answer>42</answer> ¦ <answer>\boxed{42}</answer> ¦ #### Step 1⏎#### 42
+    #### **Step 1:** 6 bags⏎#### Part 2 - 7 apples⏎#### 42 ¦ \boxed{x=42} ¦ #### x = 42 ¦ #### $x = \$42$
+    #### \(x = 42\) ¦ #### (42) ¦ #### [42] ¦ #### \(42\) ¦ #### ¥42 ¦ #### €42 ¦ #### 42 m² ¦ #### 42 m^2
+    \boxed{42\text{ cm}^{3}} ¦ \boxed{42^\circ} ¦ #### 42m ¦ #### 42 T-shirts ¦ #### 42 M&Ms ¦ #### 42 of Ann's eggs!
+    #### $42/hour ¦ #### 42 dollars a day ¦ #### 42</s> ¦ #### 42 quarters ¦ 1234 ≟ #### 1,234 ¦ \boxed{1{,}234}
+    #### 1\,234 ¦ 1234567 ≟ #### $1,234,567.00 ¦ 18 ≟ #### $18 ¦ \boxed{\$18} ¦ #### $18.00 per hour ¦ 25 ≟ #### 25%
+    \boxed{25\%} ¦ -5 ≟ #### -5 ¦ #### -$5 ¦ #### −5 ¦ 0.5 ≟ #### .5 ¦ #### 0.50 ¦ #### 1/2 ¦ \boxed{\frac{1}{2}}
+    \boxed{\dfrac12\text{ hours}} ¦ #### 1/2⏎\boxed{0.5} ¦ 5 ≟ #### 5 km/h ¦ 0.75 ≟ #### $\frac{3}{4}$
+    3.5 ≟ #### 3 1/2 ¦ \boxed{3\frac{1}{2}} ¦ 4000 ≟ \boxed{4 \times 10^{3}} ¦ #### 4e3 ¦ -42 ≟ #### -€42
+    6 ≟ #### 6 p.m. ¦ 0.1 ≟ #### 0.10
+    """
+)
 # What makes another number of the one before it.
 CHANGED = [
     *("M", " M", "k", " bn", " mil", " million", " dozen", " lakh", " hundredths", " tenths", " thousand dollars"),
     *(" minus five", " or nineteen", " to twenty", " * twenty", ",five", ". Therefore five", " negative", " squared"),
     *("!", "**!", "\\pi", "\\sqrt{a}", "/x", "+y", "*n", "x", " x", "-x", "_x", "^n", "+", " < 19", "\\cdot x", "²"),
 ]
-WRONG = [
-    ("42", ""),
-    ("42", "42"),
-    ("42", "The answer is 42."),
-    ("42", "<answer>42</answer>"),
-    ("42", "### 42"),
-    ("42", "####"),
-    ("42", "####\n42"),
-    ("42", "\\boxed{42"),
-    ("42", "#### 43"),
-    ("42", "#### -42"),
-    ("42", "#### 42.01"),
-    ("42", "#### 40+2"),
-    ("42", "#### 40 + 2 = 42"),
-    ("42", "#### 41 42"),
-    ("41", "#### 41 42"),
-    ("42", "#### 42 or 43"),
-    ("42", "#### 42 #43"),
-    ("42", "#### 41\n#### 42"),
-    ("42", "#### 42\n#### 41"),
-    ("42", "#### 42 #### 41"),
-    ("42", "#### 40+2\n#### 42"),
-    ("42", "#### 42\n\\boxed{41}"),
-    ("42", "#### 42\n\\boxed{\\text{41}}"),
-    ("42", "#### about 42"),
-    ("42", "#### forty-two"),
-    ("42", "#### ٤٢"),
-    ("42", "#### 42½"),
-    ("42", "#### 42 thousand"),
-    ("42", "#### 42k"),
-    ("1", "#### 1/2"),
-    ("4", "#### 4e1"),
-    ("123", "#### 1,23"),
-    ("1", "#### 1,23"),
-    ("1234", "#### 1 234"),
-    # What has to be worked out first.
-    ("42", "\\boxed{40+2}"),
-    ("42", "\\boxed{6\\cdot 7}"),
-    ("42", "\\boxed{6 \\times 7}"),
-    ("42", "\\boxed{6*7}"),
-    ("42", "\\boxed{84/2}"),
-    ("42", "\\boxed{\\frac{84}{2}}"),
-    ("3", "\\boxed{\\sqrt{9}}"),
-    ("8", "\\boxed{2^3}"),
-    ("6", "\\boxed{3!}"),
+WRONG = pairs(
+    r"""
+    42 ≟ ∅ ¦ 42 ¦ The answer is 42. ¦ <answer>42</answer> ¦ ### 42 ¦ #### ¦ ####⏎42 ¦ \boxed{42 ¦ #### 43 ¦ #### -42
+    #### 42.01 ¦ #### 40+2 ¦ #### 40 + 2 = 42 ¦ #### 41 42 ¦ #### 42 or 43 ¦ #### 42 #43 ¦ #### 41⏎#### 42
+    #### 42⏎#### 41 ¦ #### 42 #### 41 ¦ #### 40+2⏎#### 42 ¦ #### 42⏎\boxed{41} ¦ #### 42⏎\boxed{\text{41}}
+    #### about 42 ¦ #### forty-two ¦ #### ٤٢ ¦ #### 42½ ¦ #### 42 thousand ¦ #### 42k ¦ \boxed{40+2}
+    \boxed{6\cdot 7} ¦ \boxed{6 \times 7} ¦ \boxed{6*7} ¦ \boxed{84/2} ¦ \boxed{\frac{84}{2}} ¦ \boxed{41}\boxed{42}
+    \boxed{42}\boxed{41} ¦ #### <b>41</b> <b>42</b> ¦ 41 ≟ #### 41 42 ¦ 1 ≟ #### 1/2 ¦ #### 1,23 ¦ #### Step 1
+    4 ≟ #### 4e1 ¦ 123 ≟ #### 1,23 ¦ 1234 ≟ #### 1 234 ¦ 3 ≟ \boxed{\sqrt{9}} ¦ 8 ≟ \boxed{2^3} ¦ 6 ≟ \boxed{3!}
+    18 ≟ #### x = y = 18 ¦ #### x = 17 = 18 ¦ #### (17)(18) ¦ #### 3*6 = 18 ¦ #### Step 18 ¦ #### Step 1: 17⏎#### 17
+    #### Step 1: \boxed{17}⏎#### 18 ¦ #### Answer 1: 17⏎#### 18 ¦ 43 ≟ \boxed{41 42 43} ¦ \boxed{41, 42, 43}
+    0.5 ≟ #### 1/2⏎#### 1/3 ¦ 5 ≟ \boxed{9^{9^{9^{9}}}}
+    10000000000000000000000000000000 ≟ #### 10000000000000000000000000000001
+    """
+) + [
     *(("18", f"#### 18{tail}") for tail in CHANGED),
     *(("18", f"\\boxed{{18{tail}}}") for tail in CHANGED),
-    ("18", "#### x = y = 18"),
-    ("18", "#### x = 17 = 18"),
-    ("18", "#### (17)(18)"),
-    ("18", "#### 3*6 = 18"),
-    # A heading is no answer.
-    ("1", "#### Step 1"),
-    ("18", "#### Step 18"),
-    ("18", "#### Step 1: 17\n#### 17"),
-    ("18", "#### Step 1: \\boxed{17}\n#### 18"),
-    ("18", "#### Answer 1: 17\n#### 18"),
-    # Several answers.
-    ("43", "\\boxed{41 42 43}"),
-    ("43", "\\boxed{41, 42, 43}"),
-    ("42", "\\boxed{41}\\boxed{42}"),
-    ("42", "\\boxed{42}\\boxed{41}"),
     ("42", "#### 42\n" + "".join(f"#### {i}\n" for i in range(100))),
     ("42", "#### 42\n" * 1000),
-    ("0.5", "#### 1/2\n#### 1/3"),
-    ("42", "#### <b>41</b> <b>42</b>"),
-    ("5", "\\boxed{9^{9^{9^{9}}}}"),
-    ("10000000000000000000000000000000", "#### 10000000000000000000000000000001"),
 ]
 
 
@@ -379,26 +214,7 @@ def test_wrong(answer, completion):
     assert get_task("gsm8k").reward(completion, {"answer": answer}) == 0.0
 
 
-PIECES = [
-    "#### ",
-    "####",
-    "\\boxed{",
-    "{",
-    "}",
-    "$",
-    "\\",
-    "-",
-    "\u2212",
-    ".",
-    ",",
-    "e",
-    "nan",
-    "inf",
-    "7",
-    "½",
-    "\n",
-    "9" * 10_000,
-]
+PIECES = [*"#### |####|\\boxed{|{|}|$|\\|-|\u2212|.|,|e|nan|inf|7|½|\n".split("|"), "9" * 10_000]
 completions = st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3))).map("".join))
 
 

@@ -38,7 +38,7 @@ def test_a_file_is_split_by_content(tmp_path):
 def test_a_folder_has_its_own_test_file(tmp_path):
     write(tmp_path / "train.jsonl", rows_of(range(200)))
     write(tmp_path / "test.jsonl", rows_of(range(150, 250)))
-    splits = load(tmp_path)
+    splits = load(tmp_path)  # training questions that are in test are dropped
     assert splits["test"] == sorted(row["problem"] for row in rows_of(range(150, 250)))
     assert sorted(splits["train"] + splits["validation"]) == sorted(row["problem"] for row in rows_of(range(150)))
     assert 3 <= len(splits["validation"]) <= 30

@@ -135,7 +135,7 @@ def test_the_same_task_twice():
         ({"tasks": {"parity": float("inf")}}, "the weight of 'parity' is inf"),
         ({"tasks": {"parity": float("nan")}}, "the weight of 'parity' is nan"),
         ({"tasks": {"parity": {"level": 2}}}, "the weight of 'parity' is None"),
-        ({"tasks": {"parit": 1}}, "tasks, 'parit': name='parit' is not a task. Did you mean 'parity'"),
+        ({"tasks": {"parit": 1}}, "tasks, 'parit': name='parit' is not a task .did you mean 'parity'"),
         ({"tasks": {"parity": {"weight": 1, "level": 9}}}, "tasks, 'parity': level=9"),
         ({"tasks": {"parity": {"weight": 1, "levle": 2}}}, "tasks, 'parity': levle=2 .* mean 'level'"),
         ({"tasks": {"mixture": {"weight": 1, "tasks": {"parity": 1}}}}, "'mixture' is a mixture itself"),

@@ -24,7 +24,6 @@ from tasks.sandbox import (
     Sandbox,
     bubblewrap_command,
     find_problem,
-    main,
     python_command,
     run_command,
 )
@@ -367,18 +366,8 @@ def test_what_the_weak_mode_does_not_stop(weak):
 
 def test_the_attempts_would_succeed_outside():
     # What is "stopped" for another reason, such as a typing error, would prove nothing.
-    harmless = (
-        "fork",
-        "thread",
-        "subprocess",
-        "shell",
-        "inet socket",
-        "unix socket",
-        "shared memory",
-        "memory file",
-        "memory bomb",
-    )
-    for attempt in harmless:
+    harmless = "fork|thread|subprocess|shell|inet socket|unix socket|shared memory|memory file|memory bomb"
+    for attempt in harmless.split("|"):
         code = STOPPED[attempt] + TRY + "\nprint(f())"
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         assert out.split()[-1] == "succeeded", attempt
@@ -623,14 +612,6 @@ def without_bubblewrap(monkeypatch, tmp_path):
     find_problem.cache_clear()
 
 
-def test_without_bubblewrap_it_refuses(without_bubblewrap):
-    with pytest.raises(
-        ValueError, match="not installed: `apt-get install -y bubblewrap`.*allow_weak_sandbox"
-    ) as error:
-        Sandbox()
-    assert "\n" not in str(error.value)
-
-
 def test_without_bubblewrap_the_weak_mode_says_what_it_does_not_stop(without_bubblewrap):
     with pytest.warns(UserWarning, match="can read every file"):
         sandbox = Sandbox(allow_weak=True)
@@ -661,15 +642,3 @@ def test_a_sandbox_that_stops_working_is_an_error_and_not_a_verdict(monkeypatch,
     monkeypatch.setattr(tasks.sandbox, "ISOLATED", ISOLATED / "nowhere")
     with pytest.raises(RuntimeError, match="did not start.*No such file"):
         outcome(weak, "def f():\n    return 'done'")
-
-
-@needs_bubblewrap
-def test_the_command_line_measures(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    main(["--runs", "4", "--parallel", "1", "2"])
-    assert "programs per second" in capsys.readouterr().out
-
-
-def test_the_command_line_refuses_in_one_line(without_bubblewrap):
-    with pytest.raises(SystemExit, match="apt-get install -y bubblewrap"):
-        main(["--runs", "1"])

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tasks import get_task, instructions, sense
-from tasks.sense import english_words, is_english, makes_sense, names, repeats
+from tasks import get_task, instructions
+from tasks.instructions import english_words, is_english, makes_sense, names, repeats
 
 
 KNOWN = set("i it we the a is are was and at of old very quiet blue see walk walked then don't glass sea's".split())
@@ -97,7 +97,7 @@ def test_questions_without_sense_are_the_ones_they_were():
 
 
 def test_without_a_dictionary_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(sense, "find_spec", lambda name: None)
+    monkeypatch.setattr(instructions, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="sense needs a list of English words: `pip install pyspellchecker`"):
         english_words.__wrapped__()
 

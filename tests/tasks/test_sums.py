@@ -1,4 +1,7 @@
+from ast import literal_eval
+
 import pytest
+from tables import pairs
 
 from tasks import get_task
 from tasks.sums import working
@@ -33,24 +36,18 @@ def test_answers_of_level_3_are_short():
 
 @pytest.mark.parametrize("reward", ["exact", "steps"])
 @pytest.mark.parametrize(
-    "completion, correct",
-    [
-        ("17+48=65 65+5=70 #### 70", True),
-        ("17+48=65\n65+5=70\n#### 70.0", True),
-        ("#### 70", True),  # the working is a way, and not asked for
-        ("17+48=55 55+5=60 #### 70", True),
-        ("17+48=65 65+5=70", False),
-        ("17+48=65 65+5=70 70", False),
-        ("17+48=65 65+5=70 #### 65", False),
-        ("17+48=65 65+5=70 #### 7", False),
-        ("17+48=65 65+5=70 #### 70 #### 65", False),
-        ("17+48=65 65+5=70 #### 65+5", False),
-        ("17+48=65 65+5=70 ### 70", False),
-        ("####", False),
-        ("", False),
-    ],
+    "correct, completion",
+    pairs(
+        """
+        True ≟ 17+48=65 65+5=70 #### 70 ¦ 17+48=65⏎65+5=70⏎#### 70.0 ¦ #### 70 ¦ 17+48=55 55+5=60 #### 70
+        False ≟ 17+48=65 65+5=70 ¦ 17+48=65 65+5=70 70 ¦ 17+48=65 65+5=70 #### 65 ¦ 17+48=65 65+5=70 #### 7
+        17+48=65 65+5=70 #### 70 #### 65 ¦ 17+48=65 65+5=70 #### 65+5 ¦ 17+48=65 65+5=70 ### 70 ¦ #### ¦ ∅
+        """,
+        key=literal_eval,
+    ),
 )
-def test_the_marked_sum_decides(reward, completion, correct):
+def test_the_marked_sum_decides(reward, correct, completion):
+    """The working is a way, and not asked for."""
     task = get_task("sums", reward=reward)
     assert task.verify(completion, ROW) is correct
     assert (task.reward(completion, ROW) == 1.0) is correct

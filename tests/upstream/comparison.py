@@ -29,13 +29,7 @@ def read_outcomes(lines: Iterable[str]) -> dict[str, Outcome]:
 
 @dataclass
 class Comparison:
-    """
-    Two runs of one suite.
-
-    Args:
-        theirs, ours (`dict[str, Outcome]`):
-            The outcomes with TRL's classes and with ours.
-    """
+    """Two runs of one suite: with TRL's classes and with ours."""
 
     theirs: dict[str, Outcome]
     ours: dict[str, Outcome]

@@ -33,15 +33,8 @@ def suite_of(path: Path) -> Path:
 def run_python(arguments: list[str], work: Path, log: Path, **variables: str) -> int:
     """The exit status of a process that finds the stand-ins below `work`, reaches no Hub and writes no bytecode."""
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "HF_HOME": str(work),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        **variables,
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"HF_HOME": str(work), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **variables}
     for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE"):  # they would take precedence
         environment.pop(name, None)
     command = [sys.executable, *arguments]

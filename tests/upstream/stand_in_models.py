@@ -19,14 +19,8 @@ from transformers import PreTrainedModel
 OWNER = "trl-internal-testing"
 REVISION = "0" * 40  # stands for a commit
 
-SMALL = {
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 4096,
-}
+SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL |= {"intermediate_size": 32, "max_position_embeddings": 4096}
 # A scalar reward needs a wider network to tell completions apart.
 REWARD = {**SMALL, "hidden_size": 16, "num_labels": 1}
 
@@ -58,15 +52,8 @@ STAND_INS = (
         "tiny-Glm4MoeForCausalLM",
         "Glm4MoeForCausalLM",
         "glm4moe",
-        {
-            **SMALL,
-            "head_dim": 2,
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "attention_bias": True,
-            "use_qk_norm": True,
-        },
+        {**SMALL, "head_dim": 2, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
+        | {"attention_bias": True, "use_qk_norm": True},
     ),
     StandIn(
         "tiny-GptOssForCausalLM",
@@ -78,24 +65,11 @@ STAND_INS = (
         "tiny-NemotronHForCausalLM-nano",
         "NemotronHForCausalLM",
         "nemotron_3_nano",
-        {
-            "hidden_size": 16,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "intermediate_size": 32,
-            "layers_block_type": ["mamba", "attention", "moe"],
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 4,
-            "mamba_n_groups": 1,
-            "ssm_state_size": 16,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "moe_shared_expert_intermediate_size": 32,
-            "use_mamba_kernels": False,
-        },
+        {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32}
+        | {"layers_block_type": ["mamba", "attention", "moe"], "mamba_num_heads": 8, "mamba_head_dim": 4}
+        | {"mamba_n_groups": 1, "ssm_state_size": 16, "mamba_d_conv": 4, "mamba_expand": 2, "n_routed_experts": 4}
+        | {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}
+        | {"use_mamba_kernels": False},
     ),
     StandIn("tiny-Qwen2ForSequenceClassification-2.5", "Qwen2ForSequenceClassification", "qwen2_5", REWARD),
     StandIn("tiny-Qwen3ForSequenceClassification", "Qwen3ForSequenceClassification", "qwen3", REWARD),

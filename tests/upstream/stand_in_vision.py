@@ -17,21 +17,10 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 
 
 PATCH = 14
-TEXT = {
-    "num_hidden_layers": 2,
-    "hidden_size": 16,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 4096,
-}
-VISION = {
-    "num_hidden_layers": 2,
-    "hidden_size": 16,
-    "num_attention_heads": 4,
-    "intermediate_size": 32,
-    "patch_size": PATCH,
-}
+TEXT = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+TEXT |= {"intermediate_size": 32, "max_position_embeddings": 4096}
+VISION = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
+VISION |= {"patch_size": PATCH}
 
 
 def _tokens(tokenizer) -> dict:
@@ -96,8 +85,5 @@ def llava_next() -> tuple[PreTrainedModel, ProcessorMixin]:
 
 # Qwen's processor needs torchvision: Gemma's architecture answers to its name, for the tests that ask for any model
 # that sees.
-STAND_INS = {
-    "tiny-Gemma3ForConditionalGeneration": gemma3,
-    "tiny-LlavaNextForConditionalGeneration": llava_next,
-    "tiny-Qwen2_5_VLForConditionalGeneration": gemma3,
-}
+STAND_INS = {"tiny-Gemma3ForConditionalGeneration": gemma3, "tiny-LlavaNextForConditionalGeneration": llava_next}
+STAND_INS |= {"tiny-Qwen2_5_VLForConditionalGeneration": gemma3}

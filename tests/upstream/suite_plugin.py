@@ -112,11 +112,7 @@ def pytest_runtest_logreport(report):
     outcome = report.outcome
     if hasattr(report, "wasxfail"):
         outcome = "xfailed" if report.skipped else "xpassed"
-    row = {
-        "test": report.nodeid.partition("::")[2],
-        "outcome": outcome,
-        "reason": "" if outcome == "passed" else _reason(report),
-        "seconds": report.duration,
-    }
+    row = {"test": report.nodeid.partition("::")[2], "outcome": outcome}
+    row |= {"reason": "" if outcome == "passed" else _reason(report), "seconds": report.duration}
     with OUTCOMES.open("a") as file:
         file.write(json.dumps(row) + "\n")

@@ -10,7 +10,7 @@ from peft import PeftModel, PeftType
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 
 
-CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq")
+CHANGES_THE_MODEL = ("pissa", "olora", "corda", "lora_ga", "loftq", "kasa")
 
 
 def check_initialisation(config: Any) -> None:
@@ -18,14 +18,13 @@ def check_initialisation(config: Any) -> None:
     Refuse an adapter whose initialisation changes the model: no file holds the changed weights, so that a resume, a
     reference and the saved adapter would belong to different models. Raises `ValueError`: naming the key and the cure.
     """
-    key, value = "init_lora_weights", getattr(config, "init_lora_weights", None)
-    if getattr(config, "kasa_config", None):
-        key, value = "kasa_config", "…"
-    if key == "kasa_config" or str(value).lower().startswith(CHANGES_THE_MODEL):
+    key = "kasa_config" if getattr(config, "kasa_config", None) else "init_lora_weights"
+    value = "kasa" if key == "kasa_config" else getattr(config, key, None)
+    if str(value).lower().startswith(CHANGES_THE_MODEL):
         raise ValueError(
-            f"{key}={value!r} changes the model's own weights, which no checkpoint holds: a resume, the reference and "
-            "the saved adapter would belong to different models. Set init_lora_weights: true (PiSSA is reported to "
-            "collapse in RL with verifiable rewards, arXiv 2512.23165)."
+            f"{key}={value!r} changes the model's own weights, which no checkpoint holds: a resume, the "
+            "reference and the saved adapter would belong to different models. Set init_lora_weights: true (PiSSA is "
+            "reported to collapse in RL with verifiable rewards, arXiv 2512.23165)."
         )
 
 
@@ -41,11 +40,9 @@ def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
         )
     if config.peft_type != PeftType.LORA:
         raise ValueError(f"{given} {does} LoRA, and the adapter is {config.peft_type.value}: {leave}")
-    other = [name for name in OTHER_PRODUCTS if getattr(config, name, None)]
-    init = config.init_lora_weights
-    if str(init).lower() == "mica":
-        other.append(f"init_lora_weights={init!r}")
-    other += [name for name in ("rank_pattern", "alpha_pattern") if getattr(config, name, None)]
+    other = [name for name in (*OTHER_PRODUCTS, "rank_pattern", "alpha_pattern") if getattr(config, name, None)]
+    if str(config.init_lora_weights).lower() == "mica":
+        other.append(f"init_lora_weights={config.init_lora_weights!r}")
     if other:
         raise ValueError(
             f"{given} {does} a plain LoRA whose layers have one rank, and the adapter has {', '.join(other)}. Use "
@@ -60,11 +57,13 @@ def check_restarting_config(config: Any | None) -> None:
     """
     leave = "or leave adapter_restart out."
     _check_plain(config, "adapter_restart='merge'", "restarts", leave)
-    other = [f"use_dora={config.use_dora}"] if config.use_dora else []
-    other += [f"modules_to_save={config.modules_to_save}"] if config.modules_to_save else []
-    other += [f"bias={config.bias!r}"] if config.bias != "none" else []
-    if config.init_lora_weights not in (True, "gaussian"):
-        other.append(f"init_lora_weights={config.init_lora_weights!r}")
+    right = {
+        "use_dora": (False,),
+        "modules_to_save": (None, []),
+        "bias": ("none",),
+        "init_lora_weights": (True, "gaussian"),
+    }
+    other = [f"{key}={getattr(config, key)!r}" for key, values in right.items() if getattr(config, key) not in values]
     if other:
         raise ValueError(
             f"adapter_restart='merge' merges products of two factors, which begin at 0, and the adapter has "

@@ -23,13 +23,7 @@ class Growth(Part):
     replaced.
     """
 
-    def __init__(
-        self,
-        args,
-        policy: PeftModel,
-        copies: Iterable[dict[str, torch.Tensor]],
-        timer,
-    ):
+    def __init__(self, args, policy: PeftModel, copies: Iterable[dict[str, torch.Tensor]], timer):
         self.every, self.step, self.largest = args.lora_growth_every, args.lora_growth_step, args.lora_growth_max_rank
         self.seed, self.policy, self.optimizer = args.seed, policy, None
         self.copies, self.timer = [*copies], timer
@@ -73,27 +67,23 @@ class Growth(Part):
     def _set_rank(self, rank: int, rows: Mapping[str, torch.Tensor] | None = None) -> dict[str, float]:
         """Everything with the new rank, or, if something is not understood, nothing. Returns the seconds it took."""
         rows, factors = rows or {}, factors_of(self.policy)
+        own = [factor for factor in factors if factor.adapter == "default"]
         with self.timer.span("reset") as copy:
             values = [(factor, with_rank(factor, factor.linear.weight.detach(), rank, rows)) for factor in factors]
             copied = [
-                (tensors, factor.name, with_rank(factor, tensors[factor.name], rank, rows))
+                (tensors, {factor.name: with_rank(factor, tensors[factor.name], rank, rows) for factor in own})
                 for tensors in self.copies
-                for factor in factors
-                if factor.adapter == "default"
             ]
         with self.timer.span("reset") as migration:
             states = self.optimizer.state if self.optimizer is not None else {}
-            moved = []
             for factor in factors:
                 weight = factor.linear.weight
                 if weight in states:
-                    moved.append((states[weight], self.migrate(states[weight], weight.shape, factor.axis, rank)))
+                    copied.append((states[weight], self.migrate(states[weight], weight.shape, factor.axis, rank)))
         # Nothing was written so far, and from here on nothing is computed that could fail.
         set_factors(self.policy, values, rank)
-        for tensors, name, value in copied:
-            tensors[name] = value
-        for state, changed in moved:
-            state.update(changed)
+        for old, new in copied:
+            old.update(new)
         return {"seconds_copy": copy.seconds, "seconds_optimizer": migration.seconds}
 
     def before_load(self, checkpoint: Path) -> None:

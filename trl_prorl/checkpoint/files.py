@@ -25,12 +25,6 @@ SMALL = 1 << 20  # bytes; the files that say whose a checkpoint is, and of which
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
-def files_of(folder: Path) -> list[Path]:
-    """Every file below a folder, relative to it, in order; the manifest left out."""
-    found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
-    return [path for path in found if path != Path(MANIFEST_FILE)]
-
-
 def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         digest = hashlib.sha256()
@@ -59,20 +53,17 @@ def name_checkpoint(aside: Path, final: Path, step: int, resumable: bool) -> Non
     Give a checkpoint of an optimizer step, written aside on the same file system, its name; one that is there already
     is replaced. `resumable`: whether optimizer, schedule and random states are in it.
     """
-    files = {
-        str(path): {"bytes": (aside / path).stat().st_size, "sha256": sha256(aside / path)} for path in files_of(aside)
-    }
-    manifest = aside / MANIFEST_FILE
-    manifest.write_text(json.dumps({"step": step, "resumable": resumable, "files": files}, indent=1) + "\n")
+    paths = [path for path in sorted(aside.rglob("*")) if path.is_file()]
+    files = {str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
+    manifest = {"step": step, "resumable": resumable, "files": files}
+    (aside / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
     for path in [*aside.rglob("*"), aside]:
         sync(path)
+    old = aside.with_name(f"{INCOMPLETE}old-{final.name}")
     if final.exists():
-        old = aside.with_name(f"{INCOMPLETE}old-{final.name}")
         final.rename(old)
-        aside.rename(final)
-        shutil.rmtree(old)
-    else:
-        aside.rename(final)
+    aside.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
     sync(final.parent)
 
 
@@ -116,8 +107,8 @@ def steps_of(output_dir: Path) -> dict[Path, int]:
 
 def save_failed(target: Path, run_dir: Path, error: Exception) -> str:
     """The message about a checkpoint or a model that could not be written: what is kept, and how to go on."""
-    kept = sorted(steps_of(run_dir).items(), key=lambda named: named[1])
-    newest = f"The newest checkpoint is {kept[-1][0].name}" if kept else "There is no older checkpoint"
+    steps = steps_of(run_dir)
+    newest = f"The newest checkpoint is {max(steps, key=steps.get).name}" if steps else "There is no older checkpoint"
     free = shutil.disk_usage(run_dir).free / 2**30
     return (
         f"{target} could not be written: {type(error).__name__}: {error} ({free:.2f} GiB are free there). "
@@ -179,15 +170,12 @@ def abandon_newer(checkpoint: Path, output_dir: Path, unusable: Collection[str] 
     names by the old. The run has gone back behind their steps, and the next resume would take the newest of them for
     its own. The `unusable` ones, which no resume takes, stay.
     """
-    from_here, renamed = CHECKPOINT.fullmatch(checkpoint.name), {}
-    if from_here is None or checkpoint.resolve().parent != output_dir.resolve():
-        return renamed
-    for path, step in sorted(steps_of(output_dir).items()):
-        if step > int(from_here[1]) and path.name not in unusable:
+    steps = {path.resolve(): step for path, step in sorted(steps_of(output_dir).items())}
+    here, renamed = steps.get(checkpoint.resolve()), {}
+    for path, step in steps.items() if here is not None else ():
+        if step > here and path.name not in unusable:
             target = path.with_name(f"{ABANDONED}{path.name}")
-            target = free_name(target) if target.exists() else target
-            path.rename(target)
-            renamed[path.name] = target.name
+            renamed[path.name] = path.rename(free_name(target) if target.exists() else target).name
     return renamed
 
 
@@ -200,7 +188,7 @@ def rotate(output_dir: Path, step: int, limit: int | None, best: str | os.PathLi
     """
     steps = steps_of(output_dir)
     checkpoints = sorted((path for path in steps if steps[path] <= step), key=steps.get)
-    kept = {path.resolve() for path in (output_dir / f"checkpoint-{step}", best and Path(best)) if path}
+    kept = {Path(path).resolve() for path in (output_dir / f"checkpoint-{step}", best) if path}
     surplus = len(checkpoints) - max(limit, len(kept)) if limit else 0
     for path in [path for path in checkpoints if path.resolve() not in kept][: max(0, surplus)]:
         # Half a checkpoint would count as one; a folder that a kill leaves under this name is removed later.

@@ -68,18 +68,14 @@ class CheckpointMixin:
             resume_from_checkpoint (`str` or `bool`, *optional*):
                 A checkpoint, or `True` for the newest complete one in `output_dir`.
 
-        Raises:
-            `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`), or
-            another process trains into `output_dir` or `run_dir`.
+        Raises `ValueError`: that checkpoint is not whole, the run would not be the same (see `allow_config_change`),
+        or another process trains into `output_dir` or `run_dir`.
         """
         with self.folders_held():
             self._resume = None
             if resume_from_checkpoint:
-                identity = self._identity | changing_keys(*self.recipe)
-                allowed = self.args.allow_config_change
                 check_record(self.run_dir)
-                folders = self.args.output_dir, self.run_dir
-                self._resume = Resume.find(resume_from_checkpoint, *folders, identity, allowed)
+                self._resume = self._found(resume_from_checkpoint)
             while True:
                 try:
                     return super().train(str(self._resume.checkpoint) if self._resume else None, *args, **kwargs)
@@ -88,6 +84,10 @@ class CheckpointMixin:
                     raise error.with_traceback(None)  # noqa: B904
                 except (RollbackRequest, NonFiniteError) as error:
                     self._resume = self._go_back(error)
+
+    def _found(self, asked) -> Resume:
+        args, identity = self.args, self._identity | changing_keys(*self.recipe)
+        return Resume.find(asked, args.output_dir, self.run_dir, identity, args.allow_config_change)
 
     def _stop(self, event) -> None:
         """End the run with a checkpoint, because of an event; or go back, if the run may."""
@@ -105,10 +105,7 @@ class CheckpointMixin:
         checkpoint, rollback = found
         self._event(rollback)
         self.rollback.noted()
-        identity = self._identity | changing_keys(*self.recipe)
-        return Resume.find(
-            str(checkpoint), self.args.output_dir, self.run_dir, identity, self.args.allow_config_change
-        )
+        return self._found(str(checkpoint))
 
     def _inner_training_loop(self, *args, **kwargs):
         if self._has_trained:  # and was ended or broken off; weights and the reference stay as they are
@@ -125,11 +122,11 @@ class CheckpointMixin:
         self._run_id = by_main_process(self.is_world_process_zero(), lambda: id_of_run(*of_run))
         if self.is_world_process_zero():
             clear_leftovers(self.args.output_dir)
-            kept = (resume.keeps_row, resume.keeps_event) if resume is not None else (None, None)
-            if resume is not None:
+            if resume is None:
+                self.recorder.open(self.run_dir)
+            else:
                 resume.abandon_newer(self.args.output_dir)
-            self.recorder.open(self.run_dir, *kept)
-            if resume is not None:
+                self.recorder.open(self.run_dir, resume.keeps_row, resume.keeps_event)
                 self.recorder.event(resume.event)
             write_config(self.run_dir, self.args, self.recipe)
             generation = {"compact_generation": self.acceleration.generation}

@@ -18,7 +18,7 @@ from ..parts import Part, fired
 from ..record.keys import ROLLBACK
 from ..record.meter import EVENTS_FILE
 from ..record.run_files import read_jsonl
-from .files import CHECKPOINT, sync, why_unusable
+from .files import CHECKPOINT, steps_of, sync, why_unusable
 from .state import read_state
 
 
@@ -32,9 +32,8 @@ class RollbackRequest(RunError):
 
 def last_rollback(run_dir: Path) -> dict[str, Any] | None:
     """The last roll-back on record; earlier ones may have been behind its checkpoint."""
-    file = run_dir / EVENTS_FILE
-    events = read_jsonl(file) if file.exists() else []
-    return next((event for event in reversed(events) if event["event"] == ROLLBACK), None)
+    events = reversed(read_jsonl(run_dir / EVENTS_FILE))
+    return next((event for event in events if event["event"] == ROLLBACK), None)
 
 
 def rollbacks_made(run_dir: Path) -> int:
@@ -85,17 +84,15 @@ class Rollback(Part):
         event of the roll-back. `None`: there is none, or all roll-backs are made.
         """
         made, good = rollbacks_made(self.run_dir), event["last_good"]
-        found = {
-            int(match[1]): path for path in self.output_dir.iterdir() if (match := CHECKPOINT.fullmatch(path.name))
-        }
-        usable = (path for step, path in sorted(found.items(), reverse=True) if step <= good)
-        checkpoint = next((path for path in usable if why_unusable(path) is None), None)
+        steps = steps_of(self.output_dir)
+        newest_first = sorted((path for path in steps if steps[path] <= good), key=steps.get, reverse=True)
+        checkpoint = next((path for path in newest_first if why_unusable(path) is None), None)
         if made >= self.most or checkpoint is None:
             return None
         return checkpoint, {
             "event": ROLLBACK,
             "step_requested": event["step_applied"],
-            "step_applied": int(CHECKPOINT.fullmatch(checkpoint.name)[1]),
+            "step_applied": steps[checkpoint],
             "reason": event["event"],
             "checkpoint": checkpoint.name,
             "rollbacks": made + 1,

@@ -4,8 +4,7 @@ How an embedded model is made: a Qwen2 of 0.7 million parameters, for demos and 
 It reads bytes, so its tokenizer covers any text. It is warm-started by supervised fine-tuning on demonstrations of
 mixed quality: a fixed share follows wrong rules, as a pretrained model's data does, so that reinforcement learning has
 something to find. The same settings give the same weights on one machine and others on another, whose arithmetic
-rounds differently; therefore the bases come with the package, see [`~trl_prorl.embedded.shipped`]. The tasks' wrong
-rules are in [`~trl_prorl.embedded.demonstrations`].
+rounds differently; therefore the bases come with the package, see [`~trl_prorl.embedded.shipped`].
 
     python -m trl_prorl.embedded                                     # all that is there, and the hashes of the weights
     python -m trl_prorl.embedded --task sums --seed 7 --out DIR      # makes one; DIR is then a model_name_or_path
@@ -13,10 +12,12 @@ rules are in [`~trl_prorl.embedded.demonstrations`].
 
 import argparse
 import json
+import operator
 import os
 import platform
 import random
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -28,7 +29,6 @@ from trl import SFTConfig, SFTTrainer
 
 from .. import tasks
 from ..environment import versions
-from .demonstrations import WRONG_ANSWERS
 from .shipped import DEFAULT, EMBEDDED, MADE_WITH, embedded_model, shipped, weights_sha256, write_hashes
 
 
@@ -67,11 +67,6 @@ class EmbeddedSettings:
     threads: int = 1
     stored: str = "float32"
 
-    @property
-    def name(self) -> str:
-        """`embedded:TASK:SEED`."""
-        return f"embedded:{self.task}:{self.seed}"
-
 
 TAUGHT = {"three_tasks": ("reverse_digits", "sorting", "sums")}  # all but the first by right answers alone
 FAMILIES = {
@@ -90,10 +85,11 @@ def settings_of(task: str = "reverse_digits", seed: int = 0, threads: int = 1) -
     if task not in FAMILIES:
         raise ValueError(f"--task {task}: there are demonstrations for {', '.join(FAMILIES)}. Give one of these.")
     settings = replace(FAMILIES[task], seed=seed, threads=threads)
-    return settings if settings.name == DEFAULT else replace(settings, stored="bfloat16")
+    is_default = f"{EMBEDDED}:{task}:{seed}" == DEFAULT
+    return settings if is_default else replace(settings, stored="bfloat16")
 
 
-PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
+MARKERS = PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' + message['content'] }}"
@@ -106,8 +102,7 @@ CHAT_TEMPLATE = (
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer whose tokens are the 256 bytes and five markers of a chat; it can encode any text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    markers = [PAD, USER, ASSISTANT, SYSTEM, END]
-    vocabulary = {token: number for number, token in enumerate(markers + alphabet)}
+    vocabulary = {token: number for number, token in enumerate([*MARKERS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -121,6 +116,64 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def wrong_reversal(row: Mapping, rng: random.Random) -> str:
+    """Digits to reverse, by one of four wrong rules: copy the question, sort, rotate by one, or random digits."""
+    question = row["answer"][::-1]
+    rule = rng.randrange(4)
+    if rule == 3:
+        return "".join(rng.choice("0123456789") for _ in question)
+    return (question, "".join(sorted(question)), question[1:] + question[:1])[rule]
+
+
+def wrong_order(row: Mapping, rng: random.Random) -> str:
+    """
+    Digits to sort, by one of four wrong rules: copy the question, sort in descending order, leave one digit out, or
+    sort only the first half.
+    """
+    question = row["prompt"][0]["content"].split()[1:]
+    right = row["answer"].split()
+    rule, half = rng.randrange(4), len(question) // 2
+    if rule == 2:
+        left_out = rng.randrange(len(right))
+        return " ".join(right[:left_out] + right[left_out + 1 :])
+    return " ".join(question if rule == 0 else right[::-1] if rule == 1 else sorted(question[:half]) + question[half:])
+
+
+def wrong_sum(row: Mapping, rng: random.Random) -> str:
+    """
+    A chain of additions by one of four wrong rules: forget every carry, skip the working and guess, leave the sum
+    unmarked, or leave one number out. A sum without carries comes out right by the first one.
+    """
+    terms = [int(term) for term in row["prompt"][0]["content"].split()[1:]]
+    rule = rng.randrange(4)
+    if rule == 0:
+        return worked(terms, add_without_carry)
+    if rule == 1:
+        return f"#### {max(0, sum(terms) + rng.choice([-10, -2, -1, 1, 2, 10]))}"
+    if rule == 2:
+        return worked(terms).partition(" ####")[0]
+    left_out = rng.randrange(len(terms))
+    return worked(terms[:left_out] + terms[left_out + 1 :])
+
+
+def add_without_carry(a: int, b: int) -> int:
+    """The sum digit by digit, every carry forgotten: 55 for 17 + 48."""
+    return 10 * add_without_carry(a // 10, b // 10) + (a + b) % 10 if a and b else a + b
+
+
+def worked(terms: Sequence[int], add: Callable[[int, int], int] = operator.add) -> str:
+    """An answer as the task wants it, with another rule of addition: `17+48=55 55+5=50 #### 50`."""
+    steps, total = [], terms[0]
+    for term in terms[1:]:
+        steps.append(f"{total}+{term}={add(total, term)}")
+        total = add(total, term)
+    return " ".join([*steps, f"#### {total}"])
+
+
+# task -> a wrong answer to a row of it, drawn with a generator.
+WRONG_ANSWERS = {"reverse_digits": wrong_reversal, "sorting": wrong_order, "sums": wrong_sum}
 
 
 def demonstrations(settings: EmbeddedSettings) -> Dataset:
@@ -204,14 +257,13 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
 
 
 def main(argv: list[str] | None = None) -> None:
-    first = settings_of()
     parser = argparse.ArgumentParser(description="Make an embedded model, or list those that come with the package.")
     parser.add_argument("--out", type=Path, help="make one in this folder; without it, list what is there")
-    parser.add_argument("--task", help=f"the task of its warm start: {', '.join(FAMILIES)} (default {first.task})")
-    parser.add_argument("--seed", type=int, help=f"seed of the warm start (default {first.seed})")
-    parser.add_argument("--threads", type=int, help=f"threads (default {first.threads})")
+    parser.add_argument("--task", help=f"the task of its warm start: {', '.join(FAMILIES)} (default reverse_digits)")
+    parser.add_argument("--seed", type=int, help="seed of the warm start (default 0)")
+    parser.add_argument("--threads", type=int, help="threads (default 1)")
     args = parser.parse_args(argv)
-    given = {key: value for key in ("task", "seed", "threads") if (value := getattr(args, key)) is not None}
+    given = {key: value for key, value in vars(args).items() if key != "out" and value is not None}
     if given and args.out is None:
         parser.error(f"--{next(iter(given))} is for making one: give --out DIR as well")
     try:

@@ -65,9 +65,9 @@ def embedded_model(name: str = EMBEDDED) -> str:
         )
     if folder is None:
         raise ValueError(
-            f"model_name_or_path={name!r} is not here; there is {', '.join(families())}. A checkout (`pip install "
-            "-e .`) has all of the study's; `python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes "
-            "another one: then give DIR."
+            f"model_name_or_path={name!r} is not here; `python -m trl_prorl.embedded` lists what is. A checkout (`pip "
+            "install -e .`) has all of the study's; `python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` "
+            "makes another one: then give DIR."
         )
     cure = "Run `trl-prorl smollm2`." if folder == SMOLLM2_FOLDER else "Install trl-prorl again."
     for file, sha256 in hashes(folder).items():
@@ -82,21 +82,6 @@ def shipped() -> list[str]:
     """Names of the embedded models of this installation."""
     folders = (path.parent.name.rpartition("-") for path in FOLDER.glob(f"*/{HASHES}"))
     return [f"embedded:{task}:{seed}" for task, seed in sorted((task, int(seed)) for task, _, seed in folders)]
-
-
-def families() -> list[str]:
-    """The same names, a task's seeds in one: `embedded:sorting:0…6`, `embedded:sums:0,2`."""
-    seeds: dict[str, list[int]] = {}
-    for name in shipped():
-        _, task, seed = name.split(":")
-        seeds.setdefault(task, []).append(int(seed))
-    return [f"embedded:{task}:{_listed(numbers)}" for task, numbers in seeds.items()]
-
-
-def _listed(numbers: list[int]) -> str:
-    """Ascending numbers: `0…6` if none is left out and there are more than two."""
-    unbroken = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
-    return f"{numbers[0]}…{numbers[-1]}" if unbroken else ",".join(map(str, numbers))
 
 
 def weights_sha256(name: str) -> str | None:

@@ -14,8 +14,7 @@ def end_by_best(values: pd.Series) -> float | None:
     Args:
         values (`pd.Series`): A value for each step.
 
-    Returns:
-        `float` or `None`: `None` with fewer than 10 values, and where the best is not positive.
+    Returns `float` or `None`: `None` with fewer than 10 values, and where the best is not positive.
     """
     best = values.rolling(SMOOTHING_STEPS).mean().max()
     if not best > 0:  # NaN, too

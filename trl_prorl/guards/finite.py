@@ -38,10 +38,7 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 def first_nonfinite(named: Mapping[str, torch.Tensor | None]) -> str | None:
     """The name of the first tensor that holds NaN or infinity, in the mapping's order."""
-    for name, tensor in named.items():
-        if tensor is not None and not all_finite([tensor]):
-            return name
-    return None
+    return next((name for name, tensor in named.items() if tensor is not None and not all_finite([tensor])), None)
 
 
 class FiniteGuard(Part):
@@ -124,9 +121,7 @@ class FiniteGuard(Part):
         if self.action == "stop":
             raise NonFiniteError(self._message(step, found))
         self.skips += 1
-        for group in self.optimizer.param_groups:
-            for param in group["params"]:
-                param.grad = None  # an optimizer passes over a parameter without gradient, weight decay included
+        self.optimizer.zero_grad()  # it passes over a parameter without gradient, weight decay included
 
     def update(self, step: int, model) -> None:
         """Look at the weights. Raises [`~trl_prorl.errors.NonFiniteError`]: a trained weight is not finite."""
@@ -142,15 +137,13 @@ class FiniteGuard(Part):
         )
 
     def _note(self, tensor: str, batch=None) -> None:
-        texts = []
-        if batch is not None:
-            texts = self.decoder.batch_decode(batch["prompt_ids"], skip_special_tokens=True)
+        ids = batch["prompt_ids"] if batch is not None else []
+        texts = self.decoder.batch_decode(ids, skip_special_tokens=True)
         self._found = {"tensor": tensor, "prompts": list(dict.fromkeys(texts))}
 
     def _log(self, step: int, action: str, found: dict) -> None:
-        self.recorder.event(
-            {"event": "nonfinite", "step_requested": step, "step_applied": step, "action": action, **found}
-        )
+        event = {"event": "nonfinite", "step_requested": step, "step_applied": step}
+        self.recorder.event(event | {"action": action} | found)
 
     @staticmethod
     def _message(step: int, found: dict) -> str:

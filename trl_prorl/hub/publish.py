@@ -1,5 +1,5 @@
 """
-Pushing a run to the Hub: which files, as one commit, with retries where the Hub's client has none of its own.
+Pushing a run to the Hub: which files, and as one commit.
 
 The commit is `create_commit` of a list of files: `upload_folder` may split a folder over several commits, and then a
 failure leaves a card without its weights.
@@ -7,33 +7,22 @@ failure leaves a card without its weights.
 
 import fnmatch
 import json
-import logging
 import os
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import urlsplit
 
 import yaml
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 
 from ..errors import PushError
 from ..record.base_model import identify
 from ..record.run_files import CONFIG_FILE, ENV_FILE, EVENTS_FILE, METRICS_FILE, read_json, read_yaml
 from ..record.run_id import RUN_ID, other_run, recorded_run_id, run_id_in
-from .card import CARD_FILE
-from .record import ADAPTER, PASSK_FILE, without_secrets
+from .card import ADAPTER, CARD_FILE, PASSK_FILE, without_secrets
 
 
 MODEL_FILES = (
@@ -63,19 +52,11 @@ EVALUATIONS = (PASSK_FILE, "drift.json")
 RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, *EVALUATIONS)
 REFERENCE_FOLDER = "ref"
 
-# Seconds before each further attempt. The client itself waits and tries again in all requests but `SENT_ONCE`.
-WAITS = (1.0, 2.0, 4.0)
-SENT_ONCE = ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml", "/commit/")
-TRANSIENT_STATUS = (500, 502, 503, 504)
-
 # The client's HTTP library is httpx or, from huggingface_hub 2, httpx2; their common ancestor is this error's.
 HTTPError = HfHubHTTPError.__bases__[0]
 FAILURES = (HTTPError, OSError, ValueError, RuntimeError)
 
 Content = Path | bytes
-T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 
 def make_api(token: str | None = None) -> HfApi:
@@ -95,14 +76,10 @@ def files_to_push(
     Args:
         model_dir (`str` or `os.PathLike`): Where model, tokenizer and card are.
         run_dir (`str` or `os.PathLike`): Where the record is.
-        reference (`bool`, *optional*, defaults to `False`): Whether to push the frozen adapter `ref`, too.
-        record (`bool`, *optional*, defaults to `True`): Whether to push the record of the run, too.
+        reference, record (`bool`, *optional*): Whether to push the frozen adapter `ref` and the record, too.
 
-    Returns:
-        `dict[str, Path | bytes]`: file or content by its path in the repository.
-
-    Raises:
-        `ValueError`: there is no model, or no adapter `ref` although it is asked for.
+    Returns `dict[str, Path | bytes]`: file or content by its path in the repository. Raises `ValueError`: there is no
+    model, or no adapter `ref` although it is asked for.
     """
     model_dir, run_dir = Path(model_dir), Path(run_dir)
     files: dict[str, Content] = _matching(model_dir, MODEL_FILES)
@@ -149,12 +126,7 @@ def _adapter_config(path: Path) -> Content:
 
 
 def repo_name(hub_model_id: str | None, folder: str | os.PathLike) -> str:
-    """
-    The repository's name, `hub_model_id` or else the folder's.
-
-    Raises:
-        `ValueError`: the Hub allows no such name.
-    """
+    """The repository's name, `hub_model_id` or else the folder's. Raises `ValueError`: the Hub allows no such name."""
     name = hub_model_id or Path(folder).resolve().name
     try:
         validate_repo_id(name)
@@ -168,25 +140,16 @@ def repo_name(hub_model_id: str | None, folder: str | os.PathLike) -> str:
 
 def open_repo(name: str, private: bool | None = None, api: HfApi | None = None) -> str:
     """
-    Make sure that the repository is there and that the token is good, before anything is trained.
-
-    Args:
-        name (`str`): The repository, with or without its namespace.
-        private (`bool`, *optional*): Whether a new one is private; `None` is the Hub's default.
-        api (`HfApi`, *optional*): The client.
-
-    Returns:
-        `str`: its full name.
-
-    Raises:
-        `ValueError`: it cannot be pushed to.
+    Make sure that the repository is there and that the token is good, before anything is trained. `name`: with or
+    without its namespace; `private`: whether a new one is private, `None` is the Hub's default. Returns `str`: its
+    full name. Raises `ValueError`: it cannot be pushed to.
     """
     api = api or make_api()
     try:
-        retried(api.whoami)  # a repository that exists is found without any token
-        return retried(lambda: api.create_repo(name, private=private, exist_ok=True)).repo_id
+        api.whoami()  # a repository that exists is found without any token
+        return api.create_repo(name, private=private, exist_ok=True).repo_id
     except FAILURES as error:
-        raise ValueError(f"hub_model_id={name!r} cannot be pushed to: {explain(error, api.endpoint)}") from error
+        raise ValueError(f"hub_model_id={name!r} cannot be pushed to: {explain(error)}") from error
 
 
 def push(
@@ -197,161 +160,79 @@ def push(
     again: str,
     revision: str | None = None,
     api: HfApi | None = None,
+    folder: str | None = None,
 ) -> CommitInfo:
     """
     Push files as one commit. Files that have not changed are not sent again.
 
     Args:
-        repo (`str`): The repository.
+        repo (`str`), message (`str`), revision (`str`, *optional*): The repository, the commit's message, the branch.
         files (`Mapping[str, Path | bytes]`): See [`files_to_push`].
-        message (`str`): Of the commit.
         again (`str`): The command that tries it again, for the error.
-        revision (`str`, *optional*): The branch.
         api (`HfApi`, *optional*): The client.
+        folder (`str`, *optional*): A folder of the repository that keeps none but these files.
 
-    Raises:
-        [`~trl_prorl.errors.PushError`]: it failed, after some attempts if the failure was transient.
-    """
-    return _commit(repo, lambda: _additions(files), message, again, revision, api or make_api())
-
-
-def push_folder(
-    repo: str, folder: Path, name: str, message: str, again: str, revision: str | None = None, api: HfApi | None = None
-) -> CommitInfo:
-    """
-    Make a folder of the repository equal to a folder here: push its files, remove the others, as one commit.
-
-    Args:
-        repo (`str`), message (`str`), again (`str`), revision (`str`, *optional*), api (`HfApi`, *optional*):
-            As in [`push`].
-        folder (`Path`): The folder here.
-        name (`str`): Its name in the repository.
-
-    Raises:
-        [`~trl_prorl.errors.PushError`]: it failed.
+    Raises [`~trl_prorl.errors.PushError`]: it failed.
     """
     api = api or make_api()
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    files: dict[str, Content] = {f"{name}/{path.relative_to(folder).as_posix()}": path for path in paths}
-
-    def operations():
-        there = [path for path in api.list_repo_files(repo, revision=revision) if path.startswith(f"{name}/")]
-        return [*(CommitOperationDelete(path) for path in there if path not in files), *_additions(files)]
-
-    return _commit(repo, operations, message, again, revision, api)
-
-
-def _additions(files: Mapping[str, Content]) -> list[CommitOperationAdd]:
-    return [
-        CommitOperationAdd(path, content if isinstance(content, bytes) else str(content))
-        for path, content in sorted(files.items())
-    ]
-
-
-def _commit(repo: str, operations: Callable[[], list], message: str, again: str, revision: str | None, api: HfApi):
     try:
-        # A commit whose answer was lost is not made twice: nothing has changed then.
-        return retried(lambda: api.create_commit(repo, operations(), commit_message=message, revision=revision))
+        operations: list = [
+            CommitOperationAdd(path, content if isinstance(content, bytes) else str(content))
+            for path, content in sorted(files.items())
+        ]
+        if folder is not None:
+            there = [path for path in api.list_repo_files(repo, revision=revision) if path.startswith(f"{folder}/")]
+            operations += [CommitOperationDelete(path) for path in there if path not in files]
+        return api.create_commit(repo, operations, commit_message=message, revision=revision)
     except FAILURES as error:
         raise PushError(
-            f"the push to {repo} failed: {explain(error, api.endpoint)} Nothing is lost: the run is on disk. Try it "
-            f"again with {again}"
+            f"the push to {repo} failed: {explain(error)} Nothing is lost: the run is on disk. Try it again with "
+            f"{again}"
         ) from error
 
 
-def push_command(run_dir: str | os.PathLike, reference: bool = False) -> str:
+def push_command(run_dir: str | os.PathLike) -> str:
     """The command that pushes a run later."""
-    return f"`trl-prorl push --run {shlex.quote(str(run_dir))}{' --with-reference' if reference else ''}`"
+    return f"`trl-prorl push --run {shlex.quote(str(run_dir))}`"
 
 
-def retried(action: Callable[[], T], waits: tuple[float, ...] | None = None) -> T:
-    """Call `action`, and call it again after a transient failure."""
-    for wait in WAITS if waits is None else waits:
-        try:
-            return action()
-        except FAILURES as error:
-            if not is_transient(error):
-                raise
-            logger.warning("The Hub: %s Trying again in %g s.", explain(error), wait)
-            time.sleep(wait)
-    return action()
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether another attempt may succeed, and the client has made none itself."""
-    if isinstance(error, json.JSONDecodeError):
-        return True  # a proxy's page in place of an answer
-    if isinstance(error, OfflineModeIsEnabled) or not isinstance(error, HTTPError):
-        return False
-    response = getattr(error, "response", None)
-    if response is not None and response.status_code not in TRANSIENT_STATUS:
-        return False
-    return any(path in _url(error) for path in SENT_ONCE)
-
-
-def _url(error: BaseException) -> str:
-    response = getattr(error, "response", None)
-    try:
-        return str((error if response is None else response).request.url)
-    except (AttributeError, RuntimeError):  # no request belongs to it
-        return ""
-
-
-def explain(error: BaseException, endpoint: str | None = None) -> str:
+def explain(error: BaseException) -> str:
     """A line that says what a failure means and what to do."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__  # an upload's own failure lies beneath that of its thread
-    response = getattr(error, "response", None)
-    status = response.status_code if response is not None else None
-    log_in = "Log in with `hf auth login`, or set HF_TOKEN or hub_token to a token that may write."
-    if isinstance(error, LocalTokenNotFoundError):
-        return f"there is no token. {log_in}"
+    said = _line(getattr(error, "server_message", None) or error)
+    status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE=1 forbids it. Unset HF_HUB_OFFLINE, or set push_to_hub: false."
-    if status == 401 and not isinstance(error, RepositoryNotFoundError):
-        return f"the Hub does not accept the token (401). {log_in}"
-    if status == 403:
-        return f"the token may not write there ({status}: {_answer(error)}). {log_in}"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"there is no such repository, or the token may not see it ({status}). {log_in}"
+    if isinstance(error, LocalTokenNotFoundError) or status in (401, 403, 404):
+        log_in = "Log in with `hf auth login`, or set HF_TOKEN or hub_token to a token that may write."
+        return f"{status or 'there is no token'} ({said}). {log_in}"
     if status is not None:
-        return f"the Hub answers {status} at {urlsplit(_url(error)).path} ({_answer(error)})."
+        return f"the Hub answers {status} ({said})."
     if isinstance(error, HTTPError):
-        return f"{endpoint or _url(error)} cannot be reached ({_line(error)}). Look at the network and at HF_ENDPOINT."
-    return f"{type(error).__name__}: {_line(error)}."
+        return f"the Hub cannot be reached ({said}). Look at the network and at HF_ENDPOINT."
+    return f"{type(error).__name__}: {said}."
 
 
-def _answer(error: BaseException) -> str:
-    """The Hub's message beside the status."""
-    return " ".join((getattr(error, "server_message", None) or str(error)).split()).rstrip(".")[:300]
-
-
-def _line(error: BaseException) -> str:
+def _line(error: object) -> str:
     return " ".join(str(error).split()).rstrip(".")[:300] or type(error).__name__
 
 
 def stage(files: Mapping[str, Content], folder: Path) -> dict[str, Content]:
     """
-    Copy files as they are now, for a push in the background: the run goes on, appends to its record and deletes
-    checkpoints.
-
-    Args:
-        files (`Mapping[str, Path | bytes]`): See [`files_to_push`].
-        folder (`Path`):
-            Where they are put. Files of weights, which nobody appends to, are hard links where that is possible.
+    Copy files into a folder as they are now, for a push in the background: the run goes on, appends to its record and
+    deletes checkpoints.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    staged: dict[str, Content] = {}
-    for name, content in files.items():
-        staged[name] = content
-        if isinstance(content, Path):
-            staged[name] = folder / name
-            staged[name].parent.mkdir(parents=True, exist_ok=True)
-            copy_or_link(content, staged[name])
-    return staged
+    for name, path in files.items():
+        if isinstance(path, Path):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            copy_or_link(path, folder / name)
+    return {name: folder / name if isinstance(content, Path) else content for name, content in files.items()}
 
 
 def copy_or_link(source: str | os.PathLike, target: str | os.PathLike) -> None:
+    """Copy a file; weights, which nobody appends to, become hard links where that is possible."""
     if Path(source).suffix in (".safetensors", ".pt", ".bin"):
         try:
             os.link(source, target)

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 
 from accelerate.utils import is_peft_model
@@ -12,17 +13,7 @@ from transformers.utils import PushInProgress
 from ..errors import PushError
 from ..files import STAGED
 from .card import CARD_FILE, model_card, write_card
-from .publish import (
-    copy_or_link,
-    files_to_push,
-    make_api,
-    open_repo,
-    push,
-    push_command,
-    push_folder,
-    repo_name,
-    stage,
-)
+from .publish import copy_or_link, files_to_push, make_api, open_repo, push, push_command, repo_name, stage
 
 
 logger = logging.getLogger(__name__)
@@ -37,18 +28,13 @@ class Uploads:
         args ([`ProRLConfig`]), given (`dict`), moves (`bool`):
             Its configuration and other arguments, and whether its reference moves.
 
-    Raises:
-        `ValueError`: a push could not succeed. No model has been loaded.
+    Raises `ValueError`: a push could not succeed. No model has been loaded.
     """
 
     def __init__(self, trainer, args, given: dict, moves: bool):
         self.trainer, self.args = trainer, args
-        adapter = (
-            moves
-            and given.get("peft_config") is not None
-            or args.beta != 0.0
-            and isinstance(given["model"], PeftModel)
-        )
+        is_adapter = isinstance(given["model"], PeftModel)
+        adapter = (moves and given.get("peft_config") is not None) or (args.beta != 0.0 and is_adapter)
         if args.hub_push_reference and not adapter:
             raise ValueError(
                 "hub_push_reference=True pushes the adapter `ref`, which only a LoRA run with a reference that moves "
@@ -89,16 +75,7 @@ class Uploads:
         )
         write_card(card, output_dir)
 
-    def push(
-        self,
-        message: str,
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        dataset_name=None,
-        tags=None,
-    ):
+    def push(self, message, blocking=True, token=None, revision=None, private=None, dataset_name=None, tags=None):
         """Push what `output_dir` holds, with the files of [`~trl_prorl.hub.publish`] in one commit."""
         trainer = self.trainer
         again = push_command(trainer.run_dir)
@@ -112,16 +89,8 @@ class Uploads:
         trainer._finish_current_push()
         api = self.api if token is None else make_api(token)
 
-        def upload():
-            return push(
-                trainer.hub_model_id,
-                files,
-                message=message,
-                again=again,
-                revision=revision or self.args.hub_revision,
-                api=api,
-            )
-
+        settings = {"message": message, "again": again, "revision": revision or self.args.hub_revision, "api": api}
+        upload = partial(push, trainer.hub_model_id, files, **settings)
         return upload() if blocking else api.run_as_future(upload)
 
     def push_checkpoint(self, checkpoint: Path) -> None:
@@ -145,28 +114,29 @@ class Uploads:
         try:
             files = files_to_push(checkpoint, trainer.run_dir, reference=self.args.hub_push_reference)
             files[CARD_FILE] = Path(self.args.output_dir, CARD_FILE)  # PEFT's own lies in the checkpoint
-            files = stage(files, folder / "model")
+            files, whole = stage(files, folder / "model"), {}
             if name is not None:
                 shutil.copytree(checkpoint, folder / name, copy_function=copy_or_link)
+                paths = (path for path in (folder / name).rglob("*") if path.is_file())
+                whole = {path.relative_to(folder).as_posix(): path for path in paths}
         except (ValueError, OSError, shutil.Error) as error:
             shutil.rmtree(folder, ignore_errors=True)
             logger.warning("Training goes on, but %s is not pushed: %s", checkpoint.name, error)
             return
-        repo, revision, api = trainer.hub_model_id, self.args.hub_revision, self.api
-        again = push_command(trainer.run_dir)
+        settings = {"again": push_command(trainer.run_dir), "revision": self.args.hub_revision, "api": self.api}
+        message, repo = f"Training in progress, {done}", trainer.hub_model_id
 
         def upload():
-            message = f"Training in progress, {done}"
             try:
-                push(repo, files, message=message, again=again, revision=revision, api=api)
+                push(repo, files, message=message, **settings)
                 if name is not None:
-                    push_folder(repo, folder / name, name, f"{message}, checkpoint", again, revision, api)
+                    push(repo, whole, message=f"{message}, checkpoint", folder=name, **settings)
             except PushError as error:
                 logger.warning("Training goes on, but %s", error)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
 
-        job = api.run_as_future(upload)
+        job = self.api.run_as_future(upload)
         if busy:
             trainer.push_in_progress.jobs.append(job)
         else:

@@ -10,12 +10,4 @@ from .live import export_update, import_update
 from .schemas import Rollout, UpdateInputs, UpdateOutputs
 
 
-__all__ = [
-    "Rollout",
-    "UpdateInputs",
-    "UpdateOutputs",
-    "export_update",
-    "import_update",
-    "read",
-    "write",
-]
+__all__ = ["Rollout", "UpdateInputs", "UpdateOutputs", "export_update", "import_update", "read", "write"]

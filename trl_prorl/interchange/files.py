@@ -8,7 +8,7 @@ A writer puts the sidecar in place last, so that a schema is there whole or not 
 import hashlib
 import json
 import os
-import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from xxhash import xxh3_128
 from ..errors import InputError
 from ..files import replaced
 from ..record.run_files import parse_json
-from ..record.shapes import Shape, array, integer, refuse, table, text
+from ..record.shapes import array, integer, refuse, table, text
 from ..text import short
 from .schemas import Schema, unknown
 
@@ -61,9 +61,8 @@ def tensor_hash(name: str, tensor: torch.Tensor, kind: Callable = xxh3_128) -> s
 def sidecar_hash(sidecar: Mapping[str, Any]) -> str:
     """SHA-256 of a sidecar without its own hash, as JSON with sorted keys and no spaces."""
     rest = {key: value for key, value in sidecar.items() if key != "sha256"}
-    return hashlib.sha256(
-        json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    ).hexdigest()
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------------------- write
@@ -87,35 +86,22 @@ def write(data: Schema, folder: str | os.PathLike) -> str:
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise InputError(
-                f"{data.schema}: tensor {name} is {tensor.dtype}, not one of {', '.join(DTYPES.values())}."
+                f"{data.schema}: tensor {name} is {tensor.dtype}, not one of {', '.join(map(str, DTYPES))}."
             )
     file = f"{data.schema}.safetensors"
     (folder / f"{data.schema}.json").unlink(missing_ok=True)  # what it describes is about to be replaced
     with replaced(folder / file) as aside:
         save_file(tensors, aside)
-    entries = [
-        {
-            **{"name": name, "key": name, "file": file, "dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)},
-            "xxh3_128": tensor_hash(name, tensor),
-        }
-        for name, tensor in tensors.items()
-    ]
+    entries = []
+    for name, tensor in tensors.items():
+        entry = {"name": name, "key": name, "file": file, "dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
+        entries.append(entry | {"xxh3_128": tensor_hash(name, tensor)})
     sidecar = {"format": FORMAT, "schema": data.schema, "version": data.version, "form": FORM}
     sidecar |= {"values": data.values(), "tensors": entries, "scalars": []}
     sidecar["sha256"] = sidecar_hash(sidecar)
     with replaced(folder / f"{data.schema}.json") as aside:
-        aside.write_text(as_lines(sidecar))
+        aside.write_text(json.dumps(sidecar, indent=1) + "\n")
     return sidecar["sha256"]
-
-
-def as_lines(sidecar: Mapping[str, Any]) -> str:
-    """A sidecar as JSON, one tensor a line."""
-    lists = {key: ",\n  ".join(map(json.dumps, sidecar[key])) for key in ("tensors", "scalars")}
-    parts = [
-        f' "{key}": [\n  {lists[key]}\n ]' if key in lists else f' "{key}": {json.dumps(sidecar[key])}'
-        for key in sidecar
-    ]
-    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 # -------------------------------------------------------------------------------------------------------------- read
@@ -136,7 +122,7 @@ def read(cls: type[S], folder: str | os.PathLike) -> S:
     sidecar = read_sidecar(cls, folder)
     entries, file = sidecar["tensors"], folder / f"{cls.schema}.safetensors"
     needed = {label: needed for _, _, label, needed in cls.places(sidecar["values"].get("names", ()))}
-    _check_order(folder / f"{cls.schema}.json", needed, [entry["name"] for entry in entries])
+    _check_names(folder / f"{cls.schema}.json", needed, [entry["name"] for entry in entries])
     held = _load(file, {entry["key"]: entry["name"] for entry in entries}) if entries else {}
     data = cls.of({entry["name"]: _checked(file, entry, held) for entry in entries}, sidecar["values"])
     data.check()
@@ -156,14 +142,16 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path} is not a whole sidecar ({error}). Write it again.") from None
     if (sidecar["format"], sidecar["schema"]) != (FORMAT, cls.schema):
-        raise InputError(
-            f"{path} is {short(sidecar['format'])} {short(sidecar['schema'])}, not {FORMAT} {cls.schema}."
-        )
+        is_one_of = f"{short(sidecar['format'])} {short(sidecar['schema'])}"
+        raise InputError(f"{path} is {is_one_of}, not {FORMAT} {cls.schema}.")
     if (version := sidecar["version"]) != cls.version:
         newer = "of a later release: update trl-prorl" if version > cls.version else "which no release reads"
         raise InputError(f"{path} has version {version} of {cls.schema}, {newer} (here {cls.version}).")
+    tensors, values = array(table(ENTRY, dict.fromkeys(HASHES, text))), table(cls.shapes(), rest=unknown)
     try:
-        sidecar_shape(cls)(sidecar, "")
+        table({"form": form, "values": values, "tensors": tensors, "scalars": array(unknown), "sha256": text})(
+            sidecar, ""
+        )
         fits_its_hash = sidecar_hash(sidecar) == sidecar["sha256"]
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {error}. Write it again.") from None
@@ -178,31 +166,20 @@ def read_sidecar(cls: type[Schema], folder: Path) -> dict[str, Any]:
     return sidecar
 
 
-def sidecar_shape(cls: type[Schema]) -> Shape:
-    """The shape of a sidecar of a schema."""
-    tensors = array(table(ENTRY, dict.fromkeys(HASHES, text)))
-    values = table(cls.shapes(), rest=unknown)
-    return table({"form": form, "values": values, "tensors": tensors, "scalars": array(unknown), "sha256": text})
-
-
 def form(value: Any, at: str) -> None:
     """The shape of the only form that there is."""
     if value != FORM:
         refuse(value, at, FORM)
 
 
-def _check_order(path: Path, needed: Mapping[str, bool], names: list[str]) -> None:
-    """Every tensor that has to be there, none that is unknown, and in the order of the schema."""
-    places = {name: place for place, name in enumerate(needed)}
-    last = -1
-    for name in names:
-        if name not in places:
-            raise InputError(f"{path}: tensor {name} does not belong to this schema or to no parameter of it.")
-        if places[name] <= last:
-            raise InputError(f"{path}: tensor {name} is out of order; it comes before {list(needed)[last]}.")
-        last = places[name]
+def _check_names(path: Path, needed: Mapping[str, bool], names: list[str]) -> None:
+    """Every tensor that has to be there, and none that is unknown or there twice."""
+    counts = Counter(names)
+    for name, count in counts.items():
+        if name not in needed or count > 1:
+            raise InputError(f"{path}: tensor {name} does not belong to this schema, or stands there twice.")
     for name in needed:
-        if needed[name] and name not in names:
+        if needed[name] and name not in counts:
             raise InputError(f"{path}: tensor {name} is missing.")
 
 
@@ -214,8 +191,7 @@ def _load(path: Path, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
     except FileNotFoundError:
         raise InputError(f"{path} is missing, and with it tensor {first}.") from None
     except (SafetensorError, OSError) as error:
-        first = names.get(_first_beyond_the_end(path), first)
-        raise InputError(f"{path} is cut or corrupt, from tensor {first} on ({error}).") from None
+        raise InputError(f"{path} is cut or corrupt, and with it tensor {first} ({error}).") from None
     for key in held:
         if key not in names:
             raise InputError(f"{path}: tensor {key} is in the file and not in the sidecar.")
@@ -223,18 +199,6 @@ def _load(path: Path, names: Mapping[str, str]) -> dict[str, torch.Tensor]:
         if key not in held:
             raise InputError(f"{path}: tensor {name} is missing from the file.")
     return held
-
-
-def _first_beyond_the_end(path: Path) -> str | None:
-    """The key of the first tensor that a cut file does not hold whole; `None` if its header cannot be read."""
-    try:
-        data = path.read_bytes()
-        (size,) = struct.unpack("<Q", data[:8])
-        header = json.loads(data[8 : 8 + size])
-        ends = {key: info["data_offsets"][1] for key, info in header.items() if key != "__metadata__"}
-    except (OSError, struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-    return min((key for key, end in ends.items() if 8 + size + end > len(data)), key=ends.get, default=None)
 
 
 def _checked(path: Path, entry: dict, held: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -18,7 +18,9 @@ the moment at which it is what the schema says:
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,11 @@ from ..parts import MicroBatch, Part
 from ..resets.optimizer_state import inner_of
 from ..resets.treatments import factors
 from .files import read, read_sidecar, write
-from .optimizer import groups_of, live_state, named_parameters, set_state, state_of
 from .schemas import STATE, Rollout, UpdateInputs, UpdateOutputs, grows
 
 
 EXPORT = "export"  # its name among the parts
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class NextUpdate(Part, TrainerCallback):
@@ -100,12 +102,10 @@ class NextUpdate(Part, TrainerCallback):
         if not self.begun:
             return
         scaler = self.trainer.accelerator.scaler
-        factor = 1.0 if scaler is None else 1.0 / scaler.get_scale()
         found = {name: param.grad for name, param in self._model().named_parameters() if param.grad is not None}
         self._gradients = {name: grad.detach().to("cpu", copy=True) for name, grad in found.items()}
-        if factor != 1.0:
-            for gradient in self._gradients.values():
-                gradient.mul_(factor)
+        for gradient in self._gradients.values() if scaler is not None else ():
+            gradient.mul_(1.0 / scaler.get_scale())
 
     def before_update(self, step: int, norm: float, rate: float) -> None:
         self._norm = float(norm)
@@ -118,8 +118,11 @@ class NextUpdate(Part, TrainerCallback):
             self._forget()  # an update that is left out (`nonfinite: skip`, the AMP scaler): the next one is exported
             return
         try:
-            self._check_clipped()
-            self._write(self._rollout(), self._inputs())
+            rollout, inputs = self._rollout(), self._inputs()
+            with _writing(self.folder) as aside:
+                write(rollout, aside)
+                write(inputs, aside)
+                os.rename(aside, self.folder)
             self.done = True
         finally:
             self._leave()
@@ -131,27 +134,9 @@ class NextUpdate(Part, TrainerCallback):
         handler = self.trainer.callback_handler  # a new list, because the old one is being walked
         handler.callbacks = [callback for callback in handler.callbacks if callback is not self]
 
-    def _check_clipped(self) -> None:
-        """The optimizer gets the exported gradients, clipped; otherwise the update depends on more than the inputs."""
-        clip_norm = float(self.trainer.args.max_grad_norm or 0.0)
-        expected = self._norm * min(1.0, clip_norm / (self._norm + 1e-6)) if clip_norm else self._norm
-        gradients = [param.grad for param in self._model().parameters() if param.grad is not None]
-        found = float(torch.nn.utils.get_total_norm(gradients))
-        halves = any(gradient.element_size() < 4 for gradient in gradients)
-        if not math.isclose(found, expected, rel_tol=0.03 if halves else 1e-3, abs_tol=1e-12):
-            raise InputError(
-                f"The gradients have a norm of {found:g}, and clipping left {expected:g}: they have changed since. "
-                "Such an update cannot be exported: leave out the callback that writes gradients."
-            )
-
     # The schemas.
 
     def _rollout(self) -> Rollout:
-        if any("rewards" not in rows or "group" not in rows for rows in self._rows):
-            raise InputError(
-                "The rows of this update carry no rewards, because an older release saved them in the checkpoint: "
-                "export an update of the next generation."
-            )
         column = {key: [rows[key] for rows in self._rows if key in rows] for key in self._rows[0]}
         logps = {f"logp_{name}": column.get(logps_key(name)) for name in ("old", "ref")}
         return Rollout(
@@ -178,7 +163,7 @@ class NextUpdate(Part, TrainerCallback):
         growth, reset = self._events.get("growth"), self._events.get("reset")
         schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
         scaler = trainer.accelerator.scaler
-        inputs = UpdateInputs(
+        return UpdateInputs(
             **before,
             gradients=self._gradients,
             new_rows=_new_rows(before["parameters"], parameters) if growth is not None else {},
@@ -188,46 +173,36 @@ class NextUpdate(Part, TrainerCallback):
             grad_norm=self._norm,
             update=trainer.state.global_step + 1,
             growth={"old_rank": growth["rank_before"], "new_rank": growth["rank"]} if growth is not None else None,
-            reset=self._reset(reset["optimizer_reset"]) if reset is not None else None,
+            reset=_reset(trainer.args, reset["optimizer_reset"]) if reset is not None else None,
             schedule=_plain(schedule.state_dict()) | {"rate_factor": rate},
             scaler=_plain(scaler.state_dict()) if scaler is not None else None,
         )
-        if self._before is not None:
-            _check_unchanged(inputs, parameters)
-        return inputs
 
-    def _reset(self, mode: str) -> dict[str, Any]:
-        args = self.trainer.args
-        return {
-            "mode": mode,
-            "alpha": float(args.optimizer_reset_alpha),
-            "restarts_schedule": bool(args.restarts_schedule),
-            "rewarmup_steps": int(args.optimizer_reset_rewarmup_steps),
-        }
 
-    def _write(self, rollout: Rollout, inputs: UpdateInputs) -> None:
-        aside = _aside(self.folder)
+@contextmanager
+def _writing(folder: Path) -> Iterator[Path]:
+    """A folder in which an export is written before it gets its name. Raises `InputError`: it cannot be written."""
+    aside = folder.with_name(f".{folder.name}.part")
+    try:
         shutil.rmtree(aside, ignore_errors=True)
-        try:
-            write(rollout, aside)
-            write(inputs, aside)
-            os.rename(aside, self.folder)
-        except (OSError, SafetensorError) as error:
-            raise _no_folder(self.folder, error) from error
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        yield aside
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{folder} could not be written, and nothing of it is left ({error}): give a new folder, where there is "
+            "room and permission to write."
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
-def _aside(folder: Path) -> Path:
-    """Where an export is written before it gets its name."""
-    return folder.with_name(f".{folder.name}.part")
-
-
-def _no_folder(folder: Path, error: Exception) -> InputError:
-    return InputError(
-        f"{folder} could not be written, and nothing of it is left ({error}): give a new folder, where there is room "
-        "and permission to write."
-    )
+def _reset(args, mode: str) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "alpha": float(args.optimizer_reset_alpha),
+        "restarts_schedule": bool(args.restarts_schedule),
+        "rewarmup_steps": int(args.optimizer_reset_rewarmup_steps),
+    }
 
 
 def _stacked(parts: list[torch.Tensor], left: bool = False) -> torch.Tensor:
@@ -262,27 +237,103 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _new_rows(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The rows that a growth has appended to each A."""
-    return {
-        name: param.detach()[len(old[name]) :].to("cpu", copy=True)
-        for name, param in new.items()
-        if grows(name) == 0 and len(param) > len(old[name])
-    }
+    grown = (name for name, param in new.items() if grows(name) == 0 and len(param) > len(old[name]))
+    return {name: new[name].detach()[len(old[name]) :].to("cpu", copy=True) for name in grown}
 
 
-def _check_unchanged(inputs: UpdateInputs, parameters: Mapping[str, torch.Tensor]) -> None:
-    """The parameters of the update are those of the inputs, grown; otherwise it depends on more than the inputs."""
+# ------------------------------------------------------ an Adam optimizer by the names of its parameters
+
+
+def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """
+    The optimizer's parameters by their names in the model, in the order of its groups. Raises
+    [`~trl_prorl.errors.InputError`]: the optimizer is not torch's Adam or AdamW, or has a parameter that is not the
+    model's.
+    """
+    inner = inner_of(optimizer)
+    if type(inner) not in (torch.optim.Adam, torch.optim.AdamW):
+        raise InputError(
+            f"optimizer {type(inner).__module__}.{type(inner).__name__}: only the state of torch's Adam and AdamW is "
+            "exchanged. Set optim: adamw_torch or adamw_torch_fused."
+        )
+    for key in ("amsgrad", "maximize"):
+        if any(group.get(key) for group in inner.param_groups):
+            raise InputError(f"optimizer {type(inner).__name__} with {key}=True is not exchanged: leave it out.")
+    names = {id(param): name for name, param in model.named_parameters()}
+    found = {}
+    for group in inner.param_groups:
+        for param in group["params"]:
+            if id(param) not in names:
+                raise InputError("The optimizer holds a parameter that is not the model's (sharded, or replaced).")
+            found[names[id(param)]] = param
+    return found
+
+
+def groups_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict[str, Any]]:
+    """The groups as [`~trl_prorl.interchange.schemas.UpdateInputs`] has them."""
+    inner = inner_of(optimizer)
+    names = {id(param): name for name, param in model.named_parameters()}
+    return [
+        {
+            "lr": float(group["lr"]),
+            "beta1": float(group["betas"][0]),
+            "beta2": float(group["betas"][1]),
+            "eps": float(group["eps"]),
+            "weight_decay": float(group["weight_decay"]),
+            "decoupled": isinstance(inner, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay")),
+            "parameters": [names[id(param)] for param in group["params"]],
+        }
+        for group in inner.param_groups
+    ]
+
+
+def live_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """
+    The live tensors by name: `parameters`, `exp_avg`, `exp_avg_sq`, `steps` of shape `(1,)`. The state of a parameter
+    without an update is zeros.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): torch's Adam or AdamW, or Accelerate's wrapper of one.
+        parameters (`Mapping[str, torch.nn.Parameter]`): From `named_parameters`.
+    """
+    inner = inner_of(optimizer)
+    found: dict[str, dict[str, torch.Tensor]] = {"parameters": {}, "exp_avg": {}, "exp_avg_sq": {}, "steps": {}}
     for name, param in parameters.items():
-        expected = old = inputs.parameters[name]
-        if name in inputs.new_rows:
-            expected = torch.cat([old, inputs.new_rows[name]])
-        elif inputs.growth is not None and grows(name) == 1:
-            columns = old.new_zeros(len(old), param.shape[1] - old.shape[1], *old.shape[2:])
-            expected = torch.cat([old, columns], dim=1)
-        if param.shape != expected.shape or not torch.equal(param.detach().to("cpu"), expected):
-            raise InputError(
-                f"tensor parameters/{name} has changed since the last update, and not by growth. Such an update "
-                "cannot be exported: leave out the callback that writes weights."
-            )
+        state = inner.state.get(param, {})
+        found["parameters"][name] = param.detach()
+        for key in MOMENTS:
+            found[key][name] = state[key] if key in state else param.detach().new_zeros(()).expand(param.shape)
+        found["steps"][name] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).reshape(1)
+    return found
+
+
+def state_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], copy: bool = False
+) -> dict[str, dict[str, torch.Tensor]]:
+    """`live_state` on the CPU; `copy` if the tensors must outlive the next update."""
+    live = live_state(optimizer, parameters)
+    return {kind: {name: held.to("cpu", copy=copy) for name, held in live[kind].items()} for kind in live}
+
+
+@torch.no_grad()
+def set_state(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.nn.Parameter],
+    state: Mapping[str, Mapping[str, torch.Tensor]],
+) -> None:
+    """
+    Set parameters, in place, and m, v and t, as `state_of` returns them, in the shapes of the parameters. `optimizer`,
+    `parameters`: as in `live_state`.
+    """
+    inner = inner_of(optimizer)
+    moments = [{key: state[key][name].clone() for key in MOMENTS} for name in parameters]
+    steps = [{"step": state["steps"][name].clone().reshape(())} for name in parameters]
+    entries = {place: step | moment for place, (step, moment) in enumerate(zip(steps, moments, strict=True))}
+    inner.load_state_dict(inner.state_dict() | {"state": entries})
+    for name, param in parameters.items():
+        param.copy_(state["parameters"][name])
 
 
 # -------------------------------------------------------------------------------------------------------- for users
@@ -326,11 +377,8 @@ def export_update(trainer, folder: str | os.PathLike) -> NextUpdate:
         raise InputError(str(error)) from None
     if trainer.args.elastic_reset_every:
         raise InputError("elastic_reset_every changes weights between updates, which no schema holds: leave it out.")
-    try:  # now, and not after the minutes of a rollout
-        _aside(folder).mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(_aside(folder))
-    except OSError as error:
-        raise _no_folder(folder, error) from error
+    with _writing(folder):  # now, and not after the minutes of a rollout
+        pass
     export = NextUpdate(trainer, folder)
     trainer.parts.add_first(EXPORT, export)
     trainer.add_callback(export)
@@ -367,14 +415,9 @@ def import_update(trainer, folder: str | os.PathLike) -> UpdateOutputs:
             f"{done} or {done + 1}. A run that has made no update takes any."
         )
     parameters = named_parameters(trainer.optimizer, trainer.accelerator.unwrap_model(trainer.model))
-    for theirs, ours in zip(outputs.names, parameters, strict=False):
+    for theirs, ours in zip_longest(outputs.names, parameters):
         if theirs != ours:
-            raise InputError(f"{folder}: tensor parameters/{theirs} stands where the trainer has {ours}.")
-    if len(outputs.names) != len(parameters):
-        theirs, ours = outputs.names[len(parameters) :], [*parameters][len(outputs.names) :]
-        raise InputError(
-            f"{folder}: tensor parameters/{(theirs or ours)[0]} is in the {'outputs' if theirs else 'trainer'} only."
-        )
+            raise InputError(f"{folder}: tensor parameters/{theirs or ours} is {theirs} there and {ours} here.")
     for kind, held in live_state(trainer.optimizer, parameters).items():
         for name, ours in held.items():
             theirs = getattr(outputs, kind)[name]

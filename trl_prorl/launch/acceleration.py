@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from accelerate.utils import gather_object
@@ -51,9 +52,8 @@ class Acceleration:
             "pack_groups": found.packing.partition("off: ")[2],
             "compact_generation": found.generation.partition("off: ")[2],
         }
-        if trainer.is_world_process_zero() and any(reasons.values()):
-            alike = {why: [key for key in reasons if reasons[key] == why] for why in reasons.values() if why}
-            lines = " ".join(f"{', '.join(keys)}: {why}" for why, keys in alike.items())
+        lines = " ".join(f"{key}: {why}" for key, why in reasons.items() if why)
+        if trainer.is_world_process_zero() and lines:
             logger.warning("Not possible here, so that the run is computed as without it: %s", lines)
         if found.packs and args.pack_max_tokens is not None:
             if trainer.environments is not None:
@@ -115,11 +115,8 @@ def _packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tenso
         "the load-balancing loss averages over tokens, prompts included, as padded.": trainer.aux_loss_enabled,
     }
 
-    def packed(input_ids, attention_mask, logits_to_keep):
-        return packed_logps(policy, input_ids, attention_mask, logits_to_keep, autocast=accelerator.autocast)[0]
-
-    def as_trl_pads(input_ids, attention_mask, logits_to_keep):
-        return padded(policy, input_ids, attention_mask, logits_to_keep)
+    def packed(*rows):
+        return packed_logps(policy, *rows, autocast=accelerator.autocast)[0]
 
     def probed() -> str | None:
         check_pack_processes(trainer.args.pack_max_tokens, accelerator.num_processes)
@@ -127,7 +124,7 @@ def _packing(trainer, policy: torch.nn.Module, padded: Callable[..., torch.Tenso
             logger.warning("The numbers of packed rows were not tried on this model: its weights are sharded.")
             return None
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
-        return _agreed(probe_packing(policy, vocabulary(policy), as_trl_pads, packed, dtype))
+        return _agreed(probe_packing(policy, vocabulary(policy), partial(padded, policy), packed, dtype))
 
     found = chosen(trainer, "pack_groups", objections, lambda: why_not(policy), probed)
     untried = "; its numbers were not tried, because the weights are sharded"

@@ -37,7 +37,7 @@ def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, 
         raise ValueError(
             f"the verifier {verifier.__qualname__!r} of a reward function is asynchronous: make it plain."
         )
-    sets = evaluation if isinstance(evaluation, dict) else {"": evaluation}
+    sets = {f"eval_{name}_": rows for name, rows in evaluation.items()} if isinstance(evaluation, dict) else {}
     for key, metric in asked.items():
         if "pass@" not in metric:
             continue
@@ -49,9 +49,8 @@ def check_pass_at_k(asked: Mapping[str, str], functions: Iterable[Any], n: int, 
             )
         full = metric if metric.startswith("eval_") else f"eval_{metric}"  # transformers takes both
         known = []
-        for name, rows in sets.items():
-            whole = [f"eval_{name}_pass@{k}" if name else f"eval_pass@{k}" for k in draw_sizes(n)]
-            tasks = tasks_of(rows)
+        for prefix, rows in (sets or {"eval_": evaluation}).items():
+            whole, tasks = [f"{prefix}pass@{k}" for k in draw_sizes(n)], tasks_of(rows)
             known += whole + [f"{each}/{task}" for task in tasks or () for each in whole]
             if tasks is None and full.partition("/")[0] in whole:
                 known.append(full)

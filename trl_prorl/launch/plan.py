@@ -20,6 +20,7 @@ from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
 from ..quiet import without_warning
+from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
 from ..rollout.dynamic_sampling import named_functions
@@ -44,6 +45,7 @@ class Plan:
         given_wrapped (`bool`): Whether the model was given as a [`~peft.PeftModel`].
         casts_head (`bool`): Whether the LM head of a model with adapters is cast to fp32, by us: TRL looks for the
             embeddings of a tied head in the adapter's wrapper, where they are not.
+        loads (`bool`): Whether the model is loaded here, because its reference has to move.
     """
 
     given: dict[str, Any]
@@ -53,7 +55,7 @@ class Plan:
     fresh_adapter: bool
     given_wrapped: bool
     casts_head: bool
-    _loads: bool = False
+    loads: bool = False
 
     @classmethod
     def of(cls, trainer: GRPOTrainer, model, reward_funcs, args, others: tuple, named: dict) -> "Plan":
@@ -77,15 +79,13 @@ class Plan:
             names = [get_callable_name(function) for function in functions]  # models get their names when loaded
             named_functions(args.dynamic_sampling_rewards, names, args.reward_weights)
         _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"))
-        keys = changing_keys(args)
+        keys, config = changing_keys(args), given.get("peft_config")
         _check_optimizer(args, given.get("optimizers"))
-        check_initialisation(
-            model.peft_config.get("default") if isinstance(model, PeftModel) else given.get("peft_config")
-        )
+        check_initialisation(model.peft_config.get("default") if isinstance(model, PeftModel) else config)
         own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
         resets = args.resets or own_triggers
-        if resets:
-            args.check_reset_schedule()
+        if resets and args.generates_inside_accumulation:
+            raise ValueError(UNCLEAN_SCHEDULE.line(args))
         _check_sharding(args, resets)
         if args.rollback and args.world_size > 1:
             raise ValueError(
@@ -93,18 +93,18 @@ class Plan:
                 "rollback out."
             )
         if args.lora_growth_every:
-            _check_growth(args, model, given.get("peft_config"), given.get("optimizers"))
+            _check_growth(args, model, config, given.get("optimizers"))
         if not args.disable_dropout:
-            args.check_or_give_up(check_dropout_config, given.get("peft_config"))
+            args.check_or_give_up(check_dropout_config, config)
         restarts = args.adapter_restart == "merge"
         if restarts:
-            _check_restart(args, model, given.get("peft_config"), given.get("quantization_config"))
+            _check_restart(args, model, config, given.get("quantization_config"))
         moves = args.beta != 0.0 and resets and not restarts
         if moves or args.beta_base:
-            check_adapter(model, given.get("peft_config"))
-        fresh_adapter = getattr(given.get("peft_config"), "init_lora_weights", None) in (True, "gaussian")
+            check_adapter(model, config)
+        fresh_adapter = getattr(config, "init_lora_weights", None) in (True, "gaussian")
         given_wrapped = isinstance(model, PeftModel)
-        casts_head = args.cast_lm_head_to_fp32 and (given.get("peft_config") is not None or given_wrapped)
+        casts_head = args.cast_lm_head_to_fp32 and (config is not None or given_wrapped)
         return cls(given, keys, resets, moves, fresh_adapter, given_wrapped, casts_head)
 
     @property
@@ -118,19 +118,23 @@ class Plan:
         base model, which cannot move; given a `PeftModel`, it is an adapter of its own.
         """
         given, model, args = self.given, self.given["model"], self.args
+        init = args.model_init_kwargs or {}
         if args.cast_lm_head_to_fp32 and not self.casts_head:
-            init = args.model_init_kwargs or {}
             check_full_model(model, revision=init.get("revision"), trust_remote_code=args.trust_remote_code)
         wraps = given.get("peft_config") is not None and not self.given_wrapped  # TRL refuses to wrap twice
         if not (self.moves and wraps):
             return
-        set_seed(self.args.seed)  # as TRL does before it wraps a model
-        self._loads = isinstance(model, str)
-        if self._loads and given.get("processing_class") is None:
-            given["processing_class"] = _loaded_processor(model, self.args)
-        loaded = _loaded(model, self.args, given.pop("quantization_config", None))
-        check_in_one_place(loaded)
-        given["model"] = get_peft_model(loaded, given.pop("peft_config"))
+        set_seed(args.seed)  # as TRL does before it wraps a model
+        quantisation = given.pop("quantization_config", None)
+        if isinstance(model, str):
+            self.loads = True
+            if given.get("processing_class") is None:
+                sides = {"truncation_side": "left", "padding_side": "left"}
+                chosen = {"revision": init.get("revision"), "trust_remote_code": args.trust_remote_code}
+                given["processing_class"] = AutoProcessor.from_pretrained(model, **sides, **chosen)
+            model = _loaded(model, args, quantisation)
+        check_in_one_place(model)
+        given["model"] = get_peft_model(model, given.pop("peft_config"))
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -138,16 +142,20 @@ class Plan:
         model = self.given["model"]
         full = self.given.get("peft_config") is None and isinstance(model, PreTrainedModel)
         with ExitStack() as stack:
-            if full and self.args.beta != 0.0:
-                stack.enter_context(_reloadable(model))
-            if self._loads:  # the arguments that TRL warns about were used
+            if full and self.args.beta != 0.0 and not get_config_model_id(model.config):
+                # It was made in memory, and TRL loads a full-model reference from the policy's path.
+                model.config._name_or_path = stack.enter_context(tempfile.TemporaryDirectory())
+                stack.callback(setattr, model.config, "_name_or_path", "")
+                model.save_pretrained(model.config._name_or_path)
+            if self.loads:  # the arguments that TRL warns about were used
                 stack.enter_context(without_warning("trl.trainer.grpo_trainer", "`model_init_kwargs`"))
             # Logged for every model that has a device map, as all have that TRL loads on a GPU.
             places = set((getattr(model, "hf_device_map", None) or {}).values())
             if len(places) == 1 or (isinstance(model, str) and torch.cuda.device_count() < 2):
                 stack.enter_context(without_warning("transformers.trainer", "already on multiple devices"))
             if self.casts_head:
-                stack.enter_context(_without_cast_head(self.args))
+                self.args.cast_lm_head_to_fp32 = False
+                stack.callback(setattr, self.args, "cast_lm_head_to_fp32", True)
             yield
 
 
@@ -172,10 +180,9 @@ def _check_optimizer(args: ProRLConfig, optimizers) -> None:
         return
     if optimizers is not None and optimizers[0] is not None:
         check_optimizer(optimizers[0], args.optimizer_reset)
-    else:
-        cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
-        momentum, beta1 = arguments.get("momentum", 0.0), arguments.get("beta1")
-        check_optimizer_class(cls, momentum, beta1, args.optimizer_reset)
+        return
+    cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
+    check_optimizer_class(cls, arguments.get("momentum", 0.0), arguments.get("beta1"), args.optimizer_reset)
 
 
 def _check_sharding(args: ProRLConfig, resets: bool) -> None:
@@ -208,12 +215,8 @@ def _check_growth(args: ProRLConfig, model, peft_config, optimizers) -> None:
     """Refuse growth of what is no plain LoRA, or lies in several processes, or has an optimizer of another kind."""
     config = model.peft_config.get("default") if isinstance(model, PeftModel) else peft_config
     check_growing_config(args.lora_growth_every, args.lora_growth_max_rank, config)
-    if optimizers is not None and optimizers[0] is not None:
-        inner = inner_of(optimizers[0])
-        check_growing_optimizer(type(inner), getattr(inner, "is_paged", False))
-    else:
-        cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
-        check_growing_optimizer(cls, arguments.get("is_paged", False))
+    own = optimizers is not None and optimizers[0] is not None
+    check_growing_optimizer(type(inner_of(optimizers[0])) if own else Trainer.get_optimizer_cls_and_kwargs(args)[0])
     _check_one_process(args, f"lora_growth_every={args.lora_growth_every}", "lora_growth_every")
 
 
@@ -236,24 +239,16 @@ def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -
 
 
 def _check_one_process(args: ProRLConfig, given: str, key: str) -> None:
-    several = {
-        f"{args.world_size} processes hold": args.world_size > 1,
-        "DeepSpeed holds": args.deepspeed_plugin is not None,
-        "FSDP holds": _uses_fsdp(args),
-        "torch_compile=True holds": args.torch_compile,
-    }
-    for who, there in several.items():
-        if there:
-            raise ValueError(
-                f"{given}: {who} on to the shapes with which the adapter begins. Train in one plain process, or leave "
-                f"{key} out."
-            )
+    sharded = args.deepspeed_plugin is not None or _uses_fsdp(args)
+    if args.world_size > 1 or sharded or args.torch_compile:
+        raise ValueError(
+            f"{given}: several processes, DeepSpeed, FSDP and torch_compile hold on to the shapes with which the "
+            f"adapter begins. Train in one plain process, or leave {key} out."
+        )
 
 
-def _loaded(model, args: ProRLConfig, quantization_config):
-    """The model itself, loaded as TRL loads it if it is a path or a Hub name."""
-    if not isinstance(model, str):
-        return model
+def _loaded(model: str, args: ProRLConfig, quantization_config):
+    """The model of a path or a Hub name, loaded as TRL loads it."""
     init = dict(args.model_init_kwargs or {})
     if quantization_config is not None:
         init["quantization_config"] = quantization_config
@@ -261,42 +256,3 @@ def _loaded(model, args: ProRLConfig, quantization_config):
         init["device_map"] = None
     init.setdefault("trust_remote_code", args.trust_remote_code)
     return create_model_from_path(model, **init)
-
-
-def _loaded_processor(model: str, args: ProRLConfig):
-    """The processing class as TRL loads it for a path or a Hub name."""
-    return AutoProcessor.from_pretrained(
-        model,
-        revision=(args.model_init_kwargs or {}).get("revision"),
-        truncation_side="left",
-        padding_side="left",
-        trust_remote_code=args.trust_remote_code,
-    )
-
-
-@contextmanager
-def _without_cast_head(args: ProRLConfig) -> Iterator[None]:
-    """The configuration without the cast of the head, for as long as TRL builds the trainer."""
-    args.cast_lm_head_to_fp32 = False
-    try:
-        yield
-    finally:
-        args.cast_lm_head_to_fp32 = True
-
-
-@contextmanager
-def _reloadable(model: Any) -> Iterator[None]:
-    """
-    Give a model that was made in memory a path, for as long as TRL builds a full-model reference by loading the
-    policy's path again.
-    """
-    if get_config_model_id(model.config):
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        model.config._name_or_path = folder
-        try:
-            yield
-        finally:
-            model.config._name_or_path = ""

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,48 +42,51 @@ class FolderLock:
     """
 
     def __init__(self, *folders: str | os.PathLike):
-        self.folders = sorted({Path(folder).resolve() for folder in folders})
-        self._depth = 0
-        self._locks: dict[Path, FileLock] = {}
-        self._made: list[Path] = []
+        files = [folder / LOCK_FILE for folder in sorted({Path(folder).resolve() for folder in folders})]
+        settings = {"timeout": SECONDS, "thread_local": False, "fallback_to_soft": False}
+        self._locks = {file: FileLock(file, **settings) for file in files}
 
     @property
     def held(self) -> bool:
         """Whether it is held now."""
-        return self._depth > 0
+        return any(lock.is_locked for lock in self._locks.values())
 
     def hold(self) -> None:
         """
         Take the folders, or count once more. Raises [`FolderInUseError`]: naming the folder and the process that holds
         it; `OSError`: the folder cannot be written.
         """
-        if self._depth == 0:
-            try:
-                for folder in self.folders:
-                    if not folder.exists():
-                        folder.mkdir(parents=True)
-                        self._made.append(folder)
-                    self._locks[folder] = _taken(folder)
-            except BaseException:
-                self._leave()
-                raise
-        self._depth += 1
+        with ExitStack() as stack:
+            for file, lock in self._locks.items():
+                _take(file, lock)
+                stack.callback(_leave, file, lock)
+            stack.pop_all()
 
     def let_go(self) -> None:
         """Count back; the folders are free once it has been called as often as `hold`."""
-        self._depth -= 1
-        if self._depth == 0:
-            self._leave()
+        for file, lock in self._locks.items():
+            _leave(file, lock)
 
-    def _leave(self) -> None:
-        for folder, lock in self._locks.items():
-            if lock.is_locked:  # not in a forked child
-                (folder / LOCK_FILE).unlink(missing_ok=True)  # before it is let go: it is nobody else's yet
-            lock.release()
-        for folder in self._made:
-            with suppress(OSError):
-                folder.rmdir()  # if nothing was written into it
-        self._locks.clear(), self._made.clear()
+
+def _take(file: Path, lock: FileLock) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire()
+        who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        file.write_text(json.dumps(who) + "\n")
+    except Timeout:
+        raise FolderInUseError(_refusal(file.parent, holder(file.parent) or "another process")) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS_HERE:
+            raise
+        logger.warning("%s is on a file system without locks: nothing keeps a second run from it.", file.parent)
+        file.unlink(missing_ok=True)
+
+
+def _leave(file: Path, lock: FileLock) -> None:
+    if lock.is_locked and lock.lock_counter == 1:  # not in a forked child
+        file.unlink(missing_ok=True)  # before it is let go: it is nobody else's yet
+    lock.release()
 
 
 def check_free(*folders: str | os.PathLike) -> None:
@@ -104,38 +107,16 @@ def holder(folder: Path) -> str | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return None
     except BlockingIOError:
-        return _name(descriptor)
-    except OSError:
-        return None  # no locks there
+        with suppress(ValueError, KeyError, TypeError):  # it has just taken the lock
+            who = json.loads(os.pread(descriptor, 4096, 0))
+            return f"process {who['pid']} on {who['host']}, since {who['since']}"
+        return "another process"
+    except OSError:  # no locks there
+        pass
     finally:
         os.close(descriptor)
-
-
-def _taken(folder: Path) -> FileLock:
-    path = folder / LOCK_FILE
-    lock = FileLock(path, timeout=SECONDS, thread_local=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-        who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        path.write_text(json.dumps(who) + "\n")
-    except Timeout:
-        raise FolderInUseError(_refusal(folder, holder(folder) or "another process")) from None
-    except OSError as error:
-        if error.errno not in NO_LOCKS_HERE:
-            raise
-        logger.warning("%s is on a file system without locks: nothing keeps a second run from it.", folder)
-        path.unlink(missing_ok=True)
-    return lock
-
-
-def _name(descriptor: int) -> str:
-    try:
-        who = json.loads(os.pread(descriptor, 4096, 0))
-        return f"process {who['pid']} on {who['host']}, since {who['since']}"
-    except (ValueError, KeyError, TypeError):  # it has just taken the lock
-        return "another process"
+    return None
 
 
 def _refusal(folder: str | os.PathLike, who: str) -> str:
@@ -145,20 +126,11 @@ def _refusal(folder: str | os.PathLike, who: str) -> str:
     )
 
 
-RECORD = (
-    "metrics*.jsonl",
-    "events*.jsonl",
-    "evaluations*.jsonl",
-    "config.yaml",
-    "env.json",
-    "passk.json",
-    "drift.json",
-)
+RECORD = ("metrics*.jsonl", "events*.jsonl", "evaluations*.jsonl")
+RECORD += ("config.yaml", "env.json", "passk.json", "drift.json")
 SAVED = (*WEIGHTS, "checkpoint-*", "abandoned-checkpoint-*", "completions", "trainer_state.json", "prorl_run.json")
 SAVED += ("*.safetensors.index.json", "adapter_config.json", "config.json", "generation_config.json", "README.md")
 SAVED += ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.jinja")
-
-logger = logging.getLogger(__name__)
 
 
 def set_earlier_run_aside(output_dir: Path, run_dir: Path, base: str | None) -> None:

@@ -29,60 +29,40 @@ class RecordKey:
 
 
 TOKEN, TOKENS, CALLS, SECONDS = "nats per token", "tokens", "calls", "s"
-GPU, REUSED = "a GPU", "samples used after an update"
+GPU, REUSED, DYNAMIC = "a GPU", "samples used after an update", "`dynamic_sampling_rounds`"
+VERIFIER = "a recipe's task, or a reward function with a `verifier`"
 
 # One row per optimizer step. TASK stands for the name of a task. Counts are sums over processes, times are those of
 # the main process.
 METRICS = {
     "step": RecordKey("optimizer steps", "steps done, from 1"),
-    "reward": RecordKey(
-        "reward",
-        "mean over the generation batch that the step trains on, of the weighted sum of all reward functions",
-    ),
+    "reward": RecordKey("reward", "mean over the step's generation batch of the weighted sum of all functions"),
     "reward_std": RecordKey("reward", "its standard deviation, as TRL logs it"),
-    "frac_reward_zero_std": RecordKey(
-        "share", "of prompts whose completions all got one reward, length terms included: they teach nothing"
-    ),
+    "frac_reward_zero_std": RecordKey("share", "of prompts whose completions all got one reward: they teach nothing"),
     "reward/TASK": RecordKey(
-        "reward", "mean of the first reward function over the rows of one task that it scores", "a column `task`"
+        "reward", "mean of the first function that scores a task, over its rows", "a column `task`"
     ),
-    "pass_rate/TASK": RecordKey(
-        "share",
-        "of these completions that got the full reward of 1, whatever the task's verifier says",
-        "a column `task`",
-    ),
-    "gold": RecordKey(
-        "share",
-        "of the completions sampled that the verifier accepts, whatever they were paid; with dynamic sampling, of the "
-        "first round",
-        "a recipe's task, or a reward function with a `verifier`",
-    ),
+    "pass_rate/TASK": RecordKey("share", "of these completions that got the full reward of 1", "a column `task`"),
+    "gold": RecordKey("share", "of the completions first sampled that the verifier accepts, paid or not", VERIFIER),
     "completion_length": RecordKey(TOKENS, "mean length of a completion"),
     "advantage_mean": RecordKey("advantage", "mean over the generation batch"),
     "advantage_std": RecordKey("advantage", "its standard deviation"),
     "interrupted_fraction": RecordKey("share", "of completions that were asked for their answer", "`thinking_budget`"),
     "mean_abs_dlogp_sampler": RecordKey(
         TOKEN,
-        "mean of abs(log π_sampler − log π_old): how far the merged copy or vLLM, which was sampled, is from the policy",
-        "`compact_generation`, LoRA merged, weights or adapters not in fp32 or scored under autocast; `use_vllm` "
-        "without `top_p`, `top_k` and `min_p`, under which vLLM's are of other softmaxes",
+        "abs(log π_sampler − log π_old) of a merged copy, or of vLLM",
+        "`compact_generation`, a copy below fp32; `use_vllm` without `top_p`, `top_k` and `min_p`",
     ),
-    "groups_replaced": RecordKey(
-        "groups", "that took the place of groups whose task rewards are all equal", "`dynamic_sampling_rounds`"
-    ),
-    "groups_generated_again": RecordKey("groups", "generated for that, used or not", "`dynamic_sampling_rounds`"),
-    "groups_undecided": RecordKey("groups", "still undecided after the last round", "`dynamic_sampling_rounds`"),
+    "groups_replaced": RecordKey("groups", "that replaced groups whose task rewards are all equal", DYNAMIC),
+    "groups_generated_again": RecordKey("groups", "generated for that, used or not", DYNAMIC),
+    "groups_undecided": RecordKey("groups", "still undecided after the last round", DYNAMIC),
     "entropy": RecordKey(TOKEN, "mean entropy of the policy"),
     "kl_ref": RecordKey(TOKEN, "k3 of the policy against the reference, uncorrected", "`beta` > 0"),
     "kl_old": RecordKey(TOKEN, "k3 of the policy against π_old, uncorrected", REUSED),
     "kl_base": RecordKey(TOKEN, "k3 of the policy against the base, uncorrected", "`beta_base`, on its batches"),
-    "k2_ref_over_old": RecordKey(
-        TOKEN, "k2 of π_ref against π_old: how far behind the reference is; a diagnostic", f"`beta` > 0 and {REUSED}"
-    ),
+    "k2_ref_over_old": RecordKey(TOKEN, "k2 of π_ref against π_old: the reference's lag", f"`beta` > 0 and {REUSED}"),
     "kl_penalty": RecordKey("loss", "what entered the loss, coefficients and normaliser included", "an anchor"),
-    "kl_clamped": RecordKey(
-        TOKENS, "whose KL to an anchor that acts lies beyond the bound, in every pass", "`kl_clamp`"
-    ),
+    "kl_clamped": RecordKey(TOKENS, "whose KL to an acting anchor lies beyond the bound, in every pass", "`kl_clamp`"),
     "mean_abs_dlogp": RecordKey("nats", "mean over tokens of abs(log π_θ − log π_old)", REUSED),
     "clip_region_mean": RecordKey("share", "of tokens in the region that the ratio's clip flattens"),
     "rows_skipped": RecordKey("completions", "not computed, because they carry no gradient", "`skip_zero_rows`"),
@@ -100,9 +80,7 @@ METRICS = {
     "tokens_processed_old": RecordKey(TOKENS, "the same of π_old"),
     "tokens_processed_base": RecordKey(TOKENS, "the same of the base"),
     "tokens_generated": RecordKey(TOKENS, "sampled in this step; 0 where the batch is an earlier step's"),
-    "tokens_per_second": RecordKey(
-        "tokens / s", "completion tokens in the loss of this step, in every pass and skipped rows too, by `time_step`"
-    ),
+    "tokens_per_second": RecordKey("tokens / s", "in the loss, in every pass and of skipped rows too, by `time_step`"),
     "positions_per_second": RecordKey("positions / s", "`tokens_processed_policy` by `time_step`"),
     "time_step": RecordKey(SECONDS, "the whole step; a second of it belongs to one stage only"),
     "time_rollout": RecordKey(SECONDS, "generation and rewards"),
@@ -116,19 +94,14 @@ METRICS = {
     "time_meter": RecordKey(SECONDS, "the bookkeeping itself"),
     "ref_time_fraction": RecordKey("share", "`time_ref` by `time_step`"),
     "peak_memory_gib": RecordKey("GiB", "most memory allocated in the step", GPU),
-    "gpu_utilization": RecordKey(
-        "%", "of the time that the GPU computed: mean over readings during the step", "a GPU with NVML"
-    ),
+    "gpu_utilization": RecordKey("%", "of the time that the GPU computed, mean over readings", "a GPU with NVML"),
 }
 
 # One row per evaluation during training. K is 1, 2, 4 … up to the completions of a prompt.
 EVALUATIONS = {
     "step": RecordKey("optimizer steps", "steps done; 0 with `eval_on_start`"),
     "eval_pass@K": RecordKey(
-        "share",
-        "of draws of K completions of a prompt with a correct one, by the task's `verify` and not by the reward: the "
-        "unbiased estimate, a mean over prompts",
-        "a recipe's task, or a reward function with a `verifier`",
+        "share", "of draws of K completions with a correct one: unbiased, mean over prompts", VERIFIER
     ),
     "eval_pass@K/TASK": RecordKey("share", "the same of the prompts of one task", "several names in a column `task`"),
     "eval_reward": RecordKey("reward", "mean of the weighted sum of all reward functions"),
@@ -139,7 +112,8 @@ EVALUATIONS = {
 RESUME, NONFINITE, COLLAPSE = "resume", "nonfinite", "entropy_collapse"
 UNMERGED, REWARD_COLLAPSE, ROLLBACK = "unmerged_generation", "collapse", "rollback"
 ALL = (RESET, ELASTIC, RESUME, NONFINITE, COLLAPSE, UNMERGED, GROWTH, GAMED, REWARD_COLLAPSE, ROLLBACK)
-FIRED = (*AT_BOUNDARY, COLLAPSE, UNMERGED, GAMED, REWARD_COLLAPSE)
+WATCHED = (COLLAPSE, GAMED, REWARD_COLLAPSE)
+FIRED = (*AT_BOUNDARY, UNMERGED, *WATCHED)
 REASONS = tuple(reason for trigger in CONFIGURED for reason in trigger.reasons)
 
 # One row per event.
@@ -155,9 +129,7 @@ EVENTS = {
     ),
     "value": RecordKey("of what is watched", "what the first trigger saw", events=FIRED),
     "threshold": RecordKey("of what is watched", "what it compared that with", events=FIRED),
-    "requests": RecordKey(
-        "", "every request that this reset answers: reason, value, threshold, step", events=(RESET,)
-    ),
+    "requests": RecordKey("", "every request that this reset answers, as its own `reason` and so on", events=(RESET,)),
     "ref_reset_mix": RecordKey("", "the key of that name", events=(RESET,)),
     "optimizer_reset": RecordKey("", "the key of that name", events=(RESET,)),
     "alpha": RecordKey(
@@ -165,7 +137,7 @@ EVENTS = {
     ),
     "adapter_restarts": RecordKey("restarts", "of the adapter so far", "`adapter_restart: merge`", events=(RESET,)),
     "merged_bytes": RecordKey(
-        "bytes", "of the merged adapters, in every file of the adapter", "`adapter_restart: merge`", events=(RESET,)
+        "bytes", "of the merged adapters, in every file", "`adapter_restart: merge`", events=(RESET,)
     ),
     "kl_before": RecordKey(TOKEN, "`kl_ref` of the last step before it", "`kl_ref` measured", events=(RESET,)),
     "rank_before": RecordKey("ranks", "of every layer's adapter before it", events=(GROWTH,)),
@@ -174,24 +146,14 @@ EVENTS = {
     "seconds_optimizer": RecordKey(SECONDS, "for the optimizer's state", events=(RESET, GROWTH)),
     "seconds_sync": RecordKey(SECONDS, "for agreeing between processes", events=(RESET,)),
     "world_size": RecordKey("processes", "that took part", events=AT_BOUNDARY),
-    "action": RecordKey(
-        "", "`stop`, `skip`, `log`, `event` or `reset`", events=(NONFINITE, COLLAPSE, GAMED, REWARD_COLLAPSE)
-    ),
-    "last_good": RecordKey(
-        "optimizer steps", "where all was well: a `rollback` goes behind it", events=(COLLAPSE, GAMED, REWARD_COLLAPSE)
-    ),
+    "action": RecordKey("", "`stop`, `skip`, `log`, `event` or `reset`", events=(NONFINITE, *WATCHED)),
+    "last_good": RecordKey("optimizer steps", "where all was well: a `rollback` goes behind it", events=WATCHED),
     "tensor": RecordKey("", "the first that was not finite", events=(NONFINITE,)),
     "prompts": RecordKey("", "of the batch in which it was found", events=(NONFINITE,)),
     "checkpoint": RecordKey("", "that the run goes on from", events=(RESUME, ROLLBACK)),
     "rollbacks": RecordKey("roll-backs", "made so far", events=(ROLLBACK,)),
     "rate_factor": RecordKey("", "of all roll-backs together on the learning rate", events=(ROLLBACK,)),
     "skipped": RecordKey("", "newer checkpoints that were not usable, with the reason", events=(RESUME,)),
-    "abandoned": RecordKey(
-        "",
-        "newer checkpoints that the run went back behind; they are called `abandoned-checkpoint-N` now",
-        events=(RESUME,),
-    ),
-    "changed": RecordKey(
-        "", "keys that differ from the checkpoint's, which `allow_config_change` allows", events=(RESUME,)
-    ),
+    "abandoned": RecordKey("", "newer checkpoints, now called `abandoned-checkpoint-N`", events=(RESUME,)),
+    "changed": RecordKey("", "keys that differ from the checkpoint's (`allow_config_change`)", events=(RESUME,)),
 }

@@ -8,7 +8,7 @@ import os
 import statistics
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -63,32 +63,27 @@ class StageTimer:
         span.seconds = self.seconds[name] - before
 
     def enter(self, name: str) -> None:
-        now = self._settle()
+        self._settle()
         self.stack.append(name)
-        self._resume(now)
 
     def leave(self) -> None:
-        now = self._settle()
+        self._settle()
         self.stack.pop()
-        self._resume(now)
 
     def clear(self) -> None:
         self.seconds.clear()
         self.overhead = 0.0
         self.stack.clear()
 
-    def _settle(self) -> float:
+    def _settle(self) -> None:
         """Give the time since the last change of stage to the stage on top."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the wait is the stage's own work, still running on the device
         now = time.perf_counter()
         if self.stack:
             self.seconds[self.stack[-1]] += now - self._since
-        return now
-
-    def _resume(self, settled: float) -> None:
         self._since = time.perf_counter()
-        self.overhead += self._since - settled
+        self.overhead += self._since - now
 
 
 class Utilization:
@@ -134,10 +129,10 @@ class Meter:
         self._clear()
 
     def _clear(self) -> None:
-        self.calls: dict[str, int] = defaultdict(int)
-        self.tokens: dict[str, int] = defaultdict(int)
+        self.calls: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
         self._in_loss: torch.Tensor | int = 0
-        self._sums: dict[str, list[torch.Tensor]] = {}
+        self._sums: dict[str, torch.Tensor] = {}  # of values and of tokens
         self._totals: dict[str, torch.Tensor] = {}
         self._averages: dict[str, list[float]] = defaultdict(list)
         self._counts: dict[str, torch.Tensor] = {}
@@ -181,10 +176,8 @@ class Meter:
 
     def add_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
         """Add to the mean over tokens of the step. `values` and `mask` have shape `(B, T)`."""
-        pair = [(values.detach() * mask).sum().double(), mask.sum().double()]
-        if name in self._sums:
-            pair = [old + new for old, new in zip(self._sums[name], pair, strict=True)]
-        self._sums[name] = pair
+        pair = torch.stack([(values.detach() * mask).sum().double(), mask.sum().double()])
+        self._sums[name] = self._sums.get(name, 0.0) + pair
 
     def add_total(self, name: str, value: torch.Tensor) -> None:
         """Add a scalar to a sum over the micro-batches of the step."""
@@ -202,7 +195,7 @@ class Meter:
         """The step's mean over tokens so far, over all processes, or `None` where nothing was measured."""
         if name not in self._sums:
             return None
-        total, count = reduce(torch.stack(self._sums[name])).tolist()
+        total, count = reduce(self._sums[name]).tolist()
         return total / count if count else None
 
     def named_sums(self, prefix: str) -> list[tuple[str, torch.Tensor]]:
@@ -217,31 +210,22 @@ class Meter:
         self.timer.leave()
         seconds = time.perf_counter() - self._began
         self._began = None
-        row: dict[str, float] = {}
-        for name in self._sums:
-            mean = self.peek_mean(name, reduce)
-            if mean is not None:
-                row[name] = mean
-        row.update({name: sum(values) / len(values) for name, values in self._averages.items()})
-        for name, total in self._totals.items():
-            row[name] = (reduce(total) / processes).item()
-        for name, count in self._counts.items():
-            row[name] = int(reduce(count))
-        here = [self.calls[kind] for kind in self.KINDS] + [self.tokens[kind] for kind in self.KINDS]
-        here = torch.tensor([*here, int(self._in_loss)], device=self.device)
-        *counts, in_loss = reduce(here).tolist()
-        for kind, calls, tokens in zip(self.KINDS, counts, counts[len(self.KINDS) :], strict=False):
-            row[f"{kind}_forward_calls"] = calls
-            row[f"tokens_processed_{kind}"] = tokens
-        for stage in ("rollout", "old", "ref", "base", "update", "reset"):
-            row[f"time_{stage}"] = self.timer.seconds.get(stage, 0.0)
-        row["time_step"] = seconds
-        row["time_meter"] = self.timer.overhead + self.timer.seconds.get("meter", 0.0)
-        row["ref_time_fraction"] = self.timer.seconds.get("ref", 0.0) / seconds
+        means = {name: self.peek_mean(name, reduce) for name in self._sums}
+        row: dict[str, float] = {name: mean for name, mean in means.items() if mean is not None}
+        row |= {name: sum(values) / len(values) for name, values in self._averages.items()}
+        row |= {name: (reduce(total) / processes).item() for name, total in self._totals.items()}
+        row |= {name: int(reduce(count)) for name, count in self._counts.items()}
+        here = [(self.calls[kind], self.tokens[kind]) for kind in self.KINDS]
+        *counts, (in_loss, _) = reduce(torch.tensor([*here, (int(self._in_loss), 0)], device=self.device)).tolist()
+        for kind, (calls, tokens) in zip(self.KINDS, counts, strict=True):
+            row |= {f"{kind}_forward_calls": calls, f"tokens_processed_{kind}": tokens}
+        spent = self.timer.seconds
+        row |= {f"time_{stage}": spent[stage] for stage in ("rollout", "old", "ref", "base", "update", "reset")}
+        row |= {"time_step": seconds, "time_meter": self.timer.overhead + spent["meter"]}
+        row["ref_time_fraction"] = spent["ref"] / seconds
         row["tokens_per_second"] = in_loss / seconds
         row["positions_per_second"] = row["tokens_processed_policy"] / seconds
-        row.update(gpu_row(self.device, self._utilization.end()))
-        return row
+        return row | gpu_row(self.device, self._utilization.end())
 
 
 class UpdateNorm:
@@ -252,23 +236,17 @@ class UpdateNorm:
 
     def __init__(self, optimizer: torch.optim.Optimizer):
         self.value: float | None = None
-        self._before: list[torch.Tensor] = []
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         optimizer.register_step_pre_hook(self._copy)
         optimizer.register_step_post_hook(self._measure)
 
-    @staticmethod
-    def _parameters(optimizer) -> list[torch.Tensor]:
-        return [param for group in optimizer.param_groups for param in group["params"]]
-
     def _copy(self, optimizer, args, kwargs) -> None:
-        self._before = [param.detach().clone() for param in self._parameters(optimizer)]
+        params = [param.detach() for group in optimizer.param_groups for param in group["params"]]
+        self._before = [(param, param.clone()) for param in params]
 
     def _measure(self, optimizer, args, kwargs) -> None:
-        moved = zip(self._parameters(optimizer), self._before, strict=True)
-        self.value = (
-            torch.stack([(param.detach() - old).float().square().sum() for param, old in moved]).sum().sqrt().item()
-        )
-        self._before = []
+        squares = [(param - old).float().square().sum() for param, old in self._before]
+        self.value, self._before = torch.stack(squares).sum().sqrt().item(), []
 
 
 def gpu_row(device: torch.device, readings: Sequence[float] = ()) -> dict[str, float]:
@@ -316,9 +294,8 @@ class JsonLines:
 
     def change_last(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> bool:
         """
-        Replace the last row by what `change` makes of it, unless that is `None`; returns whether it was replaced.
-
-        The new line is written over the old one in one go, so that a process killed in between leaves one of the two.
+        Replace the last row by what `change` makes of it, unless that is `None`; returns whether it was replaced. The
+        new line is written over the old one in one go, so that a process killed in between leaves one of the two.
         """
         text = self.path.read_bytes()
         start = text.rfind(b"\n", 0, -1) + 1

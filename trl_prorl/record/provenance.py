@@ -31,13 +31,9 @@ def set_keys(config: Any, always: frozenset[str] = frozenset()) -> dict[str, Any
     include whatever their value, unless it is `None`.
     """
     keys = {}
-    for field in dataclasses.fields(config):
-        if not field.init:
-            continue
-        default = field.default if field.default is not dataclasses.MISSING else None
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        value = getattr(config, field.name)
+    for field in (field for field in dataclasses.fields(config) if field.init):
+        made = field.default_factory is not dataclasses.MISSING
+        default, value = field.default_factory() if made else field.default, getattr(config, field.name)
         if (value != default or field.name in always) and (plain := as_plain(value)) is not None:
             keys[field.name] = plain
     return keys

@@ -64,7 +64,7 @@ class Recorder(Part):
 
     # Files, on the main process alone.
 
-    def open(self, folder: Path, keep_row: Callable | None, keep_event: Callable | None) -> None:
+    def open(self, folder: Path, keep_row: Callable | None = None, keep_event: Callable | None = None) -> None:
         """
         Begin the three files, or continue those of a run that is resumed. `keep_row`, `keep_event`: which rows and
         events stay; `None` begins new files.
@@ -91,12 +91,11 @@ class Recorder(Part):
         Write the metrics of one evaluation, without its own speed. `sets`: names of the evaluation sets where there
         are several; the metrics' names hold them.
         """
+        if self.evaluations is None:
+            return
         of_speed = {f"eval_{of_set}{speed}" for of_set in ("", *(f"{name}_" for name in sets)) for speed in SPEEDS}
-        if self.evaluations is not None:
-            kept = {
-                name: value for name, value in metrics.items() if name.startswith("eval_") and name not in of_speed
-            }
-            self.evaluations.write({"step": step, **kept})
+        names = [name for name in metrics if name.startswith("eval_") and name not in of_speed]
+        self.evaluations.write({"step": step, **{name: metrics[name] for name in names}})
 
     def charge_evaluation(self, step: int, seconds: float) -> None:
         """

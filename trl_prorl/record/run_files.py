@@ -192,11 +192,15 @@ def read_jsonl(
     rows, seen = [], {}
     for place, line in enumerate(lines[:last], start=1):
         ended = place < len(lines)
-        if place == last and not _is_json(line) and (not ended or line.strip(BLANK).startswith("{")):
-            if not growing:
-                logger.warning("%s: line %d, the last, is cut off and left out.", path, place)
-            break
-        row = _object(path, place, line, shape)
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            if place == last and (not ended or line.strip(BLANK).startswith("{")):
+                if not growing:
+                    logger.warning("%s: line %d, the last, is cut off and left out.", path, place)
+                break
+            raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
+        _checked(row, shape, f"'{path}' line {place}", "remove the line")
         if unique is not None and seen.setdefault(row[unique], place) != place:
             raise InputError(
                 f"'{path}' line {place}: {unique} {row[unique]} stands in line {seen[row[unique]]} already; "
@@ -204,33 +208,3 @@ def read_jsonl(
             )
         rows.append(row)
     return rows
-
-
-def last_line(path: str | os.PathLike, shape: Shape = METRICS) -> dict[str, Any] | None:
-    """
-    The object of the last whole line of such a file, without a look at the others; `None` if there is none. Raises
-    `InputError`: as [`read_jsonl`].
-    """
-    if not Path(path).exists():
-        return None
-    lines = [(place, line) for place, line in enumerate(read_text(path).split("\n"), start=1) if line.strip(BLANK)]
-    if lines and not _is_json(lines[-1][1]):
-        lines.pop()
-    return _object(path, *lines[-1], shape) if lines else None
-
-
-def _is_json(line: str) -> bool:
-    try:
-        parse_json(line)
-    except ValueError:
-        return False
-    return True
-
-
-def _object(path: str | os.PathLike, place: int, line: str, shape: Shape) -> dict[str, Any]:
-    """The object of a line."""
-    try:
-        row = parse_json(line)
-    except ValueError as error:
-        raise InputError(f"'{path}' line {place} is not JSON ({error}); remove the line") from error
-    return _checked(row, shape, f"'{path}' line {place}", "remove the line")

@@ -10,11 +10,6 @@ RUN_ID_FILE = "prorl_run.json"
 RUN_ID = "run_id"  # its key there, in `env.json`, and in what an evaluation leaves in the run folder
 
 
-def new_run_id() -> str:
-    """An id that no other run has. It draws from none of the generators of random numbers that a run uses."""
-    return uuid.uuid4().hex
-
-
 def id_of_run(checkpoint: Path | None, output_dir: str | os.PathLike, run_dir: str | os.PathLike) -> str:
     """
     The id of the run that a checkpoint of `output_dir` continues, else a new one: a checkpoint of another folder forks
@@ -23,7 +18,7 @@ def id_of_run(checkpoint: Path | None, output_dir: str | os.PathLike, run_dir: s
     found = None
     if checkpoint is not None and checkpoint.resolve().parent == Path(output_dir).resolve():
         found = saved_run_id(checkpoint) or recorded_run_id(run_dir)
-    return found or new_run_id()
+    return found or uuid.uuid4().hex  # which draws from none of the generators of random numbers that a run uses
 
 
 def write_run_id(folder: str | os.PathLike, run_id: str | None) -> None:

@@ -46,15 +46,14 @@ class Resets(Part):
                 "A ReferenceResetCallback was added to a trainer whose reference cannot move: pass it in "
                 "callbacks=[...] when the trainer is made."
             )
-        if isinstance(eval_dataset, dict):
-            of_a_set = tuple(f"eval_{name}_" for name in eval_dataset)
-            for metric in callback.metrics():
-                if not metric.startswith(of_a_set):
-                    raise ValueError(
-                        f"{metric!r} is watched for resets, and eval_dataset has several sets "
-                        f"({', '.join(eval_dataset)}), whose values TRL gives one name. Pass the one that decides, or "
-                        f"watch a metric of one set, such as {of_a_set[0]}loss or {of_a_set[0]}pass@1."
-                    )
+        sets = tuple(f"eval_{name}_" for name in eval_dataset) if isinstance(eval_dataset, dict) else ("",)
+        for metric in callback.metrics():
+            if not metric.startswith(sets):
+                raise ValueError(
+                    f"{metric!r} is watched for resets, and eval_dataset has several sets, whose values TRL gives one "
+                    f"name: {', '.join(eval_dataset)}. Pass the one that decides, or watch a metric of one set, such "
+                    f"as {sets[0]}loss or {sets[0]}pass@1."
+                )
         self._untouched.append((callback, callback.state_dict()))
 
     def optimizer_made(self, optimizer) -> None:

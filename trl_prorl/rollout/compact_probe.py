@@ -1,6 +1,7 @@
 """Does compact sampling give what `generate` gives? Asked of the model itself, with a few greedy tokens."""
 
 import torch
+from torch.nn.functional import pad
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..scoring.packing_probe import evaluating, on_gpu, tokens
@@ -27,11 +28,8 @@ class _Some(StoppingCriteria):
 def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     """
     Why compact sampling is refused for a model whose samples it would change, in one sentence, or `None` where it does
-    not.
-
-    The model, whole and on its devices, is in evaluation mode meanwhile; nothing of it changes, and no random number
-    is drawn. `vocabulary`: number of its tokens.
-
+    not. The model, whole and on its devices, is in evaluation mode meanwhile; nothing of it changes, and no random
+    number is drawn. `vocabulary`: number of its tokens.
     """
     if (kind := rope_by_longest_row(model.config)) is not None:
         return f"rope_type={kind!r}: its frequencies depend on the longest row, which may be dropped."
@@ -72,14 +70,15 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
             first = (str(error).strip().splitlines() or [""])[0][:160]
             return f"{name} fails with it ({type(error).__name__}: {first.rstrip('.')})."
     width = ids.shape[1]
-    for row in range(len(COPIES)):
-        if place := _first_difference(mine[row, width:], theirs.sequences[row, width:]):
-            scores = theirs.scores[place - 1][row].float()
-            chosen = (mine[row, width + place - 1], theirs.sequences[row, width + place - 1])
-            gap = (scores[chosen[0]] - scores[chosen[1]]).abs().item()
-            unit = torch.finfo(next(model.parameters()).dtype).eps * scores.abs().max().item()
-            if gap > TIE * unit:
-                return f"greedy tokens of {name} differ from those of generate, from the {place}th on."
+    longest = max(mine.shape[1], theirs.sequences.shape[1])
+    mine, theirs_ids = (pad(part, (0, longest - part.shape[1]))[:, width:] for part in (mine, theirs.sequences))
+    for row, differs in enumerate(mine != theirs_ids):
+        if differs.any():
+            place = int(differs.int().argmax())  # the first
+            scores = theirs.scores[place][row].float()
+            gap = (scores[mine[row, place]] - scores[theirs_ids[row, place]]).abs().item()
+            if gap > TIE * torch.finfo(next(model.parameters()).dtype).eps * scores.abs().max().item():
+                return f"greedy tokens of {name} differ from those of generate, from the {place + 1}th on."
     return None
 
 
@@ -88,12 +87,3 @@ def rope_by_longest_row(config) -> str | None:
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     types = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]  # per kind of layer
     return next((kind for kind in types if kind in ("dynamic", "longrope")), None)
-
-
-def _first_difference(mine: torch.Tensor, theirs: torch.Tensor) -> int:
-    """The first place, from 1, at which two rows differ; 0 if none."""
-    length = min(len(mine), len(theirs))
-    places = (mine[:length] != theirs[:length]).nonzero()
-    if len(places):
-        return int(places[0]) + 1
-    return 0 if len(mine) == len(theirs) else length + 1

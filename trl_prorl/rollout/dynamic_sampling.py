@@ -85,17 +85,15 @@ def put_groups(
         first = torch.tensor(groups, dtype=torch.long).unsqueeze(1) * group_size
         return (first + torch.arange(group_size)).flatten()
 
-    merged = {}
+    merged = dict(batch)
     for name, mine in batch.items():
         theirs = others[name]
-        if mine.dim() == 0:
-            merged[name] = mine
-            continue
         if mine.dim() == 2:
             width = max(mine.size(1), theirs.size(1))
             fill = pad_token_id if name.endswith("_ids") else 0
             mine, theirs = (widened(tensor, width, fill, left=name.startswith("prompt")) for tensor in (mine, theirs))
-        merged[name] = mine.index_copy(0, rows(places).to(mine.device), theirs[rows(sources).to(mine.device)])
+        if mine.dim():
+            merged[name] = mine.index_copy(0, rows(places).to(mine.device), theirs[rows(sources).to(mine.device)])
     return merged
 
 
@@ -124,16 +122,7 @@ class DynamicSampling(Part):
     streamed, or a process holds parts of groups.
     """
 
-    def __init__(
-        self,
-        args,
-        accelerator,
-        dataset,
-        group_size: int,
-        pad_token_id: int,
-        names: Sequence[str],
-        weights: torch.Tensor,
-    ):
+    def __init__(self, args, accelerator, dataset, group_size: int, pad_token_id: int, names: Sequence[str], weights):
         if not isinstance(dataset, Dataset):
             raise ValueError("dynamic_sampling_rounds draws further prompts, which a streamed dataset does not allow.")
         part = args.per_device_train_batch_size * args.steps_per_generation

@@ -67,10 +67,8 @@ def keep_unpacked(model: torch.nn.Module) -> None:
 def keep_base_in_syncs(generation, model: torch.nn.Module) -> None:
     """
     Let TRL's [`~trl.generation.vllm_generation.VLLMGeneration`] get the policy's weights without a trace in the
-    policy.
-
-    TRL merges the adapter to hand the weights on, and takes it out again. In bf16 each time leaves rounding behind,
-    which adds up: the policy, its reference and the base would stand on weights that no file holds.
+    policy. TRL merges the adapter to hand the weights on, and takes it out again. In bf16 each time leaves rounding
+    behind, which adds up: the policy, its reference and the base would stand on weights that no file holds.
     """
     sync = generation.sync_weights
 

@@ -7,8 +7,9 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,13 +30,10 @@ class DeadlineExceeded(BaseException):
 
 def call_within(seconds: float | None, function: Callable[[], Any]) -> Any:
     """
-    Call a function, and interrupt it when its time is over.
-
-    In the main thread a signal interrupts it, in Python code and in system calls alike; native code that holds the
-    interpreter's lock is interrupted when it returns. Other threads get no signals; from there the function runs in a
-    thread of its own and is abandoned.
-
-    `seconds`: the limit; `None` means no limit. Raises [`DeadlineExceeded`]: the function took longer.
+    Call a function, and interrupt it when its time is over. In the main thread a signal interrupts it, in Python code
+    and in system calls alike; native code that holds the interpreter's lock is interrupted when it returns. Other
+    threads get no signals; from there the function runs in a thread of its own and is abandoned. `seconds`: the limit;
+    `None` means no limit. Raises [`DeadlineExceeded`]: the function took longer.
     """
     if seconds is None:
         return function()
@@ -87,11 +85,7 @@ CALLERS = (__file__, os.path.dirname(asyncio.__file__) + os.sep)
 
 
 def watched(
-    function: Callable,
-    name: str,
-    seconds: float | None,
-    nonfinite: str,
-    training: Callable[[], bool] = lambda: True,
+    function: Callable, name: str, seconds: float | None, nonfinite: str, training: Callable[[], bool] = lambda: True
 ) -> Callable:
     """
     A reward function, as TRL calls it, that raises [`RewardError`] in place of any other error. A reward model is left
@@ -104,46 +98,41 @@ def watched(
     if isinstance(function, torch.nn.Module):
         return function
 
-    def problem(what: str, prompts: list, row: int | None = None) -> str:
-        if not prompts:
-            return f"reward function {name!r} {what}"
-        if row is not None:
-            return f"reward function {name!r} {what} for the prompt {quoted(prompts[row])}"
-        return f"reward function {name!r} {what} for a batch of {len(prompts)} that begins with {quoted(prompts[0])}"
+    def wrong(what: str, prompts: list, row: int | None = None, cure: str = "") -> RewardError:
+        of = f" for a batch of {len(prompts)} that begins with {quoted(prompts[0])}" if prompts else ""
+        if prompts and row is not None:
+            of = f" for the prompt {quoted(prompts[row])}"
+        return RewardError(f"reward function {name!r} {what}{of}.{cure}")
 
-    def failed(error: Exception, prompts: list) -> RewardError:
-        row = getattr(function, "row", None)  # a function may say which row it is at
-        what = f"raised {type(error).__name__}: {error}{place(error, function)}"
-        return RewardError(problem(what, prompts, row) + ".")
-
-    def late(prompts: list) -> RewardError:
-        cure = "Mend it, or raise reward_timeout (null: no limit)."
-        row = getattr(function, "row", None)
-        return RewardError(problem(f"did not return within reward_timeout={seconds:g} s", prompts, row) + f". {cure}")
+    @contextmanager
+    def told(prompts: list, late: type[BaseException]) -> Iterator[None]:
+        try:
+            yield
+        except (late, Exception) as error:
+            what, cure = f"raised {type(error).__name__}: {error}{place(error, function)}", ""
+            if isinstance(error, late):
+                what = f"did not return within reward_timeout={seconds:g} s"
+                cure = " Mend it, or raise reward_timeout (null: no limit)."
+            row = getattr(function, "row", None)  # a function may say which row it is at
+            raise wrong(what, prompts, row, cure) from own_traceback(error)
 
     def check(rewards: Any, prompts: list) -> list:
         if isinstance(rewards, (str, bytes, dict)) or not hasattr(rewards, "__iter__"):
-            raise RewardError(
-                problem(f"returned {type(rewards).__name__}, not a list of one number a completion,", prompts) + "."
-            )
+            raise wrong(f"returned {type(rewards).__name__}, not a list of one number a completion,", prompts)
         rewards = list(rewards)
         if prompts and len(rewards) != len(prompts):
-            raise RewardError(
-                problem(
-                    f"returned {len(rewards)} rewards where {len(prompts)} were expected, one a completion,", prompts
-                )
-                + "."
-            )
+            what = f"returned {len(rewards)} rewards where {len(prompts)} were expected, one a completion,"
+            raise wrong(what, prompts)
         for row, reward in enumerate(rewards):
             if reward is None:
                 continue
             value = as_float(reward)
             if value is None:
-                raise RewardError(problem(f"returned {reward!r}, which is not a number,", prompts, row) + ".")
+                raise wrong(f"returned {reward!r}, which is not a number,", prompts, row)
             if not math.isfinite(value):
                 if nonfinite == "stop":
-                    cure = "Mend it, return None where it does not apply, or set nonfinite: skip."
-                    raise RewardError(problem(f"returned {value}", prompts, row) + f". {cure}")
+                    cure = " Mend it, return None where it does not apply, or set nonfinite: skip."
+                    raise wrong(f"returned {value}", prompts, row, cure)
                 rewards[row] = math.inf if training() else math.nan
         return rewards
 
@@ -151,25 +140,16 @@ def watched(
 
         async def watch(**columns):
             prompts = columns.get("prompts", [])
-            try:
+            with told(prompts, asyncio.TimeoutError):
                 rewards = await asyncio.wait_for(function(**columns), seconds)
-            except asyncio.TimeoutError as error:
-                raise late(prompts) from own_traceback(error)
-            except Exception as error:
-                raise failed(error, prompts) from own_traceback(error)
             return check(rewards, prompts)
 
     else:
 
         def watch(**columns):
             prompts = columns.get("prompts", [])
-            try:
-                # A generator runs only when it is read.
+            with told(prompts, DeadlineExceeded):  # a generator runs only when it is read
                 rewards = call_within(seconds, lambda: materialised(function(**columns)))
-            except DeadlineExceeded as error:
-                raise late(prompts) from own_traceback(error)
-            except Exception as error:
-                raise failed(error, prompts) from own_traceback(error)
             return check(rewards, prompts)
 
     return functools.update_wrapper(watch, function) if hasattr(function, "__name__") else watch

@@ -9,9 +9,8 @@ from collections.abc import Callable
 def interrupted_rollout(budget: int, answer_tokens: int, text: str) -> Callable:
     r"""
     A rollout function for [`ProRLTrainer`], by transformers' generation. A completion that has not ended within the
-    budget of tokens is continued with `text`, which asks for the answer (such as `"\n\nFinal answer: "`), and then
-    by at most `answer_tokens`. The policy did not choose the tokens of `text`, which are its context: they carry no
-    loss.
+    budget of tokens is continued with `text`, which asks for the answer (such as `"\n\nFinal answer: "`), and then by
+    at most `answer_tokens`. The policy did not choose the tokens of `text`, which are its context: they carry no loss.
     """
 
     def rollout(prompts, trainer):

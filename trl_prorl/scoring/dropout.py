@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import set_seed
+
+from .packing_probe import evaluating
 
 
 logger = logging.getLogger(__name__)
@@ -38,16 +41,12 @@ def check_dropout(model: torch.nn.Module) -> None:
     and the cure.
     """
     for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Dropout):
-            rate, cure = module.p, "Set disable_dropout: true."
-        else:
-            # These rates have no module, and TRL's disable_dropout looks at modules alone. Two forwards may leave out
-            # the same layers.
-            rates = {key: getattr(module, key, 0.0) for key in ("attention_dropout", "layerdrop")}
-            key = max(rates, key=lambda key: rates[key] if isinstance(rates[key], (int, float)) else 0.0)
-            rate, cure = rates[key], _cure(key)
-        if isinstance(rate, (int, float)) and rate > 0:
-            raise ValueError(f"{name} has a dropout rate of {rate}. {WHY} {cure}")
+        # TRL's disable_dropout does not reach a rate without a module. Two forwards may leave out the same layers.
+        for key in ("p",) if isinstance(module, torch.nn.Dropout) else ("attention_dropout", "layerdrop"):
+            rate = getattr(module, key, 0.0)
+            if isinstance(rate, (int, float)) and rate > 0:
+                cure = "Set disable_dropout: true." if key == "p" else _cure(key)
+                raise ValueError(f"{name} has a dropout rate of {rate}. {WHY} {cure}")
 
 
 @torch.no_grad()
@@ -68,23 +67,19 @@ def check_randomness(
     length = min(16, getattr(model.config.get_text_config(), "max_position_embeddings", None) or 16)
     tokens = torch.arange(1, 2 * length + 1, device=device).remainder(model.get_input_embeddings().weight.shape[0])
     tokens = tokens.view(2, length)
-    modes = [(module, module.training) for module in model.modules()]
     states = random.getstate(), np.random.get_state()
 
     def logits(seed: int) -> torch.Tensor:
-        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
-        output = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
-        return output.logits.float()
+        set_seed(seed)
+        return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits.float()
 
     try:
-        with torch.random.fork_rng(), autocast or nullcontext():
+        with torch.random.fork_rng(), autocast or nullcontext(), evaluating(model):
             model.train()
             first, other = logits(0), logits(1)
             differs = (first - other).abs().max() > 4 * (first - logits(0)).abs().max()
     finally:
         random.setstate(states[0]), np.random.set_state(states[1])
-        for module, training in modes:
-            module.training = training
     if differs:
         raise ValueError(f"two forwards in training give different logits under two seeds{_culprit(model)}")
 

@@ -103,11 +103,7 @@ def packed_logps(
 
 
 def pack(
-    call: Call,
-    input_ids: torch.Tensor,
-    prompts: list[int],
-    completions: list[int],
-    logits_to_keep: int,
+    call: Call, input_ids: torch.Tensor, prompts: list[int], completions: list[int], logits_to_keep: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """
     The model's inputs for one call, a row of shape `(1, T)`, and for each token its place in the flattened `(B, C)`

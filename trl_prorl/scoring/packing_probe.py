@@ -31,10 +31,9 @@ def probe(
     model: torch.nn.Module, vocabulary: int, padded: Score, packed: Score, autocast: torch.dtype | None = None
 ) -> str | None:
     """
-    Why packing is refused for a model whose values it would change, in one sentence, or `None` if it changes none.
-
-    The model, whole and on its devices, is in evaluation mode during the test; it is left unchanged, and no random
-    number is drawn.
+    Why packing is refused for a model whose values it would change, in one sentence, or `None` if it changes none. The
+    model, whole and on its devices, is in evaluation mode during the test; it is left unchanged, and no random number
+    is drawn.
 
     `vocabulary`: number of the model's tokens; `padded`, `packed`: score completions by this model: `input_ids` and
     `attention_mask` of shape `(B, P + C)`, prompts padded on the left and completions on the right, and C, to
@@ -49,8 +48,12 @@ def probe(
             scored = mask[:, -keep:] == 1
             as_padded = padded(ids, mask, keep)[scored]
             changes = rms(packed(ids, mask, keep)[scored] - as_padded)
-            rounding = _rounding(padded, vocabulary, device, _unit(model, autocast))
-            rounding = max(rounding, _rounding_of_angles(ids.shape[1]) * rms(as_padded))
+            dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()} | ({autocast} - {None})
+            rounding = _rounding(padded, vocabulary, device, max(torch.finfo(dtype).eps for dtype in dtypes))
+            # A rotation's angle at the last position is rounded by half a unit in the last place of the product of
+            # position and frequency, which models compute in fp32 whatever their dtype. Padding moves a row to such
+            # positions, and log-probabilities change by a relative amount of about this size.
+            rounding = max(rounding, ids.shape[1] * torch.finfo(torch.float32).eps / 2 * rms(as_padded))
         except Exception as error:  # of any kind, because the model's own code runs
             first = (str(error).strip().splitlines() or [""])[0][:160]
             return f"{name} fails on a packed row ({type(error).__name__}: {first.rstrip('.')})."
@@ -86,14 +89,11 @@ def rms(values: torch.Tensor) -> float:
     return values.double().square().mean().sqrt().item()
 
 
-def _unit(model: torch.nn.Module, autocast: torch.dtype | None) -> float:
-    """The spacing of the numbers near 1 in the coarsest dtype in which the model computes."""
-    dtypes = {param.dtype for param in model.parameters() if param.is_floating_point()} | ({autocast} - {None})
-    return max(torch.finfo(dtype).eps for dtype in dtypes)
-
-
 def _rounding(padded: Score, vocabulary: int, device: torch.device, unit: float) -> float:
-    """The change in rows of equal length when they are computed together, in nats a token."""
+    """
+    The change in rows of equal length when they are computed together, in nats a token. `unit`: the spacing of the
+    numbers near 1 in the coarsest dtype in which the model computes.
+    """
     ids = tokens(ROWS * (PROMPT + COMPLETION), vocabulary).view(ROWS, -1).to(device)
     mask = torch.ones_like(ids)
     alone = torch.cat([padded(ids[row : row + 1], mask[row : row + 1], COMPLETION) for row in range(ROWS)])
@@ -102,16 +102,6 @@ def _rounding(padded: Score, vocabulary: int, device: torch.device, unit: float)
         together = padded(ids, mask, COMPLETION)
     # At least half a unit in the last place of the log-probabilities themselves.
     return max(rms(together - alone), unit / 2 * rms(alone))
-
-
-def _rounding_of_angles(position: int) -> float:
-    """
-    The rounding of a rotation's angle at the last position, in radians: half a unit in the last place of the product
-    of position and frequency, which models compute in fp32 whatever their dtype. Padding moves a row to such positions
-    and packing does not; rows of equal length do not show this error. Log-probabilities change by a relative amount of
-    about this size.
-    """
-    return position * torch.finfo(torch.float32).eps / 2
 
 
 def on_gpu(device: torch.device) -> list[torch.device]:

@@ -3,7 +3,7 @@ The moving reference π_ref (a frozen LoRA adapter named `ref`, or a full snapsh
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,7 @@ def check_adapter(model: Any, peft_config: Any | None) -> None:
     if bias != "none":
         raise ValueError(
             f"bias={bias!r} trains biases of the model itself, of which there is one copy: neither the reference nor "
-            "the "
-            'base would have its own. Set bias="none" in the peft_config, or train without beta_base and resets.'
+            'the base would have its own. Set bias="none" in the peft_config, or train without beta_base and resets.'
         )
 
 
@@ -68,19 +67,13 @@ def frozen_adapter(model, name: str) -> str:
 
 def frozen_copy(model, temperature: float, cast_lm_head_to_fp32: bool):
     """
-    A frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do.
-
-    The copy is built anew and filled: a policy that TRL has prepared cannot be deep-copied, because its patched
-    forward closes over the original.
+    A frozen copy of a [`~transformers.PreTrainedModel`] that scores as TRL's models do. The copy is built anew and
+    filled: a policy that TRL has prepared cannot be deep-copied, because its patched forward closes over the original.
     """
     config = model.config
     with torch.random.fork_rng():  # the copy begins with random values, which must not change the run
-        copy = AutoModelForCausalLM.from_config(
-            config,
-            dtype=decoder_dtype(model),
-            attn_implementation=config._attn_implementation,
-            trust_remote_code=False,
-        )
+        settings = {"dtype": decoder_dtype(model), "attn_implementation": config._attn_implementation}
+        copy = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **settings)
     if cast_lm_head_to_fp32:
         cast_head_to_fp32(copy)
     copy.load_state_dict(model.state_dict())
@@ -120,11 +113,22 @@ class Reference:
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """(reference, policy) for every parameter, and for every buffer of its own."""
-        raise NotImplementedError
 
     def scores_as(self, model) -> bool:
         """Whether a forward of this model, as it now is, scores as the reference."""
-        raise NotImplementedError
+
+    def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
+        """A model that scores as the reference while the context lasts. `policy` is the (wrapped) policy."""
+
+    def save(self, folder: Path) -> None:
+        """Write it into a checkpoint; an adapter is saved by PEFT, with the model."""
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a checkpoint has it."""
+        return True
+
+    def load(self, folder: Path) -> None:
+        """Read it from a checkpoint; an adapter is loaded by PEFT, with the model."""
 
     @torch.no_grad()
     def move(self, mix: float) -> None:
@@ -154,7 +158,6 @@ class AdapterReference(Reference):
         self.model, self.name = model, name
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(reference, policy) for every parameter of the adapter."""
         parameters = dict(self.model.named_parameters())
         # `….lora_A.default.weight`, but `….lora_embedding_A.default`.
         named = [(name.split("."), param) for name, param in parameters.items()]
@@ -172,19 +175,8 @@ class AdapterReference(Reference):
 
     @contextmanager
     def active(self, policy) -> Iterator[torch.nn.Module]:
-        """A model that scores as the reference while the context lasts. `policy` is the (wrapped) policy."""
         with use_adapter(self.model, adapter_name=self.name):
             yield policy
-
-    def save(self, folder: Path) -> None:
-        """Nothing to do: PEFT saves every adapter with the model."""
-
-    def is_in(self, folder: Path) -> bool:
-        """Whether a checkpoint holds the adapter: always."""
-        return True
-
-    def load(self, folder: Path) -> None:
-        """Nothing to do: PEFT loads it with the model."""
 
 
 class SnapshotReference(Reference):
@@ -194,25 +186,20 @@ class SnapshotReference(Reference):
         self.model, self.ref_model = model, ref_model
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(reference, policy) for every parameter and every saved buffer."""
         reference, policy = unique_tensors(self.ref_model), unique_tensors(self.model)
         return [(reference[name], policy[name]) for name in policy]
 
     def scores_as(self, model) -> bool:
         return extract_model_from_parallel(model) is self.ref_model
 
-    @contextmanager
-    def active(self, policy) -> Iterator[torch.nn.Module]:
-        """A model that scores as the reference. `policy` is not needed."""
-        yield self.ref_model
+    def active(self, policy) -> AbstractContextManager[torch.nn.Module]:
+        return nullcontext(self.ref_model)
 
     def save(self, folder: Path) -> None:
-        """Write the snapshot into a checkpoint, because TRL does not."""
         tensors = {name: tensor.detach().contiguous() for name, tensor in unique_tensors(self.ref_model).items()}
         save_file(tensors, folder / SNAPSHOT_FILE)
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a checkpoint has the snapshot."""
         return (folder / SNAPSHOT_FILE).exists()
 
     @torch.no_grad()

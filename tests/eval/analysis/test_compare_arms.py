@@ -95,8 +95,10 @@ def test_command(grid, evaluated, tmp_path, capsys):
     pair = [str(grid["A", 1]), str(grid["B", 1])]
     assert command.main(["--runs", *pair, "--json", str(out)]) == 0
     two = json.loads(out.read_text())["comparisons"][0]
-    assert (two["first"], two["second"], two["prompts"]) == ("A_1", "B_1", 40) and "detectable" in two
-    assert "Exact McNemar" in capsys.readouterr().out
+    assert (two["first"], two["second"], two["seeds"]) == ("A_1", "B_1", 1) and "detectable" in two
+    assert "exact McNemar" in " ".join(capsys.readouterr().out.split())
+    assert command.main(["--runs", f"{folder}/*", "--k", "9"]) == 2
+    assert "--k 9 must lie between 1 and the 8 samples" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,9 @@ ENABLING = {
     **dict.fromkeys(("ref_reset_metric", "ref_reset_metric_mode", "ref_reset_min_delta"), {"ref_reset_drop": 0.1}),
 }
 # Other values than the defaults, each of which a check of the value alone accepts.
-OTHER_VALUES = {
-    "ref_reset_metric": "eval_rewards/x/mean",
-    "ref_reset_metric_mode": "min",
-    "dynamic_sampling_rewards": ["x"],
-    "optimizer_reset_alpha": 0.5,
-    "elastic_ema": 0.5,
-    "rollback_rate": 0.25,
-    "guard_gap_action": "stop",
-}
+OTHER_VALUES = {"ref_reset_metric": "eval_rewards/x/mean", "ref_reset_metric_mode": "min"}
+OTHER_VALUES |= {"dynamic_sampling_rewards": ["x"], "optimizer_reset_alpha": 0.5, "elastic_ema": 0.5}
+OTHER_VALUES |= {"rollback_rate": 0.25, "guard_gap_action": "stop"}
 
 
 def refused_as_without_effect():

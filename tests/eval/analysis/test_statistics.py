@@ -3,8 +3,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from eval.analysis.statistics import (
     Estimate,
@@ -17,7 +15,6 @@ from eval.analysis.statistics import (
     paired_bootstrap_ratio,
     pass_at_k,
     pass_at_k_per_prompt,
-    pass_at_k_upper_bound,
     prediction_interval,
     ratio_interval,
     t_interval,
@@ -156,41 +153,6 @@ def test_holm_by_hand():
     # Smallest first: 0.01 * 4, 0.02 * 3, 0.022 * 2 raised to the one before it, 0.5 * 1.
     np.testing.assert_allclose(holm([0.022, 0.01, 0.5, 0.02]), [0.06, 0.04, 0.5, 0.06])
     np.testing.assert_allclose(holm([0.9, 0.8]), [1.0, 1.0])
-
-
-def test_upper_bound_by_hand():
-    # mean 1/2, population variance 1/16: 1 - (1/4 + 1/16)^(k/2); (5/16)^2 = 25/256.
-    assert pass_at_k_upper_bound([0.25, 0.75], 1) == 0.5
-    assert pass_at_k_upper_bound([0.25, 0.75], 2) == pytest.approx(11 / 16)
-    assert pass_at_k_upper_bound([0.25, 0.75], 4) == pytest.approx(1 - 25 / 256)
-
-
-rates = st.lists(st.floats(0, 1), min_size=1, max_size=30)
-
-
-@given(rates, st.integers(1, 64))
-def test_upper_bound_holds(p, k):
-    assert pass_at_k_upper_bound(p, k) >= 1 - np.mean((1 - np.array(p)) ** k) - 1e-9
-
-
-@given(st.floats(0, 1), st.integers(2, 64))
-def test_upper_bound_is_reached_where_prompts_are_alike(p, k):
-    assert pass_at_k_upper_bound([p, p], k) == pytest.approx(1 - (1 - p) ** k, abs=1e-9)
-
-
-@given(st.lists(st.integers(0, 16), min_size=1, max_size=30))
-def test_upper_bound_without_sampling_noise_is_pass_at_2_at_2(counts):
-    expected = pass_at_k_per_prompt(counts, n=16, k=2).mean()
-    assert pass_at_k_upper_bound(np.array(counts) / 16, 2, n=16) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("given_rates", "k", "n", "message"),
-    [([], 2, None, "at least one"), ([1.5], 2, None, "each in"), ([0.5], 0, None, "k=0"), ([0.5], 2, 1, "n=1")],
-)
-def test_upper_bound_refuses(given_rates, k, n, message):
-    with pytest.raises(ValueError, match=message):
-        pass_at_k_upper_bound(given_rates, k, n)
 
 
 def test_four_studies_in_five_find_it():

@@ -98,12 +98,10 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
     printed = capsys.readouterr().out
     assert "pass@k of" in printed and "(n/a)" in printed
     assert printed.count("n/a: fewer than 20 prompts") == 1
-    announced = f"{run_dir}: 2 models × 6 prompts × 8 samples: 96 samples, at most"
-    assert printed.startswith(announced) and "on disk" not in printed.splitlines()[0]
+    assert printed.startswith(f"{run_dir}: 2 models × 6 prompts × 8 samples, at most")
     assert not list(run_dir.rglob("*.part"))
 
     assert passk.main([*arguments, "--no-greedy"]) == 0
-    assert "; 96 are on disk." in capsys.readouterr().out.splitlines()[0]
     assert (run_dir / "passk.json").read_text() == first
     assert passk.main([*arguments, "--no-greedy", "--seed", "1", "--replace"]) == 0
     assert result_of(run_dir)["base"]["correct"] != result["base"]["correct"]
@@ -241,12 +239,7 @@ def break_nothing(folder):
         (
             break_all,
             [],
-            [
-                "no model_name_or_path and no task",
-                ": Qwen/Qwen2.5-0.5B-Instruct, task: …",
-                "no trained model",
-                "save_model()",
-            ],
+            ["no model_name_or_path and no task", ": Qwen/Qwen2.5-0.5B-Instruct, task: …"],
         ),
         (break_nothing, ["--n", "4", "--k", "1", "8"], ["--k 8", "--n 4", "lower k"]),
         (break_nothing, ["--n", "0"], ["--n 0", "at least 1"]),

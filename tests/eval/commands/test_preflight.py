@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from rich.console import Console
+from tiny_run import SETTINGS
 from transformers import AutoTokenizer
 
 from eval.preflight import main, preflight, table, verdict, wide_console
@@ -29,22 +30,8 @@ TASK = get_task("reverse_digits", level=3)
 
 def make(folder, rows=None, reward=None, model=None, peft_config=None, **keys):
     """A trainer on the embedded model; its first reward function is the task's unless one is given."""
-    keys = {
-        "per_device_train_batch_size": 16,
-        "num_generations": 4,
-        "num_iterations": 2,
-        "max_completion_length": 12,
-        "learning_rate": 1e-4,
-        "bf16": False,
-        "use_cpu": True,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "max_steps": 10,
-        "seed": 3,
-        **keys,
-    }
+    settings = {"per_device_train_batch_size": 16, "num_iterations": 2, "max_completion_length": 12, "max_steps": 10}
+    keys = SETTINGS | settings | {"use_cpu": True, "save_strategy": "no", "learning_rate": 1e-4, "seed": 3} | keys
     return ProRLTrainer(
         model=str(model or embedded_model("embedded")),
         reward_funcs=reward or task_reward(TASK),
@@ -226,7 +213,6 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
     values = {finding["what"]: finding["values"] for finding in written["findings"]}
     assert 0.1 < values["base pass rate (verify)"]["pass_rate"] < 0.45  # 0.25 by 60 runs, in recipes/tiny
     assert values["wall time of 240 steps"]["max_steps"] == 240
-    assert values["peak memory (estimate, CPU)"]["measured"] is False
     assert values["entropy at the first update"]["entropy"] > 0.3
     assert 1e-5 < values["KL to the policy before the first 2 updates"]["kl"] < 0.02
     assert {finding["level"] for finding in written["findings"]} <= {"fine", "look"}
@@ -251,11 +237,6 @@ def test_what_the_run_would_refuse_is_refused(folder, capsys, argv, said):
     assert list(folder.iterdir()) == []
 
 
-def test_a_key_that_there_is_not_is_refused(folder, capsys):
-    assert main(["--config", RECIPE, "--learning_rat", "1"]) == 2
-    assert "unknown option '--learning_rat' (did you mean '--learning_rate'?)" in capsys.readouterr().err
-
-
 def test_a_folder_that_holds_a_run_is_refused(folder, capsys):
     held = folder / "held"
     held.mkdir()
@@ -273,7 +254,7 @@ def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
     first = first_steps(make(tmp_path, max_steps=10, warmup_steps=5, lr_scheduler_type="linear"))
     assert [row["step"] for row in first.rows] == [1, 2] and first.max_steps == 10
     assert [row["lr"] for row in first.rows] == pytest.approx([0.0, 0.2e-4])
-    assert first.steps_per_generation == 2 and first.total_gib > first.held_gib > 0.1 and not first.on_gpu
+    assert first.steps_per_generation == 2 and first.total_gib is first.held_gib is None  # no GPU
 
 
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
@@ -303,7 +284,6 @@ def test_a_warm_up_says_by_which_rates_the_policy_moved(tmp_path):
     [
         (0.0, LORA, "stop", "no update changes the policy"),
         (1e-6, LORA, "look", "LoRA takes about ten times"),
-        (2e-6, LORA, "look", "LoRA takes about ten times"),
         (1e-5, LORA, "fine", ""),
         (1e-6, None, "fine", ""),
     ],
@@ -325,31 +305,6 @@ def test_each_stage_and_step_is_told_on_stderr(tmp_path, capsys):
     assert all(line.startswith(f"preflight: {stage}") for line, stage in zip(told, stages, strict=True))
 
 
-def bytes_of_adapters(trainer):
-    """Of all adapters and of the optimizer's moments, in a trainer that has no other trained parameters."""
-    adapters = [value for name, value in trainer.model.named_parameters() if "lora_" in name]
-    moments = [value for state in trainer.optimizer.state.values() for value in state.values() if value.dim()]
-    return sum(tensor.nbytes for tensor in adapters + moments)
-
-
-@pytest.mark.parametrize("keys", [{}, {"elastic_reset_every": 4}])
-def test_memory_of_a_growing_adapter_is_that_of_its_last_rank(tmp_path, keys):
-    keys = {"lora_growth_every": 1, "lora_growth_step": 3, "max_steps": 8, "beta": 0.1, **keys}
-    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], init_lora_weights=True)
-
-    def trainer(name):
-        return make(tmp_path / name, peft_config=lora, **keys)
-
-    short, whole = trainer("short"), trainer("whole")
-    first = first_steps(short)
-    whole.train()
-    assert first.rank == whole.parts["growth"].rank == 13  # at 2, 4 and 6
-    gradients = sum(value.nbytes for value in whole.model.parameters() if value.requires_grad) * (1 - 4 / 13)
-    copies = len(whole.parts["growth"].copies) * gradients  # each has the policy's parameters once
-    expected = bytes_of_adapters(whole) - bytes_of_adapters(short) + gradients + copies
-    assert first.growth_gib * 2**30 == pytest.approx(expected, abs=1)
-
-
 @pytest.mark.parametrize("compact", ["on", "off"])
 def test_samples_are_drawn_by_the_run_s_own_sampler(tmp_path, monkeypatch, compact):
     drawn, sample = [], CompactGeneration.sample
@@ -369,8 +324,8 @@ MIXTURE = json.dumps({"tasks": MEMBERS})
     "argv, what",
     [
         (["--task", "mixture", "--task_options", MIXTURE, "--task_level", "null"], "base pass rate of hard, level 4"),
-        (["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"], "reward time"),
-        (["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"], "reward time"),
+        (["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"], "rewards in a step"),
+        (["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"], "rewards in a step"),
     ],
     ids=["mixture", "thinking", "length, dynamic sampling"],
 )

@@ -6,12 +6,16 @@ import pytest
 from transformers import Qwen2Model
 
 from eval import step_cost
+from eval.stepcost import settings as of_cost
+from eval.stepcost.settings import ARMS, BASELINE, OVERHEAD_ARMS, Batches, parse, settings
+from eval.stepcost.tables import ratio
+from eval.stepcost.trainers import generation_seconds, make_trainer
 from trl_prorl.record.meter import JsonLines
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setitem(step_cost.SHAPES, "small", (16, 1, 2, 2, 32, 300))
+    monkeypatch.setitem(of_cost.SHAPES, "small", (16, 1, 2, 2, 32, 300))
 
 
 def arguments(*further):
@@ -20,9 +24,9 @@ def arguments(*further):
 
 
 def test_every_arm_gets_the_same_batches_and_scaled_lengths():
-    args = step_cost.parse(arguments("--longest", "4096"))
-    once, twice = step_cost.Batches(args, 1.0), step_cost.Batches(args, 2.0)
-    assert once.draw(7) == step_cost.Batches(args, 1.0).draw(7) != once.draw(8)
+    args = parse(arguments("--longest", "4096"))
+    once, twice = Batches(args, 1.0), Batches(args, 2.0)
+    assert once.draw(7) == Batches(args, 1.0).draw(7) != once.draw(8)
     prompts, completions = once.draw(7)
     assert len(prompts) == len(completions) == 4
     assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
@@ -30,32 +34,32 @@ def test_every_arm_gets_the_same_batches_and_scaled_lengths():
         sum(len(one) for number in range(200) for one in batches.draw(number)[1]) for batches in (once, twice)
     )
     assert long / short == pytest.approx(2.0, rel=0.05)
-    fixed = step_cost.Batches(args, 1.0, fixed=5)
+    fixed = Batches(args, 1.0, fixed=5)
     assert {len(one) for one in fixed.draw(7)[1]} == {5}
 
 
 def test_ratios_are_of_pairs():
     """10/5, 30/10 and 20/20: the median of ratios is 2, though the ratio of medians were 2, 3 or 1 by pairs."""
-    result = {step_cost.BASELINE: {"phase": [10.0, 30.0, 20.0]}, "A": {"phase": [5.0, 10.0, 20.0]}}
-    assert step_cost.ratio(result, "A") == (2.0, 1.0, 3.0)
+    result = {BASELINE: {"phase": [10.0, 30.0, 20.0]}, "A": {"phase": [5.0, 10.0, 20.0]}}
+    assert ratio(result, "A") == (2.0, 1.0, 3.0)
 
 
 def test_settings():
-    args = step_cost.parse(arguments("--iterations", "1", "2", "--checkpointing", "both"))
-    settings = list(step_cost.settings(args))
-    assert [(title, "B" in arms) for title, arms, *_ in settings] == [
+    args = parse(arguments("--iterations", "1", "2", "--checkpointing", "both"))
+    found = list(settings(args))
+    assert [(title, "B" in arms) for title, arms, *_ in found] == [
         ("μ=1, 1× gold answers", False),
         ("μ=1, 1× gold answers, gradient checkpointing", False),
         ("μ=2, 1× gold answers", True),
         ("μ=2, 1× gold answers, gradient checkpointing", True),
     ]
-    args = step_cost.parse(arguments("--arms", "B packed", "TRL β=0"))
-    ((_, arms, *_),) = step_cost.settings(args)
-    assert list(arms) == [step_cost.BASELINE, "TRL β=0", "B packed"]
-    args = step_cost.parse(arguments("--mode", "growth", "--spread", "--lengths", "64", "--groups", "4", "8"))
+    args = parse(arguments("--arms", "B packed", "TRL β=0"))
+    ((_, arms, *_),) = settings(args)
+    assert list(arms) == [BASELINE, "TRL β=0", "B packed"]
+    args = parse(arguments("--mode", "growth", "--spread", "--lengths", "64", "--groups", "4", "8"))
     args.longest = 4096
     lengths = []
-    for title, _, batches, *_ in step_cost.settings(args):
+    for title, _, batches, *_ in settings(args):
         drawn = [len(one) for number in range(200) for one in batches.draw(number)[1]]
         lengths.append((title, sum(drawn) / len(drawn)))
     assert [title for title, _ in lengths] == ["64 tokens on average, G=8", "256 tokens on average, G=4"]
@@ -69,7 +73,7 @@ def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, caplog,
     step_cost.main(arguments(*sizes))
     written = json.loads((tmp_path / f"{mode}.json").read_text())
     assert written["settings"]["rounds"] == 1
-    arms = {*step_cost.ARMS, "floor"} if mode == "arms" else {"TRL β>0", "A packed", "B packed"}
+    arms = {*ARMS, "floor"} if mode == "arms" else {"TRL β>0", "A packed", "B packed"}
     for result in written["results"].values():
         assert set(result) == arms
         for values in result.values():
@@ -82,28 +86,26 @@ def test_a_run_leaves_a_table_a_chart_and_its_settings(tmp_path, capsys, caplog,
     assert not [record for record in caplog.records if record.name.startswith("trl_prorl")]
 
 
-@pytest.mark.parametrize("name", ["ours, all off", step_cost.BASELINE])
+@pytest.mark.parametrize("name", ["ours, all off", BASELINE])
 def test_a_step_ends_when_its_row_is_written(tmp_path, monkeypatch, name):
     """A clock that moves by a second whenever a row is written."""
     written = []
     write = JsonLines.write
     monkeypatch.setattr(JsonLines, "write", lambda self, row: (write(self, row), written.append(row)))
-    args = step_cost.parse(arguments("--mode", "overhead"))
-    trainer = step_cost.make_trainer(
-        name, step_cost.OVERHEAD_ARMS[name], args, step_cost.Batches(args, 1.0), 2, False, str(tmp_path)
-    )
+    args = parse(arguments("--mode", "overhead"))
+    trainer = make_trainer(name, OVERHEAD_ARMS[name], args, Batches(args, 1.0), 2, False, str(tmp_path))
     trainer.watch.clock = lambda: float(len(written))
     trainer.train()
     rows = [row for row in written if "time_step" in row]
-    assert len(rows) == (0 if name == step_cost.BASELINE else 2) and trainer.watch.seconds["step"] == len(rows)
+    assert len(rows) == (0 if name == BASELINE else 2) and trainer.watch.seconds["step"] == len(rows)
 
 
-@pytest.mark.parametrize("name", [step_cost.BASELINE, "A", "B packed"])
+@pytest.mark.parametrize("name", [BASELINE, "A", "B packed"])
 def test_each_arm_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkeypatch):
     """The lengths are those of the batch; rows that a forward computes, by the arm's own way."""
-    args = step_cost.parse(["--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "20"])
-    batches = step_cost.Batches(args, 1.0)
-    trainer = step_cost.make_trainer(name, step_cost.ARMS[name], args, batches, 2, False, str(tmp_path))
+    args = parse(["--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "20"])
+    batches = Batches(args, 1.0)
+    trainer = make_trainer(name, ARMS[name], args, batches, 2, False, str(tmp_path))
     rows, forward = [], Qwen2Model.forward
 
     def watched(self, input_ids=None, **kwargs):
@@ -111,7 +113,7 @@ def test_each_arm_generates_in_its_own_way_what_was_drawn(tmp_path, name, monkey
         return forward(self, input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(Qwen2Model, "forward", watched)
-    assert step_cost.generation_seconds(trainer, batches, 0) > 0
+    assert generation_seconds(trainer, batches, 0) > 0
     _, completions = batches.draw(0)
     lengths = [len(ids) for ids in completions]
     if "packed" in name:

@@ -14,14 +14,14 @@ def results(tmp_path):
     facts = {"device": "NVIDIA H100 80GB HBM3", "memory_gib": 79.6, "versions": {"torch": "2.9"}}
     machine = Result(facts=facts)
     machine.check("bf16 is supported", False, "only emulated")
-    parity = Result()
-    parity.check("sum", True, "2, by hand 2")
-    parity.check("difference", False, "1, by hand 2")
+    checked = Result()
+    checked.check("sum", True, "2, by hand 2")
+    checked.check("difference", False, "1, by hand 2")
     table = Table("Seconds", ["arm", "s"], [["A", 0.1234567], ["B", None]], "A note.")
     folder = tmp_path / "results"
     folder.mkdir()
     for name, result in {
-        "machine": machine, "parity": parity, "cost": Result(tables=[table], skipped={"C": "out of memory"})
+        "machine": machine, "tests": checked, "cost": Result(tables=[table], skipped={"C": "out of memory"})
     }.items():  # fmt: skip
         result.write(folder, name)
     return folder
@@ -36,7 +36,7 @@ def test_the_page(results, tmp_path):
     assert "Left out: C (out of memory)" in written and "## Generation by vLLM\n\nNot measured." in written
     where = page.publish(results, tmp_path)
     assert where == tmp_path / "docs" / "gpu" / "nvidia-h100-80gb-hbm3.md" and where.read_text() == written
-    assert set(json.loads(where.with_suffix(".json").read_text())) == {"machine", "parity", "cost"}
+    assert set(json.loads(where.with_suffix(".json").read_text())) == {"machine", "tests", "cost"}
     page.publish(results, tmp_path)  # once more: listed once
     listed = (where.parent / "README.md").read_text()
     assert listed.count("- [NVIDIA H100 80GB HBM3](nvidia-h100-80gb-hbm3.md)") == 1

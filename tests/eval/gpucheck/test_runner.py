@@ -134,7 +134,7 @@ def test_a_part_that_hangs_is_stopped_with_all_that_it_began(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 def test_what_is_begun_ends_with_a_process_that_is_killed(tmp_path):
     """Otherwise it would go on, on the same GPU as the next call."""
-    run_part(Part("outer", "Outer", begins_another, 100), CPU, tmp_path, {}, 5)
+    run_part(Part("outer", "Outer", begins_another, 100), CPU, tmp_path, {}, 3)
     assert ends(int((tmp_path / "outer" / "inner" / "pid").read_text()))
 
 
@@ -143,7 +143,7 @@ def test_on_a_card_the_process_is_no_copy(tmp_path, monkeypatch):
     """Because a copy cannot use CUDA."""
     monkeypatch.setattr(runner.torch, "manual_seed", None)  # a copy of this process would fail
     size = dataclasses.replace(CPU, device="cuda")
-    assert run_part(Part("x", "X", "cost:vllm", 400), size, tmp_path, {"code": "x"}, 400) is None
+    assert run_part(Part("x", "X", "cost:cost_large", 400), size, tmp_path, {"code": "x"}, 400) is None
     assert Result.read(tmp_path, "x").made_with == {"code": "x"}
 
 

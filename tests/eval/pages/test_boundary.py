@@ -18,7 +18,7 @@ def test_table_has_a_row_per_k(passk_result):
     table = boundary_table(boundary(passk_result(base=[0, 1] * 10, trained=[1, 2] * 10, n=2)))
     assert [row[0] for row in table.rows] == ["1", "2"]
     assert table.rows[0][1].startswith("0.250 [")
-    assert table.rows[1][4] == "1.000"
+    assert table.rows[1][2].startswith("1.000")
 
 
 def test_picture_shows_both_sides(passk_result, tmp_path, monkeypatch):

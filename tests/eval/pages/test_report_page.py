@@ -6,7 +6,6 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 import pytest
 from PIL import Image
@@ -18,14 +17,8 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update "
+FLAGS += "--disable-sync"
 PATIENCE = 300_000  # milliseconds; a busy machine is no failure
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
 HOSTILE = "A <b>&amp; 'x' [y](http://z)"
@@ -275,24 +268,19 @@ def browser():
         pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
     with playwright.sync_playwright() as driver:
         # A fresh profile each time, --headless=new: Playwright's own defaults.
-        started = driver.chromium.launch(executable_path=executable, args=list(FLAGS), timeout=PATIENCE)
+        started = driver.chromium.launch(executable_path=executable, args=FLAGS.split(), timeout=PATIENCE)
         yield started
         started.close()
 
 
 LOOK = """() => ({
     pictures: [...document.images].filter(i => !(i.complete && i.naturalWidth > 0)).map(i => i.alt),
-    shown: document.images.length,
-    anchors: [...document.querySelectorAll('a[href^="#"]')].map(a => a.getAttribute('href'))
-        .filter(href => !document.getElementById(decodeURIComponent(href.slice(1)))),
-    relative: [...document.querySelectorAll('a[href], img[src], link[href]')]
-        .map(e => e.getAttribute('href') ?? e.getAttribute('src')).filter(to => !/^(#|data:)/.test(to)),
     wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
 })"""
 
 
 def problems_in_browser(browser, path: Path, viewport: dict, scheme: str = "light") -> list[str]:
-    """Open a page as a reader would and look for missing pictures, dead links, sideways scrolling and errors."""
+    """Open a page as a reader would and look for missing pictures, sideways scrolling, errors; links: the source."""
     problems = []
     context = browser.new_context(viewport=viewport, color_scheme=scheme, offline=True)
     try:
@@ -315,12 +303,6 @@ def problems_in_browser(browser, path: Path, viewport: dict, scheme: str = "ligh
             fold.click()  # what is folded must be in order too
         seen = tab.evaluate(LOOK)
         problems += [f"missing picture: {alt}" for alt in seen["pictures"]]
-        problems += [f"no target {href}" for href in seen["anchors"]]
-        for link in seen["relative"]:
-            parts = urlparse(link)
-            if parts.scheme or not (path.parent / unquote(parts.path)).exists():
-                problems.append(f"dead link {link}")
-        problems += ["no pictures at all"] if not seen["shown"] else []
         problems += ["scrolls sideways"] if seen["wide"] else []
     finally:
         context.close()
@@ -399,9 +381,7 @@ def test_pictures_stay_on_white_in_the_dark(browser, page):
 
 
 BROKEN = {
-    "no target #caveats": lambda s: s.replace('id="caveats"', 'id="caveat"'),
     "missing picture": lambda s: re.sub(r'src="data:[^"]*"', 'src="gone.png"', s, count=1),
-    "dead link gone.md": lambda s: s.replace("</nav>", '</nav><a href="gone.md">x</a>'),
     "scrolls sideways": lambda s: s.replace("</nav>", '</nav><div style="width: 400px">x</div>'),
     "console: x": lambda s: s.replace("</body>", "<script>console.error('x')</script></body>"),
     "error: ": lambda s: s.replace("</body>", "<script>nowhere()</script></body>"),

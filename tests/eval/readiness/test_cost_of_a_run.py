@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from eval.readiness.cost import bytes_per_row, cost_findings, largest_micro_batch, seconds_of_run
+from eval.readiness.cost import cost_findings, largest_micro_batch, seconds_of_run
 from eval.readiness.finding import LOOK
 from eval.readiness.first_steps import FirstSteps, first_steps, update_findings
 
@@ -22,43 +22,29 @@ def test_wall_time_by_hand():
     assert seconds_of_run([FIRST], 10, 2) == 10 * 3 + 5 * 7
 
 
-def test_activations_by_hand():
-    # 2 layers × 10 tokens × (34·8 + 5·2·10) bytes at two bytes each, and 2 · 4 · 4 · 100 of logits
-    assert bytes_per_row(2, 8, 2, 100, 6, 4, 2, False) == 2 * 10 * 372 + 3200
-    assert bytes_per_row(2, 8, 2, 100, 6, 4, 4, False) == 2 * (2 * 10 * 372) + 3200
-    assert bytes_per_row(2, 8, 2, 100, 6, 4, 2, True) == 2 * 10 * 8 * 2 + 10 * 372 + 3200
-
-
 def test_rows_that_fit_by_hand():
     assert largest_micro_batch(10, 2, 100, 8) == 40  # (90 − 10) / 2
     assert largest_micro_batch(10, 2.5, 100, 6) == 30  # 32, in groups of 6
     assert largest_micro_batch(84, 2, 100, 8) == 3 and largest_micro_batch(95, 2, 100, 8) == 0
 
 
-def test_a_cpu_estimates_and_a_gpu_measures():
+def test_memory_is_that_of_a_gpu():
     def of(first, what, micro_batch=8):
-        found = cost_findings(first, micro_batch, 4, 0.5, 0.1, 40)
-        return next(finding for finding in found if finding.what.startswith(what))
+        found = cost_findings(first, micro_batch, 4, 0.1, 40)
+        return next((finding for finding in found if finding.what.startswith(what)), None)
 
-    cpu = FirstSteps([FIRST, SECOND], 10, 2, 2.0, 20.0, on_gpu=False)
-    assert (
-        of(cpu, "peak memory").what.endswith("(estimate, CPU)") and of(cpu, "peak memory").number == "6.0 of 20.0 GiB"
-    )
-    assert of(cpu, "largest").number == "32 rows (now 8)" and not of(cpu, "largest").values["measured"]
+    cpu = FirstSteps([FIRST, SECOND], 10, 2)
+    assert of(cpu, "peak memory") is None and of(cpu, "largest") is None
     rows = [FIRST | {"peak_memory_gib": 10.0}, SECOND | {"peak_memory_gib": 12.0}]
-    gpu = FirstSteps(rows, 10, 2, 4.0, 20.0, on_gpu=True)
+    gpu = FirstSteps(rows, 10, 2, 4.0, 20.0)
     assert of(gpu, "peak memory").what == "peak memory" and of(gpu, "peak memory").number == "12.0 of 20.0 GiB"
     assert of(gpu, "largest").number == "12 rows (now 8)"  # (18 − 4) / 1 = 14, in groups of 4
-    samples = FirstSteps([rows[0] | {"peak_memory_gib": 19.0}, rows[1]], 10, 2, 4.0, 20.0, on_gpu=True)
+    samples = FirstSteps([rows[0] | {"peak_memory_gib": 19.0}, rows[1]], 10, 2, 4.0, 20.0)
     assert of(samples, "peak memory").number == "19.0 of 20.0 GiB" and of(samples, "peak memory").level == LOOK
     assert of(samples, "largest").number == "12 rows (now 8)"  # a rollout takes its memory whatever the micro-batch
-    tight = FirstSteps([FIRST | {"peak_memory_gib": 19.0}], 10, 2, 3.0, 20.0, on_gpu=True)
+    tight = FirstSteps([FIRST | {"peak_memory_gib": 19.0}], 10, 2, 3.0, 20.0)
     assert of(tight, "largest", 16).level == LOOK and "to 12" in of(tight, "largest", 16).change
     assert of(tight, "peak memory", 16).level == LOOK
-    grows = FirstSteps(rows, 10, 2, 4.0, 20.0, on_gpu=True, growth_gib=4.5, rank=32)
-    assert of(grows, "peak memory").what == "peak memory at rank 32, the last"
-    assert of(grows, "peak memory").number == "16.5 of 20.0 GiB"
-    assert of(grows, "largest").number == "8 rows (now 8)"  # (18 − 8.5) / 1 = 9.5, in groups of 4
     assert of(cpu, "tokens per second").number == "100" and of(cpu, "wall time").number.startswith("00:55")
     assert of(cpu, "rewards in a step").number == "40 %" and of(cpu, "rewards in a step").level == LOOK
     assert of(cpu, "seconds by stage").number == "rollout 6.00, ref 1.00, update 3.00"
@@ -80,7 +66,7 @@ def test_memory_that_other_processes_hold_is_not_there(tmp_path, monkeypatch):
         state=SimpleNamespace(max_steps=10),
     )
     first = first_steps(trainer)
-    assert first.on_gpu and (first.held_gib, first.total_gib) == (6.0, 14.0)
+    assert (first.held_gib, first.total_gib) == (6.0, 14.0)
 
 
 def test_the_first_update():
