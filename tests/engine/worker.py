@@ -14,11 +14,11 @@ import sys
 import torch
 import vllm
 import vllm.model_executor.layers.utils as layers
-from trl.generation import vllm_generation
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, TopKLogitsWarper, TopPLogitsWarper
 from transformers.generation import MinPLogitsWarper
+from trl.generation import vllm_generation
 
 from trl_prorl import ProRLConfig, ProRLTrainer, embedded_model, task_reward
 from trl_prorl.tasks import get_task
