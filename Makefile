@@ -30,7 +30,7 @@ help:
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
 	@echo "make test-vllm  rollouts of a real vLLM on a CPU, in an environment of its own (.venv-vllm, 4 GB)"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
-	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (25 minutes; CHECK=--cpu: toy size)"
+	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
 	@echo "make study      train what is missing of the study, two runs at a time; goes on where it was stopped"
 	@echo "                (JOBS=1 BLOCKS=core FAMILIES=\"sorting sums\" ARMS=\"plain A\")"
 	@echo "make study-status   what is finished         make study-figures  pictures and findings from docs/study"

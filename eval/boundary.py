@@ -10,7 +10,6 @@ import sys
 
 from rich.console import Console
 
-from trl_prorl.errors import InputError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.boundary import boundary
 from trl_prorl.eval.command import command
@@ -19,24 +18,7 @@ from trl_prorl.eval.pages.comparison import objective_notes
 from trl_prorl.eval.pages.curves import arm_label, colour_of
 from trl_prorl.eval.pages.table import print_bullets
 from trl_prorl.eval.run_folder.reading import load_run
-from trl_prorl.eval.run_folder.run import Run, require_passk
-
-
-def select_measured(run: Run, other: str | None = None) -> dict:
-    """
-    The run's own evaluation, or that of one of the tasks it was not trained on.
-
-    Raises:
-        InputError: If it was not evaluated.
-    """
-    passk = require_passk(run)
-    if other is None:
-        return passk
-    others = passk.get("others") or {}
-    if other not in others:
-        known = ", ".join(others) or "none"
-        raise InputError(f"--other {other}: '{run.path / 'passk.json'}' has no such task (it has: {known})")
-    return others[other]
+from trl_prorl.eval.run_folder.run import require_passk
 
 
 @command
@@ -45,13 +27,12 @@ def main(argv=None) -> None:
     args = command_lines.boundary(argv)
     console = Console()
     runs = [load_run(folder) for folder in args.runs]
-    results = [boundary(select_measured(run, args.other)) for run in runs]
+    results = [boundary(require_passk(run)) for run in runs]
     for run, result in zip(runs, results, strict=True):
-        title = f"{arm_label(run)}: {args.other or 'held-out prompts'}, base against trained"
+        title = f"{arm_label(run)}: held-out prompts, base against trained"
         console.print(boundary_table(result, title).to_rich())
         print_bullets(console, boundary_statements(result))
-        suffix = f"_{args.other.replace('/', '_')}" if args.other else ""
-        picture = run.path / f"boundary{suffix}.png"
+        picture = run.path / "boundary.png"
         plot_boundary(result, picture, title, colour_of(run))
         print(f"Wrote {picture}.")
     print_bullets(console, objective_notes(runs))

@@ -141,14 +141,7 @@ def preflight(argv=None) -> tuple[argparse.Namespace, list[str]]:
         check_writable(args.json)
     if not others:
         raise InputError(f"nothing says what to look at: give {recipe} (--help says more)")
-    others = command_line.first_look(None, others)
-    from trl_prorl.launch.recipe import parse_recipe  # not before there is something to parse: it takes seconds
-
-    try:
-        parse_recipe(others)
-    except (ValueError, OSError) as error:
-        raise InputError(" ".join(str(error).split())) from error
-    return args, others
+    return args, command_line.first_look(None, others)
 
 
 def check_writable(file: Path) -> None:
@@ -193,7 +186,7 @@ def gpu_check(argv=None) -> argparse.Namespace:
     parser.add_argument(
         "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART", help=", ".join(PARTS)
     )
-    parser.add_argument("--minutes", type=float, metavar="N", default=25.0, help="of all parts; the rest is left")
+    parser.add_argument("--minutes", type=float, metavar="N", default=20.0, help="of all parts; the rest is left")
     parser.add_argument("--again", action="store_true", help="also what has passed already")
     parser.add_argument(
         "--out", type=Path, default=None, metavar="DIR", help="of the results; runs/gpu_check/card or /cpu"
@@ -245,7 +238,6 @@ def compare(argv=None) -> argparse.Namespace:
 def boundary(argv=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=program("boundary"), description="What a run gained and lost over base.")
     add_run_option(parser)
-    parser.add_argument("--other", "--others", help="a task that was not trained, as passk.json names it (forgetting)")
     return _with_runs(parser.parse_args(argv))
 
 

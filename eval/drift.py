@@ -16,12 +16,11 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from trl_prorl.eval.analysis.drift import model_drift
 from trl_prorl.eval.analysis.language import compression_ratio, distinct, perplexity, real_text, token_drift
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.command import command
 from trl_prorl.eval.command_lines import drift
-from trl_prorl.eval.pages.drift import plot_drift, points_tables
+from trl_prorl.eval.pages.drift import model_drift, plot_drift, points_tables
 from trl_prorl.eval.run_folder.reading import DRIFT_FILE, read_env, write_json
 from trl_prorl.eval.samples.held_out import HeldOut, check_run_settings, held_outs
 from trl_prorl.eval.samples.models import Point, checkpoint_points, load_point

@@ -1,29 +1,64 @@
 """
-One command that proves it on a GPU: `trl-prorl gpu-check`, or `make gpu-check`.
+One command for a GPU: `trl-prorl gpu-check`, or `make gpu-check`.
 
 It checks that the numbers are right there (the tests that run on a GPU, from a checkout: TRL is their control), and
-measures what a step costs, generation included: on one card in at most 25 minutes, with the shapes of Qwen2.5 and
+measures what a step costs, generation included: on one card in at most 20 minutes, with the shapes of Qwen2.5 and
 random weights, without the Hub. Every part runs in a process of its own with a limit, and its result is kept, so the
-same command goes on where it was stopped. What is not installed is left out by name. `--cpu` runs the parts at toy
-size, without the tests.
+same command goes on where it was stopped. `--cpu` runs the parts at toy size, without the tests.
 """
 
 import functools
+import hashlib
 import os
+import platform
 import sys
 from pathlib import Path
 
 import torch
 
+from trl_prorl.environment import installed
+from trl_prorl.errors import RunError
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.command import command
 from trl_prorl.eval.gpucheck.page import page, publish
-from trl_prorl.eval.gpucheck.parts import CARD, CPU
-from trl_prorl.eval.gpucheck.runner import ROOT, run_all, see_one_gpu
+from trl_prorl.eval.gpucheck.parts import ROOT, run_all
 
 
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "triton", "deepspeed", "vllm")
 NO_GPU = "there is no GPU that torch can use here: nothing was measured. `--cpu` runs the parts at toy size."
 KEPT = "the parts that have passed are kept. The same command goes on from there."
+
+
+def see_one_gpu() -> str | None:
+    """
+    Let this process's children see one GPU, and say so if there are more: with several in one process transformers
+    would split every batch over them, which TRL refuses.
+    """
+    if (number := torch.cuda.device_count()) < 2:
+        return None
+    os.environ["CUDA_VISIBLE_DEVICES"] = first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return f"of {number} GPUs one is used: CUDA_VISIBLE_DEVICES={first}. Set it to use another one."
+
+
+def machine(cpu: bool) -> dict:
+    """Name and memory of the device, and versions; a `RunError` if it cannot be used."""
+    found = {"device": f"CPU, {platform.machine()}"}
+    if not cpu:
+        try:
+            torch.ones(8, device="cuda").sum().item()  # fails where torch has no kernels for the card
+        except RuntimeError as error:
+            raise RunError(f"{error}. Nothing was measured") from error
+        properties = torch.cuda.get_device_properties(0)
+        found = {"device": properties.name, "memory": f"{properties.total_memory / 2**30:.0f}"}
+    return found | {"versions": {name: number for name in LIBRARIES if (number := installed(name)) is not None}}
+
+
+def code() -> str:
+    """A hash of our Python files: a result says nothing about other code."""
+    found = hashlib.sha256()
+    for path in (path for name in ("trl_prorl", "eval", "tests") for path in sorted((ROOT / name).rglob("*.py"))):
+        found.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 @functools.partial(command, kept=KEPT)
@@ -36,20 +71,22 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # for the parts: nothing here needs the Hub
     if not args.cpu and (said := see_one_gpu()) is not None:
         print(said)
-    size = CPU if args.cpu else CARD
-    folder = args.out or Path("runs/gpu_check") / size.name
-    outcome = run_all(size, folder, args.parts, args.minutes, args.again, functools.partial(print, flush=True))
-    if (folder / "machine.json").is_file():
-        (folder / "page.md").write_text(page(folder))
-        where = folder / "page.md"
-        if size.on_card and (ROOT / "docs").is_dir() and (ROOT / "Makefile").is_file():
-            where = publish(folder, ROOT)
-        print(f"{where}, and the numbers in {folder}")
-    for name in outcome.failed:
+    folder = args.out or Path("runs/gpu_check") / ("cpu" if args.cpu else "card")
+    folder.mkdir(parents=True, exist_ok=True)
+    here = machine(args.cpu)
+    made_with = {"code": code(), "device": here["device"], **here["versions"]}
+    say = functools.partial(print, flush=True)
+    failed, left = run_all(args.parts, args.cpu, folder, made_with, args.minutes, args.again, say)
+    where = folder / "page.md"
+    where.write_text(page(folder, here))
+    if not args.cpu and (ROOT / "docs").is_dir() and (ROOT / "Makefile").is_file():
+        where = publish(folder, ROOT, here)
+    print(f"{where}, and the numbers in {folder}")
+    for name in failed:
         print(f"FAILED {name}")
-    if outcome.left:
-        print(f"no time was left for {', '.join(outcome.left)}: the same command goes on there.")
-    return 1 if outcome.failed or outcome.left else 0
+    if left:
+        print(f"no time was left for {', '.join(left)}: the same command goes on there.")
+    return 1 if failed or left else 0
 
 
 if __name__ == "__main__":

@@ -9,19 +9,55 @@ come from each run's `passk.json`, which `trl-prorl passk` makes; without it tho
 
 import shlex
 import sys
+from itertools import chain
 
 from rich.console import Console
 
 from trl_prorl.eval import command_lines
 from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.command import command
-from trl_prorl.eval.pages.comparison import statements
-from trl_prorl.eval.pages.contents import build_report, draw_pictures
-from trl_prorl.eval.pages.document import to_html, to_markdown
-from trl_prorl.eval.pages.runs import overview_table
+from trl_prorl.eval.pages import (
+    arms,
+    boundary,
+    comparison,
+    completions,
+    course,
+    drift,
+    matrix,
+    passk,
+    reproduce,
+    reset_effects,
+    runs,
+)
+from trl_prorl.eval.pages.document import Report, to_html, to_markdown
 from trl_prorl.eval.pages.table import print_bullets
 from trl_prorl.eval.run_folder.reading import load_runs, only_parent
 from trl_prorl.files import replaced
+
+
+CONTENTS = (
+    comparison.verdict_sections,
+    matrix.sections,
+    completions.sections,
+    course.sections,
+    comparison.sections,
+    runs.learned,
+    passk.checkpoints,
+    passk.against_k,
+    boundary.sections,
+    passk.by_task,
+    drift.sections,
+    reset_effects.sections,
+    runs.costs,
+    arms.sections,
+)
+
+
+def build_report(frame: Frame, command: str) -> Report:
+    """The report on the runs of a frame; `command` makes it again."""
+    sections = chain.from_iterable(page(frame) for page in CONTENTS)
+    title = f"Prolonged GRPO: {len(frame.runs)} {'run' if len(frame.runs) == 1 else 'runs'}"
+    return Report(title, arms.lead(frame.runs), [*sections, *reproduce.sections(frame.runs, command)])
 
 
 @command
@@ -34,14 +70,17 @@ def main(argv=None) -> None:
     command = f"trl-prorl report --runs {' '.join(map(shlex.quote, args.runs))}"
     command += f" --out {shlex.quote(str(args.out))}" if args.out else ""
     report = build_report(frame, command)
-    pictures = draw_pictures(report, out)
+    pictures = report.pictures()
+    for picture in pictures:
+        picture.write(out)
     for name, text in (("report.md", to_markdown(report)), ("report.html", to_html(report))):
         with replaced(out / name) as aside:
             aside.write_text(text, encoding="utf-8")
     console = Console()
-    console.print(overview_table(frame).to_rich())
-    print_bullets(console, (line.replace("**", "") for line in statements(frame)))
-    print(f"Wrote {out / 'report.html'}; the same as report.md with {', '.join(pictures)}.")
+    console.print(runs.overview_table(frame).to_rich())
+    print_bullets(console, (line.replace("**", "") for line in comparison.statements(frame)))
+    names = ", ".join(picture.file for picture in pictures)
+    print(f"Wrote {out / 'report.html'}; the same as report.md with {names}.")
 
 
 if __name__ == "__main__":

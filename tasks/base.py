@@ -64,9 +64,7 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}")
 
 
-def build_dataset(
-    name: str, level: int, prompts: Sequence[str], answers: Sequence[str], columns: Sequence[Mapping] | None = None
-) -> "Dataset":
+def build_dataset(name: str, level: int, prompts: Sequence[str], answers: Sequence[str], columns=()) -> "Dataset":
     """
     The rows of a task as a dataset with the columns `prompt` (one user message), `answer`, `task` and `level`.
     `columns` holds the task's further columns, row by row; every row has the same keys.
@@ -74,15 +72,9 @@ def build_dataset(
     from datasets import Dataset  # not for a list of tasks
 
     further = {key: [row[key] for row in columns] for key in columns[0]} if columns else {}
-    return Dataset.from_dict(
-        {
-            "prompt": [[{"role": "user", "content": prompt}] for prompt in prompts],
-            "answer": list(answers),
-            "task": [name] * len(prompts),
-            "level": [level] * len(prompts),
-            **further,
-        }
-    )
+    messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    of_task = {"answer": list(answers), "task": [name] * len(prompts), "level": [level] * len(prompts)}
+    return Dataset.from_dict({"prompt": messages} | of_task | further)
 
 
 class Task(ABC):

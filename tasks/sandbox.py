@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .isolated.lockdown import MACHINES
+from .worker import PIPES
 
 
 ISOLATED = Path(__file__).with_name("isolated")
@@ -178,24 +179,12 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
         limits ([`Limits`]), program ([`Program`]): the run.
     """
     nonce = secrets.token_hex(16)
-    open_part = {
-        "setup": program.setup,
-        # Lone surrogates can be neither compiled nor sent.
-        "code": program.code.encode("utf-8", "replace").decode(),
-        "memory_mib": limits.memory_mib,
-        "cpu_seconds": limits.cpu_seconds,
-        "drop_root": drop_root,
-    }
+    code = program.code.encode("utf-8", "replace").decode()  # lone surrogates can be neither compiled nor sent
+    most = {"memory_mib": limits.memory_mib, "cpu_seconds": limits.cpu_seconds}
+    open_part = {"setup": program.setup, "code": code, "drop_root": drop_root} | most
     secret_part = {"tests": list(program.tests), "entry_point": program.entry_point, "nonce": nonce}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"},
-        cwd="/",
-        start_new_session=True,
-    )
+    env = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
+    process = subprocess.Popen(command, env=env, cwd="/", start_new_session=True, **PIPES)
     try:
         try:
             output, errors = process.communicate(frame(open_part) + frame(secret_part), timeout=limits.wall_seconds)
@@ -209,11 +198,9 @@ def run_command(command: Sequence[str], drop_root: bool, limits: Limits, program
         output, errors = process.communicate()
     lines = output.decode("ascii", "replace").splitlines()
     if not lines or lines[0] != "ready":
-        reason = (
-            " ".join(errors.decode("utf-8", "replace").split())
-            or f"no sign of it in {limits.wall_seconds + START_SECONDS:g} s"
-        )
-        raise RuntimeError(f"the sandbox did not start: {reason}")
+        said = " ".join(errors.decode("utf-8", "replace").split())
+        none = f"no sign of it in {limits.wall_seconds + START_SECONDS:g} s"
+        raise RuntimeError(f"the sandbox did not start: {said or none}")
     found, _, passed = lines[1].partition(" ") if len(lines) == 2 else ("", "", "")
     return int(passed) if secrets.compare_digest(found, nonce) else 0
 

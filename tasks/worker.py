@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
 START_SECONDS = 120.0
 KEPT_ANSWERS = 4096
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
 
 class Worker:
@@ -49,12 +51,9 @@ class Worker:
                 return self._known[text]
             if self._process is None:
                 self._start()
-            try:
+            with suppress(OSError):  # it has died, and the output has ended
                 self._process.stdin.write(text + b"\n")
                 self._process.stdin.flush()
-            except OSError:
-                self._stop()
-                return None
             line = self._read_line(self.seconds if seconds is None else seconds)
             if line is None:
                 self._stop()
@@ -71,33 +70,21 @@ class Worker:
             self._stop()
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(self.script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # Sets have the same order every time. Threads of a linear algebra library would only reserve memory.
-            env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
+        # Sets have the same order every time. Threads of a linear algebra library would only reserve memory.
+        env = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._process = subprocess.Popen([sys.executable, str(self.script)], env=env, **PIPES)
         if self._read_line(START_SECONDS) is None:
-            self._process.kill()
-            errors = self._process.communicate()[1].decode("utf-8", "replace").split("\n")
-            self._process = None
+            errors = self._stop().decode("utf-8", "replace").split("\n")
             reason = " ".join(errors[-2:]).strip() or f"no sign of it in {START_SECONDS:g} s"
             raise RuntimeError(f"{self.script.name} did not start: {reason}")
         atexit.register(self.close)
-        # Nobody reads the pipe from now on, and a full pipe would stop the process.
-        self._process.stderr.close()
 
-    def _stop(self) -> None:
+    def _stop(self) -> bytes:
+        """End the process. Returns what it wrote to its standard error."""
         self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            try:
-                pipe.close()
-            except OSError:
-                pass
+        errors = self._process.communicate()[1]
         self._process, self._unread = None, b""
+        return errors
 
     def _read_line(self, seconds: float) -> bytes | None:
         """The next line; `None` at the end of the output or of the time."""

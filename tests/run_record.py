@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import yaml
+
 
 TIMED = ("time", "second", "memory", "utilization")
 
@@ -11,6 +13,20 @@ def read_rows(run, file="metrics.jsonl"):
     """The objects of a JSON Lines file of a run, which a trainer or its folder stands for, in their order."""
     folder = run.args.output_dir if hasattr(run, "args") else run
     return [json.loads(line) for line in Path(folder, file).read_text().splitlines()]
+
+
+def write_run(folder, config=None, metrics=None, events=None, **others):
+    """A run folder as a training leaves it: recipe, record, `env`, `passk` and the like; `None` leaves a file out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if config is not None:
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    for name, rows in (("metrics", metrics), ("events", events)):
+        if rows is not None:
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, content in others.items():
+        if content is not None:
+            (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
 
 
 def read_events(run, *kinds):

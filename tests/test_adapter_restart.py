@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from run_record import read_events
 from run_record import read_rows as rows
-from tiny_run import LORA
+from tiny_run import BEST, LORA, QUESTIONS, evaluated_as
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_prorl.adapters.growth import factors_of
@@ -205,13 +204,8 @@ def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model
 
 
 def test_the_best_checkpoint_may_have_fewer_restarts(make_trainer, tiny_model):
-    questions = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})
-    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
-    keys |= {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True, "max_steps": 6}
-    keys |= {"metric_for_best_model": "eval_reward", "greater_is_better": True}
-    trainer = make_trainer(**keys, beta=0.3, **RESTARTS, trainer_kwargs={"eval_dataset": questions})
-    scores, evaluate = iter([1.0, 9.0, 1.0]), trainer._evaluate
-    trainer._evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_reward": next(scores)}
+    keys = {**BEST, **RESTARTS, "beta": 0.3, "max_steps": 6}
+    trainer = evaluated_as(make_trainer(**keys, trainer_kwargs=QUESTIONS), 1.0, 9.0, 1.0)
     trainer.train()
     best = Path(trainer.args.output_dir, "checkpoint-4")
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), best)
@@ -225,12 +219,13 @@ def test_the_best_checkpoint_may_have_fewer_restarts(make_trainer, tiny_model):
 def test_an_evaluation_in_memory_finds_the_base_below(run):
     from trl_prorl import evaluate
 
-    question = Dataset.from_list([{"prompt": [{"role": "user", "content": "say 5"}]}] * 2)
     drawn = []
     for keys in ({}, RESTARTS):
         seen = []
         trainer = run(beta=0.3, **keys, learning_rate=0.05)
-        evaluate(trainer, question, lambda completion, row, seen=seen: seen.append(completion) or True, n=4)
+        evaluate(
+            trainer, QUESTIONS["eval_dataset"], lambda completion, row, seen=seen: seen.append(completion) or True, n=4
+        )
         drawn.append(seen[:8])  # the base's come first
     assert drawn[0] == drawn[1]
 

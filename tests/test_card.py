@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from huggingface_hub import ModelCard
+from run_record import write_run
 
 from trl_prorl.hub.card import model_card, read_record, without_secrets
 from trl_prorl.record.base_model import identify
@@ -40,26 +40,12 @@ def folder(tmp_path):
     """A function that writes a run folder: `folder(passk=..., env={...}, ...)`; `None` leaves a file out."""
 
     def write(events=(), passk=None, config=None, env=None, steps=7, adapter="Qwen/Qwen2.5-0.5B-Instruct"):
-        run = tmp_path / "sorted-A"
-        run.mkdir()
         config = {"task": "sorting", "task_level": 2, "model_name_or_path": adapter} | (config or {})
-        env = {
-            "variant": "A",
-            "seed": 3,
-            "git_commit": "c0ffee",
-            "versions": {"trl-prorl": "0.1.0", "trl": "1.16.0"},
-        } | (env or {})
-        (run / "config.yaml").write_text(
-            yaml.safe_dump({key: value for key, value in config.items() if value is not None})
-        )
-        (run / "env.json").write_text(json.dumps(env))
-        (run / "metrics.jsonl").write_text("".join(json.dumps({"step": step + 1}) + "\n" for step in range(steps)))
-        (run / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": adapter}))
-        if events is not None:
-            (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-        if passk is not None:
-            (run / "passk.json").write_text(json.dumps(passk))
-        return run
+        config = {key: value for key, value in config.items() if value is not None}
+        versions = {"trl-prorl": "0.1.0", "trl": "1.16.0"}
+        env = {"variant": "A", "seed": 3, "git_commit": "c0ffee", "versions": versions} | (env or {})
+        others = {"env": env, "adapter_config": {"base_model_name_or_path": adapter}, "passk": passk}
+        return write_run(tmp_path / "sorted-A", config, [{"step": n + 1} for n in range(steps)], events, **others)
 
     return write
 

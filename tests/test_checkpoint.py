@@ -5,13 +5,14 @@ import json
 import os
 import pickle
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy
 import pandas
 import pytest
 import torch
-from datasets import Dataset
+from tiny_run import BEST, QUESTIONS, evaluated_as
 from transformers import TrainerCallback
 
 from trl_prorl.checkpoint import files as checkpoint_module
@@ -46,7 +47,6 @@ def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
     assert why_unusable(checkpoint) is None and os.listdir(tmp_path) == ["checkpoint-5"]
     manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
     assert manifest["step"] == 5 and set(manifest["files"]) == {"weights", "deep/state"}
-    # printf wwwwwwwwww | sha256sum
     expected = "44ab6c88be83b32482f14f05c115ff01ebb923fb6ce1b6c2ba76372dee86e9ac"  # printf wwwwwwwwww | sha256sum
     assert manifest["files"]["weights"] == {"bytes": 10, "sha256": expected}
 
@@ -112,24 +112,23 @@ class Bomb:
         return os.mkdir, (self.path,)
 
 
-@pytest.mark.parametrize("file", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
-def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trainer, tmp_path, file):
-    trainer = run(**KEYS)
-    checkpoint, mark = Path(trainer.args.output_dir, "checkpoint-2"), tmp_path / "mark"
-    torch.save(Bomb(mark), checkpoint / file)
-    manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
-    manifest["files"][file] = {"bytes": (checkpoint / file).stat().st_size, "sha256": sha256(checkpoint / file)}
-    (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
-    again = make_trainer(output_dir=str(tmp_path / "again"), **KEYS)
-    if file == "training_args.bin":  # written for people, never read
-        again.train(resume_from_checkpoint=str(checkpoint))
-    else:
-        with pytest.raises(pickle.UnpicklingError):
+def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trainer, tmp_path):
+    given = Path(run(**KEYS).args.output_dir, "checkpoint-2")
+    for file in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+        mark = tmp_path / f"mark of {file}"
+        checkpoint = shutil.copytree(given, tmp_path / file / given.name)
+        torch.save(Bomb(mark), checkpoint / file)
+        manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
+        manifest["files"][file] = {"bytes": (checkpoint / file).stat().st_size, "sha256": sha256(checkpoint / file)}
+        (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
+        again = make_trainer(output_dir=str(tmp_path / "again" / file), **KEYS)
+        # The arguments are written for people, and never read.
+        with nullcontext() if file == "training_args.bin" else pytest.raises(pickle.UnpicklingError):
             again.train(resume_from_checkpoint=str(checkpoint))
-    assert not mark.exists()
-    with pytest.raises(FileExistsError):  # the bomb is one
-        for _ in range(2):
-            torch.load(checkpoint / file, weights_only=False)
+        assert not mark.exists()
+        with pytest.raises(FileExistsError):  # the bomb is one
+            for _ in range(2):
+                torch.load(checkpoint / file, weights_only=False)
 
 
 def test_a_pickle_in_a_model_that_one_was_given_does_not_run(make_trainer, tiny_model, tmp_path):
@@ -266,13 +265,8 @@ def killed_at(step):
     return Kill()
 
 
-BEST = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "load_best_model_at_end": True}
-BEST |= {"metric_for_best_model": "eval_reward", "greater_is_better": True, "save_total_limit": 1}
-QUESTIONS = {"eval_dataset": Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})}
-
-
 def test_the_best_checkpoint_is_known_by_its_name(run):
-    trainer = run(**KEYS, **BEST, trainer_kwargs=QUESTIONS)
+    trainer = run(**KEYS | BEST | {"save_total_limit": 1}, trainer_kwargs=QUESTIONS)
     best = Path(trainer.state.best_model_checkpoint)
     assert best.parent == Path(trainer.args.output_dir) and why_unusable(best) is None
     state = json.loads((best / "trainer_state.json").read_text())
@@ -302,17 +296,6 @@ def test_a_file_of_a_checkpoint_or_of_the_model_that_cannot_be_written(make_trai
     trainer.train(resume_from_checkpoint=True)
     trainer.save_model()
     assert (out / file).is_file() and why_unusable(out / "checkpoint-4") is None
-
-
-def evaluated_as(trainer, *rewards):
-    """Evaluations whose rewards are known."""
-    evaluate, rewards = trainer._evaluate, iter(rewards)
-
-    def known(*args, **kwargs):
-        return evaluate(*args, **kwargs) | {"eval_reward": next(rewards)}
-
-    trainer._evaluate = known
-    return trainer
 
 
 @pytest.mark.parametrize("renamed", [False, True], ids=["from another directory", "renamed"])

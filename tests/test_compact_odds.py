@@ -107,10 +107,13 @@ def test_a_copy_with_other_numbers_is_not_sampled(tiny_model):
     assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
     assert torch.equal(state, torch.get_rng_state())
     del layer.merge
-    layer.base_layer.forward = layer.base_layer.forward
-    assert why_not_merged(policy) == (
-        "its adapter cannot be merged (ValueError: the forward of model.layers.1.self_attn.v_proj is replaced)"
-    )
+    # A closure computes with the policy's layers, wherever it is copied to.
+    around = policy.get_base_model().model.layers[1]
+    for replaced, name in ((layer.base_layer, "model.layers.1.self_attn.v_proj"), (around, "model.layers.1")):
+        replaced.forward = replaced.forward
+        assert why_not_merged(policy).endswith(f"merged (ValueError: the forward of {name} is replaced)")
+        del replaced.forward
+    around.forward = around.forward
     with pytest.raises(ValueError, match="is replaced"):
         MergedCopy(policy)
 

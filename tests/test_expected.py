@@ -2,13 +2,12 @@
 
 import csv
 import importlib.util
-import json
 import math
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import yaml
+from run_record import write_run
 
 from trl_prorl.embedded.shipped import weights_sha256
 from trl_prorl.launch.recipe_check import read_recipe
@@ -25,20 +24,16 @@ def run(tmp_path):
     """A function that writes a run as the demo leaves it, with some keys changed."""
 
     def write(recipe="variantA", seed=1, pass1=0.5, sha256=None, steps=240, **keys):
-        folder = tmp_path / f"{recipe}_{seed}"
-        folder.mkdir()
         config = read_recipe(expected.HERE / f"{recipe}.yaml")
         # As a run writes it: keys of our own, even where they are off, and no others that are.
         config = {"ref_reset_every": 0, "optimizer_reset": "keep", "beta_old": 0.0, "beta": 0.0} | config
-        (folder / "config.yaml").write_text(yaml.safe_dump(config | {"ref_reset_stall": 0} | keys))
+        config |= {"ref_reset_stall": 0} | keys
         base = {"name": "embedded:reverse_digits:0", "sha256": sha256 or weights_sha256("embedded")}
-        (folder / "env.json").write_text(json.dumps({"seed": seed, "base_model": base, "git_commit": "abc"}))
-        lines = [json.dumps({"step": step + 1, "ref_forward_calls": step % 2}) + "\n" for step in range(steps)]
-        (folder / "metrics.jsonl").write_text("".join(lines))
+        env = {"seed": seed, "base_model": base, "git_commit": "abc"}
+        rows = [{"step": step + 1, "ref_forward_calls": step % 2} for step in range(steps)]
         passk = {"prompts": 256, "n": 16, "step": steps, "base": {"pass@1": 0.25}}
         passk |= {"trained": {"pass@1": pass1, "pass@8": 0.9}, "greedy": {"trained": {"accuracy": 0.8}}}
-        (folder / "passk.json").write_text(json.dumps(passk))
-        return folder
+        return write_run(tmp_path / f"{recipe}_{seed}", config, rows, env=env, passk=passk)
 
     return write
 

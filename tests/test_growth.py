@@ -13,7 +13,7 @@ from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from run_record import read_events as events
 from run_record import read_rows as rows
 from run_record import untimed
-from tiny_run import LORA
+from tiny_run import BEST, LORA, QUESTIONS, evaluated_as
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import use_adapter
 
@@ -383,15 +383,8 @@ def test_a_resume_around_a_growth_is_exact(make_trainer, run, weights, case):
 
 
 def test_the_best_checkpoint_may_have_a_smaller_rank(make_trainer, tiny_model):
-    from datasets import Dataset
-
-    questions = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})
-    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "num_iterations": 2}
-    keys |= {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True, "beta": 0.3}
-    keys |= {"metric_for_best_model": "eval_reward", "greater_is_better": True, "ref_reset_every": 100}
-    trainer = make_trainer(**keys, **GROWS, max_steps=4, trainer_kwargs={"eval_dataset": questions})
-    scores, evaluate = iter([9.0, 1.0]), trainer._evaluate
-    trainer._evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_reward": next(scores)}
+    keys = {**BEST, **GROWS, "num_iterations": 2, "beta": 0.3, "ref_reset_every": 100, "max_steps": 4}
+    trainer = evaluated_as(make_trainer(**keys, trainer_kwargs=QUESTIONS), 9.0, 1.0)
     trainer.train()
     best = Path(trainer.args.output_dir, "checkpoint-2")
     assert trainer.state.best_model_checkpoint == str(best) and trainer.model.peft_config["default"].r == 4
@@ -404,16 +397,9 @@ def test_the_best_checkpoint_may_have_a_smaller_rank(make_trainer, tiny_model):
 
 def test_the_best_checkpoint_comes_with_its_own_reference(make_trainer, tiny_model):
     """The newest one, moved after a growth, has ranks that the best policy has not."""
-    from datasets import Dataset
-
-    questions = Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})
-    keys = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "num_iterations": 1}
-    keys |= {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True, "beta": 0.3}
-    keys |= {"metric_for_best_model": "eval_reward", "greater_is_better": True, "ref_reset_every": 1}
+    keys = {**BEST, "num_iterations": 1, "beta": 0.3, "ref_reset_every": 1, "max_steps": 6}
     keys |= {"lora_growth_every": 3, "lora_growth_step": 2, "lora_growth_max_rank": 6}
-    trainer = make_trainer(**keys, max_steps=6, trainer_kwargs={"eval_dataset": questions})
-    scores, evaluate = iter([9.0, 1.0, 1.0]), trainer._evaluate
-    trainer._evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_reward": next(scores)}
+    trainer = evaluated_as(make_trainer(**keys, trainer_kwargs=QUESTIONS), 9.0, 1.0, 1.0)
     trainer.train()
     best = Path(trainer.args.output_dir, "checkpoint-2", "ref")
     trainer.save_model()
@@ -514,18 +500,13 @@ def test_an_adapter_of_the_user_s_that_would_be_cut_is_refused(make_trainer, tin
 
 
 @pytest.mark.parametrize(
-    "change, who",
-    [
-        ({"deepspeed_plugin": SimpleNamespace(zero_stage=2)}, "DeepSpeed"),
-        ({"fsdp": True}, "FSDP"),
-        ({"torch_compile": True}, "torch_compile=True"),
-    ],
+    "change", [{"deepspeed_plugin": SimpleNamespace(zero_stage=2)}, {"fsdp": True}, {"torch_compile": True}]
 )
-def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(make_trainer, change, who):
+def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(make_trainer, change):
     from trl_prorl import ProRLConfig
 
     args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8, num_generations=4, **GROWS)
     for key, value in change.items():
         setattr(args, key, value)
-    with pytest.raises(ValueError, match=f"{who} holds on to the shapes.*one plain process"):
+    with pytest.raises(ValueError, match="hold on to the shapes.*one plain process"):
         Plan.of(None, "/no/model/is/loaded", lambda **kwargs: [], args, (), {"peft_config": LoraConfig(**LORA)})

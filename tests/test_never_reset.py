@@ -1,15 +1,13 @@
 """A run whose resets never come is the control, and everything that names it says so."""
 
-import json
-
 import pytest
 from rich.console import Console
-from run_record import read_rows
+from run_record import read_rows, write_run
 
 from eval.analysis.compare import pair_notes
 from eval.analysis.configurations import configuration_labels
 from eval.analysis.frame import Frame
-from eval.pages.arms import arm_list, lead
+from eval.pages.arms import lead
 from eval.pages.runs import learning_table
 from eval.run_folder.reading import load_run
 from trl_prorl.hub.card import model_card
@@ -80,18 +78,12 @@ PASSK = {
 
 
 def folder(root, name, variant, steps, resets=0):
-    path = root / name
-    path.mkdir()
-    keys = "model_name_or_path: tiny\ntask: sorting\nmax_steps: 4\nref_reset_every: 4\n"
-    (path / "config.yaml").write_text(keys)
-    (path / "env.json").write_text(json.dumps({"variant": variant, "seed": 0}))
-    (path / "metrics.jsonl").write_text("".join(json.dumps({"step": step + 1}) + "\n" for step in range(steps)))
+    keys = {"model_name_or_path": "tiny", "task": "sorting", "max_steps": 4, "ref_reset_every": 4}
     # A resume is an event as well, and no reset.
     events = [{"event": "resume", "step_requested": 1, "step_applied": 1}]
     events += [{"event": "reset", "step_requested": 2, "step_applied": 2, "reason": "periodic"}] * resets
-    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (path / "passk.json").write_text(json.dumps(PASSK))
-    return path
+    rows = [{"step": step + 1} for step in range(steps)]
+    return write_run(root / name, keys, rows, events, env={"variant": variant, "seed": 0}, passk=PASSK)
 
 
 @pytest.mark.parametrize("steps, resets", [(4, 0), (3, 0), (4, 1)])
@@ -102,7 +94,6 @@ def test_compare_report_and_card_say_it(tmp_path, steps, resets):
     pages = {
         "compare": " ".join(pair_notes(a, control)),
         "lead": " ".join(text.markdown for text in lead([a, control])),
-        "list": " ".join(arm_list([a, control])),
         "card": model_card(path).text,
     }
     for page, text in pages.items():

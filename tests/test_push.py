@@ -91,7 +91,7 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     status, written, out = recipe()
     assert status == 1 and "Traceback" not in written
     (line,) = error_lines(written)
-    assert "the push to someone/a-run failed: the Hub answers 500" in line
+    assert "the push to someone/a-run failed: the Hub answers 500" in line and "ordered" in line
     assert line.endswith(f"Try it again with `trl-prorl push --run {out}`")
     assert hub.files("someone/a-run") == {}
     for file in (*MODEL, *TOKENIZER, *RECORD):

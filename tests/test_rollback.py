@@ -114,47 +114,44 @@ class Killed(Exception):
     """Not of the run's own errors."""
 
 
-@pytest.mark.parametrize("moment", ["before the event", "after the event", "after the renaming", "a step later"])
-def test_killed_in_a_roll_back_a_resume_ends_in_the_same_state(make_trainer, weights, monkeypatch, moment):
-    keys = {**ARMS["A, hard"], **SAVES, "rollback": 2}
-
-    def faulty(**more):
-        trainer = make_trainer(**keys, **more)
-        trainer.parts["fault"] = Fault(10, last_good=7)
-        return trainer
-
-    torch.manual_seed(7)
-    whole = faulty()
-    whole.train()
+def dying(trainer, moment):
+    """Where a run is killed, and by which function: arguments of `setattr`."""
 
     def die(*args, **kwargs):
         raise Killed
 
-    torch.manual_seed(7)
-    one = faulty()
-    if moment == "before the event":
-        monkeypatch.setattr(one, "_event", die)
-    elif moment == "after the event":
-        monkeypatch.setattr(one.parts["rollback"], "noted", die)
-    elif moment == "after the renaming":
-        opened = one.recorder.open
-        monkeypatch.setattr(one.recorder, "open", lambda *args: die() if args[1] is not None else opened(*args))
-    else:
-        row = one.parts["rollback"].row
-        monkeypatch.setattr(
-            one.parts["rollback"], "row", lambda step, found: die() if one._resume and step == 5 else row(step, found)
-        )
-    with pytest.raises(Killed):
-        one.train()
-    monkeypatch.undo()
-    again = faulty(output_dir=one.args.output_dir)
-    if moment != "before the event":
-        again.parts["fault"].fired = 1  # the way back has begun
-    again.train(resume_from_checkpoint=True)
-    end = weights(whole)
-    assert all(torch.equal(end[name], param) for name, param in weights(again).items())
-    assert [row["lr"] for row in rows(again)] == [row["lr"] for row in rows(whole)]
-    assert [event["checkpoint"] for event in events(again, "rollback")] == ["checkpoint-4"]
+    part, opened = trainer.parts["rollback"], trainer.recorder.open
+    row = part.row
+    return {
+        "before the event": (trainer, "_event", die),
+        "after the event": (part, "noted", die),
+        "after the renaming": (trainer.recorder, "open", lambda *args: die() if args[1:] else opened(*args)),
+        "a step later": (part, "row", lambda now, found: die() if trainer._resume and now == 5 else row(now, found)),
+    }[moment]
+
+
+def test_killed_in_a_roll_back_a_resume_ends_in_the_same_state(make_trainer, weights):
+    def faulty(**more):
+        torch.manual_seed(7)  # of the adapter
+        trainer = make_trainer(**ARMS["A, hard"], **SAVES, rollback=2, **more)
+        trainer.parts["fault"] = Fault(10, last_good=7)
+        return trainer
+
+    whole = faulty()
+    whole.train()
+    for moment in ("before the event", "after the event", "after the renaming", "a step later"):
+        one = faulty()
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(*dying(one, moment))
+            one.train()
+        again = faulty(output_dir=one.args.output_dir)
+        if moment != "before the event":
+            again.parts["fault"].fired = 1  # the way back has begun
+        again.train(resume_from_checkpoint=True)
+        end = weights(whole)
+        assert all(torch.equal(end[name], param) for name, param in weights(again).items()), moment
+        assert [row["lr"] for row in rows(again)] == [row["lr"] for row in rows(whole)]
+        assert [event["checkpoint"] for event in events(again, "rollback")] == ["checkpoint-4"]
 
 
 def nan_at(trainer, step, times):

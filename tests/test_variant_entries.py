@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from run_record import write_run
 
 from eval.analysis.frame import Frame
 from eval.pages.curves import colour_of
@@ -62,10 +63,9 @@ def test_entries_are_told_apart_and_lead_somewhere():
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_report_and_card_know_it(name, tmp_path):
-    (tmp_path / "config.yaml").write_text("task: parity\nmodel_name_or_path: tiny\n")
-    (tmp_path / "env.json").write_text(f'{{"variant": "{name}", "seed": 0}}')
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    run, entry = load_run(tmp_path), VARIANTS[name]
+    config = {"task": "parity", "model_name_or_path": "tiny"}
+    run = load_run(write_run(tmp_path, config, [{"step": 1}], env={"variant": name, "seed": 0}))
+    entry = VARIANTS[name]
     assert colour_of(run) == entry.colour
     assert dict(zip(*_first_row(learning_table(Frame([run]))), strict=True))["anchor"] == entry.anchor
     card = model_card(tmp_path).text
@@ -79,12 +79,9 @@ def _first_row(table):
 
 
 def test_runs_stand_in_the_order_of_the_entries(tmp_path):
-    runs = []
-    for name in reversed([*VARIANTS, "own"]):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.yaml").write_text("task: parity\n")
-        (folder / "env.json").write_text(f'{{"variant": "{name}"}}')
-        (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-        runs.append(load_run(folder))
+    folders = [
+        write_run(tmp_path / name, {"task": "parity"}, [{"step": 1}], env={"variant": name})
+        for name in reversed([*VARIANTS, "own"])
+    ]
+    runs = [load_run(folder) for folder in folders]
     assert [run.variant for run in sort_runs(runs)] == [*VARIANTS, "own"]

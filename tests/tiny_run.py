@@ -1,11 +1,25 @@
 """A training of a test's size: its adapter, its reward, its settings; for the tests and for their processes."""
 
+from datasets import Dataset
+
+
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 SETTINGS = {"num_generations": 4, "max_completion_length": 6, "learning_rate": 5e-3, "seed": 7}
 SETTINGS |= {"bf16": False, "gradient_checkpointing": False, "disable_tqdm": True}
+# A run that keeps its best checkpoint, with `QUESTIONS` for its `trainer_kwargs`, and with `evaluated_as`.
+BEST = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4, "load_best_model_at_end": True}
+BEST |= {"metric_for_best_model": "eval_reward", "greater_is_better": True, "save_strategy": "steps", "save_steps": 2}
+QUESTIONS = {"eval_dataset": Dataset.from_dict({"prompt": [[{"role": "user", "content": "say 5"}]] * 2})}
 
 
 def vowels(completions, **columns):
     """A reward that differs within almost every group: the share of bytes below 'g'."""
     texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]
     return [sum(ord(ch) < 103 for ch in text) / (len(text) + 1) for text in texts]
+
+
+def evaluated_as(trainer, *rewards):
+    """Evaluations whose rewards are known."""
+    evaluate, known = trainer._evaluate, iter(rewards)
+    trainer._evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_reward": next(known)}
+    return trainer

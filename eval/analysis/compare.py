@@ -11,8 +11,7 @@ from scipy import stats
 
 from trl_prorl.errors import InputError
 from trl_prorl.eval.analysis.configurations import seed_count, why_not_paired
-from trl_prorl.eval.analysis.cost import mean_step_seconds
-from trl_prorl.eval.analysis.frame import Arm, Frame
+from trl_prorl.eval.analysis.frame import Arm, Frame, mean_step_seconds
 from trl_prorl.eval.analysis.passk import per_prompt
 from trl_prorl.eval.analysis.statistics import (
     Estimate,
@@ -31,9 +30,6 @@ from trl_prorl.variants import DIFFERENT_OBJECTIVE, optimises_another_objective
 COMPARED = ("plain", "control", "A")  # variants that every arm of their ground is compared with
 SHARES = (0.8, 0.9)  # of A's score, that B is to keep at a lower step cost
 MET, NOT_MET, UNDECIDED = "met", "not met", "undecided"
-# These define B and are no other way of computing: it has no reference to score with, and its penalty is added to
-# TRL's loss.
-INHERENT_EXECUTION = ("ref_compute", "loss")
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,6 @@ class Comparison:
             over prompts, 0 to infinity with one pair; `None` where the second scored nothing.
         step_time ([`Estimate`] or `None`): Ratio of mean step times, with the t-interval of log ratios over runs, 0 to
             infinity with one pair; `None` where not measured.
-        warnings (`list[str]`): Why the step times may not compare.
         adjusted (`float`): p after Holm over the comparisons of a k.
     """
 
@@ -67,7 +62,6 @@ class Comparison:
     p_value: float
     share: Estimate | None
     step_time: Estimate | None
-    warnings: list[str]
     adjusted: float
 
     @property
@@ -165,7 +159,6 @@ def _compare(first: str, second: str, pairs: list[tuple[Run, Run]], k: int, leve
         p_value=p_value,
         share=_share(values, means),
         step_time=_step_time(pairs),
-        warnings=_warnings(pairs),
         adjusted=p_value,
     )
 
@@ -197,25 +190,6 @@ def _step_time(pairs: list[tuple[Run, Run]]) -> Estimate | None:
         return Estimate(float(b[0] / a[0]), 0.0, math.inf)
     _, low, high = t_interval(np.log(b / a))
     return Estimate(float(b.mean() / a.mean()), math.exp(low), math.exp(high))
-
-
-def _warnings(pairs: list[tuple[Run, Run]]) -> list[str]:
-    """Differences within pairs, by `env.json`, that touch the step time."""
-
-    def noted(run, key):
-        value = run.env.get(key)
-        if key == "execution":
-            value = {name: way for name, way in (value or {}).items() if name not in INHERENT_EXECUTION}
-        return value
-
-    lines = []
-    for key in ("hardware", "execution", "versions"):
-        names = [f"`{b.name}` and `{a.name}`" for b, a in pairs if noted(b, key) != noted(a, key)]
-        if names:
-            lines.append(
-                f"`{key}` in `env.json` differs between {'; '.join(names)}: their step times may not compare."
-            )
-    return lines
 
 
 def compared(pairs: list[tuple[Arm, Arm]], ks: list[int]) -> tuple[list[Comparison], list[str]]:

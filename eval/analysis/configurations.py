@@ -100,19 +100,6 @@ def why_not_paired(a: Run, b: Run) -> str | None:
     return None
 
 
-def nearest_control(run: Run, runs: list[Run]) -> Run | None:
-    """
-    The control on the same ground, else any; of these that of the same seeds of base and training, then that of the
-    same `beta`, then the first. `None` without a control.
-    """
-
-    def agrees(control):
-        same_beta = control.config.get("beta") == run.config.get("beta")
-        return control.ground == run.ground, control.repetition == run.repetition, same_beta
-
-    return max((other for other in runs if other.variant == "control"), key=agrees, default=None)
-
-
 def value_of(run: Run, key: str) -> Any:
     """The value of a setting, the seed of an embedded base aside; `None` where it is off or has no effect."""
     value = run.config.get(key) if matters(key, run.config) else None

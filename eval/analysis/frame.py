@@ -8,11 +8,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from trl_prorl.eval.analysis import cost
 from trl_prorl.eval.analysis.configurations import (
     TASK,
     configuration_labels,
-    nearest_control,
     repetitions,
     seed_count,
     setting,
@@ -22,6 +20,39 @@ from trl_prorl.eval.analysis.passk import SIDES, gain, largest_k, per_prompt, sc
 from trl_prorl.eval.analysis.statistics import Estimate, prompts_and_seeds
 from trl_prorl.eval.run_folder.run import GROUND, MODEL, Run
 from trl_prorl.variants import VARIANTS
+
+
+def mean_step_seconds(run: Run) -> float | None:
+    """
+    Mean seconds of an optimizer step, validation included: the one to compare where only some steps generate, and
+    where a reset waits for a validation that other runs do without.
+    """
+    seconds = run.measured("time_step")
+    return None if seconds is None else float(seconds.mean()) + (run.total("time_eval") or 0.0) / len(seconds)
+
+
+def throughput(run: Run) -> float | None:
+    """Completion tokens in the loss, in every pass, over the seconds of the steps; `None` if not measured."""
+    speed, seconds = run.measured("tokens_per_second"), run.measured("time_step")
+    return None if speed is None or seconds is None else float((speed * seconds).sum() / seconds.sum())
+
+
+def reference_share(run: Run) -> float | None:
+    """Seconds spent scoring with the reference over all seconds, in [0, 1]."""
+    reference, step = run.stage_total("ref"), run.total("time_step")
+    return None if reference is None or not step else reference / step
+
+
+def stage_seconds(run: Run, stage: str) -> float | None:
+    """Mean seconds a step of one stage (`rollout`, `old`, `ref`, `update`); `None` if it was not timed."""
+    seconds, steps = run.stage_total(stage), run.measured("time_step")
+    return None if seconds is None or steps is None else seconds / len(steps)
+
+
+def peak_memory(run: Run) -> float | None:
+    """Largest allocation on the GPU in any step, in GiB."""
+    values = run.measured("peak_memory_gib")
+    return None if values is None else float(values.max())
 
 
 class Row:
@@ -38,14 +69,20 @@ class Row:
         resets = run.reset_steps()
         self.resets = None if resets is None else len(resets)
         self.steps = int(run.metrics["step"].max())
-        self.seconds = cost.mean_step_seconds(run)
+        self.seconds = mean_step_seconds(run)
         self.reference_calls = run.total("ref_forward_calls")
-        self.reference_share = cost.reference_share(run)
-        self.control = nearest_control(run, runs)
-        same = self.control and (self.control.ground, self.control.repetition) == (run.ground, run.repetition)
+        self.reference_share = reference_share(run)
+        controls = (other for other in runs if other.variant == "control")
+        self.control = max(controls, key=self._agreement, default=None)
+        same = self.control and self._agreement(self.control)[:2] == (True, True)
         self.own_control = self.control if same else None
-        of_control = cost.mean_step_seconds(self.control) if self.control else None
+        of_control = mean_step_seconds(self.control) if self.control else None
         self.over_control = self.seconds / of_control if self.seconds and of_control else None
+
+    def _agreement(self, control: Run) -> tuple[bool, bool, bool]:
+        """Of ground, of seeds of base and training, of `beta`; the first that agrees most is the nearest."""
+        same_beta = control.config.get("beta") == self.run.config.get("beta")
+        return control.ground == self.run.ground, control.repetition == self.run.repetition, same_beta
 
 
 @dataclass(frozen=True, eq=False)

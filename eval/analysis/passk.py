@@ -18,18 +18,6 @@ from trl_prorl.eval.run_folder.run import Run
 
 
 SIDES = ("base", "trained")
-# The settings that decide an evaluation, and their options; task and level are the run's.
-OPTIONS = {
-    "prompts": "--prompts",
-    "n": "--n",
-    "split": "--split",
-    "temperature": "--temperature",
-    "max_new_tokens": "--max-new-tokens",
-    "seed": "--seed",
-    "task": None,
-    "level": None,
-    "prompt_ids": None,
-}
 
 
 def summarise(correct: list[list[bool]], ks: list[int]) -> dict:
@@ -146,30 +134,21 @@ def checkpoint_ks(runs: list[Run]) -> list[int]:
 
 def to_complete(earlier: dict, asked: dict, path: Path) -> dict:
     """
-    The earlier result, at `path`, if it is of the same evaluation as the settings that are asked for, with the keys of
-    `OPTIONS`; [`completed`] goes on with it.
+    The earlier result, at `path`, if it is of the same evaluation as the settings that are asked for; [`completed`]
+    goes on with it.
 
     Raises:
         InputError: If it is of another one, which would be lost.
     """
-    if differing := [key for key in OPTIONS if key not in earlier or earlier[key] != asked[key]]:
-        raise InputError(f"'{path}' {_difference(earlier, asked, differing)}")
+    differing = [key for key, value in asked.items() if key not in earlier or earlier[key] != value]
+    if differing:
+        named = (key for key in differing if key != "prompt_ids")
+        settings = ", ".join(f"{key} {earlier.get(key, 'not recorded')} (asked: {asked[key]})" for key in named)
+        raise InputError(
+            f"'{path}' holds another evaluation: {settings or 'other prompts'}; ask for the same to complete it, or "
+            "give --replace to lose it"
+        )
     return earlier
-
-
-def _difference(earlier: dict, asked: dict, differing: list[str]) -> str:
-    """What an earlier evaluation is, and what would complete it."""
-    named = [key for key in differing if key != "prompt_ids"]
-    settings = ", ".join(
-        f"{key} {f'{earlier[key]} (asked: {asked[key]})' if key in earlier else 'not recorded'}" for key in named
-    )
-    options = [
-        "--greedy" if key == "temperature" and not earlier[key] else f"{OPTIONS[key]} {earlier[key]}"
-        for key in named
-        if OPTIONS[key] and key in earlier
-    ]
-    complete = f"{' '.join(options)} to complete it, or " if options else ""
-    return f"holds another evaluation: {settings or 'other prompts'}; give {complete}--replace to lose it"
 
 
 def completed(earlier: dict, result: dict) -> dict | None:

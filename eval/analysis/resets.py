@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import CensoredData, ecdf
 
-from trl_prorl.eval.analysis.smoothing import LAST_SHARE
+from trl_prorl.eval.analysis.stability import LAST_SHARE
 
 
 BEFORE, AFTER = 10, 5  # steps of the level before a reset, and of the running mean after it

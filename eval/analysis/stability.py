@@ -1,4 +1,4 @@
-"""How steady a run was: collapse, spikes of gradient, KL and entropy, drops of the reward."""
+"""Series over steps, smooth and together; how steady a run was: collapse, spikes of KL and entropy, drops."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,47 @@ import numpy as np
 import pandas as pd
 
 from trl_prorl.eval.run_folder.run import Run
-from trl_prorl.guards.collapse import COLLAPSE_SHARE, SMOOTHING_STEPS, end_by_best
+from trl_prorl.guards.collapse import COLLAPSE_SHARE, LAST_SHARE, SMOOTHING_STEPS, end_by_best
 from trl_prorl.variants import VARIANTS
 
 
+FIRST_SHARE = 0.05
 NEIGHBOURS = 10  # steps on each side
 LEAST_NEIGHBOURS = 5
+
+
+def first_mean(values: pd.Series | None) -> float | None:
+    """Mean of the first 5 % of the measured steps, at least one."""
+    return None if values is None else float(values.iloc[: max(1, round(FIRST_SHARE * len(values)))].mean())
+
+
+def last_mean(values: pd.Series | None) -> float | None:
+    """Mean of the last 10 % of the measured steps, at least one."""
+    return None if values is None else float(values.iloc[-max(1, round(LAST_SHARE * len(values))) :].mean())
+
+
+def running_mean(values: pd.Series) -> pd.Series:
+    return values.rolling(SMOOTHING_STEPS, min_periods=1).mean()
+
+
+def running_median_of_positive(values: pd.Series) -> pd.Series:
+    """
+    For a KL. The k3 mean is heavy-tailed, one token can lift a step by orders of magnitude, and in the first pass over
+    a batch the KL to pi_old is 0 by construction; a running mean would show little else.
+    """
+    return values[values > 0].rolling(SMOOTHING_STEPS, min_periods=1).median()
+
+
+def band(series: list[pd.Series]) -> pd.DataFrame:
+    """
+    Mean, lowest and highest of several series, at the steps where all have a value.
+
+    Beyond the end of the shortest only the survivors would be left, and their mean would jump.
+    """
+    steps = np.unique(np.concatenate([one.index for one in series]))
+    steps = steps[(steps >= max(one.index[0] for one in series)) & (steps <= min(one.index[-1] for one in series))]
+    values = np.array([np.interp(steps, one.index, one) for one in series])
+    return pd.DataFrame({"mean": values.mean(axis=0), "low": values.min(axis=0), "high": values.max(axis=0)}, steps)
 
 
 @dataclass(frozen=True)
@@ -122,14 +157,6 @@ def largest_drop(run: Run) -> float | None:
     """The furthest the smoothed reward ever fell below its best so far, in reward; 0 if it only rose."""
     smooth = smoothed_reward(run)
     return None if smooth is None else float((smooth.cummax() - smooth).max())
-
-
-def gradient_spike(run: Run) -> float | None:
-    """Largest gradient norm over the median one; `None` without gradient norms or with a median of 0."""
-    norms = run.measured("grad_norm")
-    if norms is None or norms.median() == 0:
-        return None
-    return float(norms.max() / norms.median())
 
 
 def kl_key(variant: str) -> str:

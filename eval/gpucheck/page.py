@@ -2,66 +2,62 @@
 
 import json
 import re
+import statistics
 from pathlib import Path
 
-from trl_prorl.eval.gpucheck.parts import MACHINE, PARTS, Result, Table
+from trl_prorl.eval.gpucheck.parts import PARTS, Result
+from trl_prorl.eval.stepcost.settings import BASELINE
+from trl_prorl.eval.stepcost.tables import ratio
 
 
 LIST = "<!-- Written by eval.gpu_check. -->"
+STAGES = ("generation", "scoring", "update")
+COLUMNS = ["arm", *(f"{stage}, s" for stage in (*STAGES, "whole step")), "update phase ×", "whole step ×", "peak, GiB"]
+NOTE = (
+    f"Seconds of an optimizer step, medians; scoring and update are the update phase. ×: times as fast as {BASELINE}. "
+    "Peak: of the update, above the models. B optimises a different objective from A's and TRL's."
+)
 
 
-def page(folder: Path) -> str:
+def page(folder: Path, machine: dict) -> str:
     """All parts that have a result; those without are named."""
-    machine = Result.read(folder, MACHINE.name)
-    memory, versions = machine.facts["memory_gib"], machine.facts["versions"].items()
-    said = "" if memory is None else f" {memory:.0f} GiB;"
-    said = f"Written by `trl-prorl gpu-check`.{said} {', '.join(f'{name} {version}' for name, version in versions)}."
-    lines = [f"# {machine.facts['device']}", "", said, "", *(failure(check) + "\n" for check in machine.failed)]
-    for name, part in PARTS.items():
+    memory = f" {machine['memory']} GiB;" if "memory" in machine else ""
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    lines = [f"# {machine['device']}", "", f"Written by `trl-prorl gpu-check`.{memory} {versions}.", ""]
+    for name, (title, _) in PARTS.items():
         result = Result.read(folder, name)
-        lines += [f"## {part.title}", "", *(["Not measured.", ""] if result is None else section(result))]
+        lines += [f"## {title}", "", *(["Not measured.", ""] if result is None else section(result))]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def section(result: Result) -> list[str]:
     """A part: how many checks hold, those that do not, its tables, what was left out."""
-    lines = []
-    if result.checks:
-        lines += [f"{len(result.checks) - len(result.failed)} of {len(result.checks)} checks hold.", ""]
-        lines += [failure(check) for check in result.failed] + [""] * bool(result.failed)
-    for table in result.tables:
-        lines += table_lines(table)
-    skipped = [f"- Left out: {name} ({reason})" for name, reason in result.skipped.items()]
-    return lines + skipped + [""] * bool(skipped)
+    lines = [f"{result.passed} of {result.passed + len(result.failed)} checks hold.", ""]
+    lines += [f"- **Failed: {name}**: {found}" for name, found in result.failed.items()]
+    for title, arms in result.seconds.items():
+        rows = [COLUMNS, ["---"] * len(COLUMNS), *(row(arms, name) for name in arms)]
+        lines += [f"### {title}", "", *(f"| {' | '.join(cells)} |" for cells in rows), "", NOTE, ""]
+    return [*lines, *(f"- Left out: {name} ({reason})" for name, reason in result.skipped.items()), ""]
 
 
-def failure(check) -> str:
-    return f"- **Failed: {check.name}**: {check.found}"
+def row(arms: dict[str, dict], name: str) -> list[str]:
+    """The cells of an arm."""
+    mine = arms[name]
+    seconds = [*(mine[stage] for stage in STAGES), statistics.median(mine["whole"])]
+    ratios = [ratio(arms, name, rounds=kind)[0] for kind in ("phase", "whole")]
+    peak = f"{mine['peak']:.2f}" if "peak" in mine else "–"
+    return [name, *(f"{one:.3g}" for one in seconds), *(f"{one:.2f}" for one in ratios), peak]
 
 
-def table_lines(table: Table) -> list[str]:
-    """Lines of Markdown."""
-    rows = [table.columns, ["---"] * len(table.columns), *table.rows]
-    lines = [f"| {' | '.join(cell(value).replace('|', '/') for value in row)} |" for row in rows]
-    return [f"### {table.title}", "", *lines, "", *([table.note, ""] if table.note else [])]
-
-
-def cell(value) -> str:
-    """A number with three digits that count; nothing where nothing was measured."""
-    if isinstance(value, float):
-        return f"{value:.3g}" if 1e-3 <= abs(value) < 1e3 or value == 0.0 else f"{value:.2e}"
-    return "–" if value is None else str(value)
-
-
-def publish(folder: Path, root: Path) -> Path:
+def publish(folder: Path, root: Path, machine: dict) -> Path:
     """Write the page into `docs/gpu` of a checkout, with the numbers beside it, and list it there."""
-    device, docs = Result.read(folder, MACHINE.name).facts["device"], root / "docs" / "gpu"
-    where = docs / (re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".md")
-    files = {name: folder / f"{name}.json" for name in (MACHINE.name, *PARTS)}
+    docs = root / "docs" / "gpu"
+    where = docs / (re.sub(r"[^a-z0-9]+", "-", machine["device"].lower()).strip("-") + ".md")
+    files = {name: folder / f"{name}.json" for name in PARTS}
     raw = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
     docs.mkdir(parents=True, exist_ok=True)
     where.with_suffix(".json").write_text(json.dumps(raw, indent=1) + "\n")
-    where.write_text(page(folder))
+    where.write_text(page(folder, machine))
     readme = docs / "README.md"
     head = (readme.read_text() if readme.is_file() else "# Cards\n\n").partition(LIST)[0]
     pages = sorted(path for path in docs.glob("*.md") if path.name != "README.md")

@@ -1,63 +1,57 @@
-"""The parts in their order, first those that say whether the numbers are right; their sizes, and the result of one."""
+"""
+The parts of `trl-prorl gpu-check`, each a command in a process of its own with a limit: the tests that run on a GPU,
+and `step-cost`.
+"""
 
-import argparse
+import contextlib
+import importlib.util
 import json
-import math
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any
+from xml.etree import ElementTree
 
-from trl_prorl.eval.stepcost.settings import parse
+import trl_prorl
 from trl_prorl.files import replaced
 
 
-@dataclass(frozen=True)
-class Check:
-    """What was checked, whether it holds, and the number that decides with what was allowed."""
-
-    name: str
-    passed: bool
-    found: str
-
-
-@dataclass(frozen=True)
-class Table:
-    """
-    A table with its setting in the title: headings, rows of text and numbers with `None` where nothing was measured,
-    and how to read it.
-    """
-
-    title: str
-    columns: list[str]
-    rows: list[list]
-    note: str = ""
+ROOT = Path(trl_prorl.__file__).parent.parent  # of a checkout, where there is one
+TESTS, COST, LARGE = "tests", "cost", "cost-large"
+PARTS = {  # title, and seconds on a card after which a part is stopped
+    TESTS: ("Right: the tests that run on a GPU", 480),
+    COST: ("The cost of a step", 400),
+    LARGE: ("The cost of a step, the larger model", 300),
+}
+ARMS = ["--arms", "A packed", "B packed"]
+ON_CARD = {  # options of `step-cost`
+    COST: ["--shape", "qwen2.5-0.5b", "--scale", "1", "4", "--rounds", "3", *ARMS, "TRL β=0"],
+    LARGE: ["--shape", "qwen2.5-1.5b", "--scale", "1", "4", "--rounds", "3", *ARMS],
+}
+TOY = ["--shape", "tiny", "--prompts", "2", "--num_generations", "4", "--micro_batch", "4", "--longest", "12"]
+TOY += ["--rounds", "1", *ARMS]
+LEAST = 20.0  # seconds that must be left for another part to begin
 
 
 @dataclass
 class Result:
     """
     Attributes:
-        checks (`list[Check]`), tables (`list[Table]`): What was found.
-        skipped (`dict[str, str]`): Names of what was left out, with the reason.
-        facts (`dict`): Numbers behind the tables.
         made_with (`dict[str, str]`): Code, device and versions.
+        passed (`int`): Checks that hold.
+        failed, skipped (`dict[str, str]`): Names of checks, and of what was left out, with the reason.
+        seconds (`dict`): What `step-cost` measured, by setting and arm.
     """
 
-    checks: list[Check] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    made_with: dict[str, str]
+    passed: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    made_with: dict[str, str] = field(default_factory=dict)
-
-    def check(self, name: str, passed: bool, found: str) -> None:
-        self.checks.append(Check(name, bool(passed), found))
-
-    @property
-    def failed(self) -> list[Check]:
-        return [check for check in self.checks if not check.passed]
+    seconds: dict[str, dict] = field(default_factory=dict)
 
     def write(self, folder: Path, name: str) -> None:
         """Write it, whole or not at all."""
@@ -68,106 +62,111 @@ class Result:
     def read(cls, folder: Path, name: str) -> "Result | None":
         """A part's result, or `None`."""
         path = folder / f"{name}.json"
-        if not path.is_file():
-            return None
-        written = json.loads(path.read_text())
-        checks, tables = (
-            [kind(**one) for one in written.pop(key)] for kind, key in ((Check, "checks"), (Table, "tables"))
-        )
-        return cls(checks, tables, **written)
+        return cls(**json.loads(path.read_text())) if path.is_file() else None
 
 
-MOST = 480  # seconds of a part
-
-
-@dataclass(frozen=True)
-class Part:
+def run_all(
+    names: Iterable[str],
+    cpu: bool,
+    folder: Path,
+    made_with: dict[str, str],
+    minutes: float,
+    again: bool,
+    say: Callable[[str], None],
+) -> tuple[list[str], list[str]]:
     """
-    Attributes:
-        name (`str`): Of its files, and on the command line.
-        title (`str`): Of its section.
-        run (`str` or `Callable`): `"MODULE:FUNCTION"` of this package, which takes seconds to import, or the function:
-            from a size and a folder of its own to a `Result`.
-        limit (`int`): Seconds on a card after which it is stopped.
+    These parts, but for those that have passed already with this code on this device, unless `again` asks for them;
+    what failed, as `PART: CHECK`, and the parts that found no time in these `minutes`. `say` takes a line.
     """
-
-    name: str
-    title: str
-    run: str | Callable
-    limit: int
-
-    def __post_init__(self):
-        if not 0 < self.limit <= MOST:
-            raise ValueError(f"limit={self.limit} of the part {self.name}: at most {MOST} seconds.")
-
-    def function(self) -> Callable:
-        return resolve_name(f"{__package__}.{self.run}") if isinstance(self.run, str) else self.run
-
-
-MACHINE = Part("machine", "The device", "runner:machine", 90)  # of every call: the results belong to it
-PARTS = {
-    part.name: part
-    for part in (
-        Part("tests", "Right: the tests that run on a GPU", "marked_tests:marked_tests", 480),
-        Part("cost", "The cost of a step", "cost:cost", 400),
-        Part("cost-large", "The cost of a step, the larger model", "cost:cost_large", 300),
-    )
-}
+    began, failed, left = time.monotonic(), [], []
+    for name in names:
+        earlier = Result.read(folder, name)
+        if not again and earlier and earlier.made_with == made_with and not earlier.failed:
+            say(f"{name:<11} passed already")
+            continue
+        seconds = 60 * minutes - (time.monotonic() - began)
+        if seconds < LEAST:
+            left.append(name)
+            continue
+        started = time.monotonic()
+        result = run_part(name, cpu, folder, min(PARTS[name][1], seconds), made_with)
+        result.write(folder, name)
+        failed += [f"{name}: {check}: {why}" for check, why in result.failed.items()]
+        said = [f"{result.passed} of {result.passed + len(result.failed)} checks hold"]
+        said += [f"left out: {', '.join(result.skipped)}"] * bool(result.skipped)
+        say(f"{name:<11} {time.monotonic() - started:4.0f} s  {'; '.join(said)}")
+    return failed, left
 
 
-@dataclass(frozen=True)
-class Size:
-    """
-    Attributes:
-        name (`str`): `"card"` or `"cpu"`.
-        device (`str`): `"cuda"` or `"cpu"`.
-        models (`tuple`): Of the cost: shapes, each with its settings, completions as multiples of gold answers and μ.
-        prompts, completions (`int`): Of a batch whose cost is measured, and of a prompt.
-        longest (`int`): Tokens of a completion at most.
-        rounds (`int`): After the one that warms up.
-        ends (`float`): On `time.monotonic`: after it a part begins no further measurement.
-    """
-
-    name: str
-    device: str
-    models: tuple[tuple[str, tuple[tuple[float, int], ...]], ...]
-    prompts: int
-    completions: int
-    longest: int
-    rounds: int
-    ends: float = math.inf
-
-    @property
-    def on_card(self) -> bool:
-        return self.device == "cuda"
-
-    @property
-    def no_time(self) -> bool:
-        return time.monotonic() > self.ends
-
-    def arguments(self, **changes) -> argparse.Namespace:
-        """The arguments of `eval.stepcost`, some of them changed."""
-        args = parse(["--device", self.device])
-        own = {"prompts": self.prompts, "num_generations": self.completions, "micro_batch": self.completions}
-        vars(args).update(own | {"longest": self.longest, "rounds": self.rounds} | changes)
-        return args
+def run_part(name: str, cpu: bool, folder: Path, limit: float, made_with: dict[str, str]) -> Result:
+    """One part, whose command is killed at the limit, in seconds, with all that it has begun."""
+    result, log = Result(made_with), folder / f"{name}.log"
+    if (reason := why_not(name, cpu)) is not None:
+        result.skipped[PARTS[name][0]] = reason
+        return result
+    report = folder / ("tests.xml" if name == TESTS else f"{name}/arms.json")
+    report.unlink(missing_ok=True)
+    problem = run(command(name, cpu, report.resolve()), log, limit)
+    if report.is_file() and name == TESTS:
+        read_report(report, result)
+    elif report.is_file():
+        result.seconds = json.loads(report.read_text())["results"]
+        result.passed += 1
+    if problem and not result.failed:
+        result.failed[PARTS[name][0]] = f"{problem}, see {log}"
+    return result
 
 
-CARD = Size(
-    name="card",
-    device="cuda",
-    models=(("qwen2.5-0.5b", ((1.0, 2), (4.0, 2), (1.0, 4))), ("qwen2.5-1.5b", ((1.0, 2), (4.0, 2)))),
-    prompts=4,
-    completions=8,
-    longest=2048,
-    rounds=3,
-)
-CPU = Size(
-    name="cpu",
-    device="cpu",
-    models=(("tiny", ((1.0, 2),)),),
-    prompts=2,
-    completions=4,
-    longest=12,
-    rounds=1,
-)
+def command(name: str, cpu: bool, report: Path) -> list[str]:
+    """Of a part, which writes this report."""
+    if name == TESTS:
+        options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "--rootdir", str(ROOT), f"--junitxml={report}"]
+        return [sys.executable, "-m", "pytest", *options, *marked_files()]
+    options = ["--device", "cpu", *TOY] if cpu else ["--device", "cuda", *ON_CARD[name]]
+    return [sys.executable, "-m", "trl_prorl.eval.step_cost", *options, "--out", str(report.parent)]
+
+
+def run(command: list[str], log: Path, limit: float) -> str | None:
+    """Run a command; why it did not end well, with its last line, or `None`."""
+    with log.open("w") as written:
+        process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return f"was stopped after {limit:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also what it has left behind
+            process.wait()
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return None if status == 0 else f"ended with exit code {status}: {(lines or [''])[-1][:300]}"
+
+
+def why_not(name: str, cpu: bool) -> str | None:
+    """Why a part does not run here, in a few words, or `None`."""
+    if cpu and name == TESTS:
+        return "needs a GPU; `make test` runs most of them on a CPU"
+    if cpu and name == LARGE:
+        return "at a CPU's size there is one"
+    if name == TESTS and not (ROOT / "tests" / "test_on_gpu.py").is_file():
+        return "the tests come with a checkout of the project only"
+    missing = name == TESTS and importlib.util.find_spec("pytest") is None
+    return "pytest is not installed (pip install -e '.[dev]')" if missing else None
+
+
+def marked_files() -> list[str]:
+    """The files with such tests: it takes longer to collect all tests than to run these."""
+    return [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
+
+
+def read_report(report: Path, result: Result) -> None:
+    """Every test of pytest's report in JUnit's format as a check, or as skipped."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}: {case.get('name')}"
+        wrong = [child.get("message", "") for kind in ("failure", "error") for child in case.findall(kind)]
+        if (skipped := case.find("skipped")) is not None:
+            result.skipped[name] = skipped.get("message", "")
+        elif wrong:
+            result.failed[name] = " ".join(" ".join(wrong).split())[:300]
+        else:
+            result.passed += 1

@@ -1,4 +1,4 @@
-"""The arms of a report: what was compared, what each arm is, and what the numbers cannot show."""
+"""The arms of a report: what was compared, and what the numbers cannot show."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,48 +8,12 @@ from trl_prorl.eval.analysis.frame import Frame
 from trl_prorl.eval.analysis.statistics import MIN_PROMPTS, NO_INTERVAL_NOTE
 from trl_prorl.eval.pages.document import Bullets, Section, Text
 from trl_prorl.eval.run_folder.run import Run
-from trl_prorl.resets.triggers import KEYS as TRIGGERS
 from trl_prorl.variants import VARIANTS
 
 
-DESCRIBED_KEYS = (
-    "beta",
-    "beta_old",
-    "beta_base",
-    "kl_estimator",
-    "ref_compute",
-    *TRIGGERS,
-    "ref_reset_mix",
-    "optimizer_reset",
-    "optimizer_reset_alpha",
-)
 # The keys that define an arm; in every other key the arms of a comparison should agree.
 ARM_KEYS = {"beta", "beta_old", "beta_base", "base_anchor_every", "kl_estimator", "use_bias_correction_kl"}
 ARM_PREFIXES = ("ref_", "optimizer_reset")
-
-
-def arm_list(runs: list[Run]) -> list[str]:
-    """
-    What each arm is: its variant in words, its seed and the settings that set it apart, then what all arms share.
-    """
-
-    def described(run, keys):
-        return ", ".join(f"`{key}: {run.config[key]}`" for key in keys if run.config.get(key))
-
-    common = [key for key in DESCRIBED_KEYS if len({repr(run.config.get(key)) for run in runs}) == 1]
-    lines = []
-    for run in runs:
-        seed = "seed not recorded" if run.seed is None else f"seed {run.seed}"
-        description = (
-            VARIANTS[run.variant].description if run.variant in VARIANTS else "a variant this report does not know"
-        )
-        settings = described(run, [key for key in DESCRIBED_KEYS if key not in common])
-        if run.without_reset:
-            description = f"{description}; this run {run.without_reset}"
-        lines.append(f"**{run.name}** ({run.variant}, {seed}): {description}. {settings}".rstrip())
-    if described(runs[0], common):
-        lines.append(f"All arms: {described(runs[0], common)}")
-    return lines
 
 
 def _distinct(runs: list[Run], value_of: Callable[[Run], Any]) -> list:
@@ -59,13 +23,6 @@ def _distinct(runs: list[Run], value_of: Callable[[Run], Any]) -> list:
 
 def _shared(runs: list[Run], key: str) -> str:
     return ", ".join(f"`{value}`" for value in _distinct(runs, lambda run: str(run.config.get(key, "default"))))
-
-
-def _batches(run: Run) -> str:
-    """Completions of an optimizer step, on each device, and of a prompt, by TRL's defaults where none is given."""
-    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8}
-    size, steps, group = (run.config.get(key) or default for key, default in keys.items())
-    return f"`{size * steps}` completions ({group} a prompt)"
 
 
 def lead(runs: list[Run]) -> list[Text]:
@@ -83,8 +40,8 @@ def lead(runs: list[Run]) -> list[Text]:
     return [
         Text(
             f"Model {_shared(runs, 'model_name_or_path')}, task {_shared(runs, 'task')}, level "
-            f"{_shared(runs, 'task_level')}, learning rate {_shared(runs, 'learning_rate')}, batch "
-            f"{', '.join(_distinct(runs, _batches))}. Base means the policy as a run began."
+            f"{_shared(runs, 'task_level')}, learning rate {_shared(runs, 'learning_rate')}. Base means the policy as "
+            "a run began."
         ),
         Text(f"Compared: {arms}{trained_with}."),
     ]
@@ -142,14 +99,11 @@ def _differences(runs: list[Run]) -> list[str]:
                 f"The runs differ in `{key}` ({' and '.join(map(str, values))}; `execution` in `env.json`): step "
                 "times compare these ways of computing too."
             )
-    if len(_distinct(runs, lambda run: repr(run.env.get("hardware")))) > 1:
-        lines.append("The runs differ in `hardware` (see `env.json`): step times do not compare.")
+    for key in ("hardware", "versions"):
+        if len(_distinct(runs, lambda run, key=key: repr(run.env.get(key)))) > 1:
+            lines.append(f"The runs differ in `{key}` (see `env.json`): step times may not compare.")
     return lines
 
 
 def sections(frame: Frame) -> list[Section]:
-    return [Section("What each arm is", [Bullets(arm_list(frame.runs))])]
-
-
-def caveat_sections(frame: Frame) -> list[Section]:
     return [Section("Caveats", [Bullets(caveats(frame.runs))])]

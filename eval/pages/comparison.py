@@ -1,6 +1,7 @@
 """Who is ahead: the verdict, arms against their references, the success rule; two runs in full."""
 
 import math
+from collections.abc import Callable
 
 from trl_prorl.eval.analysis.compare import (
     SHARES,
@@ -15,13 +16,13 @@ from trl_prorl.eval.pages.curves import OTHER_COLOUR, Panel, colour_of
 from trl_prorl.eval.pages.document import Bullets, Picture, Section, Text
 from trl_prorl.eval.pages.reproduce import passk_command
 from trl_prorl.eval.pages.table import (
+    NOT_MEASURED,
     POWER,
     Column,
     Table,
     cell,
     interval_cell,
     percent,
-    share_cell,
     table_of,
 )
 from trl_prorl.eval.run_folder.run import Run
@@ -35,19 +36,25 @@ def objective_notes(runs: list[Run]) -> list[str]:
     return [DIFFERENT_OBJECTIVE] if "A" in variants and any(map(optimises_another_objective, variants)) else []
 
 
-def _unbounded(ratio: Estimate) -> bool:
+def _unbounded(ratio: Estimate | None) -> bool:
     """Whether the runs exclude no ratio at all."""
-    return (ratio.low, ratio.high) == (0.0, math.inf)
+    return ratio is not None and ratio[1:] == (0.0, math.inf)
+
+
+def _ratio_cell(ratio: Estimate | None, show: Callable[[float], str]) -> str:
+    """A ratio, with its interval where the runs give one."""
+    if ratio is None or _unbounded(ratio):
+        return show(ratio.value) if ratio else NOT_MEASURED
+    value, low, high = map(show, ratio)
+    return f"{value} (n/a)" if math.isnan(ratio.low) else f"{value} [{low}, {high}]"
 
 
 def _share_cell(row: Comparison) -> str:
-    alone = row.share is not None and _unbounded(row.share)
-    return percent(row.share.value) if alone else share_cell(row.share)
+    return _ratio_cell(row.share, percent)
 
 
 def _time_cell(row: Comparison) -> str:
-    alone = row.step_time is not None and _unbounded(row.step_time)
-    return f"{row.step_time.value:.2f}" if alone else interval_cell(row.step_time, ".2f")
+    return _ratio_cell(row.step_time, "{:.2f}".format)
 
 
 ARM_COLUMNS = [
@@ -146,7 +153,8 @@ def scores_panel(arms: list[Arm]) -> Panel:
                 axes.plot([low, high], [row, row], color=style["color"])
                 axes.plot([value], [row], linestyle="", label=None if row else side, **style)
         axes.set_yticks(range(len(arms)), [arm.legend for arm in arms])
-        axes.set(ylim=(len(arms) - 0.5, -0.5), title="Held-out pass@1 and its 95 % interval", xlabel="pass@1")
+        axes.set_title("Held-out pass@1 and its 95 % interval", loc="right")
+        axes.set(ylim=(len(arms) - 0.5, -0.5), xlabel="pass@1")
         axes.grid(alpha=0.2)
 
     return Panel("Held-out pass@1 of base and of every trained arm, with intervals", draw, 2 * len(arms))
@@ -161,19 +169,19 @@ def verdict_sections(frame: Frame) -> list[Section]:
 
 
 def success_statements(rows: list[Comparison]) -> list[str]:
-    """The success rule of B against A: a line per comparison, and what speaks against comparing step times."""
+    """The success rule of B against A: a line per comparison."""
     lines = []
     for row in rows:
         rules = []
         for share in SHARES:
             score, cost, rule = row.rule(share)
             rules.append(f"at least {100 * share:.0f} % at a lower step cost **{rule}** (score {score}, cost {cost})")
-        few = " (too few runs for an interval)" if row.share and _unbounded(row.share) else ""
+        few = " (too few runs for an interval)" if _unbounded(row.share) else ""
         lines.append(
             f"{row.first} has {_share_cell(row)} of {row.second}'s held-out pass@1{few}, and its mean step takes "
             f"{_time_cell(row)} times as long: {', '.join(rules)}."
         )
-    return [*lines, *dict.fromkeys(f"Careful: {warning}" for row in rows for warning in row.warnings)]
+    return lines
 
 
 def sections(frame: Frame) -> list[Section]:

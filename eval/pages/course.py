@@ -1,9 +1,9 @@
-"""Curves over optimizer steps: reward beside gold, KL, entropy, throughput, validation; the stages of a step."""
+"""Curves over optimizer steps: reward beside gold, KL, entropy, validation; the stages of a step."""
 
-from trl_prorl.eval.analysis.cost import stage_seconds
-from trl_prorl.eval.analysis.frame import Arm, Frame
-from trl_prorl.eval.analysis.smoothing import SMOOTHING_STEPS, running_mean, running_median_of_positive
-from trl_prorl.eval.analysis.stability import kl_key
+import numpy as np
+
+from trl_prorl.eval.analysis.frame import Arm, Frame, stage_seconds
+from trl_prorl.eval.analysis.stability import SMOOTHING_STEPS, kl_key, running_mean, running_median_of_positive
 from trl_prorl.eval.pages.curves import (
     SHEETS_NOTE,
     Panel,
@@ -25,7 +25,7 @@ STAGES = {  # colour and label
 
 
 def sheet_panels(sheet: str, arms: list[Arm], validated: bool = False) -> list[Panel]:
-    """Reward with gold, KL to the anchor, entropy, throughput and, if asked for, validation of some arms."""
+    """Reward with gold, KL to the anchor, entropy and, if asked for, validation of some arms."""
 
     def panel(title, unit, draw, legend=True):
         return steps_panel(sheet + title, arms, draw, unit, legend)
@@ -53,7 +53,6 @@ def sheet_panels(sheet: str, arms: list[Arm], validated: bool = False) -> list[P
         panel("Training reward, and gold (dotted)" if golden else "Training reward", "mean of the batch", reward),
         panel("KL to the arm's anchor", "nats per token (k3), symlog", kl),
         metric("entropy", "Entropy of the policy", "nats per token"),
-        metric("tokens_per_second", "Throughput", "completion tokens in the loss per second"),
     ]
     if validated:
         panels.append(metric("eval_reward", "Validation reward", "mean of the evaluation", lambda values: values))
@@ -64,18 +63,15 @@ def stages_panel(frame: Frame) -> Panel:
     """Mean seconds of a step by stage, mean over the runs of an arm; what was not timed is not drawn."""
 
     def draw(axes):
-        for colour, label in STAGES.values():
-            axes.barh(-1, 0, color=colour, label=label)
-        for place, arm in enumerate(frame.arms):
-            left = 0.0
-            for stage, (colour, _) in STAGES.items():
-                seconds = arm.values(lambda row, stage=stage: stage_seconds(row.run, stage))
-                if seconds:
-                    mean = sum(seconds) / len(seconds)
-                    axes.barh(place, mean, left=left, color=colour, edgecolor="white", linewidth=0.5)
-                    left += mean
+        left = np.zeros(len(frame.arms))
+        for stage, (colour, label) in STAGES.items():
+            seconds = (arm.values(lambda row, stage=stage: stage_seconds(row.run, stage)) for arm in frame.arms)
+            means = np.array([sum(values) / len(values) if values else 0.0 for values in seconds])
+            axes.barh(range(len(left)), means, left=left, color=colour, label=label)
+            left += means
         axes.set_yticks(range(len(frame.arms)), [arm.legend for arm in frame.arms])
-        axes.set(ylim=(len(frame.arms) - 0.5, -0.5), title="Mean time of a step, by stage", xlabel="seconds")
+        axes.set_title("Mean time of a step, by stage", loc="right")
+        axes.set(ylim=(len(frame.arms) - 0.5, -0.5), xlabel="seconds")
         axes.grid(alpha=0.2, axis="x")
 
     alt = "Mean seconds of a step, split into rollout, old scoring, reference scoring and update"
@@ -90,7 +86,7 @@ def sections(frame: Frame) -> list[Section]:
     )
     validated = any(arm.series("eval_reward") for arm in frame.arms)
     panels = [sheet_panels(sheet, arms, validated) for sheet, arms in found]
-    alt, columns = "Reward, KL, entropy and throughput over optimizer steps", 2
+    alt, columns = "Reward, KL and entropy over optimizer steps", 3
     if len(found) > 1:
         text, columns = f"{text} {SHEETS_NOTE}", len(panels[0])
     return [Section("Curves", [Picture("summary.png", alt, caption(frame, text), sum(panels, []), columns)])]

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from trl_prorl.eval.analysis.frame import Arm, Frame
-from trl_prorl.eval.analysis.smoothing import band
+from trl_prorl.eval.analysis.stability import band
 from trl_prorl.eval.run_folder.run import Run
 from trl_prorl.files import replaced
 from trl_prorl.record.run_files import GAMED, GROWTH
@@ -25,24 +25,18 @@ LINE_STYLES = ("-", "--", "-.", ":")
 # From the fifth line of a colour on; not the circle that the points of some curves have anyway.
 MARKERS = (None, "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d")
 DPI = 100
-PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 160
+PANEL_INCHES, PANEL_DPI = (5.2, 3.4), 120
+LETTER = 0.012  # of the panel's width, in the label of a row
 LEGEND_ROW_INCHES, LEGEND_COLUMNS = 0.22, 2
 MOST_CURVES = 10  # on one set of axes
 MOST_RESETS = 30  # of a curve, that are marked
 LEGEND_NOTE = "Panels without a legend have that of the first beside them."
-RESETS_NOTE = (
-    "Vertical lines are resets, of the arm's colour; the mark at the top of one says why; those of an arm with more "
-    f"than {MOST_RESETS} are not marked."
-)
+RESETS_NOTE = f"Vertical lines are resets, of the arm's colour, but for arms with more than {MOST_RESETS}."
 BAND_NOTE = "Strong line: mean over the seeds of an arm; band: lowest to highest seed, where all of them ran."
 SHEETS_NOTE = (
     "Arms of one task, base, length and learning rate share axes; where these are more than "
     f"{MOST_CURVES}, as many at a time do, beside one arm of plain and one of the control."
 )
-# Why a reset was made, as its mark at the top of the axes says it; an own reason, or several at once, is a star.
-REASON_MARKERS = {"periodic": "|", "kl_spike": "d", "stall": "s", "drop": "v"}
-REASON_NAMES = {"kl_spike": "KL spike"}
-MARK_ROWS, TOP_ROW, ROW_HEIGHT = 8, 0.985, 0.035
 # Other events, at the bottom of the axes: marker, label, and what a caption says.
 EVENT_MARKS = {
     GROWTH: ("^", "growth of the rank", "Triangles at the bottom are growths of the adapter's rank."),
@@ -64,28 +58,26 @@ class Panel:
 
     @cached_property
     def png(self) -> bytes:
-        """The panel, 832 pixels wide: large enough type where it is shown 340 pixels wide, as on a phone."""
+        """The panel, 624 pixels wide: large enough type where it is shown 340 pixels wide, as on a phone."""
         width, height = PANEL_INCHES
-        figure = Figure(
-            (width, max(height, 1.2 + 0.24 * self.rows)), PANEL_DPI, layout="constrained" if self.rows else None
-        )
+        figure = Figure((width, max(height, 1.2 + 0.24 * self.rows)), PANEL_DPI)
         axes = figure.subplots()
         self.draw(axes)
         labels, legend = axes.get_legend_handles_labels()[1], 0.0
         if labels and self.legend:
             legend = LEGEND_ROW_INCHES * -(-len(labels) // LEGEND_COLUMNS)
             figure.set_figheight(figure.get_figheight() + legend)
-            where = {"loc": "outside lower center" if self.rows else "lower center", "ncols": LEGEND_COLUMNS}
-            figure.legend(**where, fontsize=8, frameon=False, handlelength=2.5)
-        if not self.rows:  # a fifth of the time that a constrained layout takes
-            tall = figure.get_figheight()
-            figure.subplots_adjust(0.14, (legend + 0.5) / tall, 0.98, 1 - 0.3 / tall)
+            figure.legend(loc="lower center", ncols=LEGEND_COLUMNS, fontsize=7, frameon=False, handlelength=2.5)
+        # By hand, because a layout that is computed takes five times as long.
+        longest = max(len(label.get_text()) for label in axes.get_yticklabels()) if self.rows else 0
+        tall, left = figure.get_figheight(), min(0.6, 0.16 + LETTER * longest)
+        figure.subplots_adjust(left, (legend + 0.5) / tall, 0.98, 1 - 0.3 / tall)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[:, :, :3])
         # A palette makes the page a third as large; the few colours of a figure lose nothing by it.
         buffer = io.BytesIO()
-        picture.quantize(256, dither=Image.Dither.NONE).save(buffer, format="png")
+        picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, format="png")
         return buffer.getvalue()
 
 
@@ -195,49 +187,22 @@ def steps_panel(title: str, arms: list[Arm], draw: Callable, unit: str, legend: 
     return Panel(f"{title} over optimizer steps", whole, legend=legend)
 
 
-def points_panel(
-    title: str, frame: Frame, points_of: Callable[[Run], pd.DataFrame | None], unit: str, legend: bool
-) -> Panel:
-    """A panel of points over optimizer steps, of every run that has some."""
-
-    def draw(axes):
-        for arm in frame.arms:
-            frames = [found for run in arm.runs if (found := points_of(run)) is not None]
-            if frames:
-                draw_points(axes, frames, arm.legend, style_of(arm))
-
-    return steps_panel(title, frame.arms, draw, unit, legend)
-
-
 def mark_events(axes, arms: list[Arm]) -> None:
     """
-    Resets as thin vertical lines, the dashes of the arms interlocking, so that resets at the same step all stay
-    visible; at the top of each, in a row of the arm's own, a mark of its reason. More than 30 resets of an arm would
-    hide the others. Other events are marks at the bottom.
+    Resets as thin vertical lines, and other events as marks at the bottom. More than 30 resets of an arm would hide
+    those of the others.
     """
-    labels = {}
-
-    def mark(arm, steps, height, marker, label):
-        place = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-        axes.plot(sorted(steps), [height] * len(steps), marker, color=colour_of(arm), markersize=5, **place)
-        labels[label] = marker
-
-    resets = [(arm, {at for run in arm.runs for at in run.reset_reasons()}) for arm in arms]
-    resets = [(arm, found) for arm, found in resets if 0 < len({step for step, _ in found}) <= MOST_RESETS]
-    for place, (arm, found) in enumerate(resets):
-        dashes = (12 * place, (12, 12 * (len(resets) - 1))) if len(resets) > 1 else "-"
-        for step in {step for step, _ in found}:
-            axes.axvline(step, color=colour_of(arm), linewidth=0.8, alpha=0.6, linestyle=dashes, zorder=0)
-        for reason in sorted({reason for _, reason in found} - {""}):
-            steps, height = [step for step, why in found if why == reason], TOP_ROW - ROW_HEIGHT * (place % MARK_ROWS)
-            names = " + ".join(REASON_NAMES.get(part, part) for part in reason.split("+"))
-            mark(arm, steps, height, REASON_MARKERS.get(reason, "*"), f"reset: {names}")
+    across = axes.get_xaxis_transform()
+    for arm in arms:
+        steps = sorted({step for run in arm.runs for step in run.reset_steps() or []})
+        if 0 < len(steps) <= MOST_RESETS:
+            axes.vlines(steps, 0, 1, colour_of(arm), linewidth=0.8, alpha=0.6, transform=across, zorder=0)
     for event, (marker, label, _) in EVENT_MARKS.items():
         for arm in arms:
-            if steps := {step for run in arm.runs for step in run.event_steps(event)}:
-                mark(arm, steps, 0.0, marker, label)
-    for label, marker in labels.items():
-        axes.plot([], [], marker, color=OTHER_COLOUR, label=label, markersize=5)
+            if steps := sorted({step for run in arm.runs for step in run.event_steps(event)}):
+                place = {"color": colour_of(arm), "markersize": 5, "transform": across, "clip_on": False}
+                axes.plot(steps, [0.0] * len(steps), marker, label=label, **place)
+                label = None  # once
 
 
 def symlog_threshold(series: list[pd.Series]) -> float:

@@ -1,16 +1,16 @@
 """Distance from base: the points of one run, and the runs of a report side by side."""
 
-from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
-from trl_prorl.eval.analysis.drift import drift_frame
 from trl_prorl.eval.analysis.frame import Frame
-from trl_prorl.eval.analysis.statistics import Estimate
-from trl_prorl.eval.pages.curves import Panel, caption, points_panel
-from trl_prorl.eval.pages.document import Picture, Section
+from trl_prorl.eval.analysis.statistics import Estimate, ratio_interval
+from trl_prorl.eval.pages.document import Section
 from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, table_of
+from trl_prorl.eval.run_folder.run import Run
 
 
 # Title and unit of each measure's panel.
@@ -20,6 +20,35 @@ PANELS = {
     "entropy": ("Entropy at own samples", "nats per token"),
     "mean_tokens": ("Length of samples", "tokens"),
 }
+
+
+def model_drift(sums: np.ndarray) -> dict[str, float]:
+    """
+    Means over the tokens of all samples, with a 95 % bootstrap interval of the KL over prompts, from a row per prompt,
+    shape (P, 5): sums over its tokens of the four measures of [`~eval.analysis.language.TokenDrift`] in their order,
+    and the number of tokens.
+    """
+    kl, agreement, entropy, base_entropy = sums[:, :4].sum(0) / sums[:, 4].sum()
+    return {
+        "kl_to_base": kl,
+        "interval": list(ratio_interval(sums[:, 0], sums[:, 4])),
+        "token_agreement": agreement,
+        "entropy": entropy,
+        "base_entropy": base_entropy,
+        # What base says of the samples: the mean over what could have been sampled, not over what was.
+        "base_logp": -(kl + entropy),
+    }
+
+
+def drift_points(run: Run) -> list[dict]:
+    """The points of a run whose step is known."""
+    return [point for point in (run.drift or {}).get("points", []) if point["step"] is not None]
+
+
+def drift_series(run: Run, key: str) -> pd.Series | None:
+    """One measure over optimizer steps; `None` if it was not measured."""
+    points = {point["step"]: point[key] for point in drift_points(run) if point.get(key) is not None}
+    return pd.Series(points, dtype=float).sort_index() if points else None
 
 
 def _kl_cell(point: dict) -> str:
@@ -90,15 +119,6 @@ def runs_table(frame: Frame) -> Table | None:
     return table_of("Distance from base", RUN_COLUMNS, rows, notes) if rows else None
 
 
-def drift_panels(frame: Frame) -> list[Panel]:
-    """A panel per measure; mean and band over seeds, or the interval of a single run where it has one."""
-    measured = [key for key in PANELS if any(drift_frame(run, key) is not None for run in frame.runs)]
-    return [
-        points_panel(PANELS[key][0], frame, partial(drift_frame, key=key), PANELS[key][1], key == measured[0])
-        for key in measured
-    ]
-
-
 def plot_drift(result: dict, path: Path) -> None:
     """KL, agreement, entropy and length over steps, as a PNG."""
     points = [point for point in result["points"] if point["step"] is not None]
@@ -116,8 +136,4 @@ def plot_drift(result: dict, path: Path) -> None:
 
 def sections(frame: Frame) -> list[Section]:
     table = runs_table(frame)
-    if table is None:
-        return []
-    text = caption(frame, "Over checkpoints. Band of a single run: its 95 % interval.")
-    picture = Picture("drift.png", "Distance from base over optimizer steps", text, drift_panels(frame))
-    return [Section(table.title, [picture, table])]
+    return [Section(table.title, [table])] if table else []

@@ -4,18 +4,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trl_prorl.eval.analysis.compare import verdicts
-from trl_prorl.eval.analysis.cost import peak_memory, throughput
-from trl_prorl.eval.analysis.frame import Arm, Frame
-from trl_prorl.eval.analysis.smoothing import SMOOTHING_STEPS
+from trl_prorl.eval.analysis.frame import Arm, Frame, peak_memory, throughput
 from trl_prorl.eval.analysis.stability import (
     COLLAPSE_SHARE,
     ENTROPY_SPIKE,
     KL_SPIKE,
     NEIGHBOURS,
+    SMOOTHING_STEPS,
     Spikes,
     collapsed,
     entropy_spikes,
-    gradient_spike,
     kl_spikes,
     largest_drop,
 )
@@ -29,12 +27,6 @@ PERFORMANCE, STABILITY, COST = "Performance, held-out", "Stability", "Cost"
 
 def _worst(arm: Arm, measure: Callable[[Run], float | None]) -> float | None:
     return max(arm.values(lambda row: measure(row.run)), default=None)
-
-
-def _spread(arm: Arm) -> float | None:
-    """Highest less lowest held-out pass@1; `None` with fewer than 2 runs."""
-    values = arm.values(lambda row: row.trained and row.trained.value)
-    return max(values) - min(values) if len(values) > 1 else None
 
 
 def _pass_k_cell(arm: Arm) -> str:
@@ -93,12 +85,6 @@ COLUMNS = [
         STABILITY,
     ),
     Column(
-        "gradient spike (× median)",
-        lambda arm: cell(_worst(arm, gradient_spike), ".1f"),
-        "**gradient spike**: the largest gradient norm of a run over its median one, before clipping; the worst seed.",
-        STABILITY,
-    ),
-    Column(
         "KL spikes",
         lambda arm: _spikes_cell(arm, kl_spikes),
         "**KL spikes**, **entropy spikes**: mean number in a run, and in brackets the largest of all seeds. A "
@@ -114,12 +100,6 @@ COLUMNS = [
         lambda arm: cell(_worst(arm, largest_drop), ".3f"),
         f"**largest drop**: the furthest the training reward (mean over {SMOOTHING_STEPS} steps) fell below its best "
         "so far; the worst seed.",
-        STABILITY,
-    ),
-    Column(
-        "seed spread",
-        lambda arm: cell(_spread(arm), ".3f"),
-        "**seed spread**: highest less lowest held-out pass@1 of the trained model among the seeds.",
         STABILITY,
     ),
     Column(
@@ -154,7 +134,7 @@ COLUMNS = [
         COST,
     ),
 ]
-DASH = f"{NOT_MEASURED} means not measured, or not defined: a control's ratio without a control, a spread of one seed."
+DASH = f"{NOT_MEASURED} means not measured, or not defined: a control's ratio without a control."
 
 
 def result_matrix(frame: Frame) -> Table:

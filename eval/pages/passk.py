@@ -1,6 +1,6 @@
 """pass@k: over checkpoints, against k, per task, on tasks that were not trained; of one evaluation on a terminal."""
 
-import math
+from functools import partial
 from pathlib import Path
 
 from trl_prorl.eval.analysis.frame import Arm, Frame
@@ -11,23 +11,21 @@ from trl_prorl.eval.analysis.passk import (
     draw_sizes,
     gain,
     k_curve,
-    largest_k,
     per_prompt,
     summary_score,
 )
 from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.eval.pages.curves import (
-    MOST_CURVES,
     OTHER_COLOUR,
     Panel,
     caption,
     draw_points,
-    points_panel,
     sheets,
+    steps_panel,
     style_of,
 )
 from trl_prorl.eval.pages.document import Picture, Section
-from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, interval_cell, sides_cell, table_of
+from trl_prorl.eval.pages.table import Column, Table, cell, interval_cell, sides_cell, table_of
 from trl_prorl.text import visible
 
 
@@ -36,11 +34,15 @@ BASE_STYLE = {"marker": "s", "color": OTHER_COLOUR, "linestyle": ":"}
 
 def checkpoint_panels(frame: Frame) -> list[Panel]:
     """pass@k over checkpoints, a panel per k."""
+
+    def draw(axes, k):
+        for arm in frame.arms:
+            curves = [found for run in arm.runs if (found := checkpoint_curve(run, k)) is not None]
+            if curves:
+                draw_points(axes, curves, arm.legend, style_of(arm))
+
     ks = checkpoint_ks(frame.runs)
-    return [
-        points_panel(f"Held-out pass@{k}", frame, lambda run, k=k: checkpoint_curve(run, k), f"pass@{k}", k == ks[0])
-        for k in ks
-    ]
+    return [steps_panel(f"Held-out pass@{k}", frame.arms, partial(draw, k=k), f"pass@{k}", k == ks[0]) for k in ks]
 
 
 def _at(place):
@@ -75,14 +77,16 @@ def checkpoints_table(frame: Frame) -> Table | None:
 
 
 def k_panels(frame: Frame) -> list[Panel]:
-    """A panel per arm, base against trained over k, or of more than 10 the trained ones as they share axes."""
+    """A panel for arms that share axes: the trained ones over k, and base."""
 
-    def panel(title: str, lines: list[tuple[Arm, str, str, dict]]) -> Panel:
+    def panel(title: str, arms: list[Arm]) -> Panel:
         def draw(axes):
-            for arm, side, label, style in lines:
-                interval = len(arm.evaluated) == 1
-                draw_points(axes, [k_curve(run, side, interval) for run in arm.evaluated], label, style)
-            ks = draw_sizes(max(run.passk["n"] for arm, *_ in lines for run in arm.evaluated))
+            runs = [run for arm in arms for run in arm.evaluated]
+            draw_points(axes, [k_curve(run, "base", len(runs) == 1) for run in runs], "base", BASE_STYLE)
+            for arm in arms:
+                curves = [k_curve(run, "trained", len(arm.evaluated) == 1) for run in arm.evaluated]
+                draw_points(axes, curves, arm.legend, style_of(arm))
+            ks = draw_sizes(max(run.passk["n"] for run in runs))
             axes.set_xscale("log", base=2)
             axes.set_xticks(ks, list(map(str, ks)))
             axes.set(title=title, xlabel="k (samples drawn)", ylabel="held-out pass@k", ylim=(0, 1.02))
@@ -90,18 +94,8 @@ def k_panels(frame: Frame) -> list[Panel]:
 
         return Panel(f"Held-out pass@k against k: {title}", draw)
 
-    evaluated = [arm for arm in frame.arms if arm.evaluated]
-    if len(evaluated) <= MOST_CURVES:
-        return [
-            panel(arm.legend, [(arm, "base", "base", BASE_STYLE), (arm, "trained", "trained", style_of(arm))])
-            for arm in evaluated
-        ]
     found = ((title, [arm for arm in arms if arm.evaluated]) for title, arms in sheets(frame))
-    return [
-        panel(f"{title}trained", [(arm, "trained", arm.legend, style_of(arm)) for arm in arms])
-        for title, arms in found
-        if arms
-    ]
+    return [panel(f"{title}base and trained", arms) for title, arms in found if arms]
 
 
 PART_COLUMNS = [
@@ -112,33 +106,20 @@ PART_COLUMNS = [
 ]
 
 
-def _part_cell(part: dict, k: int) -> str:
-    return sides_cell(*(summary_score(part[side], k) for side in SIDES), ".3f")
-
-
 TASK_COLUMNS = [
     *PART_COLUMNS,
-    Column("pass@1, base → trained [95 %]", lambda row: _part_cell(row[1], 1)),
     Column(
-        "pass at the largest k, base → trained [95 %]",
-        lambda row: _part_cell(row[1], largest_k(row[0])) if largest_k(row[0]) > 1 else NOT_MEASURED,
-        applies=lambda rows: any(largest_k(run) > 1 for run, _ in rows),
+        "pass@1, base → trained [95 %]",
+        lambda row: sides_cell(*(summary_score(row[1][side], 1) for side in SIDES), ".3f"),
     ),
 ]
 
 
 def tasks_table(frame: Frame) -> Table | None:
-    """Held-out pass@1 and pass@k per task and level, a row each per run; `None` where prompts are of one kind."""
+    """Held-out pass@1 per task and level, a row each per run; `None` where prompts are of one kind."""
     rows = [(run, part) for run in frame.runs for part in (run.passk or {}).get("by") or []]
     notes = ["The prompts of each task and level alone; intervals over prompts."]
     return table_of("Per task and level", TASK_COLUMNS, rows, notes) if rows else None
-
-
-def _finding(row) -> str:
-    change = gain(row[1], 1)
-    if math.isnan(change.low):
-        return NOT_MEASURED
-    return "worse" if change.high < 0 else "better" if change.low > 0 else "no change found"
 
 
 FORGETTING_COLUMNS = [
@@ -148,14 +129,13 @@ FORGETTING_COLUMNS = [
         lambda row: " → ".join(f"{per_prompt(row[1], side).mean():.3f}" for side in SIDES),
     ),
     Column("change [95 %]", lambda row: interval_cell(gain(row[1], 1), "+.3f")),
-    Column("so", _finding),
 ]
 
 
 def forgetting_table(frame: Frame) -> Table | None:
     """Tasks that were not trained: base against trained, paired over prompts; `None` if none was evaluated."""
     rows = [(run, other) for run in frame.runs for other in ((run.passk or {}).get("others") or {}).values()]
-    notes = ["The change is paired over prompts; better or worse where its interval leaves 0 out."]
+    notes = ["The change is paired over prompts; none is found where its interval holds 0."]
     return table_of("Tasks that were not trained", FORGETTING_COLUMNS, rows, notes) if rows else None
 
 
@@ -170,8 +150,8 @@ def checkpoints(frame: Frame) -> list[Section]:
 
 def against_k(frame: Frame) -> list[Section]:
     text = (
-        "Dotted: base, where arms are few; strong: trained. From the counts of correct samples, k on a base-2 axis. "
-        "Bands: 95 % over prompts for a single run, lowest to highest seed where there are several."
+        "Dotted: base, of all runs; strong: trained. From the counts of correct samples, k on a base-2 axis. Bands: "
+        "95 % over prompts for a single run, lowest to highest where there are several."
     )
     panels = k_panels(frame)
     picture = Picture("passk.png", "Held-out pass@k against k", text, panels, 3)

@@ -1,4 +1,4 @@
-"""What the resets did to the reward, and what an arm gained once the control had stalled."""
+"""What the resets did to the reward."""
 
 import math
 from collections import Counter
@@ -10,19 +10,13 @@ from trl_prorl.eval.analysis.frame import Arm, Frame
 from trl_prorl.eval.analysis.resets import (
     AFTER,
     BEFORE,
-    LEAST_GAIN,
-    WINDOW,
     Response,
-    gain_since,
     mean_dip,
     median_reconvergence,
     reset_responses,
-    stalled_at,
 )
-from trl_prorl.eval.analysis.smoothing import LAST_SHARE
-from trl_prorl.eval.pages.curves import REASON_NAMES
 from trl_prorl.eval.pages.document import Section
-from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, over_seeds, table_of
+from trl_prorl.eval.pages.table import NOT_MEASURED, Column, Table, cell, table_of
 from trl_prorl.eval.run_folder.run import Run
 
 
@@ -52,7 +46,7 @@ def reset_effects(arm: Arm) -> ResetEffects:
 
 def _reasons(arm: Arm) -> str:
     reasons = (reason.split("+") for run in arm.runs for _, reason in run.reset_reasons())
-    counts = Counter(REASON_NAMES.get(part, part) for parts in reasons for part in parts if part)
+    counts = Counter(part.replace("_", " ") for parts in reasons for part in parts if part)
     return ", ".join(f"{reason} {count}" for reason, count in counts.most_common()) or NOT_MEASURED
 
 
@@ -105,75 +99,6 @@ def reset_table(frame: Frame) -> Table | None:
     return table_of("Dips and reconvergence after the resets", RESET_COLUMNS, rows) if rows else None
 
 
-class ClampGain(NamedTuple):
-    """
-    An arm since its controls stalled.
-
-    Attributes:
-        arm ([`Arm`]): The arm.
-        controls (`int`): Runs that have a control.
-        found (`list[tuple]`): Of the runs whose control stalled: the step, the gain since, and that less the
-            control's own.
-    """
-
-    arm: Arm
-    controls: int
-    found: list[tuple[int, float, float]]
-
-
-def clamp_gain(arm: Arm) -> ClampGain:
-    pairs = [(row.run, row.own_control) for row in arm.rows if row.own_control]
-    found = []
-    for own, control in (map(_reward, pair) for pair in pairs):
-        since = stalled_at(*control) if own and control else None
-        gains = [] if since is None else [gain_since(*reward, since) for reward in (own, control)]
-        if gains and None not in gains:
-            found.append((since, gains[0], gains[0] - gains[1]))
-    return ClampGain(arm, len(pairs), found)
-
-
-def _since_cell(row: ClampGain) -> str:
-    steps = {step for step, *_ in row.found}
-    if not steps:
-        return NOT_MEASURED
-    return str(*steps) if len(steps) == 1 else f"{min(steps)} to {max(steps)}"
-
-
-CLAMP_COLUMNS = [
-    Column("arm", lambda row: row.arm.label),
-    Column(
-        "control stalled",
-        lambda row: f"{len(row.found)} of {row.controls}",
-        "**control stalled**: runs whose control, of the same task, base, training seed, length and learning rate, "
-        f"stalled; of those that have one. It has stalled at the first step at which the mean reward of its last "
-        f"{WINDOW} steps is so high that no later mean over {WINDOW} steps exceeds it by more than "
-        f"{LEAST_GAIN:g}; not if that is within the last {100 * LAST_SHARE:.0f} % of its steps (at least {WINDOW}).",
-    ),
-    Column("at step", _since_cell),
-    Column(
-        "gain after the clamp [95 %]",
-        lambda row: over_seeds([gain for _, gain, _ in row.found], "+.3f"),
-        f"**gain after the clamp**: the arm's mean reward over its last {100 * LAST_SHARE:.0f} % of steps (at least "
-        f"{WINDOW}) less that over the {WINDOW} steps up to the one at which its control had stalled. Mean over seeds "
-        "with Student's t-interval.",
-    ),
-    Column(
-        "less the control's [95 %]",
-        lambda row: over_seeds([less for *_, less in row.found], "+.3f"),
-        "**less the control's**: that gain less the control's own, which by the definition of a stall is hardly above "
-        f"{LEAST_GAIN:g} and may be below 0; paired by seeds.",
-    ),
-]
-
-
-def clamp_table(frame: Frame) -> Table | None:
-    """The gain of every arm since its control stalled; `None` if no control did."""
-    rows = [row for arm in frame.arms if arm.variant != "control" and (row := clamp_gain(arm)).controls]
-    if not any(row.found for row in rows):
-        return None
-    notes = ["Training reward. Does an arm go on improving where the fixed reference of the control holds it?"]
-    return table_of("Gain after the clamp", CLAMP_COLUMNS, rows, notes)
-
-
 def sections(frame: Frame) -> list[Section]:
-    return [Section(table.title, [table]) for table in (reset_table(frame), clamp_table(frame)) if table]
+    table = reset_table(frame)
+    return [Section(table.title, [table])] if table else []

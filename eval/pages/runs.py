@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from trl_prorl.eval.analysis.cost import evaluation_seconds, median_step_seconds
 from trl_prorl.eval.analysis.frame import Frame, Row
 from trl_prorl.eval.analysis.passk import SIDES, score
-from trl_prorl.eval.analysis.smoothing import first_mean, last_mean
+from trl_prorl.eval.analysis.stability import first_mean, last_mean
 from trl_prorl.eval.pages.course import stages_panel
 from trl_prorl.eval.pages.document import Picture, Section
 from trl_prorl.eval.pages.table import (
@@ -88,21 +87,6 @@ LEARNED = [
     Column("final kl_old", _last("kl_old", ".2e")),
     _where_measured("final clip ratio", _last("clip_region_mean", ".4f")),
 ]
-COST = [
-    NAME,
-    VARIANT,
-    Column("reference forward calls", lambda row: cell(row.reference_calls, ",.0f")),
-    Column("old-policy forward calls", lambda row: cell(row.run.total("old_forward_calls"), ",.0f")),
-    Column("reference share of time (%)", lambda row: percent_cell(row.reference_share, ".1f")),
-    Column("median seconds a step", lambda row: cell(median_step_seconds(row.run), ".3g")),
-    Column(
-        "validation, mean seconds a step",
-        lambda row: cell(None if row.run.measured("time_eval") is None else evaluation_seconds(row.run), ".3g"),
-        applies=lambda rows: any(row.run.total("time_eval") for row in rows),
-    ),
-    Column("mean seconds a step", lambda row: cell(row.seconds, ".3g")),
-    Column("mean step time / control's", lambda row: cell(row.over_control, ".2f")),
-]
 OVERVIEW = [
     Column("arm", _short_name),
     Column("pass@1, base → trained", lambda row: sides_cell(row.base, row.trained, ".2f")),
@@ -116,7 +100,11 @@ OVERVIEW = [
 
 def overview_table(frame: Frame) -> Table:
     """Held-out pass@1 and cost, a row per run."""
-    return table_of("Held-out pass@1 [95 % over prompts] and cost", OVERVIEW, frame.rows)
+    notes = [
+        "Ref calls: scoring calls of the reference over the run; ref %: their share of the time; seconds a step are "
+        f"means, validation during training included. {NOT_MEASURED} means not measured."
+    ]
+    return table_of("Held-out pass@1 [95 % over prompts] and cost", OVERVIEW, frame.rows, notes)
 
 
 def learning_table(frame: Frame) -> Table:
@@ -129,22 +117,11 @@ def learning_table(frame: Frame) -> Table:
     return table_of("What was learned", LEARNED, frame.rows, notes)
 
 
-def cost_table(frame: Frame) -> Table:
-    """What each run cost, a row each."""
-    notes = [
-        "A forward call is one scoring call of the model, generation and evaluation not counted; calls are totals "
-        "over the run. Mean seconds and their ratio include the validation during training, the median does not. "
-        f"{NOT_MEASURED} means not measured."
-    ]
-    return table_of("What it cost", COST, frame.rows, notes)
-
-
 def learned(frame: Frame) -> list[Section]:
     table = learning_table(frame)
     return [Section(table.title, [table])]
 
 
 def costs(frame: Frame) -> list[Section]:
-    table = cost_table(frame)
     picture = Picture("ref_cost.png", "Mean time of a step by stage", "Means over runs.", [stages_panel(frame)])
-    return [Section(table.title, [table, picture])]
+    return [Section("What it cost", [overview_table(frame), picture])]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from trl_prorl.eval.analysis.statistics import Estimate, t_interval
+from trl_prorl.eval.analysis.statistics import Estimate
 from trl_prorl.text import visible, without_html
 
 
@@ -35,24 +35,9 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %" if math.isfinite(value) else "unbounded"
 
 
-def share_cell(share: Estimate | None) -> str:
-    """As [`interval_cell`], in percent."""
-    if share is None:
-        return NOT_MEASURED
-    interval = "(n/a)" if math.isnan(share.low) else f"[{percent(share.low)}, {percent(share.high)}]"
-    return f"{percent(share.value)} {interval}"
-
-
 def mean_cell(values: list[float], spec: str) -> str:
     """The mean of the values, a dash where there is none."""
     return format(sum(values) / len(values), spec) if values else NOT_MEASURED
-
-
-def over_seeds(values: list[float], spec: str) -> str:
-    """Mean over seeds with its 95 % t-interval; the value alone where there is one, a dash where there is none."""
-    if not values:
-        return NOT_MEASURED
-    return interval_cell(t_interval(values), spec) if len(values) > 1 else format(values[0], spec)
 
 
 def arrow_cell(values: list[float | None], spec: str) -> str:

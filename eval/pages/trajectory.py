@@ -63,31 +63,24 @@ def trajectory_statements(run: Run, check: SaturationCheck) -> list[str]:
 
 
 def plot_trajectory(run: Run, checks: list[SaturationCheck], path: Path) -> None:
-    """Write pass@k over steps with the fitted curve, and the residuals below, as a PNG; a column per k."""
+    """Write pass@k over steps with the fitted curve as a PNG; a column per k."""
     colour = colour_of(run)
-    figure = Figure(figsize=(7 * len(checks), 7), dpi=DPI)
-    panels = figure.subplots(2, len(checks), sharex=True, squeeze=False, height_ratios=(2.4, 1))
-    resets = run.reset_steps() or []
-    for (above, below), check in zip(panels.T, checks, strict=True):
+    figure = Figure(figsize=(7 * len(checks), 5), dpi=DPI, layout="constrained")
+    for axes, check in zip(figure.subplots(1, len(checks), squeeze=False).flat, checks, strict=True):
         points, fit = check.points, check.fit
         spread = np.abs(points[["low", "high"]].to_numpy().T - points["value"].to_numpy())
         label = "measured, 95 % over prompts"
-        above.errorbar(points["step"], points["value"], spread, fmt="o", color=colour, capsize=3, label=label)
+        axes.errorbar(points["step"], points["value"], spread, fmt="o", color=colour, capsize=3, label=label)
         dense = np.linspace(0, points["step"].iloc[-1], 200)
         label = f"1 − (1 − {fit.p0:.3f}) exp(−{fit.alpha:.2e} t)"
-        above.plot(dense, fit.curve(dense), color="#000000", linewidth=1.4, linestyle="--", label=label)
-        above.set(ylabel=f"pass@{check.k}", ylim=(0, 1.02))
+        axes.plot(dense, fit.curve(dense), color="#000000", linewidth=1.4, linestyle="--", label=label)
+        axes.set(ylabel=f"pass@{check.k}", xlabel="optimizer step", ylim=(0, 1.02))
         verdict = "no departure seen" if check.holds else "the curve does not hold"
-        above.set_title(f"pass@{check.k}: {verdict} (p = {check.p_value:.2g})", fontsize=11)
-        below.axhline(0, color="#000000", linewidth=1.0, linestyle="--")
-        below.errorbar(fit.steps, fit.residuals, 1.96 * fit.errors, fmt="o", color=colour, capsize=3)
-        below.set(ylabel="residual", xlabel="optimizer step")
-        for axes in (above, below):
-            for place, step in enumerate(resets):
-                label = "reset" if place == 0 else None
-                axes.axvline(step, color=OTHER_COLOUR, linewidth=0.9, linestyle=":", zorder=0, label=label)
-            axes.grid(alpha=0.2)
-        above.legend(loc="lower right", framealpha=0.9)
+        axes.set_title(f"pass@{check.k}: {verdict} (p = {check.p_value:.2g})", fontsize=11)
+        if steps := run.reset_steps():
+            across = axes.get_xaxis_transform()
+            axes.vlines(steps, 0, 1, OTHER_COLOUR, linestyles=":", label="resets", transform=across, linewidth=0.9)
+        axes.grid(alpha=0.2)
+        axes.legend(loc="lower right", framealpha=0.9)
     figure.suptitle(f"{arm_label(run)}: held-out pass@k over training, base at step 0", fontsize=13)
-    figure.tight_layout()
     save_figure(figure, path)

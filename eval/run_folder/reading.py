@@ -146,11 +146,11 @@ def _read_rows(path: Path, unique: str | None = None) -> "pd.DataFrame":
     import pandas as pd
 
     rows = pd.DataFrame(run_files.read_jsonl(path, run_files.METRICS, unique=unique))
-    infinite = rows.isin([math.inf, -math.inf])
+    infinite = rows.select_dtypes("number").abs() == math.inf
     if infinite.any(axis=None):
-        keys = ", ".join(rows.columns[infinite.any()])
-        logger.warning("%s: infinite values are left out: %s.", path, keys)
-        rows = rows.mask(infinite)
+        keys = list(infinite.columns[infinite.any()])
+        logger.warning("%s: infinite values are left out: %s.", path, ", ".join(keys))
+        rows[keys] = rows[keys].mask(infinite[keys])
     return rows
 
 

@@ -110,8 +110,7 @@ class Run:
         if key not in self._series:
             rows, values = self.evaluations if key.startswith("eval_") else self.metrics, None
             if rows is not None and key in rows:
-                values = pd.Series(rows[key].to_numpy(), index=rows["step"], name=key)
-                values = pd.to_numeric(values, errors="coerce").dropna()
+                values = pd.Series(rows[key].to_numpy(), index=rows["step"], name=key, dtype=float).dropna()
             self._series[key] = None if values is None or values.empty else values
         return self._series[key]
 

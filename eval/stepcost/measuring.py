@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 from rich.progress import track
 
-from trl_prorl.eval.stepcost.settings import ARMS, FP32_ARMS, Batches, settings
+from trl_prorl.eval.stepcost.settings import ARMS, MORE_ARMS, Batches, settings
 from trl_prorl.eval.stepcost.tables import ROUNDS
 from trl_prorl.eval.stepcost.trainers import make_trainer, silent
 
@@ -69,7 +69,7 @@ def peak_memory(name: str, args: argparse.Namespace, setting: tuple) -> float:
     _, batches, iterations, checkpoint, generate = setting
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = make_trainer(name, (ARMS | FP32_ARMS)[name], args, batches, iterations, checkpoint, folder)
+        trainer = make_trainer(name, (ARMS | MORE_ARMS)[name], args, batches, iterations, checkpoint, folder)
         trainer.watch.begin()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if generate:

@@ -35,10 +35,10 @@ ARMS = {
     "B packed": (ProRLTrainer, {"beta_old": 0.02, **PACKED}),
     "C packed": (ProRLTrainer, {"beta": 0.02, "ref_reset_every": 200, "optimizer_reset": "hard", **PACKED}),
 }
-FP32_ARMS = {  # frozen weights in fp32 where those of the run are in bf16; both compute in bf16
-    f"{name}, fp32": (GRPOTrainer, ARMS[name][1] | {"dtype": "float32"}) for name in (BASELINE, "TRL β=0")
+MORE_ARMS = {  # by name alone; frozen weights in fp32 where those of the run are in bf16, and both compute in bf16
+    **{f"{name}, fp32": (GRPOTrainer, ARMS[name][1] | {"dtype": "float32"}) for name in (BASELINE, "TRL β=0")},
+    "ours, all off": (ProRLTrainer, {"beta": 0.02}),
 }
-OVERHEAD_ARMS = {BASELINE: ARMS[BASELINE], "ours, all off": (ProRLTrainer, {"beta": 0.02})}
 FLOOR = "floor"  # no trainer: what the products and the weights' way through memory cost
 GROWTH_ARMS = (BASELINE, "A packed", "B packed")
 
@@ -117,7 +117,7 @@ def settings(args: argparse.Namespace):
     """
     checkpointing = {"off": [False], "on": [True], "both": [False, True]}[args.checkpointing]
     asked = args.arms or [*ARMS, FLOOR]
-    arms = {name: arm for name, arm in (ARMS | FP32_ARMS).items() if name == BASELINE or name in asked}
+    arms = {name: arm for name, arm in (ARMS | MORE_ARMS).items() if name == BASELINE or name in asked}
     if FLOOR in asked and args.mode == "arms":
         arms[FLOOR] = ("trl_prorl.eval.stepcost.trainers:Floor", {})
     if args.mode == "growth":
@@ -133,19 +133,11 @@ def settings(args: argparse.Namespace):
             yield title, arms, batches, 2, checkpointing[0], not args.no_generation
         return
     for iterations, scale, checkpoint in itertools.product(args.iterations, args.scale, checkpointing):
-        chosen = OVERHEAD_ARMS if args.mode == "overhead" else arms
-        if iterations == 1:  # where B's penalty could do nothing, and is refused
-            chosen = {name: arm for name, arm in chosen.items() if not name.startswith("B")}
+        # With one pass B's penalty could do nothing, and is refused.
+        chosen = {name: arm for name, arm in arms.items() if iterations > 1 or not name.startswith("B")}
         texts = {"gsm8k": "gold answers", "instructions": "SmolLM2's texts"}[args.task]
         title = f"μ={iterations}, {scale:g}× {texts}" + (", gradient checkpointing" if checkpoint else "")
-        yield (
-            title,
-            chosen,
-            Batches(args, scale),
-            iterations,
-            checkpoint,
-            not args.no_generation and args.mode != "overhead",
-        )
+        yield title, chosen, Batches(args, scale), iterations, checkpoint, not args.no_generation
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -157,15 +149,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--mode",
-        choices=["arms", "overhead", "growth", "memory"],
+        choices=["arms", "growth", "memory"],
         default="arms",
         metavar="MODE",
-        help="arms, overhead, growth or memory",
+        help="arms, growth or memory",
     )
     parser.add_argument(
         "--arms",
         nargs="+",
-        choices=[*(name for name in ARMS | FP32_ARMS if name != BASELINE), FLOOR],
+        choices=[*(name for name in ARMS | MORE_ARMS if name != BASELINE), FLOOR],
         default=None,
         metavar="ARM",
         help=f"compared with {BASELINE}: everything, and in growth A and B packed",

@@ -1,11 +1,11 @@
 """Synthetic run folders, as a training run would have left them."""
 
 import functools
-import json
 import shutil
 
 import numpy as np
 import pytest
+import run_record
 import torch
 import yaml
 from datasets import Dataset
@@ -18,10 +18,6 @@ from tasks.base import Task
 
 CHARACTERS = "0123456789abcdef"
 NEW_TOKENS = 6
-
-
-def write_jsonl(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def build_passk_result(base, trained, n=8, **changes):
@@ -48,19 +44,10 @@ def build_passk_result(base, trained, n=8, **changes):
     }
 
 
-def write_run(root, name, variant, rows, events=(), passk=None, config=None, env=None, drift=None):
-    folder = root / name
-    folder.mkdir(parents=True, exist_ok=True)
-    base = {"model_name_or_path": "tiny", "task": "reverse_digits", "task_level": 3}
-    (folder / "config.yaml").write_text(yaml.safe_dump({**base, **(config or {})}))
-    (folder / "env.json").write_text(json.dumps({"variant": variant, "seed": 0, **(env or {})}))
-    write_jsonl(folder / "metrics.jsonl", rows)
-    if events is not None:
-        write_jsonl(folder / "events.jsonl", events)
-    for file, content in (("passk.json", passk), ("drift.json", drift)):
-        if content is not None:
-            (folder / file).write_text(json.dumps(content))
-    return folder
+def write_run(root, name, variant, rows, events=(), config=None, env=None, **others):
+    config = {"model_name_or_path": "tiny", "task": "reverse_digits", "task_level": 3, **(config or {})}
+    env = {"variant": variant, "seed": 0, **(env or {})}
+    return run_record.write_run(root / name, config, rows, events, env=env, **others)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eval.analysis import boundary, compare, trajectory
 from eval.analysis.frame import Frame
-from eval.pages.contents import build_report
+from eval.report import build_report
 from eval.run_folder.reading import load_run
 from eval.samples.held_out import check_run
 from eval.samples.models import find_trained_model

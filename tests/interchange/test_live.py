@@ -329,51 +329,38 @@ def whole_steps(outputs):
 KINDS = {moment_in_double: "exp_avg", moment_in_half: "exp_avg_sq", whole_steps: "steps"}
 
 
-@pytest.mark.parametrize("change", [unlike, fewer, reordered, in_double, *KINDS])
-def test_outputs_of_another_model_change_nothing(run, tmp_path, change):
+def test_outputs_of_another_model_or_damaged_ones_change_nothing(run, tmp_path):
     trainer = run(max_steps=1)
-    before, names = live_state(trainer), outputs_of(trainer).names
-    write(outputs_of(trainer, change), tmp_path / "x")
-    named = names[1] if change is reordered else names[-1]
-    named = f"{KINDS.get(change, 'parameters')}/{named}"
-    with pytest.raises(InputError, match=f"tensor {named}".replace(".", r"\.")) as caught:
-        import_update(trainer, tmp_path / "x")
-    assert "\n" not in str(caught.value)
-    after = live_state(trainer)
-    assert all(torch.equal(after[kind][name], before[kind][name]) for kind in STATE for name in names)
+    before, names, folder = live_state(trainer), outputs_of(trainer).names, tmp_path / "x"
+    for change in (unlike, fewer, reordered, in_double, *KINDS, "damaged"):
+        if change == "damaged":
+            named = f"steps/{names[-1]}"
+            write(outputs_of(trainer), folder)
+            held = load_file(folder / "outputs.safetensors")
+            save_file(held | {named: held[named] + 1}, folder / "outputs.safetensors")
+        else:
+            named = f"{KINDS.get(change, 'parameters')}/{names[1] if change is reordered else names[-1]}"
+            write(outputs_of(trainer, change), folder)
+        with pytest.raises(InputError, match=f"tensor {named}".replace(".", r"\.")) as caught:
+            import_update(trainer, folder)
+        assert "\n" not in str(caught.value)
+        after = live_state(trainer)
+        assert all(torch.equal(after[kind][name], before[kind][name]) for kind in STATE for name in names), change
 
 
-def test_a_damaged_last_tensor_changes_nothing(run, tmp_path):
+def test_numbers_that_no_adam_has_are_refused_before_they_are_written(run, tmp_path):
     trainer = run(max_steps=1)
-    before = live_state(trainer)
-    outputs = outputs_of(trainer)
-    write(outputs, tmp_path / "x")
-    held = load_file(tmp_path / "x" / "outputs.safetensors")
-    name = f"steps/{outputs.names[-1]}"
-    save_file(held | {name: held[name] + 1}, tmp_path / "x" / "outputs.safetensors")
-    with pytest.raises(InputError, match=name.replace(".", r"\.")):
-        import_update(trainer, tmp_path / "x")
-    after = live_state(trainer)
-    assert all(torch.equal(after[kind][name], before[kind][name]) for kind in STATE for name in outputs.names)
-
-
-def test_nan_is_refused_before_it_is_written(run, tmp_path):
-    trainer = run(max_steps=1)
-    outputs = outputs_of(trainer)
-    outputs.exp_avg[outputs.names[0]].fill_(float("nan"))
-    with pytest.raises(InputError, match="exp_avg/.* holds NaN"):
-        write(outputs, tmp_path / "x")
-
-
-@pytest.mark.parametrize(
-    ("kind", "number", "told"), [("exp_avg_sq", -1e-9, "negative"), ("steps", -1.0, "-1"), ("steps", 2.5, "2.5")]
-)
-def test_numbers_that_no_adam_has_are_refused(run, tmp_path, kind, number, told):
-    outputs = outputs_of(run(max_steps=1))
-    name = outputs.names[-1]
-    getattr(outputs, kind)[name].view(-1)[-1] = number
-    with pytest.raises(InputError, match=f"tensor {kind}/{name} is .*{told}".replace(".w", r"\.w")):
-        write(outputs, tmp_path / "x")
+    for kind, number, told in (
+        ("exp_avg_sq", -1e-9, "is .*negative"),
+        ("steps", -1.0, "is .*-1"),
+        ("steps", 2.5, "is .*2.5"),
+        ("exp_avg", float("nan"), "holds NaN"),
+    ):
+        outputs = outputs_of(trainer)
+        name = outputs.names[-1]
+        getattr(outputs, kind)[name].view(-1)[-1] = number
+        with pytest.raises(InputError, match=f"tensor {kind}/{name} {told}".replace(".w", r"\.w")):
+            write(outputs, tmp_path / "x")
 
 
 class Imports(TrainerCallback):

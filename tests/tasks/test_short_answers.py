@@ -32,10 +32,11 @@ def test_lengths_and_answers(name, level):
     questions = [row["prompt"][0]["content"] for row in rows]
     assert all(question.startswith(begin) for question in questions)
     digits = [question.removeprefix(begin) for question in questions]
-    assert list(rows["answer"]) == [answer(each) for each in digits]
+    answers = list(rows["answer"])
+    assert answers == [answer(each) for each in digits]
     assert set("".join(digits)) == set(alphabet) and {len(each) for each in digits} == set(lengths(level))
     assert len({each[0] for each in digits}) == len(alphabet)  # leading zeros occur
-    shares = [list(rows["answer"]).count(each) / 500 for each in set(rows["answer"])]
+    shares = [answers.count(each) / 500 for each in set(answers)]
     # Four standard deviations of 500 fair draws are 0.09.
     assert name != "parity" or max(shares) < 0.59
     assert name != "digit_checksum" or len(shares) == 10

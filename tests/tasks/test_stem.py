@@ -59,13 +59,13 @@ BY_HAND = [
 
 @pytest.mark.parametrize("text, values, answer", BY_HAND)
 def test_formulas(text, values, answer):
-    template = next(template for template in TEMPLATES if text in template.text)
-    assert shown(template.answer(**values), template.unit) == answer
+    formula = next(formula for question, formula in TEMPLATES.items() if text in question)
+    assert shown(formula.answer(**values), formula.unit) == answer
 
 
 def test_every_formula_is_here():
-    found = [template for text, _, _ in BY_HAND for template in TEMPLATES if text in template.text]
-    assert len(BY_HAND) == len(TEMPLATES) == len(set(map(id, found)))
+    found = {question for text, _, _ in BY_HAND for question in TEMPLATES if text in question}
+    assert len(BY_HAND) == len(TEMPLATES) == len(found)
 
 
 @pytest.mark.parametrize("level", [1, 8])

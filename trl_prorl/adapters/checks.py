@@ -57,12 +57,8 @@ def check_restarting_config(config: Any | None) -> None:
     """
     leave = "or leave adapter_restart out."
     _check_plain(config, "adapter_restart='merge'", "restarts", leave)
-    right = {
-        "use_dora": (False,),
-        "modules_to_save": (None, []),
-        "bias": ("none",),
-        "init_lora_weights": (True, "gaussian"),
-    }
+    right = {"use_dora": (False,), "modules_to_save": (None, []), "bias": ("none",)}
+    right |= {"init_lora_weights": (True, "gaussian")}
     other = [f"{key}={getattr(config, key)!r}" for key, values in right.items() if getattr(config, key) not in values]
     if other:
         raise ValueError(

@@ -88,24 +88,17 @@ class Resume:
         renamed = abandon_newer(self.checkpoint, Path(output_dir), self.skipped)
         for name, now in renamed.items():
             logger.warning(
-                "%s is newer than %s, from which the run goes on, and no longer part of the run. It is now called %s; "
-                "remove it if you like.",
-                *(name, self.checkpoint.name, now),
+                f"{name} is newer than {self.checkpoint.name}, from which the run goes on, and no longer part of the "
+                f"run. It is now called {now}; remove it if you like."
             )
         self.abandoned = list(renamed)
 
     @property
     def event(self) -> dict[str, Any]:
         """The event of this resume, for the record."""
-        return {
-            "event": "resume",
-            "checkpoint": self.checkpoint.name,
-            "skipped": self.skipped,
-            "changed": self.changed,
-            "abandoned": self.abandoned,
-            "step_requested": self.step,
-            "step_applied": self.step,
-        }
+        steps = {"event": "resume", "step_requested": self.step, "step_applied": self.step}
+        found = {"checkpoint": self.checkpoint.name, "skipped": self.skipped}
+        return steps | found | {"changed": self.changed, "abandoned": self.abandoned}
 
 
 def best_beside(checkpoint: Path, output_dir: Path) -> Path | None:

@@ -89,15 +89,9 @@ class Rollback(Part):
         checkpoint = next((path for path in newest_first if why_unusable(path) is None), None)
         if made >= self.most or checkpoint is None:
             return None
-        return checkpoint, {
-            "event": ROLLBACK,
-            "step_requested": event["step_applied"],
-            "step_applied": steps[checkpoint],
-            "reason": event["event"],
-            "checkpoint": checkpoint.name,
-            "rollbacks": made + 1,
-            "rate_factor": self.factor ** (made + 1),
-        }
+        when = {"event": ROLLBACK, "step_requested": event["step_applied"], "step_applied": steps[checkpoint]}
+        why = {"reason": event["event"], "checkpoint": checkpoint.name}
+        return checkpoint, when | why | {"rollbacks": made + 1, "rate_factor": self.factor ** (made + 1)}
 
     def noted(self) -> None:
         """The event is written: it has to outlive a power loss."""

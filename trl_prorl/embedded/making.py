@@ -106,14 +106,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        extra_special_tokens=[USER, ASSISTANT, SYSTEM],
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
+    special = {"pad_token": PAD, "eos_token": END, "extra_special_tokens": [USER, ASSISTANT, SYSTEM]}
+    settings = {"padding_side": "left", "clean_up_tokenization_spaces": False}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, **settings)
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
@@ -193,22 +188,12 @@ def demonstrations(settings: EmbeddedSettings) -> Dataset:
 def new_model(settings: EmbeddedSettings, tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
     """The network with random weights, from the settings' seed."""
     set_seed(settings.seed)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=settings.hidden_size,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        num_key_value_heads=settings.heads,
-        intermediate_size=settings.intermediate_size,
-        max_position_embeddings=2048,
-        initializer_range=settings.initializer_range,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        dtype="float32",
-    )
-    return Qwen2ForCausalLM(config)
+    sizes = {name: getattr(settings, name) for name in ("hidden_size", "intermediate_size", "initializer_range")}
+    heads = {"num_attention_heads": settings.heads, "num_key_value_heads": settings.heads}
+    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    fixed = {"max_position_embeddings": 2048, "tie_word_embeddings": True, "dtype": "float32"}
+    layers = {"vocab_size": len(tokenizer), "num_hidden_layers": settings.layers}
+    return Qwen2ForCausalLM(Qwen2Config(**layers, **heads, **sizes, **tokens, **fixed))
 
 
 def rounded(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -229,22 +214,11 @@ def make_embedded_model(folder: Path, settings: EmbeddedSettings | None = None) 
     aside = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
     tokenizer = byte_tokenizer()
     model = new_model(settings, tokenizer)
-    args = SFTConfig(
-        output_dir=str(aside),
-        max_steps=settings.steps,
-        per_device_train_batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=20,
-        adam_beta2=settings.adam_beta2,
-        seed=settings.seed,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        logging_steps=50,
-        save_strategy="no",
-        report_to="none",
-    )
+    own = {name: getattr(settings, name) for name in ("learning_rate", "adam_beta2", "seed")}
+    own |= {"max_steps": settings.steps, "per_device_train_batch_size": settings.batch_size}
+    fixed = {"lr_scheduler_type": "cosine", "warmup_steps": 20, "bf16": False, "use_cpu": True}
+    fixed |= {"gradient_checkpointing": False, "logging_steps": 50, "save_strategy": "no", "report_to": "none"}
+    args = SFTConfig(str(aside), **own, **fixed)
     trainer = SFTTrainer(model=model, args=args, train_dataset=demonstrations(settings), processing_class=tokenizer)
     trainer.train()
     # The configuration goes on saying float32, so that transformers loads the weights as such.

@@ -11,19 +11,15 @@ import torch
 from accelerate.utils import gather_object
 
 from ..errors import NonFiniteError
-from ..objective.anchors import completion_mask
+from ..objective.anchors import completion_mask, logps_key
 from ..parts import MicroBatch, Part
 from ..text import quoted
 
 
 # In torch's messages for NaN while it samples. A GPU reports the assertion alone, and computes no more afterwards.
 NO_DISTRIBUTION = ("probability tensor contains", "device-side assert")
-# Names of the tensors, in the order in which one is computed from another.
-WHOSE = {
-    "old_per_token_logps": "the old policy",
-    "ref_per_token_logps": "the reference",
-    "base_per_token_logps": "the base",
-}
+# Whose log-probabilities, in the order in which one is computed from another.
+WHOSE = {"old": "the old policy", "ref": "the reference", "base": "the base"}
 
 
 @torch.no_grad()
@@ -88,13 +84,13 @@ class FiniteGuard(Part):
             return
         batch = micro_batch.batch
         mask = completion_mask(batch).bool()
-        scored = {whose: batch.get(key) for key, whose in WHOSE.items()} | {"the policy": micro_batch.logps}
-        named = {"advantages (a reward is not finite)": batch["advantages"]}
-        named |= {
-            f"log-probabilities of {whose}": values.masked_fill(~mask, 0.0)
-            for whose, values in scored.items()
-            if values is not None
+        scored = {whose: batch.get(logps_key(name)) for name, whose in WHOSE.items()} | {
+            "the policy": micro_batch.logps
         }
+        named = {"advantages (a reward is not finite)": batch["advantages"]}
+        for whose, values in scored.items():
+            if values is not None:
+                named[f"log-probabilities of {whose}"] = values.masked_fill(~mask, 0.0)
         self._note(first_nonfinite(named | dict(sums)) or "loss", batch)
 
     def gradients(self, model) -> None:

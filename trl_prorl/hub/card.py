@@ -116,12 +116,11 @@ class Measure(NamedTuple):
 
 def measures(part: dict[str, Any]) -> list[Measure]:
     """What a part of `passk.json` has for both sides: pass@k by the size of the draw, then greedy decoding."""
-    found = []
+    found, greedy = [], part.get("greedy") or {}
     for k in part.get("k", []):
         if all(f"pass@{k}" in part[side] for side in SIDES):
             base, trained = ([part[side][f"pass@{k}"], *part[side][f"interval@{k}"]] for side in SIDES)
             found.append(Measure(f"pass@{k}", base, trained, part.get("gain", {}).get(f"pass@{k}")))
-    greedy = part.get("greedy") or {}
     if all({"accuracy", "interval"} <= greedy.get(side, {}).keys() for side in SIDES):
         base, trained = ([greedy[side]["accuracy"], *greedy[side]["interval"]] for side in SIDES)
         found.append(Measure("greedy", base, trained, greedy.get("gain")))
@@ -246,19 +245,12 @@ def _eval_result(passk: dict[str, Any], part: dict[str, Any], one: Measure, data
     else:
         arguments |= {"base_interval_95": one.base[1:], "prompts": part["prompts"], "n": part["n"]}
         arguments |= {"temperature": passk["temperature"], "seed": passk["seed"]}
-    level = part.get("level")
-    return EvalResult(
-        task_type="text-generation",
-        dataset_type=dataset or part["task"],
-        dataset_name=part["task"],
-        dataset_config=None if level is None else f"level {level}",
-        dataset_split=passk["split"],
-        metric_type=metric,
-        metric_name=name,
-        metric_value=value,
-        # An interval has no ends where there were too few prompts for one.
-        metric_args={key: value for key, value in arguments.items() if value != [None, None]},
-    )
+    # An interval has no ends where there were too few prompts for one.
+    arguments = {key: argument for key, argument in arguments.items() if argument != [None, None]}
+    level = None if part.get("level") is None else f"level {part['level']}"
+    rows = {"dataset_type": dataset or part["task"], "dataset_name": part["task"], "dataset_config": level}
+    measured = {"metric_type": metric, "metric_name": name, "metric_value": value, "metric_args": arguments}
+    return EvalResult(task_type="text-generation", dataset_split=passk["split"], **rows, **measured)
 
 
 def _datasets(config: dict[str, Any]) -> list[str]:

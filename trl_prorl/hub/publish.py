@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import yaml
@@ -26,28 +26,13 @@ from .card import ADAPTER, CARD_FILE, PASSK_FILE, without_secrets
 
 
 MODEL_FILES = (
-    "adapter_config.json",
-    "adapter_model*.safetensors",
-    "adapter_model.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
-)
+    "adapter_config.json adapter_model*.safetensors adapter_model.safetensors.index.json config.json "
+    "generation_config.json model*.safetensors model.safetensors.index.json"
+).split()
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "chat_template.jinja",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
+    "tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json added_tokens.json vocab.json "
+    "vocab.txt merges.txt spiece.model chat_template.jinja preprocessor_config.json processor_config.json"
+).split()
 EVALUATIONS = (PASSK_FILE, "drift.json")
 RECORD_FILES = (CONFIG_FILE, ENV_FILE, METRICS_FILE, EVENTS_FILE, *EVALUATIONS)
 REFERENCE_FOLDER = "ref"
@@ -110,7 +95,7 @@ def files_to_push(
     return files
 
 
-def _matching(folder: Path, patterns: tuple[str, ...]) -> dict[str, Content]:
+def _matching(folder: Path, patterns: Iterable[str]) -> dict[str, Content]:
     names = sorted(path.name for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
     return {name: folder / name for name in names if any(fnmatch.fnmatchcase(name, each) for each in patterns)}
 

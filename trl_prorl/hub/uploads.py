@@ -64,16 +64,10 @@ class Uploads:
         adapter = is_peft_model(trainer.accelerator.unwrap_model(trainer.model))
         output_dir = Path(self.args.output_dir)
         saved = (output_dir / ("adapter_config.json" if adapter else "config.json")).is_file()
-        card = model_card(
-            trainer.run_dir,
-            output_dir,
-            repo=trainer.hub_model_id or self.args.hub_model_id,
-            weights_dir=output_dir if saved else output_dir / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}",
-            adapter=adapter,
-            tags=[*trainer._tag_names, *tags],
-            datasets=datasets,
-        )
-        write_card(card, output_dir)
+        weights = output_dir if saved else output_dir / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+        of_model = {"repo": trainer.hub_model_id or self.args.hub_model_id, "weights_dir": weights, "adapter": adapter}
+        metadata = {"tags": [*trainer._tag_names, *tags], "datasets": datasets}
+        write_card(model_card(trainer.run_dir, output_dir, **of_model, **metadata), output_dir)
 
     def push(self, message, blocking=True, token=None, revision=None, private=None, dataset_name=None, tags=None):
         """Push what `output_dir` holds, with the files of [`~trl_prorl.hub.publish`] in one commit."""

@@ -197,12 +197,9 @@ def _writing(folder: Path) -> Iterator[Path]:
 
 
 def _reset(args, mode: str) -> dict[str, Any]:
-    return {
-        "mode": mode,
-        "alpha": float(args.optimizer_reset_alpha),
-        "restarts_schedule": bool(args.restarts_schedule),
-        "rewarmup_steps": int(args.optimizer_reset_rewarmup_steps),
-    }
+    of_schedule = {"restarts_schedule": bool(args.restarts_schedule)}
+    of_schedule |= {"rewarmup_steps": int(args.optimizer_reset_rewarmup_steps)}
+    return {"mode": mode, "alpha": float(args.optimizer_reset_alpha)} | of_schedule
 
 
 def _stacked(parts: list[torch.Tensor], left: bool = False) -> torch.Tensor:
@@ -271,20 +268,15 @@ def named_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
 
 def groups_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[dict[str, Any]]:
     """The groups as [`~trl_prorl.interchange.schemas.UpdateInputs`] has them."""
-    inner = inner_of(optimizer)
+    inner, found = inner_of(optimizer), []
     names = {id(param): name for name, param in model.named_parameters()}
-    return [
-        {
-            "lr": float(group["lr"]),
-            "beta1": float(group["betas"][0]),
-            "beta2": float(group["betas"][1]),
-            "eps": float(group["eps"]),
-            "weight_decay": float(group["weight_decay"]),
-            "decoupled": isinstance(inner, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay")),
-            "parameters": [names[id(param)] for param in group["params"]],
-        }
-        for group in inner.param_groups
-    ]
+    for group in inner.param_groups:
+        numbers = {key: float(group[key]) for key in ("lr", "eps", "weight_decay")}
+        numbers |= {"beta1": float(group["betas"][0]), "beta2": float(group["betas"][1])}
+        decoupled = isinstance(inner, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
+        listed = [names[id(param)] for param in group["params"]]
+        found.append(numbers | {"decoupled": decoupled, "parameters": listed})
+    return found
 
 
 def live_state(

@@ -52,7 +52,8 @@ class Acceleration:
             "pack_groups": found.packing.partition("off: ")[2],
             "compact_generation": found.generation.partition("off: ")[2],
         }
-        lines = " ".join(f"{key}: {why}" for key, why in reasons.items() if why)
+        alike = {why: ", ".join(key for key in reasons if reasons[key] == why) for why in reasons.values() if why}
+        lines = " ".join(f"{keys}: {why}" for why, keys in alike.items())
         if trainer.is_world_process_zero() and lines:
             logger.warning("Not possible here, so that the run is computed as without it: %s", lines)
         if found.packs and args.pack_max_tokens is not None:

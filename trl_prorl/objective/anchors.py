@@ -203,10 +203,8 @@ class Anchors(Part):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "coefficients": {anchor.key: anchor.coefficient for anchor in self},
-            "kl_since_generation": self._kl_since_generation,
-        }
+        coefficients = {anchor.key: anchor.coefficient for anchor in self}
+        return {"coefficients": coefficients, "kl_since_generation": self._kl_since_generation}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
         for anchor in self:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from ..files import free_name, replaced
-from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, read_jsonl
-from .shapes import Shape, table
+from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_FILE, OBJECT, read_jsonl
+from .shapes import Shape
 
 
 @dataclass
@@ -271,12 +271,7 @@ class JsonLines:
     continued cannot be read.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike,
-        keep: Callable[[dict[str, Any]], bool] | None = None,
-        shape: Shape = table(),  # noqa: B008
-    ):
+    def __init__(self, path: str | os.PathLike, keep: Callable[[dict], bool] | None = None, shape: Shape = OBJECT):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if keep is None:

@@ -19,12 +19,8 @@ from .run_files import EVALUATIONS_FILE, EVENTS, EVENTS_FILE, METRICS, METRICS_F
 
 
 # What the record says of a generation batch, and TRL's names for it.
-OF_TRL = {
-    "reward": "reward",
-    "reward_std": "reward_std",
-    "frac_reward_zero_std": "frac_reward_zero_std",
-    "completion_length": "completions/mean_length",
-}
+OF_TRL = {name: name for name in ("reward", "reward_std", "frac_reward_zero_std")}
+OF_TRL |= {"completion_length": "completions/mean_length"}
 # The keys of a row that the trainer's own log shows, under `prorl/`.
 LOGGED = ("gold", "kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls", "ref_time_fraction")
 SPEEDS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")

@@ -22,7 +22,7 @@ WEIGHTS = ("*.safetensors", "*.bin")
 CONFIG_FILE, ENV_FILE = "config.yaml", "env.json"
 METRICS_FILE, EVENTS_FILE, EVALUATIONS_FILE = "metrics.jsonl", "events.jsonl", "evaluations.jsonl"
 EVALUATION_KEYS = ("model_name_or_path", "task")  # eval reads them in config.yaml; a run from plain Python has neither
-MAY_BE_TEXT, MAY_BE_WHOLE = optional(text), optional(integer())
+OBJECT, MAY_BE_TEXT, MAY_BE_WHOLE = table(), optional(text), optional(integer())
 CONFIG = table(
     known={
         **dict.fromkeys("model_name_or_path model_revision dataset_name task output_dir run_dir".split(), MAY_BE_TEXT),
@@ -142,7 +142,7 @@ def parse_json(content: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(path: str | os.PathLike, shape: Shape = table()) -> Any:  # noqa: B008
+def read_json(path: str | os.PathLike, shape: Shape = OBJECT) -> Any:
     """A JSON file, by default one object. Raises `InputError`: it is not JSON, or not of the shape."""
     content = read_text(path)
     try:
@@ -174,10 +174,7 @@ def _checked(content: Any, shape: Shape, where: str, cure: str) -> Any:
 
 
 def read_jsonl(
-    path: str | os.PathLike,
-    shape: Shape = table(),  # noqa: B008
-    unique: str | None = None,
-    growing: bool = False,
+    path: str | os.PathLike, shape: Shape = OBJECT, unique: str | None = None, growing: bool = False
 ) -> list[dict[str, Any]]:
     """
     The objects of a file that holds one on each line; a missing file is empty. A last line that is cut off, because

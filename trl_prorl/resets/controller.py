@@ -121,19 +121,12 @@ class Resets(Part):
         for callback in self.callbacks:
             callback.triggers.applied(step)
         first, reason = requests[0], "+".join(dict.fromkeys(request.reason for request in requests))
-        event = fired("reset", first.step, step, reason, first.value, first.threshold) | {
-            "requests": [request.to_dict() for request in requests],
-            "ref_reset_mix": args.ref_reset_mix,
-            "optimizer_reset": args.optimizer_reset,
-            "seconds_copy": copy.seconds,
-            "seconds_optimizer": treating.seconds,
-            "seconds_sync": sync.seconds,
-            "world_size": self.accelerator.num_processes,
-            **restarted,
-        }
-        if treatment.uses_alpha:
-            event["alpha"] = args.optimizer_reset_alpha
-        return event
+        event = fired("reset", first.step, step, reason, first.value, first.threshold) | restarted
+        event |= {"requests": [request.to_dict() for request in requests], "ref_reset_mix": args.ref_reset_mix}
+        event |= {"optimizer_reset": args.optimizer_reset, "world_size": self.accelerator.num_processes}
+        event |= {"alpha": args.optimizer_reset_alpha} if treatment.uses_alpha else {}
+        seconds = {"seconds_copy": copy.seconds, "seconds_optimizer": treating.seconds, "seconds_sync": sync.seconds}
+        return event | seconds
 
     # A part of the run.
 

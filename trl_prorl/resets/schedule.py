@@ -10,10 +10,8 @@ from .optimizer_state import inner_of
 
 def snapshot_schedule(scheduler) -> dict[str, Any]:
     """The state that `restart_schedule` needs, of a schedule that has not been stepped."""
-    return {
-        "state": copy.deepcopy(scheduler.state_dict()),
-        "lrs": [group["lr"] for group in scheduler.optimizer.param_groups],
-    }
+    rates = [group["lr"] for group in scheduler.optimizer.param_groups]
+    return {"state": copy.deepcopy(scheduler.state_dict()), "lrs": rates}
 
 
 def restart_schedule(scheduler, start: dict[str, Any]) -> None:

@@ -186,13 +186,8 @@ class Stall(Trigger):
 
     @classmethod
     def of(cls, args):
-        return cls(
-            args.ref_reset_metric,
-            args.ref_reset_stall,
-            args.ref_reset_drop,
-            args.ref_reset_metric_mode,
-            args.ref_reset_min_delta,
-        )
+        improves = args.ref_reset_metric_mode, args.ref_reset_min_delta
+        return cls(args.ref_reset_metric, args.ref_reset_stall, args.ref_reset_drop, *improves)
 
     @property
     def kind(self):

@@ -43,29 +43,17 @@ def probe(model: PreTrainedModel, vocabulary: int) -> str | None:
     ids, mask = (part.to(device) for part in padded_left(prompts, 0))
     copies = torch.tensor(COPIES, device=device)
     stops = StoppingCriteriaList([_Some(ids.shape[1])])
-    config = GenerationConfig(
-        max_new_tokens=LONGEST, do_sample=False, pad_token_id=0, eos_token_id=None, disable_compile=True
-    )
+    settings = {"max_new_tokens": LONGEST, "do_sample": False, "pad_token_id": 0, "disable_compile": True}
+    config = GenerationConfig(**settings, eos_token_id=None)
     with torch.no_grad(), torch.random.fork_rng(devices=on_gpu(device)), evaluating(model):
         try:
-            theirs = model.generate(
-                input_ids=ids[copies],
-                attention_mask=mask[copies],
-                generation_config=GenerationConfig(
-                    **config.to_diff_dict(), return_dict_in_generate=True, output_scores=True
-                ),
-                stopping_criteria=stops,
-            )
+            asked = GenerationConfig(**config.to_diff_dict(), return_dict_in_generate=True, output_scores=True)
+            settings = {"generation_config": asked, "stopping_criteria": stops}
+            theirs = model.generate(input_ids=ids[copies], attention_mask=mask[copies], **settings)
             if reason := why_not_select(theirs.past_key_values):
                 return f"{name}: {reason}"
-            mine = model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                generation_config=config,
-                stopping_criteria=stops,
-                custom_generate=compact_sample,
-                copies=copies,
-            ).ids
+            settings |= {"generation_config": config, "custom_generate": compact_sample, "copies": copies}
+            mine = model.generate(input_ids=ids, attention_mask=mask, **settings).ids
         except Exception as error:  # of whatever kind: the model's own code runs
             first = (str(error).strip().splitlines() or [""])[0][:160]
             return f"{name} fails with it ({type(error).__name__}: {first.rstrip('.')})."

@@ -23,17 +23,10 @@ from .merged_copy import MergedCopy, why_not_merged
 # it adds no more than a second rounding of the same size, √2, would.
 MERGED_BOUND, MORE_THAN_POLICY = 0.05, 1.5
 # Settings of a generation whose loop is another one, or which keep something of every row beside the cache.
-PLAIN = {
-    "cache_implementation": (None, "dynamic"),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "encoder_repetition_penalty": (None, 1, 1.0),
-    "guidance_scale": (None, 1, 1.0),
-    "num_return_sequences": (None, 1),
-    "prefill_chunk_size": (None,),
-    "token_healing": (None, False),
-    "use_cache": (None, True),
-    "watermarking_config": (None,),
-}
+PLAIN = dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "num_return_sequences", "use_cache"), (None, 1))
+PLAIN |= dict.fromkeys(("encoder_no_repeat_ngram_size", "token_healing"), (None, 0))
+PLAIN |= dict.fromkeys(("prefill_chunk_size", "watermarking_config"), (None,))
+PLAIN |= {"cache_implementation": (None, "dynamic")}
 
 
 def as_generated(config: GenerationConfig, own: GenerationConfig) -> GenerationConfig:
@@ -99,14 +92,9 @@ class CompactGeneration(Part):
             self.copy.model.generation_config = model.generation_config
             self.copy.model.train(model.training)
             model = self.copy.model
-        drawn = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            generation_config=config,
-            custom_generate=compact_sample,
-            copies=torch.tensor(copies, device=device),
-            logps_at=self._temperature,
-        )
+        settings = {"copies": torch.tensor(copies, device=device), "logps_at": self._temperature}
+        settings |= {"generation_config": config, "custom_generate": compact_sample}
+        drawn = model.generate(input_ids=ids, attention_mask=mask, **settings)
         self.measures = drawn.logps is not None
         completions = [until_end(row, set(ends)) for row in drawn.ids[:, ids.shape[1] :].tolist()]
         if drawn.logps is None:

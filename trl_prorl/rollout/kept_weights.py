@@ -21,19 +21,14 @@ def kept_weights(model: torch.nn.Module) -> Iterator[None]:
     cast makes new tensors, so that the old ones need only be remembered.
     """
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
-    buffers = [
-        (module, name, buffer)
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
     try:
         yield
     finally:
         for parameter, data in parameters:
             parameter.data = data
-        for module, name, buffer in buffers:
-            module._buffers[name] = buffer
+        for module, held in buffers:
+            module._buffers.update(held)
 
 
 @contextmanager

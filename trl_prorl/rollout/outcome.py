@@ -65,17 +65,11 @@ class Outcome:
         `mask_truncated_completions` keeps out of the loss.
         """
         tasks, interrupted = ([example.get(name) for example in examples] for name in ("task", "interrupted"))
-        outcome = cls(
-            rewards=rewards,
-            tokens=torch.tensor(sum(map(len, completion_ids)), device=rewards.device),
-            tasks=gather_object([name if isinstance(name, str) else None for name in tasks]),
-            interrupted=gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)]),
-            rounds=[rewards],
-            correct=list(correct),
-            completions=completions,
-            ids=completion_ids,
-            seconds=seconds,
-        )
+        tokens = torch.tensor(sum(map(len, completion_ids)), device=rewards.device)
+        tasks = gather_object([name if isinstance(name, str) else None for name in tasks])
+        interrupted = gather_object([is_cut for is_cut in interrupted if isinstance(is_cut, bool)])
+        own = {"completions": completions, "ids": completion_ids, "seconds": seconds}
+        outcome = cls(rewards, tokens, tasks, interrupted, [rewards], list(correct), **own)
         outcome.measured = outcome.measurements()
         return outcome
 

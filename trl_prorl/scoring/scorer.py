@@ -98,11 +98,8 @@ class Scorer:
     def missing(self, batch: Mapping[str, Any], base_acts: bool) -> list[str]:
         """The anchors that still have to score a finished generation batch."""
         args = self.args
-        needed = {
-            "old": args.old_logps_source == "forward",
-            "ref": args.beta != 0.0 and args.ref_compute == "cached",
-            "base": base_acts,
-        }
+        scores_ref = args.beta != 0.0 and args.ref_compute == "cached"
+        needed = {"old": args.old_logps_source == "forward", "ref": scores_ref, "base": base_acts}
         return [name for name, is_needed in needed.items() if is_needed and logps_key(name) not in batch]
 
     # Requests of TRL in its loss.
@@ -176,20 +173,10 @@ class Scorer:
             raise ValueError(
                 f"pack_groups={self.args.pack_groups!r} packs text alone; the batch has {', '.join(asked)}."
             )
-        size = batch_size or len(input_ids)
-        chunks = [
-            packed_logps(
-                model,
-                input_ids[start : start + size],
-                attention_mask[start : start + size],
-                logits_to_keep,
-                self.args.pack_max_tokens,
-                compute_entropy,
-                self.autocast,
-            )
-            for start in range(0, len(input_ids), size)
-        ]
-        logps, entropies = zip(*chunks, strict=True)
+        size, settings = batch_size or len(input_ids), (self.args.pack_max_tokens, compute_entropy, self.autocast)
+        chunks = zip(input_ids.split(size), attention_mask.split(size), strict=True)
+        scored = [packed_logps(model, ids, mask, logits_to_keep, *settings) for ids, mask in chunks]
+        logps, entropies = zip(*scored, strict=True)
         return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
 
     @staticmethod

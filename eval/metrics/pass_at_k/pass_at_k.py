@@ -34,16 +34,6 @@ Example:
     {'pass@1': 0.25, 'pass@2': 0.5}
 """
 
-_CITATION = """
-@article{chen2021evaluating,
-    title  = {Evaluating Large Language Models Trained on Code},
-    author = {Mark Chen and others},
-    year   = {2021},
-    eprint = {2107.03374},
-    archivePrefix = {arXiv}
-}
-"""
-
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     r"""
@@ -81,7 +71,7 @@ class PassAtK(evaluate.Metric):
     def _info(self):
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
-            citation=_CITATION,
+            citation="Chen et al. 2021, arXiv:2107.03374",
             inputs_description=_KWARGS_DESCRIPTION,
             features=datasets.Features({"predictions": datasets.Sequence(datasets.Value("bool"))}),
             reference_urls=["https://huggingface.co/papers/2107.03374"],

@@ -62,14 +62,6 @@ def test_drop_is_from_the_best_so_far(make_run, make_rows):
     assert stability.largest_drop(rising) == pytest.approx(0.0)
 
 
-def test_gradient_spike_by_hand(run):
-    assert stability.gradient_spike(run(grad_norm=lambda step: 6.0 if step == 7 else 0.5)) == pytest.approx(12.0)
-
-
-def test_no_gradient_norms_no_spike(run):
-    assert stability.gradient_spike(run(reward=0.5)) is None
-
-
 def test_the_last_window_is_as_long_as_those_it_is_compared_with(make_run, make_rows):
     """A steady reward whose last two steps had no luck: 2 of 20 are no collapse."""
     rewards = [0.3] * 18 + [0.0] * 2

@@ -163,20 +163,18 @@ def along_the_curve(steps=(5, 10, 15, 20), prompts=30):
     return counts[0].tolist(), [(step, row.tolist()) for step, row in zip(steps, counts[1:], strict=True)]
 
 
-def test_picture_has_points_curve_residuals_and_resets(evaluated, tmp_path, monkeypatch):
+def test_picture_has_points_curve_and_resets(evaluated, tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: (figures.append(self), path.write_bytes(b"")))
     run = evaluated(*along_the_curve())
     checks = [check_run(run, k, resamples=20) for k in (1, 4)]
     plot_trajectory(run, checks, tmp_path / "unused.png")
-    assert [axes.get_ylabel() for axes in figures[0].axes] == ["pass@1", "pass@4", "residual", "residual"]
-    above, _, below, _ = figures[0].axes
-    fit = checks[0].fit
-    assert {15} == {line.get_xdata()[0] for line in above.lines if line.get_label() == "reset"}
-    [curve] = [line for line in above.lines if line.get_label().startswith("1 −")]
+    assert [axes.get_ylabel() for axes in figures[0].axes] == ["pass@1", "pass@4"]
+    axes, fit = figures[0].axes[0], checks[0].fit
+    (resets,) = [each for each in axes.collections if each.get_label() == "resets"]
+    assert [segment[0, 0] for segment in resets.get_segments()] == [15]
+    [curve] = [line for line in axes.lines if line.get_label().startswith("1 −")]
     assert curve.get_ydata()[-1] == pytest.approx(fit.curve(fit.steps[-1]))
-    [bars] = below.containers
-    assert bars[0].get_ydata().tolist() == fit.residuals.tolist()
 
 
 def test_command(evaluated, capsys):

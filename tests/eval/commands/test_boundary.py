@@ -6,17 +6,13 @@ from eval import boundary as command
 
 
 def test_command(make_run, make_rows, passk_result, capsys):
-    counts = passk_result([0] * 6 + [4] * 6, [8] * 6 + [4] * 6)
-    passk = {**counts, "others": {"parity@2": passk_result([8] * 12, [0] * 12, n=8)}}
+    passk = passk_result([0] * 6 + [4] * 6, [8] * 6 + [4] * 6)
     folder = make_run("A", "A", make_rows(2), passk=passk)
     assert command.main(["--run", str(folder)]) == 0
     assert "6 newly solved, 0 lost" in " ".join(capsys.readouterr().out.split())
     with Image.open(folder / "boundary.png") as picture:
         picture.load()
         assert picture.format == "PNG"
-    assert command.main(["--run", str(folder), "--other", "parity@2"]) == 0
-    assert "0 newly solved, 12 lost" in " ".join(capsys.readouterr().out.split())
-    assert sorted(path.name for path in folder.glob("boundary*")) == ["boundary.png", "boundary_parity@2.png"]
 
 
 def test_command_names_the_cure(make_run, make_rows, passk_result, capsys):
@@ -24,8 +20,6 @@ def test_command_names_the_cure(make_run, make_rows, passk_result, capsys):
     assert command.main(["--run", str(bare)]) == 2
     assert f"trl-prorl passk --run {bare}" in capsys.readouterr().err
     folder = make_run("A", "A", make_rows(2), passk=passk_result([0, 1], [1, 2]))
-    assert command.main(["--run", str(folder), "--other", "parity@2"]) == 2
-    assert "it has: none" in capsys.readouterr().err
     (folder / "passk.json").write_text(json.dumps({"n": 8}))
     assert command.main(["--run", str(folder)]) == 2
     assert "passk.json': it has no 'k'" in capsys.readouterr().err

@@ -6,9 +6,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from eval import drift
-from eval.analysis.drift import drift_series
 from eval.analysis.frame import Frame
-from eval.pages.drift import runs_table
+from eval.pages.drift import drift_series, runs_table
 from eval.run_folder.reading import load_run
 from eval.samples.held_out import HeldOut
 from eval.samples.models import load_tokenizer

@@ -204,59 +204,49 @@ def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
     assert result_of(run_dir)["level"] == 4
 
 
-def break_config(folder):
-    (folder / "config.yaml").unlink()
-
-
-def break_model(folder):
-    (folder / "adapter_config.json").unlink()
-
-
-def break_task(folder):
+def without_a_task(folder):
     config = yaml.safe_load((folder / "config.yaml").read_text())
     del config["task"]
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def break_all(folder):
+def without_task_and_model(folder):
     """As a script of one's own leaves a run that neither names its task nor saves its model."""
-    break_model(folder)
+    (folder / "adapter_config.json").unlink()
     (folder / "config.yaml").write_text("beta: 0.1\n")
-    env = {"base_model": {"name": "Qwen/Qwen2.5-0.5B-Instruct", "hub_id": "Qwen/Qwen2.5-0.5B-Instruct"}}
-    (folder / "env.json").write_text(json.dumps(env))
+    base = "Qwen/Qwen2.5-0.5B-Instruct"
+    (folder / "env.json").write_text(json.dumps({"base_model": {"name": base, "hub_id": base}}))
 
 
-def break_nothing(folder):
-    pass
+DAMAGES = [
+    (lambda run: (run / "config.yaml").unlink(), ["config.yaml", "is missing", "give a run folder"]),
+    (lambda run: (run / "adapter_config.json").unlink(), ["no trained model", "let the run finish"]),
+    (without_a_task, ["has no task", "add"]),
+    (without_task_and_model, ["no model_name_or_path and no task", ": Qwen/Qwen2.5-0.5B-Instruct, task: …"]),
+]
+REFUSED = {
+    "--n 4 --k 1 8": ["--k 8", "--n 4", "lower k"],
+    "--n 0": ["--n 0", "at least 1"],
+    "--n 257": ["--n 257", "at most 256"],
+    "--prompts 1": ["--prompts 1", "at least 2"],
+    "--temperature 0": ["--temperature 0", "--greedy"],
+    "--greedy --n 4": ["--n 4", "--greedy"],
+    "--max-new-tokens 0": ["--max-new-tokens 0", "at least 1"],
+    "--batch-size 0": ["--batch-size 0", "at least 1"],
+    "--checkpoints all": ["--checkpoints all", "has no checkpoint", "save_strategy: steps"],
+    "--others parity@x": ["--others parity@x", "NAME@LEVEL"],
+    "--run nowhere": ["'nowhere'", "does not exist"],
+}
 
 
 @pytest.mark.parametrize(
     ("damage", "arguments", "named"),
-    [
-        (break_config, [], ["config.yaml", "is missing", "give a run folder"]),
-        (break_model, [], ["no trained model", "let the run finish"]),
-        (break_task, [], ["has no task", "add"]),
-        (
-            break_all,
-            [],
-            ["no model_name_or_path and no task", ": Qwen/Qwen2.5-0.5B-Instruct, task: …"],
-        ),
-        (break_nothing, ["--n", "4", "--k", "1", "8"], ["--k 8", "--n 4", "lower k"]),
-        (break_nothing, ["--n", "0"], ["--n 0", "at least 1"]),
-        (break_nothing, ["--n", "257"], ["--n 257", "at most 256"]),
-        (break_nothing, ["--prompts", "1"], ["--prompts 1", "at least 2"]),
-        (break_nothing, ["--temperature", "0"], ["--temperature 0", "--greedy"]),
-        (break_nothing, ["--greedy", "--n", "4"], ["--n 4", "--greedy"]),
-        (break_nothing, ["--max-new-tokens", "0"], ["--max-new-tokens 0", "at least 1"]),
-        (break_nothing, ["--batch-size", "0"], ["--batch-size 0", "at least 1"]),
-        (break_nothing, ["--checkpoints", "all"], ["--checkpoints all", "has no checkpoint", "save_strategy: steps"]),
-        (break_nothing, ["--others", "parity@x"], ["--others parity@x", "NAME@LEVEL"]),
-        (break_nothing, ["--run", "nowhere"], ["'nowhere'", "does not exist"]),
-    ],
+    [(damage, "", named) for damage, named in DAMAGES] + [(None, *each) for each in REFUSED.items()],
 )
 def test_bad_input_is_one_line(run_dir, task, capsys, damage, arguments, named):
-    damage(run_dir)
-    assert passk.main(["--run", str(run_dir), *arguments]) == 2
+    if damage:
+        damage(run_dir)
+    assert passk.main(["--run", str(run_dir), *arguments.split()]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     for part in named:

@@ -61,25 +61,24 @@ def test_new_numbers_win(evaluate, run_dir):
 
 
 OTHERS = [
-    ({"prompts": 5}, "prompts 6 (asked: 5)", "--prompts 6"),
-    ({"n": 3}, "n 4 (asked: 3)", "--n 4"),
-    ({"n": 5}, "n 4 (asked: 5)", "--n 4"),
-    ({"prompts": 8, "n": 3}, "prompts 6 (asked: 8), n 4 (asked: 3)", "--prompts 6 --n 4"),
-    (("--seed", "1"), "seed 0 (asked: 1)", "--seed 0"),
-    (("--temperature", "0.5"), "temperature 0.7 (asked: 0.5)", "--temperature 0.7"),
-    (("--max-new-tokens", "3"), "max_new_tokens 6 (asked: 3)", "--max-new-tokens 6"),
-    (("--split", "validation"), "split test (asked: validation)", "--split test"),
+    ({"prompts": 5}, "prompts 6 (asked: 5)"),
+    ({"n": 5}, "n 4 (asked: 5)"),
+    ({"prompts": 8, "n": 3}, "prompts 6 (asked: 8), n 4 (asked: 3)"),
+    (("--seed", "1"), "seed 0 (asked: 1)"),
+    (("--temperature", "0.5"), "temperature 0.7 (asked: 0.5)"),
+    (("--max-new-tokens", "3"), "max_new_tokens 6 (asked: 3)"),
+    (("--split", "validation"), "split test (asked: validation)"),
 ]
 
 
 def test_another_evaluation_is_refused_before_sampling(evaluate, task, capsys):
     _, before = evaluate("--checkpoints", "all")
     seen = len(task.seen)
-    for options, named, cure in OTHERS:
+    for options, named in OTHERS:
         options, sizes = ((), options) if isinstance(options, dict) else (options, {})
         assert evaluate(*options, **sizes) == (2, before)
         message = capsys.readouterr().err.splitlines()[-1]
-        assert f"passk.json' holds another evaluation: {named}; give {cure} to complete it, or --replace" in message
+        assert f"passk.json' holds another evaluation: {named}; ask for the same to complete it, or" in message
         assert len(task.seen) == seen
     for options, sizes in ((("--seed", "1"), {}), ((), {"n": 3})):
         code, after = evaluate(*options, "--replace", **sizes)
@@ -98,7 +97,7 @@ def test_nothing_is_drawn_for_any_run_if_one_is_refused(evaluate, run_dir, task,
 def test_what_was_decoded_greedily_says_so(evaluate, capsys):
     evaluate("--greedy", n=1)
     assert evaluate()[0] == 2
-    assert "--greedy to complete it" in capsys.readouterr().err.splitlines()[-1]
+    assert "temperature 0.0 (asked: 0.7)" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_other_weights_are_not_mixed(evaluate, run_dir, capsys):
@@ -119,4 +118,4 @@ def test_older_files_are_not_taken_for_the_same(evaluate, run_dir, capsys):
     (run_dir / "passk.json").write_text(json.dumps(older))
     assert evaluate() == (2, older)
     message = capsys.readouterr().err.splitlines()[-1]
-    assert "another evaluation: max_new_tokens not recorded; give --replace to lose it" in message
+    assert "another evaluation: max_new_tokens not recorded (asked: 6); ask for the same" in message

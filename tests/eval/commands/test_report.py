@@ -2,7 +2,6 @@ import pytest
 from PIL import Image
 
 from eval import report
-from eval.pages import arms
 from eval.run_folder.reading import find_run_folders, load_runs
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
@@ -26,7 +25,7 @@ def test_report_from_a_quoted_glob(demo, capsys):
     for picture in ("summary.png", "ref_cost.png"):
         assert f"]({picture})" in text
         with Image.open(demo / picture) as image:
-            assert image.width == (1664 if picture == "summary.png" else 832)
+            assert image.width == (1872 if picture == "summary.png" else 624)
     lines = text.splitlines()
     plain = next(line for line in lines if line.startswith("| plain | plain"))
     assert plain == "| plain | plain | none | 0 | 20 | 0.250 → 0.250 | – | – | – | – | – | – |"
@@ -34,7 +33,7 @@ def test_report_from_a_quoted_glob(demo, capsys):
     assert "**A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B.**" in text
     assert f"Run `trl-prorl passk --run {demo / 'plain'}`" in text
     assert text.count("n/a: fewer than 20 prompts give no interval") == 1
-    for heading in ("## What each arm is", "## How to reproduce", "## Caveats"):
+    for heading in ("## How to reproduce", "## Caveats"):
         assert heading in text
     out = capsys.readouterr().out
     assert "Held-out pass@1" in out and "What was learned" in text
@@ -59,7 +58,6 @@ def test_the_verdict_comes_first(demo):
         "## Dips and reconvergence after the resets",
         "## What it cost",
         "## Caveats",
-        "## What each arm is",
         "## How to reproduce",
     ]
 
@@ -111,16 +109,3 @@ def test_bad_input_is_one_line(demo, tmp_path, capsys):
         assert message.count("\n") == 1
         assert named in message
         assert argument in message
-
-
-def test_arms_are_told_apart_by_their_settings(make_run, make_rows):
-    settings = {"kl_estimator": "k3", "beta_old": 0.0}
-    folders = [
-        make_run(name, name, make_rows(2), config={**settings, "beta": 0.04, "ref_reset_every": every})
-        for name, every in (("control", 0), ("A", 50))
-    ]
-    control, a, common = arms.arm_list(load_runs(folders))
-    assert control.startswith("**control** (control, seed 0): KL to the initial policy")
-    assert "ref_reset_every" not in control
-    assert a.endswith("`ref_reset_every: 50`")
-    assert common == "All arms: `beta: 0.04`, `kl_estimator: k3`"

@@ -1,19 +1,18 @@
-"""What the parts compute, where it can be seen without a GPU."""
+"""The parts of the check, where it can be seen without a GPU: their processes, limits, results, and the next call."""
 
-import dataclasses
 import os
-from types import SimpleNamespace
+import signal
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from eval import gpu_check
-from eval.gpucheck import cost, marked_tests, runner
-from eval.gpucheck.parts import CARD, CPU, Result
-from eval.stepcost.settings import ARMS, BASELINE
-
-
-FAKE_CARD = dataclasses.replace(CPU, device="cuda")
+from eval.gpucheck import parts
+from eval.gpucheck.parts import COST, PARTS, TESTS, Result, run, run_all
+from trl_prorl.errors import RunError
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -33,35 +32,68 @@ def test_all_of_it_at_toy_size(capsys, tmp_path, monkeypatch):
     assert status == 0, said
     page = (tmp_path / "out" / "page.md").read_text()
     assert "Not measured" not in page and "Failed" not in page
-    for left_out in ("the tests marked gpu", "the larger model"):
-        assert f"Left out: {left_out} (" in page, left_out
-    for arm in ARMS:
-        assert f"| {arm} |" in page, arm
+    for title, _ in (PARTS[TESTS], PARTS["cost-large"]):
+        assert f"Left out: {title} (" in page
+    assert "| A packed |" in page and "| B packed |" in page
     assert {path.name for path in tmp_path.iterdir()} == {"out"}  # nothing among the documents
 
 
-def test_a_row_of_the_cost_by_hand():
-    """Three rounds; 100, 200 and 300 tokens; TRL's update phase takes 3, the arm's 2, 1 and 1.5 seconds."""
-    trl = {"generation": 1.0, "scoring": 1.0, "update": 2.0, "phase": [3.0] * 3, "whole": [4.0] * 3}
-    mine = {"generation": 0.5, "scoring": 0.1, "update": 1.4, "phase": [2.0, 1.0, 1.5], "whole": [2.5, 1.6, 3.2]}
-    found = cost.row({BASELINE: trl, "A packed": mine | {"peak": 7.0}}, "A packed", [100, 200, 300])
-    # The ratios of the phases are 1.5, 3, 2, of the whole steps 1.6, 2.5, 1.25; tokens a second 40, 125, 93.75.
-    assert found == ["A packed", 0.5, 0.1, 1.4, 2.5, 2.0, 1.6, 93.75, 7.0]
-    assert cost.row({"A packed": mine}, "A packed", [100, 200, 300])[5:7] == [None, None]
-    assert len(found) == len(cost.COLUMNS)
+def python(code):
+    return [sys.executable, "-c", code]
 
 
-def test_what_does_not_fit_or_finds_no_time_is_left_out_by_name(monkeypatch):
-    """What a slow or small card cannot do costs it nothing that it has measured."""
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """A function that runs parts whose commands are lines of Python: what failed, what was left, what was said."""
 
-    def no_room(arms, *args, **kwargs):
-        raise torch.OutOfMemoryError
+    def call(minutes=5.0, again=False, made_with="x", **codes):
+        said = []
+        monkeypatch.setattr(parts, "why_not", lambda name, cpu: None)
+        monkeypatch.setattr(parts, "command", lambda name, cpu, report: python(codes[name]))
+        found = run_all(codes, True, tmp_path, {"code": made_with}, minutes, again, said.append)
+        return *found, said
 
-    monkeypatch.setattr(cost, "measure", no_room)
-    for size, reason in ((CPU, "out of memory"), (dataclasses.replace(CPU, ends=0.0), "no time was left")):
-        found = cost.cost(size, None)
-        assert not found.tables[0].rows and len(found.skipped) == len(ARMS)
-        assert found.skipped["tiny, 1× gold answers, μ=2, A packed"].startswith(reason)
+    return call
+
+
+MEASURES = "import pathlib; f = pathlib.Path('{}/cost/arms.json'); f.parent.mkdir(exist_ok=True)\n"
+MEASURES += "f.write_text('{{\"results\": {{\"a\": {{}}}}}}'); open('{}/ran', 'a').write('x')"
+
+
+def test_what_passed_is_kept_and_what_failed_runs_again(call, tmp_path):
+    codes = {COST: MEASURES.format(tmp_path, tmp_path), TESTS: "raise RuntimeError('a kernel is missing')"}
+    failed, left, said = call(**codes)
+    title = PARTS[TESTS][0]
+    assert failed == [
+        f"tests: {title}: ended with exit code 1: RuntimeError: a kernel is missing, see {tmp_path / 'tests.log'}"
+    ]
+    assert left == [] and "1 of 1 checks hold" in said[0] and Result.read(tmp_path, COST).seconds == {"a": {}}
+    failed, _, said = call(**codes)
+    assert len(failed) == 1 and said[0].split(maxsplit=1) == [COST, "passed already"]
+    assert (tmp_path / "ran").read_text() == "x"
+    for more in ({"again": True}, {"made_with": "other code"}):
+        call(**codes, **more)
+    assert (tmp_path / "ran").read_text() == "xxx"
+
+
+def test_without_time_a_part_is_left(call):
+    assert call(minutes=0.1, tests="")[:2] == ([], ["tests"])
+
+
+def ends(pid: int) -> bool:
+    for _ in range(1000):  # whoever adopts it has to take leave of it
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    return False
+
+
+def test_a_part_that_hangs_is_stopped_with_all_that_it_began(tmp_path):
+    hangs = f"import os, time; child = os.fork(); open('{tmp_path}/child', 'w').write(str(child or os.getpid()))\n"
+    assert run(python(hangs + "time.sleep(600)"), tmp_path / "log", 3) == "was stopped after 3 s"
+    assert ends(int((tmp_path / "child").read_text()))
 
 
 def test_of_several_gpus_one_is_seen(monkeypatch):
@@ -72,26 +104,11 @@ def test_of_several_gpus_one_is_seen(monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES") if visible is None else monkeypatch.setenv(
             "CUDA_VISIBLE_DEVICES", visible
         )
-        assert f"CUDA_VISIBLE_DEVICES={first}. " in runner.see_one_gpu()
+        assert f"CUDA_VISIBLE_DEVICES={first}. " in gpu_check.see_one_gpu()
         assert os.environ["CUDA_VISIBLE_DEVICES"] == first
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
-    assert runner.see_one_gpu() is None and os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-1"
-
-
-@pytest.mark.parametrize("major, right", [(7, False), (8, True)])
-def test_a_card_that_emulates_bf16_is_named(monkeypatch, major, right):
-    card, ones = SimpleNamespace(name="a card", total_memory=2**34, major=major), torch.ones
-    for name, value in (
-        ("is_available", lambda: True),
-        ("current_device", lambda: 0),
-        ("get_device_properties", lambda device=None: card),
-        ("_check_bf16_tensor_supported", lambda device: True),
-    ):
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch, "ones", lambda count, device: ones(count))
-    found = runner.machine(CARD, None)
-    assert (found.failed == []) == right and (found.facts["device"], found.facts["memory_gib"]) == ("a card", 16.0)
+    assert gpu_check.see_one_gpu() is None and os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-1"
 
 
 REPORT = """<testsuites><testsuite>
@@ -102,49 +119,40 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-@pytest.fixture
-def pytest_ends(monkeypatch, tmp_path):
-    """A function that runs the part with a report and an exit status of pytest's."""
+@pytest.mark.parametrize("report, problem", [(REPORT, "ended"), ("<testsuites />", "ended"), (None, "ended")])
+def test_every_test_on_the_card_is_a_check(monkeypatch, tmp_path, report, problem):
+    def run(command, log, limit):
+        assert command[3:6] == ["-q", "-m", "gpu"] and f"--junitxml={tmp_path / 'tests.xml'}" in command
+        if report is not None:
+            (tmp_path / "tests.xml").write_text(report)
+        return problem
 
-    def ends(report, status):
-        def run(command, cwd, check):
-            if report is not None:
-                (tmp_path / "tests.xml").write_text(report)
-            assert f"--junitxml={tmp_path / 'tests.xml'}" in command and command[3:6] == ["-q", "-m", "gpu"]
-            return SimpleNamespace(returncode=status)
-
-        monkeypatch.setattr(marked_tests.subprocess, "run", run)
-        return marked_tests.marked_tests(FAKE_CARD, tmp_path)
-
-    return ends
-
-
-def test_every_test_on_the_card_is_a_check(pytest_ends):
-    found = pytest_ends(REPORT, 1)
-    assert [(check.name, check.passed, check.found) for check in found.checks] == [
-        ("test_a: test_right[1]", True, "passed"),
-        ("test_a: test_wrong", False, "assert 1 == 2"),
-        ("test_b: test_broken", False, "no fixture"),
-    ]
-    assert found.skipped == {"test_b: test_other": "deepspeed is not installed"}
+    monkeypatch.setattr(parts, "run", run)
+    found = parts.run_part(TESTS, False, tmp_path, 9, {})
+    if report is REPORT:
+        assert found.passed == 1 and found.skipped == {"test_b: test_other": "deepspeed is not installed"}
+        assert found.failed == {"test_a: test_wrong": "assert 1 == 2", "test_b: test_broken": "no fixture"}
+    else:  # they did not run to their end
+        assert found.failed == {PARTS[TESTS][0]: f"ended, see {tmp_path / 'tests.log'}"}
 
 
-@pytest.mark.parametrize("report", [None, "<testsuites />", REPORT.replace("failure", "x").replace("error", "x")])
-def test_tests_that_did_not_run_to_their_end_are_a_failure(pytest_ends, report):
-    (failed,) = pytest_ends(report, 3).failed
-    assert failed.name == "the tests marked gpu" and "exit code 3" in failed.found
-
-
-def test_why_the_tests_do_not_run(monkeypatch, tmp_path):
-    assert marked_tests.why_not(CPU).startswith("needs a GPU") and marked_tests.why_not(FAKE_CARD) is None
-    monkeypatch.setattr(marked_tests, "ROOT", tmp_path)
-    assert "a checkout of the project only" in marked_tests.why_not(FAKE_CARD)
-    assert marked_tests.marked_tests(FAKE_CARD, tmp_path) == Result(
-        skipped={"the tests marked gpu": marked_tests.why_not(FAKE_CARD)}
-    )
+def test_why_a_part_does_not_run(monkeypatch, tmp_path):
+    assert parts.why_not(TESTS, True).startswith("needs a GPU") and parts.why_not(TESTS, False) is None
+    assert parts.why_not(COST, True) is parts.why_not(COST, False) is None
+    monkeypatch.setattr(parts, "ROOT", tmp_path)
+    assert "a checkout of the project only" in parts.why_not(TESTS, False)
 
 
 def test_the_files_with_tests_for_a_gpu():
-    found = {path.rpartition("/tests/")[2] for path in marked_tests.marked_files()}
+    found = {path.rpartition("/tests/")[2] for path in parts.marked_files()}
     assert {"test_on_gpu.py", "test_equivalence.py", "test_optimizer_state.py"} <= found
     assert not any("/" in name for name in found), found
+
+
+def test_a_card_without_kernels_is_one_line(monkeypatch):
+    def fails(count, device):
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(torch, "ones", fails)
+    with pytest.raises(RunError, match="no kernel image"):
+        gpu_check.machine(False)

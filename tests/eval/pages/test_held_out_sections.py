@@ -43,13 +43,12 @@ def test_k_curve_by_hand(arm):
     assert (frame["low"] <= frame["mean"]).all() and (frame["mean"] <= frame["high"]).all()
 
 
-def test_one_panel_per_arm_base_and_trained_on_a_base_2_axis(arm, make_run, make_rows):
+def test_base_and_trained_on_a_base_2_axis(arm, make_run, make_rows):
     several = [arm("A", 0), arm("A", 1, trained=[6] * 10), arm("B", 0), load_run(make_run("bare", "C", make_rows(2)))]
-    a, b = map(drawn, page.k_panels(Frame(several)))
-    assert (a.get_title(), b.get_title()) == ("A, 2 seeds", "B")
-    assert a.get_xscale() == "log"
-    base, trained = a.lines
-    assert (base.get_label(), trained.get_label()) == ("base", "trained")
+    (axes,) = map(drawn, page.k_panels(Frame(several)))
+    assert axes.get_xscale() == "log"
+    base, trained, _ = axes.lines
+    assert [line.get_label() for line in axes.lines] == ["base", "A, 2 seeds", "B"]
     assert trained.get_ydata()[0] == pytest.approx(0.625)  # the mean of 4/8 and 6/8
     assert list(base.get_xdata()) == [1, 2, 4, 8]
 
@@ -84,7 +83,7 @@ def test_older_files_have_none_of_it(arm):
         drift.runs_table,
     ):
         assert view(frame) is None
-    assert page.checkpoint_panels(frame) == drift.drift_panels(frame) == []
+    assert page.checkpoint_panels(frame) == []
 
 
 def other(base, trained):
@@ -93,14 +92,14 @@ def other(base, trained):
 
 
 @pytest.mark.parametrize(
-    ("trained", "interval", "found"),
+    ("trained", "interval"),
     [
-        (2, "[-0.354, -0.076]", "worse"),
-        (6, "[+0.076, +0.354]", "better"),
-        (4, "[-0.139, +0.139]", "no change found"),
+        (2, "[-0.354, -0.076]"),
+        (6, "[+0.076, +0.354]"),
+        (4, "[-0.139, +0.139]"),
     ],
 )
-def test_forgetting_is_paired(arm, trained, interval, found):
+def test_forgetting_is_paired(arm, trained, interval):
     # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
     # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from -1 to 1.
     base = [2, 6] * 10
@@ -114,7 +113,6 @@ def test_forgetting_is_paired(arm, trained, interval, found):
             "20",
             f"0.500 → {0.5 + change:.3f}",
             f"{change:+.3f} {interval}",
-            found,
         ]
     ]
 
@@ -122,7 +120,7 @@ def test_forgetting_is_paired(arm, trained, interval, found):
 def test_tasks_table(arm):
     part = {"task": "add", "level": 1, "prompts": 5, "base": point(0, 0.2), "trained": point(0, 0.6)}
     table = page.tasks_table(Frame([arm(by=[part, {**part, "level": 2}])]))
-    assert table.rows[0] == ["A0", "add", "1", "5", *["0.200 → 0.600 [0.500, 0.700]"] * 2]
+    assert table.rows[0] == ["A0", "add", "1", "5", "0.200 → 0.600 [0.500, 0.700]"]
     assert table.rows[1][2] == "2"
 
 
@@ -140,8 +138,3 @@ def test_drift(arm):
     ]
     frame = Frame([arm("A", drift={"points": points}), arm("B")])
     assert drift.runs_table(frame).rows == [["A0", "20", "0.2000 [0.1000, 0.4000]", "0.900", "–", "–"]]
-    kl, agreement = map(drawn, drift.drift_panels(frame))
-    assert list(kl.lines[0].get_ydata()) == [0.1, 0.2]
-    corners = kl.collections[0].get_paths()[0].vertices[:, 1]
-    assert (corners.min(), corners.max()) == (0.05, 0.4)
-    assert agreement.get_title() == "Agreement with base"

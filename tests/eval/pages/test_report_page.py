@@ -181,9 +181,9 @@ def test_source_is_whole(page):
     source = page.read_text()
     assert problems_in_source(source) == []
     parsed = Page(source)
-    # The verdict, 4 curves, 2 checkpoints, 4 of pass@k, 2 drift, 1 of cost.
-    assert len(parsed.images) == 1 + 4 + 2 + 4 + 2 + 1
-    assert len([link for link in parsed.links if link.startswith("#")]) == parsed.tags.count("h2") >= 15
+    # The verdict, 3 curves, 2 checkpoints, 1 of pass@k, 1 of cost.
+    assert len(parsed.images) == 1 + 3 + 2 + 1 + 1
+    assert len([link for link in parsed.links if link.startswith("#")]) == parsed.tags.count("h2") >= 13
     assert len(source) < 5e6
 
 
@@ -191,8 +191,8 @@ def test_names_are_text(page):
     """Whatever a run is called, it is shown, not interpreted."""
     parsed = Page(page.read_text())
     name = HOSTILE.replace("/", "|")
-    # In its row of two tables, which have no code around it, and in the list of arms.
-    assert "".join(parsed.text).count(name) >= 3
+    # In its row of two tables, which have no code around it.
+    assert "".join(parsed.text).count(name) >= 2
     assert not any("z" in link for link in parsed.links if not link.startswith(("data:", "#")))
 
 
@@ -219,7 +219,7 @@ def test_matrix_is_grouped_and_explained(page):
     first = said.index("Result matrix", said.index("Contents") if "Contents" in said else 0)
     for group in ("Performance, held-out", "Stability", "Cost", "What the columns mean"):
         assert said.index(group) > first
-    assert "seed spread : highest less lowest" in re.sub(r"\s+", " ", said)
+    assert "largest drop : the furthest" in re.sub(r"\s+", " ", said)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_no_axes_hold_more_than_ten_arms_and_two_for_comparison(forty):
     for _, arms in found:
         assert len({arm.runs[0].config["task"] for arm in arms}) == 1
     assert {arm.label for _, arms in found for arm in arms} == {arm.label for arm in frame.arms}
-    assert len(course.sections(frame)[0].blocks[0].panels) == 4 * len(found)
+    assert len(course.sections(frame)[0].blocks[0].panels) == 3 * len(found)
 
 
 def test_few_arms_share_one_sheet(forty):
@@ -47,25 +47,13 @@ def test_few_arms_share_one_sheet(forty):
     assert (title, len(arms)) == ("", 10)
 
 
-def test_reasons_are_marked_at_their_steps(make_run, make_rows):
-    events = [
-        {**RESET, "step_applied": 10, "reason": "periodic"},
-        {**RESET, "step_applied": 20, "reason": "kl_spike"},
-        {**RESET, "step_applied": 30, "reason": "kl_spike+stall"},
-        {**RESET, "step_applied": 40, "reason": "kl_spike"},
-    ]
+def test_reasons_are_counted(make_run, make_rows):
+    reasons = {10: "periodic", 20: "kl_spike", 30: "kl_spike+stall", 40: "kl_spike"}
+    events = [{**RESET, "step_applied": step, "reason": reason} for step, reason in reasons.items()]
     run = load_run(make_run("A", "A", make_rows(60, reward=0.5), events=events))
-    assert run.reset_reasons() == [(10, "periodic"), (20, "kl_spike"), (30, "kl_spike+stall"), (40, "kl_spike")]
-    axes = Figure().subplots()
-    curves.mark_events(axes, Frame([run]).arms)
-    marks = {line.get_marker(): list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "None"}
-    steps = {line.get_marker(): list(line.get_xdata()) for line in axes.lines if len(line.get_xdata())}
-    assert (steps["d"], steps["|"], steps["*"]) == ([20, 40], [10], [30])
-    assert set(marks) == {"d", "|", "*"}
-    named = {"reset: periodic", "reset: KL spike", "reset: KL spike + stall"}
-    assert set(axes.get_legend_handles_labels()[1]) == named
+    assert dict(run.reset_reasons()) == reasons
     (row,) = reset_effects.reset_table(Frame([run])).rows
-    assert row[:3] == ["A", "4", "KL spike 3, periodic 1, stall 1"]
+    assert row[:3] == ["A", "4", "kl spike 3, periodic 1, stall 1"]
 
 
 def test_growths_of_the_rank_are_marked_as_resets_are(make_run, make_rows):
@@ -79,14 +67,14 @@ def test_growths_of_the_rank_are_marked_as_resets_are(make_run, make_rows):
     axes = Figure().subplots()
     course.sections(frame)[0].blocks[0].panels[0].draw(axes)
     triangles = [(list(line.get_xdata()), line.get_color()) for line in axes.lines if line.get_marker() == "^"]
-    assert triangles == [([10, 30], curves.colour_of(run)), ([], curves.OTHER_COLOUR)]
+    assert triangles == [([10, 30], curves.colour_of(run))]
     assert "growth of the rank" in axes.get_legend_handles_labels()[1]
     said = "Triangles at the bottom are growths of the adapter's rank."
     assert said in curves.caption(frame, "") and said not in curves.caption(Frame([plain]), "")
 
 
-def test_dips_and_the_clamp_beside_the_control_of_the_same_seeds(make_run, make_rows):
-    """The control stalls at 0.4; A falls by 0.2 for ten steps after its reset and ends at 0.7."""
+def test_dips_beside_the_control_of_the_same_seeds(make_run, make_rows):
+    """A falls by 0.2 for ten steps after its reset, the control does not."""
     keys = {"model_name_or_path": "embedded:sums:3", "task": "sums", "max_steps": 200}
 
     def run(name, variant, reward, events=(), **config):
@@ -103,12 +91,6 @@ def test_dips_and_the_clamp_beside_the_control_of_the_same_seeds(make_run, make_
     (row,) = reset_effects.reset_table(Frame([a, control, other_base])).rows
     # Back with the first five steps of which three are at 0.7: the window that begins 8 steps after the reset.
     assert row == ["A", "1", "periodic 1", "0.200", "0.000", "8", "0"]
-    (row,) = reset_effects.clamp_table(Frame([a, control, other_base])).rows
-    # Flat at 0.4 from step 40 on. The 20 steps from 32 to 51 lack (8 + 7 + … + 1) / 100 = 0.36 of that in all, 0.018
-    # in the mean; those from 31 to 50 lack 0.45, 0.0225. So 0.38 is reached at 51.
-    assert row[:3] == ["A", "1 of 1", "51"]
-    assert row[3:] == ["+0.200", "+0.182"]  # 0.5 then, 0.7 in the last 20 steps; the control gained 0.018
-    assert reset_effects.clamp_table(Frame([a, other_base])) is None
 
 
 def test_spikes_in_the_matrix(make_run, make_rows):

@@ -1,6 +1,6 @@
 from eval.analysis.frame import Frame
 from eval.pages.matrix import result_matrix
-from eval.pages.runs import cost_table, learning_table, overview_table
+from eval.pages.runs import learning_table, overview_table
 from eval.run_folder.reading import load_run
 
 
@@ -33,21 +33,10 @@ def test_learning_table_by_hand(make_run, make_rows, passk_result):
     assert table.rows[0][7] == "+0.625 (n/a)"
 
 
-def test_cost_table_by_hand(make_run, make_rows):
-    control = make_rows(4, time_step=2.0, time_ref=0.5, ref_forward_calls=500, old_forward_calls=1)
-    b = make_rows(4, time_step=lambda step: [1.0, 1.0, 1.0, 9.0][step - 1], ref_forward_calls=0)
-    runs = [load_run(make_run("control", "control", control)), load_run(make_run("B", "B", b))]
-    table = cost_table(Frame(runs))
-    assert table.rows == [
-        ["control", "control", "2,000", "4", "25.0", "2", "2", "1.00"],
-        ["B", "B", "0", "–", "0.0", "1", "3", "1.50"],
-    ]
-
-
 def test_what_was_not_measured_is_a_dash(make_run, make_rows):
     runs = [load_run(make_run("plain", "plain", make_rows(5), events=None))]
     assert learning_table(Frame(runs)).rows == [["plain", "plain", "none", "–", "5", *["–"] * 7]]
-    assert cost_table(Frame(runs)).rows == [["plain", "plain", *["–"] * 6]]
+    assert overview_table(Frame(runs)).rows == [["plain", *["–"] * 6]]
 
 
 def test_measured_zeros_stay_zeros(make_run, make_rows):
@@ -55,7 +44,7 @@ def test_measured_zeros_stay_zeros(make_run, make_rows):
     runs = [load_run(make_run("B", "B", rows))]
     assert column(learning_table(Frame(runs)), "final kl_old") == {"B": "0.00e+00"}
     assert column(learning_table(Frame(runs)), "resets") == {"B": "0"}
-    assert column(cost_table(Frame(runs)), "reference forward calls") == {"B": "0"}
+    assert column(overview_table(Frame(runs)), "ref calls") == {"B": "0"}
 
 
 def test_clip_ratio_appears_when_measured(make_run, make_rows):
@@ -87,11 +76,8 @@ def test_an_arm_is_charged_for_its_validation(make_run, make_rows):
     event = load_run(make_run("A", "A", make_rows(4, time_step=2.0, time_eval=lambda step: 12.0 * (step % 2 == 0))))
     older = load_run(make_run("old", "B", make_rows(4, time_step=2.0)))  # a record from before it was measured
     runs = [control, event, older]
-    overview, cost = overview_table(Frame(runs)), cost_table(Frame(runs))
+    overview = overview_table(Frame(runs))
     assert [row[-2:] for row in overview.rows] == [["2.00", "1.00"], ["8.00", "4.00"], ["2.00", "1.00"]]
-    shown = [dict(zip(cost.header, row, strict=True)) for row in cost.rows]
-    names = ["median seconds a step", "validation, mean seconds a step", "mean seconds a step"]
-    assert [[row[name] for name in names] for row in shown] == [["2", "0", "2"], ["2", "6", "8"], ["2", "–", "2"]]
     table = result_matrix(Frame(runs))
     (matrix,) = [row for row in table.rows if row[0] == "A"]
     assert "4.00" in matrix
