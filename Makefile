@@ -21,7 +21,8 @@ SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial 
 SELECTED := $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(FAMILIES),--families $(FAMILIES)) $(if $(ARMS),--arms $(ARMS))
 JOBS ?= 2
 
-.PHONY: demo smollm2 test test-slow test-upstream test-vllm soak gpu-check study study-status study-figures quality style clean help
+.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak gpu-check study study-status
+.PHONY: study-figures quality style clean help
 
 help:
 	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
@@ -29,6 +30,7 @@ help:
 	@echo "make test       the tests                make test-slow  the long ones too"
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
 	@echo "make test-vllm  rollouts of a real vLLM on a CPU, in an environment of its own (.venv-vllm, 4 GB)"
+	@echo "make test-distributed   two real processes: DDP, and FSDP2's shards"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
 	@echo "make study      train what is missing of the study, two runs at a time; goes on where it was stopped"
@@ -68,6 +70,8 @@ test-upstream: $(READY)
 
 test-vllm: .venv-vllm/.ready
 	.venv-vllm/bin/python -m pytest -q -n 0 tests/engine
+test-distributed: $(READY)
+	$(PYTEST) -m "slow or not slow" tests/test_distributed.py tests/test_sharding.py tests/test_sharded_trainer.py
 
 soak: $(READY)
 	$(BIN)/python tests/soak/soak.py $(SOAK)

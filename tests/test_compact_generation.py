@@ -506,3 +506,21 @@ def test_with_dynamic_sampling_and_a_thinking_budget(make_trainer):
     )
     thinking.train()
     assert thinking.state.global_step == 4
+
+
+def test_checkpointing_rests_while_rollouts_are_sampled_and_returns_as_it_was(make_trainer, monkeypatch):
+    how = {"use_reentrant": True}
+    trainer = make_trainer(
+        compact_generation="on", gradient_checkpointing=True, gradient_checkpointing_kwargs=how, max_steps=1
+    )
+    sample, found = trainer.compact.sample, []
+
+    def watched(policy, *args):
+        found.append(policy.is_gradient_checkpointing)
+        return sample(policy, *args)
+
+    monkeypatch.setattr(trainer.compact, "sample", watched)
+    trainer.train()
+    assert found == [False]
+    layers = [m for m in trainer.model.modules() if hasattr(m, "_gradient_checkpointing_func")]
+    assert layers and all(layer._gradient_checkpointing_func.keywords == how for layer in layers)

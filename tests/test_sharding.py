@@ -31,7 +31,10 @@ def test_deepspeed(stage, keys, parts):
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize("keys", [{"elastic_reset_every": 2}, {"beta_base": 0.1}])
+MOVED = {"beta": 0.1, "ref_reset_every": 2}  # trained whole, and saved
+
+
+@pytest.mark.parametrize("keys", [{"elastic_reset_every": 2}, {"beta_base": 0.1}, MOVED])
 def test_fsdp(keys):
     args = config(**keys)
     args.fsdp = True

@@ -215,11 +215,10 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
                 )
         with (
             profiling_context(self, "transformers.generate"),
+            # Off before TRL looks, which up to 1.15 switches it on again with torch's defaults.
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
             unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                generation_kwargs=self.generation_kwargs,
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
+                self.model_wrapped, self.accelerator, generation_kwargs=self.generation_kwargs
             ) as policy,
         ):
             return self.compact.sample(

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import trl
 from accelerate.utils import set_seed
 from peft import PeftModel, get_peft_model
 from transformers import AutoProcessor, PreTrainedModel, Trainer
 from trl import GRPOTrainer
+from trl.trainer import utils
 from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
 
 from ..adapters.checks import check_growing_config, check_initialisation, check_restarting_config
@@ -68,6 +70,7 @@ class Plan:
             args = ProRLConfig(f"{name.split('/')[-1]}-GRPO")
         if not isinstance(args, ProRLConfig):
             raise TypeError(f"args is a {type(args).__name__}; ProRLTrainer needs a ProRLConfig.")
+        _check_kernel(args)
         bound = inspect.signature(GRPOTrainer.__init__).bind(trainer, model, reward_funcs, args, *others, **named)
         given = {name: value for name, value in bound.arguments.items() if name != "self"}
         if given.get("environment_factory") is None:  # an environment brings its own prompts
@@ -100,6 +103,13 @@ class Plan:
         if restarts:
             _check_restart(args, model, config, given.get("quantization_config"))
         moves = args.beta != 0.0 and resets and not restarts
+        whole = config is None and not isinstance(model, PeftModel)
+        if moves and whole and _uses_fsdp(args) and args.save_strategy != "no":
+            raise ValueError(
+                f"save_strategy={args.save_strategy!r}: under FSDP the reference of a model that is trained whole is "
+                "sharded, and a checkpoint cannot hold it. Use LoRA, DDP (accelerate_configs/multi_gpu.yaml), or "
+                'save_strategy: "no".'
+            )
         if moves or args.beta_base:
             check_adapter(model, config)
         fresh_adapter = getattr(config, "init_lora_weights", None) in (True, "gaussian")
@@ -183,6 +193,16 @@ def _check_optimizer(args: ProRLConfig, optimizers) -> None:
         return
     cls, arguments = Trainer.get_optimizer_cls_and_kwargs(args)
     check_optimizer_class(cls, arguments.get("momentum", 0.0), arguments.get("beta1"), args.optimizer_reset)
+
+
+def _check_kernel(args: ProRLConfig) -> None:
+    """Refuse a CPU with a TRL up to 1.15, whose head is a Triton kernel alone; Triton's interpreter runs it there."""
+    interprets = utils._ChunkedLogProbFunction is not None and os.environ.get("TRITON_INTERPRET") == "1"
+    if args.device.type == "cpu" and not (hasattr(utils, "_use_triton") or interprets):
+        raise ValueError(
+            f"TRL {trl.__version__} computes log-probabilities on GPUs only, and the device here is the CPU "
+            f"(use_cpu={args.use_cpu}): pip install 'trl>=1.16', or train on a GPU."
+        )
 
 
 def _check_sharding(args: ProRLConfig, resets: bool) -> None:

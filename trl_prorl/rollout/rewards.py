@@ -105,7 +105,7 @@ def watched(
         return RewardError(f"reward function {name!r} {what}{of}.{cure}")
 
     @contextmanager
-    def told(prompts: list, late: type[BaseException]) -> Iterator[None]:
+    def named(prompts: list, late: type[BaseException]) -> Iterator[None]:
         try:
             yield
         except (late, Exception) as error:
@@ -140,7 +140,7 @@ def watched(
 
         async def watch(**columns):
             prompts = columns.get("prompts", [])
-            with told(prompts, asyncio.TimeoutError):
+            with named(prompts, TimeoutError):
                 rewards = await asyncio.wait_for(function(**columns), seconds)
             return check(rewards, prompts)
 
@@ -148,7 +148,7 @@ def watched(
 
         def watch(**columns):
             prompts = columns.get("prompts", [])
-            with told(prompts, DeadlineExceeded):  # a generator runs only when it is read
+            with named(prompts, DeadlineExceeded):  # a generator runs only when it is read
                 rewards = call_within(seconds, lambda: materialised(function(**columns)))
             return check(rewards, prompts)
 

@@ -43,9 +43,3 @@ def test_runs(runs, tmp_path):
     for main, further in ((report.main, ["--out", str(tmp_path)]), (boundary.main, []), (compare.main, [])):
         assert main([*pair, *further]) == 0
     assert sorted(path.parent.name for path in Path(runs[0]).parent.glob("*/boundary.png")) == ["x", "y"]
-
-
-@pytest.mark.parametrize("option", ["--other", "--others"])
-def test_a_task_that_was_not_trained(runs, option, capsys):
-    assert boundary.main(["--run", runs[0], option, "parity@2"]) == 0
-    assert "0 newly solved, 20 lost" in " ".join(capsys.readouterr().out.split())

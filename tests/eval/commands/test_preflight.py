@@ -318,14 +318,21 @@ def test_samples_are_drawn_by_the_run_s_own_sampler(tmp_path, monkeypatch, compa
 
 MEMBERS = {name: {"task": "reverse_digits", "level": level, "weight": 1} for name, level in (("easy", 1), ("hard", 4))}
 MIXTURE = json.dumps({"tasks": MEMBERS})
+REWARDS = "rewards in a step that generates"
 
 
 @pytest.mark.parametrize(
     "argv, what",
     [
         (["--task", "mixture", "--task_options", MIXTURE, "--task_level", "null"], "base pass rate of hard, level 4"),
-        (["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"], "rewards in a step"),
-        (["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"], "rewards in a step"),
+        (
+            ["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"],
+            REWARDS,
+        ),
+        (
+            ["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"],
+            REWARDS,
+        ),
     ],
     ids=["mixture", "thinking", "length, dynamic sampling"],
 )

@@ -1,0 +1,92 @@
+"""
+Which seam of TRL moved: the contract, parity and TRL's own suite, run with the installed TRL, as one page.
+
+    python tests/upstream/seams.py /path/to/trl --page page.md     # exit status 1 if anything moved
+    python tests/upstream/seams.py --window                        # the supported minors, as JSON: ["1.15", "1.16"]
+"""
+
+import argparse
+import configparser
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+
+HERE = Path(__file__).resolve().parent
+TESTS = {"Contract": "test_upstream_contract.py", "Parity": "test_equivalence.py"}
+
+
+def window(setup: str) -> list[str]:
+    """The minors that the text of `setup.cfg` admits."""
+    parser = configparser.ConfigParser()
+    parser.read_string(setup)
+    bounds = re.search(r"^trl>=1\.(\d+),<1\.(\d+)$", parser["options"]["install_requires"], re.MULTILINE)
+    return [f"1.{minor}" for minor in range(*map(int, bounds.groups()))]
+
+
+def moved(report: str) -> list[str]:
+    """A line for each test that failed, of pytest's report in XML: its name, and the first line of its error."""
+    lines = []
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        for failure in [*case.findall("failure"), *case.findall("error")]:
+            found = re.search(r"^E +(.+)", failure.text or "", re.MULTILINE)
+            said = found[1] if found else (failure.get("message") or "").partition("\n")[0]
+            lines.append(f"- `{case.get('name')}`: {said.removeprefix('AssertionError: ')[:300]}")
+    return lines
+
+
+def tested(file: str) -> tuple[str, list[str]]:
+    """The last line of pytest for a file of ours, and what moved."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"--junitxml={report}", str(HERE.parent / file)]
+        ran = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True)
+        lines = moved(report.read_text()) if report.exists() else []
+    last = (ran.stdout.strip().splitlines() or ["no output"])[-1]
+    if ran.returncode and not lines:  # not one test began
+        lines = [f"- pytest ended with status {ran.returncode}: {(ran.stderr or ran.stdout).strip()[-1500:]}"]
+    return last, lines
+
+
+def upstream_suite(checkout: str) -> tuple[str, list[str]]:
+    command = [sys.executable, str(HERE / "run_trl_suite.py"), checkout]
+    ran = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True)
+    text = (ran.stdout or ran.stderr).strip()[-20_000:]
+    return f"exit status {ran.returncode}", [f"```\n{text}\n```"] if ran.returncode else []
+
+
+def page(results: dict[str, tuple[str, list[str]]]) -> str:
+    """A page in Markdown: what ran, and below it each seam that moved."""
+    parts = [f"TRL {version('trl')}.", "", "| tests | result |", "|---|---|"]
+    parts += [f"| {name} | {last} |" for name, (last, _) in results.items()]
+    for name, (_, lines) in results.items():
+        parts += ["", f"## {name}", "", *lines] if lines else []
+    return "\n".join(parts) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.strip().split("\n")[0])
+    parser.add_argument("trl", nargs="?", help="checkout of TRL, of the version that is installed")
+    parser.add_argument("--page", type=Path, help="also write the page here")
+    parser.add_argument("--window", action="store_true", help="print the supported minors, and no more")
+    args = parser.parse_args()
+    if args.window:
+        print(json.dumps(window((HERE.parents[1] / "setup.cfg").read_text())))
+        return 0
+    results = {name: tested(file) for name, file in TESTS.items()}
+    if args.trl:
+        results["TRL's own suite, with our classes"] = upstream_suite(args.trl)
+    text = page(results)
+    print(text)
+    if args.page:
+        args.page.write_text(text)
+    return 1 if any(lines for _, lines in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
