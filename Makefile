@@ -70,6 +70,7 @@ test-upstream: $(READY)
 
 test-vllm: .venv-vllm/.ready
 	.venv-vllm/bin/python -m pytest -q -n 0 tests/engine
+
 test-distributed: $(READY)
 	$(PYTEST) -m "slow or not slow" tests/test_distributed.py tests/test_sharding.py tests/test_sharded_trainer.py
 
