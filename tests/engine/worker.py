@@ -31,7 +31,7 @@ layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(
 
 
 # Left to itself, it computes in half precision whatever the weights are.
-vllm_generation.LLM = functools.partial(vllm.LLM, dtype=os.environ["ENGINE_DTYPE"])
+vllm_generation.LLM = functools.partial(vllm.LLM, dtype=os.environ["ENGINE_DTYPE"], enforce_eager=True)
 
 
 def warped(logits, args):
