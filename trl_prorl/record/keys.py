@@ -49,7 +49,9 @@ METRICS = {
     "advantage_std": RecordKey("advantage", "its standard deviation"),
     "interrupted_fraction": RecordKey("share", "of completions that were asked for their answer", "`thinking_budget`"),
     "mean_abs_dlogp_sampler": RecordKey(
-        TOKEN, "abs(log π_sampler − log π_old) of a merged copy", "`compact_generation`, a copy below fp32"
+        TOKEN,
+        "abs(log π_sampler − log π_old) of a merged copy, or of vLLM",
+        "`compact_generation`, a copy below fp32; `use_vllm` without `top_p`, `top_k` and `min_p`",
     ),
     "groups_replaced": RecordKey("groups", "that replaced groups whose task rewards are all equal", DYNAMIC),
     "groups_generated_again": RecordKey("groups", "generated for that, used or not", DYNAMIC),

@@ -1,0 +1,104 @@
+"""Rollouts of a real vLLM: `make test-vllm` runs these in an environment of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")
+
+# Nats a token, largest. Two engines add in another order; in bf16 they round after every layer.
+FP32, BF16 = 1e-3, 0.25
+
+
+def train(expected=0, dtype="float32", **keys):
+    """What the worker found, or nothing if it was to die."""
+    env = {
+        "ENGINE_DTYPE": dtype,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+    }
+    worker = Path(__file__).parent / "worker.py"
+    done = subprocess.run(
+        [sys.executable, str(worker), json.dumps(keys)], env=os.environ | env, capture_output=True, text=True
+    )
+    assert done.returncode == expected, (done.stdout + done.stderr)[-4000:]
+    return None if expected else json.loads(done.stdout.splitlines()[-1])
+
+
+def check(said, bound, steps, lora=True):
+    """vLLM sampled from the policy at each of these steps, and from no other model."""
+    assert [row["step"] for row in said["found"]] == steps
+    assert max(row["policy"][0] for row in said["found"]) < bound, said["found"]
+    if lora:  # the base is far from the policy once that has learnt
+        assert all(row["base"][1] > 20 * row["policy"][1] for row in said["found"] if row["step"] > 1), said["found"]
+
+
+RESETS = {"beta": 0.1, "ref_reset_every": 2}
+ARMS = {
+    "plain": {},
+    "a reset": RESETS | {"optimizer_reset": "hard"},
+    "Elastic Reset": {"elastic_reset_every": 2, "elastic_ema": 0.5},
+    "a restart": RESETS | {"adapter_restart": "merge", "optimizer_reset": "hard"},
+    "top_p": {"top_p": 0.8},
+    "top_k and min_p": {"top_k": 5, "min_p": 0.1},
+    "full fine-tuning": {"lora": False, "learning_rate": 1e-3},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_rollout_comes_from_the_policy(tmp_path, arm):
+    said = train(output_dir=str(tmp_path), max_steps=6, **ARMS[arm])
+    check(
+        said, FP32, [0, 1, 2, 3, 4, 5], lora=ARMS[arm].get("lora", True) and arm not in ("Elastic Reset", "a restart")
+    )
+    assert said["same_base"] == (arm not in ("a restart", "full fine-tuning"))
+
+
+def test_50_hand_overs_leave_the_bits_of_a_bf16_base(tmp_path):
+    said = train(output_dir=str(tmp_path), max_steps=50, dtype="bfloat16")
+    check(said, BF16, list(range(50)), lora=False)
+    assert said["same_base"]
+
+
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask"])
+def test_importance_sampling_acts(tmp_path, mode):
+    """TIS and IcePop: a ratio that may not exceed 0.5 is 0.5, or its token counts for nothing."""
+    keys = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": 0.5, "max_steps": 2}
+    said = train(output_dir=str(tmp_path), **keys)
+    rows = [row for row in said["log"] if "grad_norm" in row]
+    means = [row["sampling/importance_sampling_ratio/mean"] for row in rows]
+    if mode == "token_truncate":
+        assert means == pytest.approx([0.5, 0.5]) and all(row["grad_norm"] > 0 for row in rows)
+    else:
+        assert means == [0.0, 0.0] and all(row["grad_norm"] == 0 for row in rows)
+
+
+def test_a_kill_and_a_resume(tmp_path):
+    """The rollouts of the resumed run come from the checkpoint's adapter, not from the base that vLLM loads."""
+    keys = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 2, "max_steps": 6} | RESETS
+    train(expected=-9, dies_at=3, **keys)
+    said = train(resume=str(tmp_path / "checkpoint-2"), **keys)
+    check(said, FP32, [2, 3, 4, 5])
+
+
+def test_dynamic_sampling(tmp_path):
+    keys = {"dynamic_sampling_rounds": 2, "vllm_importance_sampling_correction": False, "max_steps": 3}
+    said = train(output_dir=str(tmp_path), **keys)
+    assert max(row["policy"][0] for row in said["found"]) < FP32 and len(said["found"]) >= 3
+
+
+def test_the_distance_of_the_sampler_is_recorded_over_the_same_support(tmp_path):
+    """Of top_p's tokens vLLM gives log-probabilities among those that are left, which no forward has."""
+    for name, keys in (("all", {}), ("some", {"top_p": 0.8})):
+        train(output_dir=str(tmp_path / name), max_steps=2, **keys)
+    rows = {
+        name: json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0]) for name in ("all", "some")
+    }
+    assert rows["all"]["mean_abs_dlogp_sampler"] < FP32 and "mean_abs_dlogp_sampler" not in rows["some"]
