@@ -38,6 +38,9 @@ help:
 	@echo "make study-status   what is finished         make study-figures  pictures and findings from docs/study"
 	@echo "make quality    ruff, without changes    make style      ruff, mending"
 
+# A module is compiled once, and not by every process that imports it, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 # A new environment whenever the packaging changes; the stamp is written last, so that a broken install is repeated.
 # Python compiles a module when it is first imported; pip would compile 16,000, of which few are.
 $(READY): setup.py setup.cfg pyproject.toml
