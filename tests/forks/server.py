@@ -62,7 +62,10 @@ def work(order):
 
 
 def launch(order):
-    """Fork every rank; the first that fails takes the others with it. Returns the exit status of the run."""
+    """
+    Fork every rank; the first that fails takes the others with it, but not after Ctrl-C, as torchrun has it. Returns
+    the exit status of the run.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -74,14 +77,15 @@ def launch(order):
         if (process := os.fork()) == 0:
             child(order)
         ranks[process] = rank
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the ranks' business
+    interrupted = []
+    signal.signal(signal.SIGINT, lambda *_: interrupted.append(True))
     failed = 0
     while ranks:
         process, status = os.wait()
         ranks.pop(process)
         if (status := os.waitstatus_to_exitcode(status)) and not failed:
             failed = status
-            for other in ranks:
+            for other in [] if interrupted else ranks:
                 os.kill(other, signal.SIGTERM)
     os._exit(failed if failed >= 0 else 128 - failed)
 
