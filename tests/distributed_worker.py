@@ -29,39 +29,28 @@ def digest(tensors):
     return hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
-def main(model, out, kind, seen_by):
+def small_trainer(model, out, kind, callbacks=(), **keys):
+    """A trainer of a tiny model: `kind` is `lora` or `full`, `keys` are the configuration's."""
     torch.set_num_threads(1)
-    args = ProRLConfig(
-        output_dir=out,
-        beta=0.1,
-        max_steps=4,
-        per_device_train_batch_size=4,
-        num_generations=4,
-        num_iterations=2,
-        max_completion_length=6,
-        learning_rate=5e-3,
-        lr_scheduler_type="constant",
-        optimizer_reset="keep",
-        reuse_old_logps=True,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        seed=7,
-        ddp_find_unused_parameters=False,
-    )
+    fixed = {"beta": 0.1, "per_device_train_batch_size": 4, "num_generations": 4, "num_iterations": 2}
+    fixed |= {"max_completion_length": 6, "learning_rate": 5e-3, "lr_scheduler_type": "constant", "seed": 7}
+    fixed |= {"bf16": False, "use_cpu": True, "gradient_checkpointing": False, "ddp_find_unused_parameters": False}
+    fixed |= {"report_to": "none", "disable_tqdm": True}
     prompts = [[{"role": "user", "content": f"say {i}"}] for i in range(16)]
-    trainer = ProRLTrainer(
+    return ProRLTrainer(
         model=model,
         reward_funcs=lambda completions, **kwargs: [len(set(c[-1]["content"])) / 6 for c in completions],
-        args=args,
+        args=ProRLConfig(output_dir=out, **fixed, **keys),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=AutoTokenizer.from_pretrained(model),
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if kind == "lora" else None,
-        callbacks=[ReferenceResetCallback([SeenBy(seen_by)])],
+        callbacks=[*callbacks],
     )
+
+
+def main(model, out, kind, seen_by):
+    own = {"max_steps": 4, "reuse_old_logps": True, "save_strategy": "no"}
+    trainer = small_trainer(model, out, kind, [ReferenceResetCallback([SeenBy(seen_by)])], **own)
     seen = []
     original = trainer.resets.boundary
 

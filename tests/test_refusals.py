@@ -52,6 +52,22 @@ def test_each_example_is_refused_with_its_own_line_that_names_a_key_its_value_an
     assert CURE.search(line) and line.endswith(".") and "\n" not in line and "  " not in line
 
 
+RESTARTS = {"beta": 0.1, "ref_reset_every": 100, "adapter_restart": "merge"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"compact_generation": "on", "use_transformers_continuous_batching": True}, "continuous_batching=True"),
+        (RESTARTS | {"lora_growth_every": 100}, "lora_growth_every=100"),
+        (RESTARTS | {"elastic_reset_every": 100}, "elastic_reset_every=100"),
+        ({"beta": 0.1, "ref_reset_drop": 0.1}, "ref_reset_drop=0.1"),
+    ],
+)
+def test_a_line_for_several_keys_is_told_for_each(keys, said):
+    assert said in refused(**keys)[0]
+
+
 def test_no_two_examples_are_the_same():
     examples = [sorted(refusal.example.items(), key=str) for refusal in REFUSALS]
     assert all(example not in examples[:place] for place, example in enumerate(examples))

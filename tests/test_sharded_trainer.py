@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.slow
 def test_a_training_under_fsdp2_moves_its_reference_and_clears_its_moments(forks, tiny_model, tmp_path):
     out, log = tmp_path / "run", tmp_path / "log"
-    argv = ["fsdp2", tiny_model, str(out), "lora", json.dumps({"optimizer_reset": "hard"})]
+    argv = [tiny_model, str(out), json.dumps({"optimizer_reset": "hard"})]
     script = str(Path(__file__).parent / "sharded_trainer_worker.py")
     forks.start(run=script, argv=argv, ranks=2, log=str(log))
     assert forks.status() == 0, log.read_text()[-4000:]

@@ -93,7 +93,10 @@ BAD = {
     "thinking": (["--thinking_budget", "5000"], ["thinking_budget=5000", "max_completion_length"]),
     "checkpoint": (["--resume_from_checkpoint", "nowhere"], ["resume_from_checkpoint='nowhere'", "no such folder"]),
     "model without weights": (["--model_name_or_path", "columns"], ["model_name_or_path", "without config.json"]),
-    "groups": (["--num_generations", "3"], ["generation_batch_size (8) must be divisible by num_generations (3)"]),
+    "groups": (
+        ["--num_generations", "3"],
+        ["num_generations=3 does not divide the 8 completions", "per_device_train_batch_size=8"],
+    ),
     "task options": (["--task_options", "{reward"], ["task_options='{reward'", "JSON"]),
 }
 

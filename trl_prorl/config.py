@@ -45,7 +45,11 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
             self.resume_from_checkpoint = "True" if written == "true" else None
         check_machine(self)
         check_batch(self)
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except ValueError:
+            check_batch(self)  # TRL names a key that it computed; this names the keys that were given
+            raise
         check_launcher(self)
         check_keys(self, CHECKED)
         check_combinations(self)

@@ -27,11 +27,21 @@ CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
 def check_batch(args: "ProRLConfig") -> None:
-    """Refuse, naming the key, a number of which TRL would only say that something cannot be divided by it."""
-    keys = ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations")
-    for key in (*keys, "num_generations"):
+    """
+    Refuse a generation batch that does not hold whole groups. Raises `ValueError`: naming the keys that make it up.
+    """
+    for key in ("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_iterations"):
         if getattr(args, key) is not None and getattr(args, key) < 1:
             raise ValueError(f"{key}={getattr(args, key)} must be at least 1.")
+    size, group = args.generation_batch_size, args.num_generations
+    if not group or group < 2:
+        raise ValueError(f"num_generations={group} must be at least 2: an advantage compares completions.")
+    if size is not None and size % group:
+        keys = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
+        raise ValueError(
+            f"num_generations={group} does not divide the {size} completions of a generation batch "
+            f"({', '.join(f'{key}={getattr(args, key)}' for key in keys)}). Set it to a divisor, or change those."
+        )
 
 
 def check_machine(args: "ProRLConfig") -> None:

@@ -15,7 +15,7 @@ from typing import NoReturn
 from ..text import visible
 from .interrupt import NOTHING_BEGUN, end_at_once
 from .plugin import without_plugins
-from .recipe_check import BARE, check_config_option, check_options, check_recipe, nearest, read_recipe
+from .recipe_check import check_config_option, check_options, check_recipe, nearest, read_recipe
 from .recipe_keys import Key, own_keys, possible_keys, recipe_keys
 from .shipped_recipes import SUFFIXES, recipe_file
 
@@ -73,7 +73,7 @@ def check_names(argv: list[str]) -> None:
     flags = {f"--{no}{name}" for name in names for no in ("", "no_")}
     check_options(argv, {"--config"} | flags | {flag.replace("_", "-") for flag in flags})
     if "--config" in argv:
-        hints = {name: key.hint | bool if name in BARE else key.hint for name, key in own_keys().items()}
+        hints = {name: key.hint for name, key in own_keys().items()}
         check_recipe(argv[argv.index("--config") + 1], hints, names)
 
 

@@ -197,8 +197,9 @@ def _check_optimizer(args: ProRLConfig, optimizers) -> None:
 
 def _check_kernel(args: ProRLConfig) -> None:
     """Refuse a CPU with a TRL up to 1.15, whose head is a Triton kernel alone; Triton's interpreter runs it there."""
-    interprets = utils._ChunkedLogProbFunction is not None and os.environ.get("TRITON_INTERPRET") == "1"
-    if args.device.type == "cpu" and not (hasattr(utils, "_use_triton") or interprets):
+    if args.device.type != "cpu" or hasattr(utils, "_use_triton"):
+        return
+    if utils._ChunkedLogProbFunction is None or os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(
             f"TRL {trl.__version__} computes log-probabilities on GPUs only, and the device here is the CPU "
             f"(use_cpu={args.use_cpu}): pip install 'trl>=1.16', or train on a GPU."

@@ -20,7 +20,7 @@ from ..errors import InputError
 from ..keys import TASK_KEYS, TaskKeys
 from ..rollout.length_rewards import cosine_length_reward, target_length_reward
 from ..rollout.thinking import interrupted_rollout
-from .recipe_check import BARE, check_config_option, check_options, check_recipe
+from .recipe_check import check_config_option, check_options, check_recipe
 
 
 @dataclass
@@ -145,7 +145,7 @@ class RecipeParser(TrlParser):
         for dataclass_type in self.dataclass_types:
             hints = typing.get_type_hints(dataclass_type)
             found |= {field.name: hints[field.name] for field in dataclasses.fields(dataclass_type) if field.init}
-        return found | {name: found[name] | bool for name in BARE if name in found}
+        return found
 
 
 def parse_recipe(argv: list[str]) -> tuple[TaskArguments, ProRLConfig, ModelConfig]:

@@ -126,8 +126,9 @@ def check_recipe(path: str | Path, hints: Mapping[str, Any], others: Collection[
             if value is False and key.endswith("_strategy"):
                 raise InputError(f'{file}: {key}: no is false in YAML. Put it in quotes: {key}: "no".')
             unsets = value is None and any(key in below for _, below in layers[:place])
-            if not unsets and not fits(value, hints.get(key, Any)):
-                takes = spelt(hints[key])
+            hint = hints.get(key, Any) | bool if key in BARE else hints.get(key, Any)
+            if not unsets and not fits(value, hint):
+                takes = spelt(hint)
                 raise InputError(f"{file}: {key}={short(value)} is {kind(value)}, and {key} takes {takes}.")
     return merged(layers)
 
