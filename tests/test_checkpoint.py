@@ -13,7 +13,7 @@ import pandas
 import pytest
 import torch
 from tiny_run import BEST, QUESTIONS, evaluated_as
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from trl_prorl.checkpoint import files as checkpoint_module
 from trl_prorl.checkpoint.files import (
@@ -145,6 +145,21 @@ def test_a_finished_run_is_resumed_without_another_step(run, make_trainer, large
     whole = run(**KEYS)
     again = make_trainer(output_dir=whole.args.output_dir, **KEYS)
     again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 4 and largest_difference(whole, again) == 0.0
+
+
+def test_the_policy_is_loaded_beside_its_reference_although_transformers_up_to_5_22_loads_the_others_alone(
+    run, make_trainer, largest_difference, monkeypatch
+):
+    keys = KEYS | {"beta": 0.1, "ref_reset_every": 2}
+    whole = run(**keys)
+
+    def others_alone(self, folder, model=None):
+        (model or self.model).load_adapter(f"{folder}/ref", "ref", is_trainable=False)
+
+    monkeypatch.setattr(Trainer, "_load_from_checkpoint", others_alone)
+    again = make_trainer(output_dir=whole.args.output_dir, **keys)
+    again.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-2")
     assert again.state.global_step == 4 and largest_difference(whole, again) == 0.0
 
 

@@ -99,6 +99,7 @@ ON = {
     "optimizer_reset": {"guard_gap": 0.1, "guard_gap_action": "reset", "beta": 0.1},
     "optimizer_reset_schedule": RESET,
     "optimizer_reset_rewarmup_steps": RESET,
+    "vllm_enable_lora": {"use_vllm": True},
     "drop_zero_rows": {"beta_old": 0.1, "num_iterations": 2},
     "entropy_stop": {"entropy_floor": 0.1},
     "hub_push_reference": {"beta": 0.1},

@@ -92,6 +92,8 @@ def test_vllm_gets_the_weights_once_a_step_and_with_the_adapter_merged():
     for method in (GRPOTrainer._generate_single_turn, GRPOTrainer._generate):
         text = source(method)
         assert "self.state.global_step != self._last_loaded_step" in text and "vllm_generation.sync_weights()" in text
+    assert "self.llm = LLM(" in source(VLLMGeneration._init_vllm)  # which `vllm_enable_lora` replaces
+    assert "self.llm.generate(vllm_prompts, sampling_params=" in source(VLLMGeneration.generate)
     text = source(VLLMGeneration._iter_named_params)
     assert text.index("model.merge_adapter()") < text.index("yield name") < text.index("model.unmerge_adapter()")
 

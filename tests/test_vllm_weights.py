@@ -1,8 +1,11 @@
 """TRL hands the policy's weights to vLLM: which ones, and what that leaves behind. vLLM itself is not needed."""
 
+import re
+
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
@@ -66,6 +69,21 @@ def test_the_weights_under_an_adapter_stay_what_they_are(with_engine, tiny_model
     names = {name: name.removeprefix("base_model.model.").replace(".base_layer", "") for name in under}
     assert all(torch.equal(engine.given[names[name]], param) for name, param in under.items())
     assert any(not torch.equal(engine.given[names[name]], before[name]) for name in under)
+
+
+OTHER = {
+    "full fine-tuning": (None, "the model has none"),
+    "DoRA": (LoraConfig(use_dora=True), "use_dora=True"),
+    "a head of its own": (LoraConfig(modules_to_save=["lm_head"]), "modules_to_save=['lm_head']"),
+    "a large rank": (LoraConfig(r=513), "ranks up to 512, and the adapter's reaches 513"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_an_adapter_that_vllm_does_not_serve_is_refused(with_engine, case):
+    config, said = OTHER[case]
+    with pytest.raises(ValueError, match=f"^vllm_enable_lora=True.*{re.escape(said)}"):
+        with_engine(vllm_enable_lora=True, trainer_kwargs={"peft_config": config})
 
 
 def test_a_policy_that_was_reset_is_handed_on_although_an_evaluation_of_this_step_has_sampled(with_engine):

@@ -19,6 +19,7 @@ from .launch.checks import check_in_one_place
 from .launch.plan import Plan
 from .parts import Part
 from .resets.elastic import ElasticAverage, ElasticResets
+from .rollout.adapter_requests import hand_over_adapters
 from .rollout.kept_weights import keep_base_in_syncs, keep_unpacked
 from .scoring.dropout import check_dropout, check_randomness
 from .scoring.head import add_frozen_head, cast_head_to_fp32
@@ -39,7 +40,9 @@ def made_ready(trainer, plan: Plan, policy: torch.nn.Module, padded: Callable[..
         cast_head_to_fp32(policy.get_base_model())
         outputs = ("log_probs", "entropy")
         add_fused_lm_head(policy.get_base_model(), trainer.temperature, cast_lm_head_to_fp32=True, outputs=outputs)
-    if trainer.use_vllm and not shards_weights(trainer):
+    if args.vllm_enable_lora:
+        hand_over_adapters(trainer.vllm_generation, policy)
+    elif trainer.use_vllm and not shards_weights(trainer):
         keep_base_in_syncs(trainer.vllm_generation, policy)
     args.check_or_give_up(check_dropout, trainer.model)
     args.check_or_give_up(check_randomness, policy, accelerator.autocast(), shards_weights(trainer))

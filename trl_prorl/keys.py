@@ -247,6 +247,9 @@ class ProlongedKeys:
             [`~trl_prorl.rollout.merged_copy`]). Settings of the generation mean what they mean in TRL. A model or a
             setting for which that is not possible is refused; with `"auto"` transformers' `generate` samples, and
             `env.json` says why. The copy takes memory of its own for the weights that LoRA changes.
+        vllm_enable_lora (`bool`, *optional*, defaults to `False`):
+            Hand the adapter to vLLM as a LoRA request, and merge nothing: vLLM keeps its own base, in 4 bits, too.
+            `False`: TRL merges the adapter, and hands over all weights.
         skip_zero_rows (`bool`, *optional*, defaults to `False`):
             Do not compute rows that carry no gradient: those of groups whose rewards are all equal, where no penalty
             acts on them. Gradient and normaliser are the same; `rows_skipped` counts them, and the means over tokens
@@ -361,6 +364,7 @@ class ProlongedKeys:
     pack_groups: Annotated[str, Key(OFF_ON_AUTO, STEP, acts, fast="auto")] = "off"
     pack_max_tokens: Annotated[int | None, adjusts(whole(1), PACKED, 8192)] = None
     compact_generation: Annotated[str, Key(OFF_ON_AUTO, STEP, acts, fast="auto")] = "off"
+    vllm_enable_lora: Annotated[bool, Key(SWITCH, NOTHING, acts, needs("use_vllm"), True)] = False
     skip_zero_rows: Annotated[bool, Key(SWITCH, STEP, acts)] = False
     drop_zero_rows: Annotated[bool, Key(SWITCH, KL, acts, ANCHORED_ROWS, example=True)] = False
 

@@ -169,6 +169,16 @@ REFUSALS = (
         "needs scores before. Set vllm_importance_sampling_correction: false.",
     ),
     Refusal(
+        {"vllm_enable_lora": True, "use_vllm": True, "vllm_mode": "server"},
+        lambda args: (
+            args.vllm_enable_lora
+            and (args.vllm_mode == "server" or args.vllm_enable_sleep_mode or args.adapter_restart == "merge")
+        ),
+        "vllm_enable_lora=True relies on a base that vLLM loads once and keeps, and there are vllm_mode="
+        "{args.vllm_mode!r}, vllm_enable_sleep_mode={args.vllm_enable_sleep_mode} and adapter_restart="
+        "{args.adapter_restart!r}. Set vllm_mode: colocate without the others, or leave vllm_enable_lora out.",
+    ),
+    Refusal(
         {"compact_generation": "on", "use_vllm": True},
         lambda args: args.compact_generation == "on" and (args.use_vllm or args.use_transformers_continuous_batching),
         "compact_generation='on' samples with the policy itself, use_vllm={args.use_vllm} and "

@@ -24,12 +24,6 @@ from trl_prorl import ProRLConfig, ProRLTrainer, embedded_model, task_reward
 from trl_prorl.tasks import get_task
 
 
-# On a CPU vLLM packs weights once they are loaded, and cannot take new ones.
-layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(
-    layer, "cpu_linear", torch.nn.functional.linear
-)
-
-
 # Left to itself, it computes in half precision whatever the weights are.
 vllm_generation.LLM = functools.partial(vllm.LLM, dtype=os.environ["ENGINE_DTYPE"], enforce_eager=True)
 
@@ -66,6 +60,9 @@ def bits(model):
 
 def main(keys):
     resume, lora, dies_at = keys.pop("resume", None), keys.pop("lora", True), keys.pop("dies_at", None)
+    if not keys.get("vllm_enable_lora"):  # on a CPU vLLM packs weights once they are loaded, and cannot take new ones
+        linear = torch.nn.functional.linear
+        layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(layer, "cpu_linear", linear)
     dtype = getattr(torch, os.environ["ENGINE_DTYPE"])
     torch.set_num_threads(1)
     task = get_task("sorting", level=3, reward="inclusion_ordering")

@@ -50,20 +50,22 @@ def _check_plain(config: Any | None, given: str, does: str, leave: str) -> None:
         )
 
 
-def check_restarting_config(config: Any | None) -> None:
+def check_product(config: Any | None, key: str, value: Any, begins_at_0: bool = False) -> None:
     """
-    Refuse, before a model is loaded, an adapter that cannot be merged and begin anew. Raises `ValueError`: naming the
-    key, the value and the cure.
+    Refuse, before a model is loaded, an adapter that is more than a product of two factors at each layer, for `key`,
+    which has this `value`. Raises `ValueError`: naming the key, the value and the cure.
     """
-    leave = "or leave adapter_restart out."
-    _check_plain(config, "adapter_restart='merge'", "restarts", leave)
+    leave = f"or leave {key} out."
+    _check_plain(config, f"{key}={value!r}", "needs", leave)
     right = {"use_dora": (False,), "modules_to_save": (None, []), "bias": ("none",)}
-    right |= {"init_lora_weights": (True, "gaussian")}
-    other = [f"{key}={getattr(config, key)!r}" for key, values in right.items() if getattr(config, key) not in values]
+    right |= {"init_lora_weights": (True, "gaussian")} if begins_at_0 else {}
+    has = {name: getattr(config, name) for name in right}
+    other = [f"{name}={value!r}" for name, value in has.items() if value not in right[name]]
     if other:
+        begins = ", which begin at 0" if begins_at_0 else ""
         raise ValueError(
-            f"adapter_restart='merge' merges products of two factors, which begin at 0, and the adapter has "
-            f"{', '.join(other)}. Leave that out, {leave}"
+            f"{key}={value!r} needs products of two factors{begins}, and the adapter has {', '.join(other)}. Leave "
+            f"that out, {leave}"
         )
 
 

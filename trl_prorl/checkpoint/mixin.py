@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from accelerate.utils import is_peft_model
 from trl.trainer.utils import get_config_model_id
 
 from ..errors import CheckpointError, NonFiniteError, RewardError, RunError
@@ -175,8 +176,12 @@ class CheckpointMixin:
         self.recorder.seconds_loaded = time.perf_counter() - self._resume.began
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        policy = self.accelerator.unwrap_model(self.model)
         with self._weights_loaded(Path(resume_from_checkpoint)):
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            if is_peft_model(policy) and len(policy.peft_config) > 1 and not self.is_fsdp_enabled:
+                # transformers up to 5.22 then loads all adapters but the policy's, which begins anew.
+                policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _load_best_model(self):
         with self._weights_loaded(Path(self.state.best_model_checkpoint)):

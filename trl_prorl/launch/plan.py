@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 from trl.trainer import utils
 from trl.trainer.utils import create_model_from_path, get_callable_name, get_config_model_id
 
-from ..adapters.checks import check_growing_config, check_initialisation, check_restarting_config
+from ..adapters.checks import check_growing_config, check_initialisation, check_product
 from ..adapters.growth import check_growing_optimizer
 from ..checkpoint.identity import changing_keys
 from ..config import ProRLConfig
@@ -25,6 +25,7 @@ from ..quiet import without_warning
 from ..refusals import UNCLEAN_SCHEDULE
 from ..resets.callbacks import ReferenceResetCallback
 from ..resets.optimizer_state import check_optimizer, check_optimizer_class, inner_of
+from ..rollout.adapter_requests import RANKS, takes_adapters
 from ..rollout.dynamic_sampling import named_functions
 from ..rollout.verdicts import verifier_of
 from ..scoring.dropout import check_dropout_config
@@ -84,7 +85,8 @@ class Plan:
         _check_metrics(args, functions, given.get("eval_dataset"), given.get("callbacks"))
         keys, config = changing_keys(args), given.get("peft_config")
         _check_optimizer(args, given.get("optimizers"))
-        check_initialisation(model.peft_config.get("default") if isinstance(model, PeftModel) else config)
+        adapter = model.peft_config.get("default") if isinstance(model, PeftModel) else config
+        check_initialisation(adapter)
         own_triggers = any(isinstance(callback, ReferenceResetCallback) for callback in given.get("callbacks") or [])
         resets = args.resets or own_triggers
         if resets and args.generates_inside_accumulation:
@@ -96,12 +98,14 @@ class Plan:
                 "rollback out."
             )
         if args.lora_growth_every:
-            _check_growth(args, model, config, given.get("optimizers"))
+            _check_growth(args, adapter, given.get("optimizers"))
         if not args.disable_dropout:
             args.check_or_give_up(check_dropout_config, config)
         restarts = args.adapter_restart == "merge"
         if restarts:
             _check_restart(args, model, config, given.get("quantization_config"))
+        if args.vllm_enable_lora:
+            _check_requests(args, adapter)
         moves = args.beta != 0.0 and resets and not restarts
         whole = config is None and not isinstance(model, PeftModel)
         if moves and whole and _uses_fsdp(args) and args.save_strategy != "no":
@@ -163,6 +167,9 @@ class Plan:
             places = set((getattr(model, "hf_device_map", None) or {}).values())
             if len(places) == 1 or (isinstance(model, str) and torch.cuda.device_count() < 2):
                 stack.enter_context(without_warning("transformers.trainer", "already on multiple devices"))
+            if self.args.vllm_enable_lora:
+                config = self.given.get("peft_config") or model.peft_config["default"]
+                stack.enter_context(takes_adapters(_largest_rank(self.args, config)))
             if self.casts_head:
                 self.args.cast_lm_head_to_fp32 = False
                 stack.callback(setattr, self.args, "cast_lm_head_to_fp32", True)
@@ -232,9 +239,8 @@ def _uses_fsdp(args: ProRLConfig) -> bool:
     return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
-def _check_growth(args: ProRLConfig, model, peft_config, optimizers) -> None:
+def _check_growth(args: ProRLConfig, config, optimizers) -> None:
     """Refuse growth of what is no plain LoRA, or lies in several processes, or has an optimizer of another kind."""
-    config = model.peft_config.get("default") if isinstance(model, PeftModel) else peft_config
     check_growing_config(args.lora_growth_every, args.lora_growth_max_rank, config)
     own = optimizers is not None and optimizers[0] is not None
     check_growing_optimizer(type(inner_of(optimizers[0])) if own else Trainer.get_optimizer_cls_and_kwargs(args)[0])
@@ -248,7 +254,7 @@ def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -
             "adapter_restart='merge' begins with a new adapter, and the model is a PeftModel. Pass the model below "
             "and a peft_config; an adapter that is trained is merged first: model.merge_and_unload()."
         )
-    check_restarting_config(peft_config)
+    check_product(peft_config, "adapter_restart", "merge", begins_at_0=True)
     init = args.model_init_kwargs or {}
     asked = quantization_config or init.get("quantization_config") or getattr(model, "hf_quantizer", None)
     if asked is not None:
@@ -257,6 +263,25 @@ def _check_restart(args: ProRLConfig, model, peft_config, quantization_config) -
             "Leave load_in_4bit and load_in_8bit out, or leave adapter_restart out."
         )
     _check_one_process(args, "adapter_restart='merge'", "adapter_restart")
+
+
+def _largest_rank(args: ProRLConfig, config) -> int:
+    return max(config.r, args.lora_growth_max_rank) if args.lora_growth_every else config.r
+
+
+def _check_requests(args: ProRLConfig, config) -> None:
+    """Refuse an adapter that vLLM does not serve, or whose weights are not whole in this process."""
+    check_product(config, "vllm_enable_lora", True)
+    if (rank := _largest_rank(args, config)) > RANKS[-1]:
+        raise ValueError(
+            f"vllm_enable_lora=True: vLLM serves ranks up to {RANKS[-1]}, and the adapter's reaches {rank}. Lower "
+            "lora_r or lora_growth_max_rank, or leave vllm_enable_lora out."
+        )
+    if args.deepspeed_plugin is not None or _uses_fsdp(args):
+        raise ValueError(
+            "vllm_enable_lora=True hands over an adapter that is whole in every process, and DeepSpeed and FSDP shard "
+            "it. Use DDP (accelerate_configs/multi_gpu.yaml), or leave vllm_enable_lora out."
+        )
 
 
 def _check_one_process(args: ProRLConfig, given: str, key: str) -> None:

@@ -1,0 +1,43 @@
+"""
+The policy's adapter as a LoRA request to vLLM, in place of weights into which it is merged: nothing is merged, so that
+a 4-bit base stays what it is, and two small factors are handed over instead of all weights.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from tempfile import TemporaryDirectory
+
+from peft import PeftModel
+from trl.generation import vllm_generation
+
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM can keep room
+
+
+@contextmanager
+def takes_adapters(rank: int) -> Iterator[None]:
+    """While TRL makes its engine: one that takes an adapter of up to this rank."""
+    engine = getattr(vllm_generation, "LLM", None)  # without vLLM TRL says so
+    room = min(size for size in RANKS if size >= rank)
+    vllm_generation.LLM = partial(engine, enable_lora=True, max_lora_rank=room, max_loras=1)
+    try:
+        yield
+    finally:
+        vllm_generation.LLM = engine
+
+
+def hand_over_adapters(generation: vllm_generation.VLLMGeneration, policy: PeftModel) -> None:
+    """Let TRL's engine sample from its own base with the policy's adapter, as it is at each hand-over."""
+    from vllm.lora.request import LoRARequest
+
+    folder, numbers, generate = TemporaryDirectory(), count(1), generation.llm.generate
+
+    def sync_weights() -> None:
+        policy.save_pretrained(folder.name, selected_adapters=["default"], save_embedding_layers=False)
+        request = LoRARequest("policy", next(numbers), folder.name)  # a number that vLLM knows is not loaded again
+        generation.llm.generate = partial(generate, lora_request=request)
+        generation.llm.reset_prefix_cache()
+
+    generation.sync_weights = sync_weights
