@@ -40,7 +40,7 @@ def small_trainer(model, out, kind, callbacks=(), **keys):
     return ProRLTrainer(
         model=model,
         reward_funcs=lambda completions, **kwargs: [len(set(c[-1]["content"])) / 6 for c in completions],
-        args=ProRLConfig(output_dir=out, **fixed, **keys),
+        args=ProRLConfig(output_dir=out, **(fixed | keys)),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=AutoTokenizer.from_pretrained(model),
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if kind == "lora" else None,

@@ -1,17 +1,18 @@
 """
-One of two real processes (gloo) whose weights FSDP2 shards: a training with LoRA, with the configuration's keys as
-JSON.
+One of two real processes (gloo) whose weights FSDP2 or whose optimizer's state ZeRO-2 shards: a training, with the
+configuration's keys as JSON, and a checkpoint to resume from.
 
-accelerate makes DDP of processes on CPUs even if it is told FSDP, so the distributed type is set here.
+accelerate makes DDP of processes on CPUs whatever it is told, so the distributed type is set here.
 """
 
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import yaml
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from distributed_worker import small_trainer
 
@@ -19,7 +20,7 @@ from distributed_worker import small_trainer
 CONFIG = Path(__file__).parent.parent / "accelerate_configs" / "fsdp2.yaml"
 
 
-def as_fsdp():
+def as_fsdp2():
     """What `accelerate launch --config_file accelerate_configs/fsdp2.yaml` sets, on a CPU."""
     keys = yaml.safe_load(CONFIG.read_text())["fsdp_config"]
     os.environ.update({key.upper(): str(value) for key, value in keys.items()} | {"ACCELERATE_USE_FSDP": "true"})
@@ -35,16 +36,27 @@ def as_fsdp():
     AcceleratorState.__init__ = init
 
 
+def as_zero2():
+    """What `accelerate launch --config_file accelerate_configs/zero2.yaml` sets, on a CPU."""
+    os.environ.update(ACCELERATE_USE_DEEPSPEED="true", DS_ACCELERATOR="cpu", ACCELERATE_TORCH_DEVICE="cpu")
+    # It compiles for more than a minute.
+    import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    del os.environ["ACCELERATE_USE_CPU"]  # with which accelerate leaves DeepSpeed aside
+    PartialState._prepare_backend = lambda *args: ("gloo", DistributedType.MULTI_GPU)
+    sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    return {"deepspeed": {"zero_optimization": {"stage": 2}, **dict.fromkeys(sizes, "auto")}, "use_cpu": False}
+
+
 def whole(tensor):
     """A tensor or all shards of it, as numbers."""
     tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return tensor.detach().float().flatten().tolist()
 
 
-def main(model, out, keys):
-    as_fsdp()
-    own = {"max_steps": 6, "ref_reset_every": 2, "save_strategy": "steps", "save_steps": 4}
-    trainer = small_trainer(model, out, "lora", **own, **keys)
+def main(engine, model, out, kind, keys, checkpoint=None):
+    own = {"fsdp2": as_fsdp2, "zero2": as_zero2}[engine]() or {}
+    own |= {"max_steps": 6, "ref_reset_every": 2, "save_strategy": "steps", "save_steps": 4}
+    trainer = small_trainer(model, out, kind, **(own | keys))
     seen, original = [], trainer.resets.boundary
 
     def watched(step):
@@ -57,7 +69,7 @@ def main(model, out, keys):
         return event
 
     trainer.resets.boundary = watched
-    trainer.train()
+    trainer.train(resume_from_checkpoint=checkpoint)
     policy = {name: whole(param) for name, param in trainer.model.named_parameters() if param.requires_grad}
     kinds = {type(param).__name__ for param in trainer.model.parameters()}
     found = {"type": str(trainer.accelerator.distributed_type), "parameters": sorted(kinds), "seen": seen}
@@ -66,6 +78,6 @@ def main(model, out, keys):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+    main(*sys.argv[1:5], json.loads(sys.argv[5]), *sys.argv[6:])
     sys.stdout.flush()
     os._exit(0)  # as in distributed_worker.py

@@ -1,19 +1,45 @@
-"""The trainer in two real processes (gloo) whose weights FSDP2 shards: resets and treatments reach every shard."""
+"""The trainer in two real processes (gloo) that FSDP2 or ZeRO-2 shards: resets, treatments, and a resume."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 
+WORKER = str(Path(__file__).parent / "sharded_trainer_worker.py")
+NO_DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs pip install 'trl-prorl[deepspeed]'")
+
+
 @pytest.mark.slow
-def test_a_training_under_fsdp2_moves_its_reference_and_clears_its_moments(forks, tiny_model, tmp_path):
-    out, log = tmp_path / "run", tmp_path / "log"
-    argv = [tiny_model, str(out), json.dumps({"optimizer_reset": "hard"})]
-    script = str(Path(__file__).parent / "sharded_trainer_worker.py")
-    forks.start(run=script, argv=argv, ranks=2, log=str(log))
-    assert forks.status() == 0, log.read_text()[-4000:]
-    first, second = (json.loads(Path(f"{out}-rank{rank}.json").read_text()) for rank in (0, 1))
-    assert first["type"] == "DistributedType.FSDP" and first["parameters"] == ["DTensor"]
-    assert first["seen"] == [{"step": step, "moved": True, "moments": 0.0} for step in (2, 4)]
+@pytest.mark.parametrize(
+    "engine, kind, keys",
+    [
+        ("fsdp2", "lora", {"optimizer_reset": "hard"}),
+        ("fsdp2", "lora", {}),
+        ("fsdp2", "full", {"optimizer_reset": "hard", "save_strategy": "no"}),
+        pytest.param("zero2", "lora", {}, marks=NO_DEEPSPEED),
+        pytest.param("zero2", "full", {}, marks=NO_DEEPSPEED),
+    ],
+)
+def test_every_shard_is_reset_and_a_resume_goes_on(forks, tiny_model, tmp_path, engine, kind, keys):
+    out = tmp_path / "run"
+
+    def trained(*checkpoint):
+        log = tmp_path / "log"
+        forks.start(
+            run=WORKER, argv=[engine, tiny_model, str(out), kind, json.dumps(keys), *checkpoint], ranks=2, log=str(log)
+        )
+        assert forks.status() == 0, log.read_text()[-4000:]
+        return [json.loads(Path(f"{out}-rank{rank}.json").read_text()) for rank in (0, 1)]
+
+    first, second = trained()
+    assert first["type"] == {"fsdp2": "DistributedType.FSDP", "zero2": "DistributedType.DEEPSPEED"}[engine]
+    assert first["parameters"] == {"fsdp2": ["DTensor"], "zero2": ["Parameter"]}[engine]
+    cleared = keys.get("optimizer_reset") == "hard"
+    assert [(one["step"], one["moved"]) for one in first["seen"]] == [(2, True), (4, True)]
+    assert all((one["moments"] == 0.0) == cleared for one in first["seen"])
     assert first["policy"] == second["policy"]
+    if keys.get("save_strategy") != "no":
+        again, _ = trained(str(out / "checkpoint-4"))
+        assert [one["step"] for one in again["seen"]] == [4] and again["policy"] == first["policy"]
