@@ -74,11 +74,7 @@ def test_nested_json(exchange, key, depth):
 @pytest.mark.parametrize("cls", [Rollout, UpdateInputs, UpdateOutputs])
 @pytest.mark.parametrize(
     ("value", "said"),
-    [
-        (0, "update is 0; an integer from 1 is needed"),
-        (-1, "update is -1;"),
-        (10**400, "update is 1000"),
-    ],
+    [(0, "update is 0; an integer from 1 is needed"), (-1, "update is -1;"), (10**400, "update is 1000")],
 )
 def test_the_number_of_the_update(exchange, cls, value, said):
     folder = exchange[cls]

@@ -9,16 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from trl_prorl.errors import InputError
-from trl_prorl.interchange import (
-    Rollout,
-    UpdateInputs,
-    UpdateOutputs,
-    export_update,
-    import_update,
-    live,
-    read,
-    write,
-)
+from trl_prorl.interchange import Rollout, UpdateInputs, UpdateOutputs, export_update, import_update, live, read, write
 
 
 A_RESET = {"beta": 0.1, "ref_reset_every": 2, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.25}

@@ -325,14 +325,8 @@ REWARDS = "rewards in a step that generates"
     "argv, what",
     [
         (["--task", "mixture", "--task_options", MIXTURE, "--task_level", "null"], "base pass rate of hard, level 4"),
-        (
-            ["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"],
-            REWARDS,
-        ),
-        (
-            ["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"],
-            REWARDS,
-        ),
+        (["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"], REWARDS),
+        (["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"], REWARDS),
     ],
     ids=["mixture", "thinking", "length, dynamic sampling"],
 )

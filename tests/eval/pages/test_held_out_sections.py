@@ -76,12 +76,7 @@ def test_checkpoints_over_seeds(arm):
 
 def test_older_files_have_none_of_it(arm):
     frame = Frame([arm("A"), arm("B")])
-    for view in (
-        page.checkpoints_table,
-        page.tasks_table,
-        page.forgetting_table,
-        drift.runs_table,
-    ):
+    for view in (page.checkpoints_table, page.tasks_table, page.forgetting_table, drift.runs_table):
         assert view(frame) is None
     assert page.checkpoint_panels(frame) == []
 
@@ -92,12 +87,7 @@ def other(base, trained):
 
 
 @pytest.mark.parametrize(
-    ("trained", "interval"),
-    [
-        (2, "[-0.354, -0.076]"),
-        (6, "[+0.076, +0.354]"),
-        (4, "[-0.139, +0.139]"),
-    ],
+    ("trained", "interval"), [(2, "[-0.354, -0.076]"), (6, "[+0.076, +0.354]"), (4, "[-0.139, +0.139]")]
 )
 def test_forgetting_is_paired(arm, trained, interval):
     # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
@@ -105,16 +95,7 @@ def test_forgetting_is_paired(arm, trained, interval):
     base = [2, 6] * 10
     table = page.forgetting_table(Frame([arm(others=other(base, [count + trained - 4 for count in base]))]))
     change = (trained - 4) / 8
-    assert table.rows == [
-        [
-            "A0",
-            "parity",
-            "2",
-            "20",
-            f"0.500 → {0.5 + change:.3f}",
-            f"{change:+.3f} {interval}",
-        ]
-    ]
+    assert table.rows == [["A0", "parity", "2", "20", f"0.500 → {0.5 + change:.3f}", f"{change:+.3f} {interval}"]]
 
 
 def test_tasks_table(arm):
