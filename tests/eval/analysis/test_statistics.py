@@ -33,9 +33,7 @@ def test_the_metric_s_estimate_is_the_same():
 def test_bootstrap_interval_is_near_the_normal_one():
     values = [0.0] * 200 + [1.0] * 200
     half_width = 1.96 * 0.5 / math.sqrt(400)
-    low, high = bootstrap_interval(values)
-    assert low == pytest.approx(0.5 - half_width, abs=0.006)
-    assert high == pytest.approx(0.5 + half_width, abs=0.006)
+    assert bootstrap_interval(values) == pytest.approx((0.5 - half_width, 0.5 + half_width), abs=0.006)
 
 
 def test_bootstrap_interval_follows_level_and_seed():
@@ -105,25 +103,14 @@ def test_paired_ratio_without_a_denominator():
     assert paired_bootstrap_ratio([1] * 20, [1] + [0] * 19).high == math.inf
 
 
-def test_pairs_need_the_same_prompts():
-    with pytest.raises(ValueError, match="same prompts"):
-        paired_bootstrap_difference([1, 0, 1], [1, 0])
-
-
-def test_t_interval_by_hand():
-    # mean 2, standard error 1/sqrt(3), t(0.975, 2) = 4.302653
-    half_width = 4.302653 / math.sqrt(3)
-    assert t_interval([1, 2, 3]) == pytest.approx((2, 2 - half_width, 2 + half_width), rel=1e-6)
+@pytest.mark.parametrize(
+    ("interval", "error"), [(t_interval, 1 / math.sqrt(3)), (prediction_interval, math.sqrt(4 / 3))]
+)
+def test_intervals_over_seeds_by_hand(interval, error):
+    # mean 2, s = 1, t(0.975, 2) = 4.302653; the error is that of the mean of three, or of one more value beside them
+    assert interval([1, 2, 3]) == pytest.approx((2, 2 - 4.302653 * error, 2 + 4.302653 * error), rel=1e-6)
     with pytest.raises(ValueError, match="2 seeds"):
-        t_interval([1.0])
-
-
-def test_prediction_interval_by_hand():
-    # mean 2, s = 1, t(0.975, 2) = 4.302653, one more value beside three
-    half_width = 4.302653 * math.sqrt(1 + 1 / 3)
-    assert prediction_interval([1, 2, 3]) == pytest.approx((2, 2 - half_width, 2 + half_width), rel=1e-6)
-    with pytest.raises(ValueError, match="2 seeds"):
-        prediction_interval([1.0])
+        interval([1.0])
 
 
 def test_prediction_interval_holds_a_new_value_as_often_as_it_says():
@@ -142,11 +129,17 @@ def test_mcnemar_by_hand():
     assert mcnemar([True, False], [True, False]) == (0, 0, 1.0)
 
 
-def test_mcnemar_takes_booleans_of_the_same_prompts():
-    with pytest.raises(ValueError, match="booleans"):
-        mcnemar([2, 0], [1, 0])
-    with pytest.raises(ValueError, match="same prompts"):
-        mcnemar([1, 0], [1])
+@pytest.mark.parametrize(
+    ("paired", "a", "b", "message"),
+    [
+        (mcnemar, [2, 0], [1, 0], "booleans"),
+        (mcnemar, [1, 0], [1], "same prompts"),
+        (paired_bootstrap_difference, [1, 0, 1], [1, 0], "same prompts"),
+    ],
+)
+def test_pairs_are_of_the_same_prompts(paired, a, b, message):
+    with pytest.raises(ValueError, match=message):
+        paired(a, b)
 
 
 def test_holm_by_hand():
