@@ -63,12 +63,9 @@ def refused(cls, folder, text):
 def test_nested_json(exchange, key, depth):
     folder = exchange[UpdateInputs]
     whole = json.loads((folder / "inputs.json").read_text())
-    nested = json.dumps({**whole, "values": {**whole["values"], key: "HERE"}}).replace(
-        '"HERE"', "[" * depth + "]" * depth
-    )
-    assert "inputs.json" in refused(UpdateInputs, folder, sealed(nested))
-    nested = json.dumps({**whole, "tensors": "HERE"}).replace('"HERE"', "[" * depth + "]" * depth)
-    assert "inputs.json" in refused(UpdateInputs, folder, sealed(nested))
+    for changed_one in ({"values": {**whole["values"], key: "HERE"}}, {"tensors": "HERE"}):
+        nested = json.dumps(whole | changed_one).replace('"HERE"', "[" * depth + "]" * depth)
+        assert "inputs.json" in refused(UpdateInputs, folder, sealed(nested))
 
 
 @pytest.mark.parametrize("cls", [Rollout, UpdateInputs, UpdateOutputs])

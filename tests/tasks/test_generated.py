@@ -45,12 +45,9 @@ NASTY = [
     "9 " * 10_000,
     "([{" * 10_000,
 ]
-completions = st.one_of(
-    st.text(),
-    st.text("0123456789 -+.,e()[]{}\n"),
-    st.sampled_from(NASTY),
-    st.lists(st.integers().map(str)).map(" ".join),
-)
+LISTS, CHOICES = st.lists(st.integers().map(str)).map(" ".join), st.text("ABCD answer:\n()*\\boxed{} 3m/s")
+completions = st.one_of(st.text(), st.text("0123456789 -+.,e()[]{}\n"), st.sampled_from(NASTY), LISTS)
+completions |= CHOICES.map("Answer: {}".format)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -181,12 +178,9 @@ def test_wrong_level(name, level):
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_request(name):
     task = get_task(name)
-    with pytest.raises(ValueError, match="split='dev'"):
-        task.rows("dev", 1)
-    with pytest.raises(ValueError, match="n=0"):
-        task.rows("train", 0)
-    with pytest.raises(ValueError, match="n=None"):
-        task.rows("train", None)
+    for request, named in ((("dev", 1), "split='dev'"), (("train", 0), "n=0"), (("train", None), "n=None")):
+        with pytest.raises(ValueError, match=named):
+            task.rows(*request)
     with pytest.raises(ValueError, match="seed=0.5"):
         task.rows("train", 1, seed=0.5)
 

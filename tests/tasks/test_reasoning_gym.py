@@ -111,10 +111,9 @@ def test_levels_and_settings():
     assert all(prompt.count(" + ") + prompt.count(" - ") == 1 for prompt in prompts(two))
 
 
+SCORER = "__import__('reasoning_gym').algorithmic.spiral_matrix.SpiralMatrixDataset"
 HOSTILE = {
-    "fake the score": "setattr("
-    "__import__('reasoning_gym').algorithmic.spiral_matrix.SpiralMatrixDataset, 'score_answer', "
-    "lambda *a: 1.0) or []",
+    "fake the score": f"setattr({SCORER}, 'score_answer', lambda *a: 1.0) or []",
     "leave": "__import__('os')._exit(0)",
     "read": "open('/etc/passwd').read().split()",
     "attributes": "().__class__.__base__.__subclasses__()",

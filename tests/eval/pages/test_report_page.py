@@ -272,8 +272,8 @@ def problems_in_browser(browser, path: Path, viewport: dict, scheme: str = "ligh
         context.set_default_timeout(PATIENCE)
         tab = context.new_page()
         said, errors, asked = [], [], []
-        tab.on("console", said.append)
-        tab.on("pageerror", errors.append)
+        tab.on("console", lambda message: said.append(message))
+        tab.on("pageerror", lambda error: errors.append(error))
         tab.on("request", lambda request: asked.append(request.url))
         tab.goto(path.as_uri(), wait_until="load")
         for fold in tab.locator("summary").all():

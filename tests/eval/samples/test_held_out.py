@@ -119,12 +119,9 @@ def test_greedy_and_sampled_lie_apart(run_dir, task, calls):
 
 
 def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
-    """
-    Killed from outside in the middle of sampling; its samples and the rest are those of an undisturbed evaluation.
-    """
+    """Killed from outside while it samples; its samples and the rest are those of an undisturbed evaluation."""
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     (run_dir / "config.yaml").write_text(yaml.safe_dump({**config, "task": "parity", "task_level": 2}))
-    settings = {"batch_size": 4}
     arguments = ["--run", str(run_dir), "--prompts", "20", "--n", "6", "--k", "1", "--batch-size", "4"]
     process = forks.start(run="-m", argv=["eval.passk", *arguments], log=str(tmp_path / "log"))
     while len(list(run_dir.glob("samples/base-*/part-*.parquet"))) < 5:
@@ -134,7 +131,7 @@ def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     assert forks.status() == -signal.SIGKILL
     left = len(list(run_dir.glob("samples/base-*/part-*.parquet")))
     assert left >= 5
-    resumed = HeldOut(run_dir, "test", 20, **settings)
+    resumed = HeldOut(run_dir, "test", 20, batch_size=4)
     kept = resumed.store(resumed.base, resumed.temperature).frame()
     assert 0 < len(kept) < 120
     whole = resumed.samples(resumed.base, 6)
@@ -142,7 +139,7 @@ def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     undisturbed = run_dir.parent / "elsewhere" / "A"
     undisturbed.parent.mkdir()
     shutil.copytree(run_dir, undisturbed, ignore=shutil.ignore_patterns("samples"))
-    control = HeldOut(undisturbed, "test", 20, **settings)
+    control = HeldOut(undisturbed, "test", 20, batch_size=4)
     assert texts(control.samples(control.base, 6)) == texts(whole)
     assert not (undisturbed / "samples").samefile(run_dir / "samples")
 
