@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from exchange import EXAMPLES, STATE, A, B, live_state, norm_of
+from exchange import EXAMPLES, A, B, norm_of
 from transformers import AutoTokenizer, TrainerCallback
 
 from trl_prorl.embedded.shipped import embedded_model
@@ -188,28 +188,6 @@ def of_the_embedded_model():
     return {"processing_class": AutoTokenizer.from_pretrained(embedded_model())}
 
 
-@pytest.mark.parametrize("mode", ["hard", "soft"])
-def test_ten_updates_from_the_first_state_are_torch_s(engine, exporting, mode):
-    """
-    The engine keeps its own state: of the later files it reads gradients, rates and what is to be done. Every mode is
-    by hand above.
-    """
-    trainer, callback = exporting(**TEN, **treating(mode), trainer_kwargs=of_the_embedded_model())
-    state, _ = engine.read_inputs(callback.folder / "1")
-    clipped, resets = 0, 0
-    for number in range(1, 11):
-        inputs = engine.read_inputs(callback.folder / str(number))[1]
-        metrics = engine.update(state, inputs)
-        clipped += metrics["clip_factor"] < 1.0
-        resets += inputs.values["reset"] is not None
-        found = worst(callback.after[number], {kind: getattr(state, kind) for kind in STATE})
-        assert found["parameters"] < 1e-6, (number, found)
-        assert max(found["exp_avg"], found["exp_avg_sq"]) < 1e-5, (number, found)
-    assert clipped >= 5 and resets == 2
-    steps = {value.item() for value in callback.after[10]["steps"].values()}
-    assert steps == ({2.0} if mode == "hard" else {10.0})
-
-
 class ByTheEngine(TrainerCallback):
     """Every update is the engine's: out to files, in from files, over torch's own."""
 
@@ -223,14 +201,3 @@ class ByTheEngine(TrainerCallback):
         folder = self.folder / str(state.global_step + 1)
         self.engine.main(folder)
         import_update(self.trainer, folder)
-
-
-def test_a_run_whose_updates_the_engine_makes_is_the_run(engine, make_trainer, run, weights, tmp_path):
-    keys = TEN | SMOOTH | {"optimizer_reset": "hard", "trainer_kwargs": of_the_embedded_model()}
-    callback = ByTheEngine(engine, tmp_path / "exchange")
-    kwargs = keys["trainer_kwargs"] | {"callbacks": [callback]}
-    trainer = callback.trainer = make_trainer(**(keys | {"trainer_kwargs": kwargs}))
-    trainer.train()
-    theirs = weights(run(**keys))
-    assert max((value - theirs[name]).abs().max().item() for name, value in weights(trainer).items()) < 1e-6
-    assert live_state(trainer)["steps"] == {name: torch.tensor([2.0]) for name in live_state(trainer)["steps"]}

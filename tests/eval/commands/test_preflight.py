@@ -74,13 +74,6 @@ PAID, SILENT = "reward of gold answers, of other rows'", "groups without signal,
 PASS_RATE = "base pass rate (verify)"
 
 
-def test_truncation(found):
-    findings, code = found(max_completion_length=3)
-    cut = findings["completions cut off"]
-    assert cut.level == "stop" and cut.change.startswith("raise max_completion_length=3") and code == 1
-    assert "set max_completion_length to 9" in findings["gold answers that fit max_completion_length"].change
-
-
 def test_no_end_token(tmp_path, found):
     """A tokenizer and a model whose end token is another than the one that was learnt."""
     folder = tmp_path / "model"
@@ -229,27 +222,27 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
         (["--config", RECIPE, "--max_completion_length", "4000"], "exceeds the model's context of 2048"),
         (["--config", RECIPE, "--prompts", "1"], "--prompts 1 must be at least 2"),
         (["--config", RECIPE, "--json", "none/found.json"], "its folder does not exist"),
+        (["--config", RECIPE, "--output_dir", "held"], "already holds a run"),
         ([], "give --config RECIPE.yaml"),
     ],
 )
 def test_what_the_run_would_refuse_is_refused(folder, capsys, argv, said):
+    (folder / "held").mkdir()
+    (folder / "held" / "metrics.jsonl").write_text('{"step": 1}\n')
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
-    assert list(folder.iterdir()) == []
-
-
-def test_a_folder_that_holds_a_run_is_refused(folder, capsys):
-    held = folder / "held"
-    held.mkdir()
-    (held / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert main(["--config", RECIPE, "--output_dir", str(held)]) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert list(folder.iterdir()) == [folder / "held"]
 
 
 def test_truncation_by_an_override_is_exit_code_1(folder, capsys):
-    assert main(["--config", RECIPE, "--prompts", "4", "--max_completion_length", "3", *SMALL]) == 1
-    assert "cannot learn: " in capsys.readouterr().out and list(folder.iterdir()) == []
+    short = ["--max_completion_length", "3", "--json", "found.json"]
+    assert main(["--config", RECIPE, "--prompts", "12", *short, *SMALL]) == 1
+    assert "cannot learn: " in capsys.readouterr().out
+    findings = {found["what"]: found for found in json.loads((folder / "found.json").read_text())["findings"]}
+    cut = findings["completions cut off"]
+    assert cut["level"] == "stop" and cut["change"].startswith("raise max_completion_length=3")
+    assert "set max_completion_length to 9" in findings["gold answers that fit max_completion_length"]["change"]
 
 
 def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
@@ -428,10 +421,9 @@ def test_a_disk_that_is_full_is_one_line(folder, capsys, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")
 
+    script = argparse.Namespace(make_task=lambda: None)
     monkeypatch.setattr("eval.preflight.write_json", full)
-    monkeypatch.setattr(
-        "eval.preflight.prepared", lambda argv, path: (None, argparse.Namespace(make_task=lambda: None))
-    )
+    monkeypatch.setattr("eval.preflight.prepared", lambda argv, path: (None, script))
     monkeypatch.setattr("eval.preflight.preflight", lambda *_: [Finding("a", "1")])
     assert main(["--config", RECIPE, "--json", "found.json"]) == 2
     assert capsys.readouterr().err == (

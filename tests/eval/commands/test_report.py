@@ -84,13 +84,3 @@ def test_runs_of_several_folders_need_an_out_folder(demo, make_run, make_rows, t
     assert sorted(demo.parent.rglob("*")) == before
     assert report.main(["--runs", str(demo / "A"), str(elsewhere), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "report.html").is_file()
-
-
-def test_bad_input_is_one_line(demo, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    for argument, named in (("nowhere/*", "matches nothing"), (str(tmp_path / "empty"), "no run folder")):
-        assert report.main(["--runs", argument]) == 2
-        message = capsys.readouterr().err
-        assert message.count("\n") == 1
-        assert named in message
-        assert argument in message

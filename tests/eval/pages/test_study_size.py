@@ -23,13 +23,6 @@ def forty(read_run):
     return runs
 
 
-def test_forty_looks_and_names_differ(forty):
-    arms = Frame(forty).arms
-    assert len({arm.label for arm in arms}) == len({repr(sorted(curves.style_of(arm).items())) for arm in arms}) == 40
-    colours = {arm.variant: curves.colour_of(arm) for arm in arms}
-    assert len(set(colours.values())) == len(colours) == 7  # its own colour for each variant
-
-
 def test_no_axes_hold_more_than_ten_arms_and_two_for_comparison(forty):
     frame = Frame(forty)
     found = curves.sheets(frame)
