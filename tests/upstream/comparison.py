@@ -1,15 +1,15 @@
-"""What two runs of one suite say of each other: outcomes in, a verdict and a text out."""
+"""What two runs of one suite say of each other: pytest's reports in, a verdict and a text out."""
 
-import json
+import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from textwrap import shorten
+from xml.etree import ElementTree
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one test ended: `passed`, `failed`, `skipped`, `xfailed` or `xpassed`, and why."""
+    """How one test ended: `passed`, `failed`, `skipped` or `xfailed`, and why."""
 
     outcome: str
     reason: str = ""
@@ -18,12 +18,21 @@ class Outcome:
 ABSENT = Outcome("absent", "it did not report an outcome")
 
 
-def read_outcomes(lines: Iterable[str]) -> dict[str, Outcome]:
-    """The outcome of every test, from lines of JSON; a test that fails twice, as in its teardown, failed once."""
+def read_outcomes(report: str) -> dict[str, Outcome]:
+    """
+    The outcome of every test of pytest's report in XML, by `class::name`, with the first line of an error; a test that
+    fails after it passed, as in its teardown, failed.
+    """
     outcomes: dict[str, Outcome] = {}
-    for row in map(json.loads, lines):
-        if outcomes.get(row["test"], ABSENT).outcome != "failed":
-            outcomes[row["test"]] = Outcome(row["outcome"], row["reason"])
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        test = f"{case.get('classname').rpartition('.')[2]}::{case.get('name')}"
+        failures = [*case.findall("failure"), *case.findall("error")]
+        for told in [*failures, *case.findall("skipped")][:1]:
+            error = re.search(r"^E +(.+)", told.text or "", re.MULTILINE)
+            reason = error[1] if failures and error else (told.get("message") or "").partition("\n")[0]
+            outcome = "failed" if failures else "xfailed" if told.get("type") == "pytest.xfail" else "skipped"
+            outcomes[test] = Outcome(outcome, reason.removeprefix("AssertionError: "))
+        outcomes.setdefault(test, Outcome("passed"))
     return outcomes
 
 
