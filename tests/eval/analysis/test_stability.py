@@ -54,6 +54,7 @@ def test_short_runs_have_no_window(run):
         # Windows of 10: 0.5 in the first 10 steps, down to 0.2 where all ten steps are at 0.2, then up to 0.9.
         (lambda step: 0.5 if step <= 15 else 0.2 if step <= 30 else 0.9, 0.3),
         (lambda step: step / 40, 0.0),  # from the best so far
+        (lambda step: 0.5 * (step != 20), 0.05),  # one step of ten
     ],
 )
 def test_largest_drop_by_hand(run, reward, drop):
