@@ -11,121 +11,109 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 
-PRIVATE_METHODS = {
-    "_generate_and_score_completions": "where a reset is applied and π_old and π_ref are scored",
-    "_get_per_token_logps_and_entropies": "where forwards are counted and log-probabilities are captured",
-    "_compute_loss": "where penalties are added",
-    "_prepare_inputs": "which hands out the dicts of the buffer, so that the first pass's log-probabilities last",
-    "_save_checkpoint": "which writes aside, so that a checkpoint gets its name when it is whole",
-    "_get_train_sampler": "whose order is moved on to a resumed epoch",
-    "_calculate_rewards": "where rewards are kept for advantages, dynamic sampling and the record",
-    "_tokenize_prompts": "behind ProRLTrainer.tokenize_prompts",
-    "_generate_single_turn": "behind ProRLTrainer.generate_tokens",
+METHODS = {
+    GRPOTrainer: {
+        "_generate_and_score_completions": "where a reset is applied and π_old and π_ref are scored",
+        "_get_per_token_logps_and_entropies": "where forwards are counted and log-probabilities are captured",
+        "_compute_loss": "where penalties are added",
+        "_prepare_inputs": "which hands out the dicts of the buffer, so that the first pass's log-probabilities last",
+        "_save_checkpoint": "which writes aside, so that a checkpoint gets its name when it is whole",
+        "_get_train_sampler": "whose order is moved on to a resumed epoch",
+        "_calculate_rewards": "where rewards are kept for advantages, dynamic sampling and the record",
+        "_tokenize_prompts": "behind ProRLTrainer.tokenize_prompts",
+        "_generate_single_turn": "behind ProRLTrainer.generate_tokens",
+    },
+    Trainer: {
+        "_maybe_log_save_evaluate": "where a step's row is written",
+        "_evaluate": "where the triggers' metrics are looked for",
+        "evaluation_loop": "whose metrics get pass@k, before they are logged and before callbacks see them",
+        "_inner_training_loop": "where the logs are continued",
+        "_init_training_state": "which looks for the best checkpoint where it was",
+        "_run_epoch": "which must not begin for a run that is resumed at its end",
+        "_get_output_dir": "which says where a checkpoint is written",
+        "_push_from_checkpoint": "which has to wait for the checkpoint's name, and pushes our files",
+        "init_hf_repo": "which is done before a model is loaded",
+        "_finish_current_push": "which waits for `push_in_progress`",
+        "_save": "which pickles the arguments, token and all",
+        "_load_from_checkpoint": "which loads adapters of the rank that they had grown to",
+        "_load_best_model": "which does so at the end",
+        "_load_optimizer_and_scheduler": "the step of a resume where everything of ours is loaded",
+        "_clip_grad_norm": "before which gradients are looked at",
+        "_get_grad_norm": "after which an update is stopped or left out",
+    },
 }
-TRAINER_METHODS = {
-    "_maybe_log_save_evaluate": "where a step's row is written",
-    "_evaluate": "where the triggers' metrics are looked for",
-    "evaluation_loop": "whose metrics get pass@k, before they are logged and before callbacks see them",
-    "_inner_training_loop": "where the logs are continued",
-    "_init_training_state": "which looks for the best checkpoint where it was",
-    "_run_epoch": "which must not begin for a run that is resumed at its end",
-    "_get_output_dir": "which says where a checkpoint is written",
-    "_push_from_checkpoint": "which has to wait for the checkpoint's name, and pushes our files",
-    "init_hf_repo": "which is done before a model is loaded",
-    "_finish_current_push": "which waits for `push_in_progress`",
-    "_save": "which pickles the arguments, token and all",
-    "_load_from_checkpoint": "which loads adapters of the rank that they had grown to",
-    "_load_best_model": "which does so at the end",
-    "_load_optimizer_and_scheduler": "the step of a resume where everything of ours is loaded",
-    "_clip_grad_norm": "before which gradients are looked at",
-    "_get_grad_norm": "after which an update is stopped or left out",
-}
+# What stands in a method, in this order.
+IN_ORDER = [
+    # An update comes after the norm, with the moments at which an export looks.
+    (
+        *(Trainer, "_run_epoch"),
+        ["on_step_begin(", "self.training_step(", "self._clip_grad_norm(", "self._get_grad_norm("]
+        + ["on_pre_optimizer_step(", "self.optimizer.step()", "on_optimizer_step("],
+    ),
+    # A save asks where to write.
+    (Trainer, "_save_checkpoint", ["self._get_output_dir(trial=trial)"]),
+    (Trainer, "_prepare_for_training", ["self._load_optimizer_and_scheduler("]),
+    # An evaluation logs what its loop found.
+    (Trainer, "evaluate", ["self.evaluation_loop(", "self.log(output.metrics)"]),
+    (Trainer, "evaluate", ["self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)"]),
+    # vLLM gets the weights once a step, with the adapter merged.
+    *(
+        (GRPOTrainer, method, [text])
+        for method in ("_generate_single_turn", "_generate")
+        for text in ("self.state.global_step != self._last_loaded_step", "vllm_generation.sync_weights()")
+    ),
+    (VLLMGeneration, "_iter_named_params", ["model.merge_adapter()", "yield name", "model.unmerge_adapter()"]),
+    # `vllm_enable_lora` replaces both.
+    (VLLMGeneration, "_init_vllm", ["self.llm = LLM("]),
+    (VLLMGeneration, "generate", ["self.llm.generate(vllm_prompts, sampling_params="]),
+    # A resumed run's best checkpoint is looked for in the working directory.
+    (Trainer, "_init_training_state", ["not os.path.isdir(self.state.best_model_checkpoint)"]),
+    (Trainer, "_init_training_state", ['"The best checkpoint']),
+    # Pushes are made where ours replace them.
+    (GRPOTrainer, "_save_checkpoint", ["self.create_model_card("]),
+    (Trainer, "_save", ["torch.save(self.args,"]),
+    (Trainer, "save_model", ["self._save("]),
+    (Trainer, "__init__", ["if self.args.push_to_hub:\n            self.init_hf_repo()"]),
+    (Trainer, "_finish_current_push", ["self.push_in_progress"]),
+    (Trainer, "init_hf_repo", ["self.hub_model_id = "]),
+    # Packing replaces this method, all but the shuffle: what TRL adds to it has to be looked at.
+    (GRPOTrainer, "_prepare_inputs", ["self._step % generate_every == 0 or self._buffered_inputs is None"]),
+    (GRPOTrainer, "_prepare_inputs", ["inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]"]),
+    (
+        *(GRPOTrainer, "_prepare_inputs"),
+        [
+            "split_pixel_values_by_grid(",
+            "shuffle_sequence_dict(",
+            "split_tensor_dict(",
+            "unsplit_pixel_values_by_grid(",
+        ],
+    ),
+]
 
 
 def source(function):
     return inspect.getsource(inspect.unwrap(function))
 
 
-@pytest.mark.parametrize("name", PRIVATE_METHODS)
-def test_grpo_trainer_still_has(name):
-    assert hasattr(GRPOTrainer, name), f"TRL no longer has GRPOTrainer.{name}, {PRIVATE_METHODS[name]}"
+@pytest.mark.parametrize("cls, name", [(cls, name) for cls, names in METHODS.items() for name in names])
+def test_a_class_still_has(cls, name):
+    assert hasattr(cls, name), f"TRL or transformers no longer has {cls.__name__}.{name}, {METHODS[cls][name]}"
 
 
-@pytest.mark.parametrize("name", TRAINER_METHODS)
-def test_trainer_still_has(name):
-    assert hasattr(Trainer, name), f"transformers no longer has Trainer.{name}, {TRAINER_METHODS[name]}"
+@pytest.mark.parametrize("cls, method, texts", IN_ORDER)
+def test_a_method_still_has_in_this_order(cls, method, texts):
+    code = source(getattr(cls, method))
+    missing = [text for text in texts if text not in code]
+    assert not missing, f"{cls.__name__}.{method} no longer has {missing}"
+    assert sorted(texts, key=code.index) == texts
 
 
-def test_the_update_comes_after_the_norm_and_the_save_asks_where_to_write():
-    loop = source(Trainer._run_epoch)
-    assert (
-        loop.index("self._clip_grad_norm(") < loop.index("self._get_grad_norm(") < loop.index("self.optimizer.step()")
-    )
-    assert "self._get_output_dir(trial=trial)" in source(Trainer._save_checkpoint)
-    assert "self._load_optimizer_and_scheduler(" in source(Trainer._prepare_for_training)
-
-
-def test_an_update_has_the_moments_at_which_an_export_looks():
-    loop = source(Trainer._run_epoch)
-    moments = [
-        "on_step_begin(",
-        "self.training_step(",
-        "self._get_grad_norm(",
-        "on_pre_optimizer_step(",
-        "self.optimizer.step()",
-    ]
-    positions = [loop.index(moment) for moment in [*moments, "on_optimizer_step("]]
-    assert positions == sorted(positions)
+def test_gradients_are_clipped_in_one_place_and_an_evaluation_names_its_metrics_prefix():
     assert "self._clip_grad_norm(" not in source(Trainer._get_grad_norm)
-    norm = source(Trainer._clip_grad_norm)
-    assert norm.count("clip_grad_norm_(") == 1, "gradients are clipped there and nowhere else"
-
-
-def test_an_evaluation_says_its_metrics_prefix_by_name_and_logs_what_its_loop_found():
+    assert source(Trainer._clip_grad_norm).count("clip_grad_norm_(") == 1
     evaluate = source(Trainer.evaluate)
     assert "metric_key_prefix=metric_key_prefix," in evaluate[evaluate.index("self.evaluation_loop(") :]
-    assert evaluate.index("self.evaluation_loop(") < evaluate.index("self.log(output.metrics)")
-    assert "self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)" in evaluate
-
-
-def test_vllm_gets_the_weights_once_a_step_and_with_the_adapter_merged():
-    for method in (GRPOTrainer._generate_single_turn, GRPOTrainer._generate):
-        text = source(method)
-        assert "self.state.global_step != self._last_loaded_step" in text and "vllm_generation.sync_weights()" in text
-    assert "self.llm = LLM(" in source(VLLMGeneration._init_vllm)  # which `vllm_enable_lora` replaces
-    assert "self.llm.generate(vllm_prompts, sampling_params=" in source(VLLMGeneration.generate)
-    text = source(VLLMGeneration._iter_named_params)
-    assert text.index("model.merge_adapter()") < text.index("yield name") < text.index("model.unmerge_adapter()")
-
-
-def test_a_resumed_run_s_best_checkpoint_is_looked_for_in_the_working_directory():
-    begin = source(Trainer._init_training_state)
-    assert "not os.path.isdir(self.state.best_model_checkpoint)" in begin and '"The best checkpoint' in begin
     assert [*inspect.signature(Trainer._init_training_state).parameters][4] == "resume_from_checkpoint"
-
-
-def test_pushes_are_made_where_ours_replace_them():
-    assert "self.create_model_card(" in source(GRPOTrainer._save_checkpoint)
-    assert "torch.save(self.args," in source(Trainer._save)
-    assert "self._save(" in source(Trainer.save_model)
-    assert "if self.args.push_to_hub:\n            self.init_hf_repo()" in source(Trainer.__init__)
-    assert "self.push_in_progress" in source(Trainer._finish_current_push)
-    assert "self.hub_model_id = " in source(Trainer.init_hf_repo)
-
-
-def test_our_prepare_inputs_is_trl_s_but_for_the_shuffle():
-    """The method that packing replaces: what TRL adds to it has to be looked at."""
-    text = source(GRPOTrainer._prepare_inputs)
-    assert "self._step % generate_every == 0 or self._buffered_inputs is None" in text
-    assert "inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]" in text
-    calls = [
-        "split_pixel_values_by_grid",
-        "shuffle_sequence_dict",
-        "split_tensor_dict",
-        "unsplit_pixel_values_by_grid",
-    ]
-    positions = [text.index(f"{call}(") for call in calls]
-    assert positions == sorted(positions)
 
 
 def test_a_sampler_s_order_comes_from_its_own_generator(make_trainer):
@@ -197,16 +185,11 @@ def test_ref_is_made_beside_default_for_a_peft_model(make_trainer, trained_adapt
     model = trainer.accelerator.unwrap_model(trainer.model)
     assert set(model.peft_config) == {"default", "ref"} and model.active_adapter == "default"
     parameters = dict(model.named_parameters())
-    names = [name for name in parameters if ".default." in name]
-    assert names and all(
-        torch.equal(parameters[name], parameters[name.replace(".default.", ".ref.")]) for name in names
-    )
+    names = {name: name.replace(".default.", ".ref.") for name in parameters if ".default." in name}
+    assert names and all(torch.equal(parameters[name], parameters[ref]) for name, ref in names.items())
 
 
 def test_every_initialisation_of_lora_is_known():
     """One that changes the model has to be refused."""
-    known = {"pissa", "corda", "olora", "mica", "loftq", "eva", "orthogonal", "lora_ga"}
-    assert (
-        set(re.findall(r'init_lora_weights\S* ?(?:==|\.startswith\() ?"(\w+)"', source(LoraLayer.update_layer)))
-        == known
-    )
+    named = re.findall(r'init_lora_weights\S* ?(?:==|\.startswith\() ?"(\w+)"', source(LoraLayer.update_layer))
+    assert set(named) == {"pissa", "corda", "olora", "mica", "loftq", "eva", "orthogonal", "lora_ga"}

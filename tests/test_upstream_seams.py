@@ -54,17 +54,27 @@ def test_no_python_is_promised_that_trl_refuses():
 
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="c" name="test_holds"/>
+<testcase classname="a.C" name="test_holds"/>
+<testcase classname="c" name="test_not_run"><skipped type="pytest.skip" message="no package">at</skipped></testcase>
+<testcase classname="c" name="test_known"><skipped type="pytest.xfail" message="why"/></testcase>
 <testcase classname="c" name="test_still_has[_compute_loss]">
 <failure message="AssertionError">    def test():
 E       AssertionError: TRL no longer has GRPOTrainer._compute_loss, where penalties are added
 E       assert False</failure>
 </testcase>
+<testcase classname="c" name="test_broken"/>
 <testcase classname="c" name="test_broken"><error message="ImportError: no name Ratio"/></testcase>
+<testcase classname="c" name="test_broken"/>
 </testsuite></testsuites>"""
 
 
 def test_a_page_names_the_seams_that_moved_and_no_others(seams):
+    """And of a report each test's end is read; what failed once, as in its teardown, has failed."""
+    ends = {test: end.outcome for test, end in seams.read_outcomes(REPORT).items()}
+    of_c = {"test_not_run": "skipped", "test_known": "xfailed", "test_broken": "failed"}
+    of_c["test_still_has[_compute_loss]"] = "failed"
+    assert ends == {"C::test_holds": "passed"} | {f"c::{name}": end for name, end in of_c.items()}
+    assert seams.read_outcomes(REPORT)["c::test_not_run"].reason == "no package"
     lines = seams.moved(REPORT)
     assert lines == [
         "- `test_still_has[_compute_loss]`: TRL no longer has GRPOTrainer._compute_loss, where penalties are added",

@@ -100,12 +100,6 @@ def test_nothing_passed_is_no_agreement(comparison):
     assert not comparison.Comparison({}, {}).agrees
 
 
-def test_a_test_that_fails_after_it_passed_has_failed(comparison):
-    rows = ['{"test": "t", "outcome": "passed", "reason": ""}', '{"test": "t", "outcome": "failed", "reason": "late"}']
-    for lines in (rows, rows[::-1]):
-        assert comparison.read_outcomes(lines) == {"t": comparison.Outcome("failed", "late")}
-
-
 @pytest.mark.slow
 def test_a_difference_is_found(tmp_path):
     tests = tmp_path / "trl" / "tests"

@@ -97,13 +97,9 @@ def why_wrong(command: str, page: str) -> str | None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_command_names_what_exists(page):
     text = page.read_text()
-    inline = [
-        code for code in re.findall(r"`((?:python|make|accelerate|trl-prorl) [^`…]+)`", text) if "launch`" not in code
-    ]
-    wrong = {
-        command: why_wrong(command, text) for command in [*commands(text), *inline] if command != "accelerate launch"
-    }
-    assert {command: reason for command, reason in wrong.items() if reason} == {}
+    inline = re.findall(r"`((?:python|make|accelerate|trl-prorl) [^`…]+)`", text)
+    told = [command for command in [*commands(text), *inline] if command != "accelerate launch"]
+    assert {command: reason for command in told if (reason := why_wrong(command, text))} == {}
 
 
 def test_the_front_page_has_its_commands():
@@ -111,16 +107,11 @@ def test_the_front_page_has_its_commands():
     assert {"make demo", "make test", "pip install -e ."} <= set(found) and len(found) >= 6
 
 
+WRONG = ["make dmeo", "python -m eval.nothing", "python recipes/none.py", "trl-prorl pask --run DIR"]
+
+
 @pytest.mark.parametrize(
-    "command",
-    [
-        "make dmeo",
-        "python -m eval.nothing",
-        "python recipes/none.py",
-        "accelerate launch --config_file x.yaml a.py",
-        "trl-prorl pask --run DIR",
-        "trl-prorl train tiny/variantD",
-    ],
+    "command", [*WRONG, "accelerate launch --config_file x.yaml a.py", "trl-prorl train tiny/variantD"]
 )
 def test_a_wrong_command_is_found(command):
     assert why_wrong(command, "")
@@ -138,14 +129,10 @@ def test_yaml_of_the_pages_is_yaml_without_misspelt_keys():
     from trl_prorl.train import TaskArguments
 
     known = {key for cls in (ProRLConfig, TaskArguments, ModelConfig) for key in cls.__dataclass_fields__}
-    checked = 0
-    for page in PAGES:
-        for block in blocks(page.read_text()):
-            if block.language == "yaml":
-                keys = yaml.safe_load(block.text) or {}
-                assert set(keys) <= known, page
-                checked += 1
-    assert checked >= 5
+    found = [(page, block.text) for page in PAGES for block in blocks(page.read_text()) if block.language == "yaml"]
+    assert len(found) >= 5
+    for page, text in found:
+        assert set(yaml.safe_load(text) or {}) <= known, page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -12,57 +12,58 @@ from hub_cache import COMMIT
 README = (ROOT / "README.md").read_text()
 # What a machine without a GPU, and a test, cannot do as the recipe says.
 SMALL = "--bf16 false --use_cpu true --dtype float32 --gradient_checkpointing false --max_steps 2 --train_rows 2"
-SMALL += (
-    " --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --max_completion_length 4 --disable_tqdm true"
-)
+SMALL += " --per_device_train_batch_size 8 --gradient_accumulation_steps 1 --max_completion_length 4"
+SMALL += " --disable_tqdm true"
 FEW = "--prompts 2 --n 1 --no-greedy --max-new-tokens 4"
 
 
-def run(forks, folder, name, text):
-    script = folder / name
-    script.write_text(text)
-    status, written = forks.run(script, cwd=folder)
-    assert status == 0, written[-3000:]
-    return written
+@pytest.fixture
+def run(forks, tmp_path):
+    """A function that runs `trl-prorl` or a script, in a folder of its own: the status, and what was written."""
+
+    def run(command, expected=0):
+        program, *rest = shlex.split(command)
+        words = ("-m", "trl_prorl") if program == "trl-prorl" else (tmp_path / program,)
+        status, written = forks.run(*words, *rest, cwd=tmp_path)
+        assert status == expected and "Traceback" not in written, written[-3000:]
+        return written
+
+    return run
 
 
-def test_a_script_of_ones_own_and_the_use_of_its_result(forks, tmp_path):
+def test_a_script_of_ones_own_and_the_use_of_its_result(run, tmp_path):
     (script,) = [block.text for block in blocks(README) if block.language == "python"]
     assert "range(128)" in script  # the stand-in has four rows
-    run(forks, tmp_path, "own.py", script.replace("range(128)", "range(4)"))
+    (tmp_path / "own.py").write_text(script.replace("range(128)", "range(4)"))
+    run("own.py")
     made = tmp_path / "runs" / "my-run"
     files = {"adapter_config.json", "README.md", "config.yaml", "metrics.jsonl", "env.json", "passk.json"}
     assert files <= {path.name for path in made.iterdir()}
     measured = json.loads((made / "passk.json").read_text())
     assert (measured["prompts"], measured["n"]) == (4, 16) and measured["base"]["pass@1"] == 0.0
-    status, written = forks.run("-m", "trl_prorl", "report", "--runs", "runs/*", cwd=tmp_path)
-    assert status == 0 and (tmp_path / "runs" / "report.html").is_file(), written[-3000:]
+    run("trl-prorl report --runs runs/*")
+    assert (tmp_path / "runs" / "report.html").is_file()
     # The card's own lines, from the same folder.
     (usage,) = [block.text for block in blocks((made / "README.md").read_text()) if block.language == "python"]
-    run(forks, tmp_path, "usage.py", usage)
+    (tmp_path / "usage.py").write_text(usage)
+    run("usage.py")
     # pass@k says at once what such a run lacks.
-    status, written = forks.run("-m", "eval.passk", "--run", "runs/my-run", cwd=tmp_path)
-    assert status == 2 and "Traceback" not in written
+    written = run("trl-prorl passk --run runs/my-run", expected=2)
     (line,) = [line for line in written.splitlines() if line.startswith("error: ")]
     assert "has no model_name_or_path and no task; add" in line
     assert "model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct, task: …" in line
 
 
-def test_the_commands_for_one_gpu(forks, tmp_path):
+def test_the_commands_for_one_gpu(run, tmp_path):
     section = README[README.index("## A recipe, on one GPU") : README.index("## Evidence")]
     install, check, train, passk, report = commands(section)
     assert install == "pip install -e ."
-    program, *rest = shlex.split(f"{check} --prompts 2 {SMALL}")
-    status, written = forks.run("-m", "trl_prorl", *rest, cwd=tmp_path)
-    # Random weights solve nothing.
-    assert program == "trl-prorl" and status == 1
+    written = run(f"{check} --prompts 2 {SMALL}", expected=1)  # random weights solve nothing
     assert "cannot learn: groups without signal" in " ".join(written.split())
     assert not list(tmp_path.iterdir())
     for command, further in ((train, SMALL), (passk, FEW), (report, "")):
-        program, *rest = shlex.split(f"{command} {further}")
-        assert program == "trl-prorl"
-        status, written = forks.run("-m", "trl_prorl", *rest, cwd=tmp_path)
-        assert status == 0, written[-3000:]
+        assert command.startswith("trl-prorl ")
+        run(f"{command} {further}")
     runs = tmp_path / "runs" / "gsm8k" / "qwen2.5-0.5b"
     assert json.loads((runs / "variantA" / "passk.json").read_text())["task"] == "gsm8k"
     # Which model of the Hub it was: in the record of training, and of every evaluation.

@@ -2,14 +2,15 @@
 
 import dataclasses
 import importlib.util
-import json
 import re
 import types
 import typing
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
+from run_record import read_rows
 from trl import GRPOConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
@@ -24,23 +25,17 @@ from trl_prorl.train import TaskArguments
 ROOT = Path(__file__).parent.parent.parent
 
 
-def load_generator():
-    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs" / "make_reference.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs" / "make_reference.py")
+generator = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(generator)
 
 
-generator = load_generator()
-
-
-def own_fields(cls, parent):
-    theirs = {field.name for field in dataclasses.fields(parent)}
-    return [field for field in dataclasses.fields(cls) if field.name not in theirs]
-
-
-FIELDS = [(ProRLConfig, f) for f in own_fields(ProRLConfig, GRPOConfig)]
-FIELDS += [(TaskArguments, f) for f in own_fields(TaskArguments, ScriptArguments)]
+FIELDS = [
+    (cls, field)
+    for cls, parent in ((ProRLConfig, GRPOConfig), (TaskArguments, ScriptArguments))
+    for field in dataclasses.fields(cls)
+    if field.name not in parent.__dataclass_fields__
+]
 
 
 def test_the_page_is_current():
@@ -124,20 +119,16 @@ def test_a_setting_that_is_not_refused_is_not_shown_as_one(monkeypatch):
 # ------------------------------------------------------------------------------------------------- the record
 
 
-def read(trainer, name):
-    return [json.loads(line) for line in (trainer.run_dir / name).read_text().splitlines()]
-
-
 def general(key):
     return re.sub(r"^(reward|pass_rate)/.*", r"\1/TASK", key)
 
 
-def everything(calls):
+def everything():
     """A reward that is unbounded once, and all equal in some groups."""
+    calls = count(1)
 
     def reward(completions, **kwargs):
-        calls.append(len(completions))
-        if len(calls) == 5:
+        if next(calls) == 5:
             return [float("inf")] * len(completions)
         return [float(len(c[-1]["content"]) % 3 == 0) for c in completions]
 
@@ -161,24 +152,24 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     keys |= {"skip_zero_rows": True, "drop_zero_rows": True, "dynamic_sampling_rounds": 1, "nonfinite": "skip"}
     keys |= {"entropy_floor": 100.0, "entropy_patience": 1, "max_steps": 6, "save_strategy": "steps", "save_steps": 4}
     given = {"columns": {"task": ["talk"] * 16}, "trainer_kwargs": {"rollout_func": interrupted_rollout(2, 2, "so")}}
-    rich = run(reward=everything([]), **given, **keys)
+    rich = run(reward=everything(), **given, **keys)
     plain = run(num_iterations=1)
-    again = make_trainer(reward=everything([]), **given, **keys, output_dir=rich.args.output_dir)
-    events = read(rich, "events.jsonl")  # the resume takes back what came after its checkpoint
+    again = make_trainer(reward=everything(), **given, **keys, output_dir=rich.args.output_dir)
+    events = read_rows(rich, "events.jsonl")  # the resume takes back what came after its checkpoint
     again.train(resume_from_checkpoint=str(Path(rich.args.output_dir, "checkpoint-4")))
 
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
     on_a_gpu = set(gpu_row(torch.device("cuda", 0)))
-    in_metrics = {general(key) for row in read(again, "metrics.jsonl") for key in row}
+    in_metrics = {general(key) for row in read_rows(again) for key in row}
     for bound in ("MERGED_BOUND", "MORE_THAN_POLICY"):
         monkeypatch.setattr(f"trl_prorl.rollout.generation.{bound}", -1.0)
     bf16 = run(compact_generation="on", max_steps=2, num_iterations=1, model_init_kwargs={"dtype": "bfloat16"})
-    in_metrics |= read(bf16, "metrics.jsonl")[0].keys() & {"mean_abs_dlogp_sampler"}
+    in_metrics |= read_rows(bf16)[0].keys() & {"mean_abs_dlogp_sampler"}
     monkeypatch.setattr("trl_prorl.guards.guard_gap.WINDOW", 1)
     gamed = run(reward=right_once(), guard_gap=0.5, num_iterations=1, max_steps=2)
-    in_metrics |= read(gamed, "metrics.jsonl")[0].keys() & {"gold"}
+    in_metrics |= read_rows(gamed)[0].keys() & {"gold"}
     assert in_metrics | on_a_gpu == set(METRICS)
 
     def falls(completions, trainer_state, **kwargs):
@@ -187,7 +178,7 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     back = {"rollback": 1, "save_strategy": "steps", "save_steps": 5, "max_steps": 24, "num_iterations": 1}
     restarts = {"beta": 0.1, "ref_reset_every": 5, "adapter_restart": "merge"}
     fell = run(reward=falls, **back, **restarts)
-    events += [event for run_ in (again, bf16, gamed, fell) for event in read(run_, "events.jsonl")]
+    events += [event for run_ in (again, bf16, gamed, fell) for event in read_rows(run_, "events.jsonl")]
     kinds = {kind for key in EVENTS.values() for kind in key.events}
     assert {event["event"] for event in events} == kinds
     for event in events:
@@ -197,6 +188,6 @@ def test_the_tables_are_what_runs_write(run, make_trainer, monkeypatch):
     assert {key for event in events for key in event} == set(EVENTS)
 
     # What is said to be always there is in a run of TRL's own keys, and nothing else is.
-    of_plain = {general(key) for row in read(plain, "metrics.jsonl") for key in row}
+    of_plain = {general(key) for row in read_rows(plain) for key in row}
     assert of_plain == {name for name, key in METRICS.items() if not key.when}
     assert {name for name, key in METRICS.items() if "a GPU" in key.when} == on_a_gpu

@@ -196,13 +196,9 @@ def test_rewards(reward):
     # A response of the best reward is the sorted prompt, and nothing else.
     best = [EVERY_RESPONSE[row == 1.0].tolist() for row in expected]
     assert best == [[sorted(prompt)] for prompt in PROMPTS.tolist()]
-
-
-def test_rewards_by_hand():
-    # 0 1 1 for 1 0 2: the places of 0 and 1 are right; 1 and 0 occur, both pairs are in order.
-    tokens = np.array([[[0, 1, 1]]] * PROMPT_COUNT)
-    assert with_numpy.rewards_of(tokens, PROMPTS, "distance")[0, 0] == pytest.approx(2 / 3)
-    assert with_numpy.rewards_of(tokens, PROMPTS, "inclusion_ordering")[0, 0] == pytest.approx(4 / 5)
+    # By hand, 0 1 1 for 1 0 2: the places of 0 and 1 are right; 1 and 0 occur, both pairs are in order.
+    place = EVERY_RESPONSE.tolist().index([0, 1, 1])
+    assert expected[0, place] == pytest.approx({"distance": 2 / 3, "inclusion_ordering": 4 / 5}[reward])
 
 
 @pytest.mark.parametrize("delta", problem.DELTAS)
@@ -250,14 +246,19 @@ def test_the_log_has_what_each_response_was_sampled_and_paid_by(tmp_path):
 SHORT = Setting(epochs=7, inner_steps=5)
 
 
+@pytest.fixture(scope="module")
+def curves():
+    """By arm: its setting, and what both engines make of it. A and C reset before the 4th and the 7th epoch."""
+    found = {}
+    for arm, keys in problem.ARMS.items():
+        setting = Setting(**{**vars(SHORT), **keys, **({"reset_every": 3} if keys.get("reset_every") else {})})
+        found[arm] = (setting, with_torch.train(setting), with_numpy.train(setting))
+    return found
+
+
 @pytest.mark.parametrize("arm", problem.ARMS)
-def test_the_curves_agree(arm):
-    """The resets of A and C lie before the 4th and the 7th epoch here."""
-    keys = problem.ARMS[arm]
-    if keys.get("reset_every"):
-        keys = {**keys, "reset_every": 3}
-    setting = Setting(**{**vars(SHORT), **keys})
-    first, second = with_torch.train(setting), with_numpy.train(setting)
+def test_the_curves_agree(arm, curves):
+    setting, first, second = curves[arm]
     assert len(first.loss) == len(first.reward) == SHORT.epochs
     assert run.largest_difference(first, second) < run.AGREEMENT
     # A curve that differs is told apart: another seed is not the same run.
@@ -298,32 +299,22 @@ def test_what_the_anchors_hold():
     assert moved[:10] == control[:10] and moved[10] != control[10]
 
 
-def test_resets_separate_the_arms():
+def test_resets_separate_the_arms(curves):
     """Each arm and each mode of C is a run of its own."""
-    rewards = {}
-    for arm, keys in problem.ARMS.items():
-        sooner = {"reset_every": 2} if "reset_every" in keys else {}
-        rewards[arm] = with_torch.train(Setting(**{**vars(SHORT), "epochs": 5, **keys, **sooner})).reward
-    assert len({tuple(values) for values in rewards.values()}) == len(problem.ARMS)
+    assert len({tuple(first.reward) for _, first, _ in curves.values()}) == len(problem.ARMS)
 
 
-def test_the_command_ends_in_a_picture(tmp_path, capsys):
-    assert run.main(["--epochs", "2", "--output", str(tmp_path / "made" / "toy.png")]) == 0
-    assert (tmp_path / "made" / "toy.png").read_bytes().startswith(b"\x89PNG")
-    shown = capsys.readouterr().out
-    assert "32 runs" in shown and shown.count("| C soft |") == 1
-
-
-def test_the_command_compares_the_engines(tmp_path, monkeypatch, capsys):
+def test_the_command(tmp_path, monkeypatch, capsys):
+    """It compares the engines and leaves nothing, or ends in a picture; a wrong number is named."""
     monkeypatch.chdir(tmp_path)
     assert run.main(["--epochs", "2", "--compare"]) == 0 and "The curves agree" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_wrong_number_is_named(tmp_path):
-    """As a script."""
+    assert run.main(["--epochs", "2", "--output", "made/toy.png"]) == 0
+    assert (tmp_path / "made" / "toy.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "32 runs" in shown and shown.count("| C soft |") == 1
     command = [sys.executable, str(FOLDER / "sort_toy" / "run.py"), "--epochs", "0"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "--epochs 0" in done.stderr
     with pytest.raises(ValueError, match="delta='mean' is not one of raw, centered, group_normalized, max"):
         Setting(delta="mean")

@@ -66,9 +66,8 @@ def test_differences_from_plain(arm):
 
 
 def test_bases_and_arms_in_all_three_outcomes():
-    bases = (
-        BASES[BASES.base_seed.between(1, 5)].groupby("family")[["base_pass@1", "base_pass@8", "base_greedy"]].mean()
-    )
+    outcomes = ["base_pass@1", "base_pass@8", "base_greedy"]
+    bases = BASES[BASES.base_seed.between(1, 5)].groupby("family")[outcomes].mean()
     arms = CORE.groupby(["arm", "family"])[["pass@1", "pass@8", "greedy"]].mean()
     rows = {"**base**": bases} | {arm: arms.loc[arm] for arm in ("plain", "control", "A")}
     for name, table in rows.items():
@@ -84,10 +83,8 @@ def test_all_cells_in_one_number():
         middle = np.sort(cells[arm])[3:-3]  # of 15, a quarter at each end is three
         assert f"{middle.mean():.3f} for" in ONE_LINE
     above = {arm: int((cells[arm] > cells["plain"]).sum()) for arm in ("A", "B", "control")}
-    assert (
-        f"A is above plain in {above['A']} of 15 cells, B in {above['B']}, the control in {above['control']}"
-        in ONE_LINE
-    )
+    told = f"A is above plain in {above['A']} of 15 cells, B in {above['B']}, the control in {above['control']}"
+    assert told in ONE_LINE
 
 
 def test_the_size_of_updates_and_the_study_s_own_cost():

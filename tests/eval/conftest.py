@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, set_seed
 
+from eval.run_folder.reading import load_run
 from tasks.base import Task
 
 
@@ -87,6 +88,24 @@ def make_rows():
             {"step": step, **{key: value(step) if callable(value) else value for key, value in values.items()}}
             for step in range(1, steps + 1)
         ]
+
+    return make
+
+
+@pytest.fixture
+def read_run(make_run, make_rows):
+    """
+    A function: a run that is written and read. `read_run("A", 1, reward=0.5)` has seed 1, the name `A1` and four rows
+    with that reward. With `trained`, correct ones of 8 samples by prompt, it is evaluated, and `base` are those of the
+    base model; `passk` is what else the evaluation says.
+    """
+
+    def make(variant, seed=0, name=None, steps=4, base=None, trained=None, passk=None, config=None, env=None, **keys):
+        files = {key: keys.pop(key) for key in ("events", "drift") if key in keys}
+        if trained is not None:
+            files["passk"] = build_passk_result(base or [1] * len(trained), trained, **(passk or {}))
+        files |= {"config": config, "env": {"seed": seed, **(env or {})}}
+        return load_run(make_run(name or f"{variant}{seed}", variant, make_rows(steps, **keys), **files))
 
     return make
 

@@ -48,19 +48,16 @@ ENV = {
     "base_model": {"name": "tiny", "hub_id": None, "origin": None},
 }
 CONFIG = {"model_name_or_path": "tiny", "task": "parity", "task_level": 1, "seed": 0, "output_dir": "x"}
-CONFIG |= {"temperature": 1}
 POINT = {"step": 4, "kl_to_base": 0.1, "interval": [0.0, 0.2], "token_agreement": 1.0, "entropy": 1.0}
-POINT |= {"mean_tokens": 2}
+ROW = {"reward": 0.5, "kl_ref": 0.1, "time_step": 1.0, "grad_norm": 1.0}
 FILES = {
-    "config.yaml": CONFIG,
+    "config.yaml": CONFIG | {"temperature": 1},
     "env.json": ENV,
-    "metrics.jsonl": [
-        {"step": n, "reward": 0.5, "kl_ref": 0.1, "time_step": 1.0, "grad_norm": 1.0} for n in (1, 2, 3, 4)
-    ],
+    "metrics.jsonl": [{"step": n, **ROW} for n in (1, 2, 3, 4)],
     "events.jsonl": [{"event": "reset", "step_requested": 1, "step_applied": n, "reason": "every"} for n in (1, 3)],
     "evaluations.jsonl": [{"step": 2, "eval_reward": 0.5}, {"step": 4, "eval_reward": 0.6}],
     "passk.json": PASSK,
-    "drift.json": {"prompts": 3, "points": [{**POINT, "step": 0}, POINT]},
+    "drift.json": {"prompts": 3, "points": [{**POINT, "mean_tokens": 2, "step": step} for step in (0, 4)]},
 }
 NUMBERS = st.one_of(
     st.integers(-5, 5), st.sampled_from([10**400, 2**63, 1e308, -1e308, 5e-324]), st.floats(), st.floats(-10, 10)
@@ -167,18 +164,14 @@ def read_damaged(folders, readers, file, content):
 
 
 @pytest.mark.filterwarnings("ignore")
-@given(damage())
-@settings(max_examples=15, **QUICK)
-def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, damage):
-    read_damaged(folders, readers, *damage)
+@pytest.mark.parametrize("examples", [15, pytest.param(1500, marks=pytest.mark.slow)])
+def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
+    @given(damage())
+    @settings(max_examples=examples, **QUICK)
+    def read(damage):
+        read_damaged(folders, readers, *damage)
 
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@given(damage())
-@settings(max_examples=1500, **QUICK)
-def test_no_content_of_a_file_ends_in_a_traceback_at_length(folders, readers, damage):
-    read_damaged(folders, readers, *damage)
+    read()
 
 
 @pytest.mark.parametrize(
@@ -212,12 +205,7 @@ def test_what_is_said(folders, readers, file, content, said):
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), None, True, 1e308])
 @pytest.mark.parametrize(
     ("file", "key"),
-    [
-        (f"{kind}.jsonl", key)
-        for kind in ("metrics", "evaluations")
-        for key in FILES[f"{kind}.jsonl"][0]
-        if key != "step"
-    ],
+    [*(("metrics.jsonl", key) for key in ROW), ("evaluations.jsonl", "eval_reward")],
 )
 def test_any_number_of_a_row_is_read(folders, readers, caplog, file, key, value):
     """Also in every row: an infinite one, as fp16 leaves in `grad_norm`, counts as not measured, and that is said."""

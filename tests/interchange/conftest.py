@@ -64,11 +64,25 @@ def rows():
 def exporting(make_trainer, tmp_path):
     """A function that trains with every update exported: the trainer, and the callback."""
 
-    def train(trainer_kwargs=None, **keys):
+    def train(trainer_kwargs=None, callbacks=(), prepare=lambda trainer: None, **keys):
         callback = EveryUpdate(tmp_path / "exchange")
-        trainer = make_trainer(trainer_kwargs={"callbacks": [callback], **(trainer_kwargs or {})}, **keys)
-        callback.trainer = trainer
+        kwargs = {"callbacks": [callback, *callbacks], **(trainer_kwargs or {})}
+        trainer = callback.trainer = make_trainer(trainer_kwargs=kwargs, **keys)
+        prepare(trainer)
         trainer.train()
         return trainer, callback
 
     return train
+
+
+@pytest.fixture
+def grown_and_reset(hand_made):
+    """A function: inputs by hand with a growth, and a reset of a mode, before the update."""
+
+    def make(mode="soft", **fields):
+        gradients = {A: torch.linspace(-1, 1, 9).view(3, 3), B: torch.linspace(-2, 1, 12).view(4, 3)}
+        reset = {"mode": mode, "alpha": 0.25, "restarts_schedule": False, "rewarmup_steps": 0}
+        growth = {"growth": {"old_rank": 2, "new_rank": 3}, "new_rows": {A: torch.tensor([[0.3, -0.2, 0.1]])}}
+        return hand_made(**{**growth, "gradients": gradients, "reset": reset, **fields})
+
+    return make

@@ -63,22 +63,15 @@ def refused(cls, folder, text):
 def test_nested_json(exchange, key, depth):
     folder = exchange[UpdateInputs]
     whole = json.loads((folder / "inputs.json").read_text())
-    nested = json.dumps({**whole, "values": {**whole["values"], key: "HERE"}}).replace(
-        '"HERE"', "[" * depth + "]" * depth
-    )
-    assert "inputs.json" in refused(UpdateInputs, folder, sealed(nested))
-    nested = json.dumps({**whole, "tensors": "HERE"}).replace('"HERE"', "[" * depth + "]" * depth)
-    assert "inputs.json" in refused(UpdateInputs, folder, sealed(nested))
+    for changed_one in ({"values": {**whole["values"], key: "HERE"}}, {"tensors": "HERE"}):
+        nested = json.dumps(whole | changed_one).replace('"HERE"', "[" * depth + "]" * depth)
+        assert "inputs.json" in refused(UpdateInputs, folder, sealed(nested))
 
 
 @pytest.mark.parametrize("cls", [Rollout, UpdateInputs, UpdateOutputs])
 @pytest.mark.parametrize(
     ("value", "said"),
-    [
-        (0, "update is 0; an integer from 1 is needed"),
-        (-1, "update is -1;"),
-        (10**400, "update is 1000"),
-    ],
+    [(0, "update is 0; an integer from 1 is needed"), (-1, "update is -1;"), (10**400, "update is 1000")],
 )
 def test_the_number_of_the_update(exchange, cls, value, said):
     folder = exchange[cls]

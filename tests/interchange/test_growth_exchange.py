@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exchange import STATE
+from exchange import STATE, live_state
 from test_numpy_engine import MODES, SMOOTH, TEN, ByTheEngine, of_the_embedded_model, treating, worst
 
 from trl_prorl.interchange import UpdateInputs, read
@@ -18,16 +18,18 @@ def test_ten_updates_with_resets_and_a_growth_are_torch_s(engine, exporting, mod
     keys = TEN | GROWTH | treating(mode) | {"lora_growth_every": every}
     _, callback = exporting(**keys, trainer_kwargs=of_the_embedded_model())
     state, _ = engine.read_inputs(callback.folder / "1")
-    grew, resets = [], []
+    grew, resets, clipped = [], [], 0
     for number in range(1, 11):
         inputs = engine.read_inputs(callback.folder / str(number))[1]
         grew += [number] if inputs.values["growth"] else []
         resets += [number] if inputs.values["reset"] else []
-        engine.update(state, inputs)
+        clipped += engine.update(state, inputs)["clip_factor"] < 1.0
         found = worst(callback.after[number], {kind: getattr(state, kind) for kind in STATE})
         assert found["parameters"] < 1e-6, (number, found)
         assert max(found["exp_avg"], found["exp_avg_sq"]) < 1e-5, (number, found)
-    assert (grew, resets) == ([7] if every == 6 else [5, 9], [5, 9])
+    assert (grew, resets) == ([7] if every == 6 else [5, 9], [5, 9]) and clipped >= 5
+    steps = {value.item() for value in callback.after[10]["steps"].values()}
+    assert steps == ({2.0} if mode in ("hard", "step") else {10.0})
 
 
 def test_the_inputs_of_a_growth(exporting):
@@ -50,11 +52,14 @@ def test_the_inputs_of_a_growth(exporting):
             torch.testing.assert_close(callback.after[7]["parameters"][name][4:], decayed)
 
 
-def test_a_run_that_grows_and_whose_updates_the_engine_makes_is_the_run(engine, make_trainer, run, weights, tmp_path):
-    keys = TEN | SMOOTH | GROWTH | treating("soft")
+@pytest.mark.parametrize("keys", [treating("hard"), treating("soft") | GROWTH], ids=["resets", "resets and growth"])
+def test_a_run_whose_updates_the_engine_makes_is_the_run(engine, make_trainer, run, weights, tmp_path, keys):
+    keys = TEN | SMOOTH | keys
     callback = ByTheEngine(engine, tmp_path / "exchange")
     kwargs = of_the_embedded_model() | {"callbacks": [callback]}
     trainer = callback.trainer = make_trainer(**keys, trainer_kwargs=kwargs)
     trainer.train()
     theirs = weights(run(**keys, trainer_kwargs=of_the_embedded_model()))
     assert max((value - theirs[name]).abs().max().item() for name, value in weights(trainer).items()) < 1e-6
+    steps = {value.item() for value in live_state(trainer)["steps"].values()}
+    assert steps == {10.0 if "lora_growth_every" in keys else 2.0}

@@ -1,24 +1,15 @@
 """A live trainer: what is exported is what the update was made from, and an import is everything or nothing."""
 
-import json
-
 import pytest
 import torch
-from exchange import STATE, EveryUpdate, live_state
+from exchange import STATE, live_state
+from run_record import read_rows
 from safetensors.torch import load_file, save_file
+from tiny_run import QUESTIONS
 from transformers import TrainerCallback
 
 from trl_prorl.errors import InputError
-from trl_prorl.interchange import (
-    Rollout,
-    UpdateInputs,
-    UpdateOutputs,
-    export_update,
-    import_update,
-    live,
-    read,
-    write,
-)
+from trl_prorl.interchange import Rollout, UpdateInputs, UpdateOutputs, export_update, import_update, live, read, write
 
 
 A_RESET = {"beta": 0.1, "ref_reset_every": 2, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.25}
@@ -66,8 +57,7 @@ def test_gradients_and_norm_are_those_before_clipping(make_trainer, tmp_path):
     assert inputs.gradients.keys() == seen[1].keys()
     for name, grad in seen[1].items():
         torch.testing.assert_close(inputs.gradients[name] * (0.01 / (inputs.grad_norm + 1e-6)), grad)
-    row = json.loads((trainer.run_dir / "metrics.jsonl").read_text().splitlines()[0])
-    assert inputs.grad_norm == pytest.approx(row["grad_norm"])
+    assert inputs.grad_norm == pytest.approx(read_rows(trainer)[0]["grad_norm"])
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -76,9 +66,8 @@ def test_the_learning_rate_is_the_one_in_force(exporting, accumulation):
     keys = {"optimizer_reset": "hard", "optimizer_reset_rewarmup_steps": 4, "optimizer_reset_schedule": "keep"}
     keys |= {"beta": 0.1, "ref_reset_every": 2, "lr_scheduler_type": "linear"}
     trainer, callback = exporting(**keys, max_steps=4, gradient_accumulation_steps=accumulation)
-    record = [json.loads(line) for line in (trainer.run_dir / "metrics.jsonl").read_text().splitlines()]
     rates = []
-    for row in record:
+    for row in read_rows(trainer):
         inputs = read(UpdateInputs, callback.folder / str(row["step"]))
         assert [group["lr"] for group in inputs.groups] == [row["lr"]] * len(inputs.groups)
         rates.append(inputs.groups[0]["lr"])
@@ -136,26 +125,24 @@ class Overflows(TrainerCallback):
             handle.remove()
 
 
-def test_every_update_is_exported_although_a_step_was_left_out(make_trainer, tmp_path):
+def test_every_update_is_exported_although_a_step_was_left_out(exporting):
     """With the callback of docs/interchange.md: the folder of step 1 has the update of step 2."""
-    callback = EveryUpdate(tmp_path / "exchange")
-    kwargs = {"callbacks": [callback, Overflows()]}
-    trainer = callback.trainer = make_trainer(nonfinite="skip", max_steps=3, trainer_kwargs=kwargs)
-    trainer.train()
+    _, callback = exporting(nonfinite="skip", max_steps=3, callbacks=[Overflows()])
     updates = {path.name: read(UpdateInputs, path).update for path in callback.folder.iterdir()}
     assert updates == {"1": 2, "3": 3}
 
 
-def test_gradients_of_amp_are_exported_unscaled_and_an_overflow_is_waited_out(make_trainer, tmp_path):
+def test_gradients_of_amp_are_exported_unscaled_and_an_overflow_is_waited_out(exporting):
     """torch's scaler on a CPU: a scale of 2^100 overflows, and its step makes no update."""
-    callback = EveryUpdate(tmp_path / "exchange")
-    trainer = callback.trainer = make_trainer(fp16=True, max_steps=4, trainer_kwargs={"callbacks": [callback]})
-    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100, backoff_factor=2.0**-90)
-    trainer.accelerator.native_amp = True
-    trainer.train()
+
+    def prepare(trainer):
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100, backoff_factor=2.0**-90)
+        trainer.accelerator.native_amp = True
+
+    trainer, callback = exporting(fp16=True, max_steps=4, prepare=prepare)
     inputs = [read(UpdateInputs, path) for path in sorted(callback.folder.iterdir())]
     assert [each.update for each in inputs] == [2, 3, 4]
-    record = [json.loads(line) for line in (trainer.run_dir / "metrics.jsonl").read_text().splitlines()]
+    record = read_rows(trainer)
     for each in inputs:
         norm = torch.stack([grad.double().norm() for grad in each.gradients.values()]).norm().item()
         assert each.grad_norm == pytest.approx(norm, rel=1e-5) == record[each.update - 1]["grad_norm"]
@@ -173,16 +160,10 @@ def test_groups_of_two_generations_in_one_update_have_numbers_of_their_own(expor
             assert (prompts == prompts[0]).all()
 
 
-def test_a_schedule_that_waits_for_a_plateau_is_exported(exporting, make_trainer):
+def test_a_schedule_that_waits_for_a_plateau_is_exported(exporting):
     """Its state holds infinity, which JSON does not know."""
-    rows = make_trainer().train_dataset
-    _, callback = exporting(
-        lr_scheduler_type="reduce_lr_on_plateau",
-        eval_strategy="steps",
-        eval_steps=100,
-        max_steps=1,
-        trainer_kwargs={"eval_dataset": rows},
-    )
+    keys = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 100, "max_steps": 1}
+    _, callback = exporting(**keys, trainer_kwargs=QUESTIONS)
     inputs = read(UpdateInputs, callback.folder / "1")
     assert "best" not in inputs.schedule and inputs.schedule["patience"] == 10
 
@@ -198,9 +179,7 @@ def test_a_folder_that_cannot_be_made_is_said_at_once(make_trainer, tmp_path):
     assert "export" not in trainer.parts and not list(tmp_path.glob(".*"))
 
 
-def test_after_a_disk_that_was_full_nothing_is_left_and_another_export_can_be_announced(
-    make_trainer, tmp_path, monkeypatch
-):
+def test_after_a_full_disk_nothing_is_left_and_an_export_can_be_announced(make_trainer, tmp_path, monkeypatch):
     """The disk is full when the inputs are written, after the rollout."""
 
     def full(data, *args):
@@ -291,61 +270,54 @@ def test_an_import_into_a_new_optimizer_makes_the_state_that_torch_would(make_tr
             assert torch.equal(first[kind][name], second[kind][name]), (kind, name)
 
 
+def put(kind, change):
+    """A change of the last tensor of a kind."""
+
+    def of(outputs):
+        name = outputs.names[-1]
+        getattr(outputs, kind)[name] = change(getattr(outputs, kind)[name])
+
+    return of
+
+
 def unlike(outputs):
-    name = outputs.names[-1]
     for kind in ("parameters", "exp_avg", "exp_avg_sq"):
-        getattr(outputs, kind)[name] = torch.zeros(2, 2)
-
-
-def fewer(outputs):
-    outputs.names = outputs.names[:-1]
+        put(kind, lambda tensor: torch.zeros(2, 2))(outputs)
 
 
 def reordered(outputs):
     outputs.names = [outputs.names[1], outputs.names[0], *outputs.names[2:]]
 
 
-def in_double(outputs):
-    name = outputs.names[-1]
-    outputs.parameters[name] = outputs.parameters[name].double()
-
-
-def moment_in_double(outputs):
-    """A number that float32 does not hold."""
-    name = outputs.names[-1]
-    outputs.exp_avg[name] = torch.full_like(outputs.exp_avg[name], 1e300, dtype=torch.float64)
-
-
-def moment_in_half(outputs):
-    name = outputs.names[-1]
-    outputs.exp_avg_sq[name] = outputs.exp_avg_sq[name].half()
-
-
-def whole_steps(outputs):
-    name = outputs.names[-1]
-    outputs.steps[name] = outputs.steps[name].long()
-
-
-KINDS = {moment_in_double: "exp_avg", moment_in_half: "exp_avg_sq", whole_steps: "steps"}
+CHANGES = [
+    ("parameters", unlike),
+    ("parameters", lambda outputs: setattr(outputs, "names", outputs.names[:-1])),
+    ("parameters", reordered),
+    ("parameters", put("parameters", torch.Tensor.double)),
+    # A number that float32 does not hold.
+    ("exp_avg", put("exp_avg", lambda tensor: torch.full_like(tensor, 1e300, dtype=torch.float64))),
+    ("exp_avg_sq", put("exp_avg_sq", torch.Tensor.half)),
+    ("steps", put("steps", torch.Tensor.long)),
+    ("steps", "damaged"),
+]
 
 
 def test_outputs_of_another_model_or_damaged_ones_change_nothing(run, tmp_path):
     trainer = run(max_steps=1)
     before, names, folder = live_state(trainer), outputs_of(trainer).names, tmp_path / "x"
-    for change in (unlike, fewer, reordered, in_double, *KINDS, "damaged"):
+    for kind, change in CHANGES:
+        named = f"{kind}/{names[1 if change is reordered else -1]}"
         if change == "damaged":
-            named = f"steps/{names[-1]}"
             write(outputs_of(trainer), folder)
             held = load_file(folder / "outputs.safetensors")
             save_file(held | {named: held[named] + 1}, folder / "outputs.safetensors")
         else:
-            named = f"{KINDS.get(change, 'parameters')}/{names[1] if change is reordered else names[-1]}"
             write(outputs_of(trainer, change), folder)
         with pytest.raises(InputError, match=f"tensor {named}".replace(".", r"\.")) as caught:
             import_update(trainer, folder)
         assert "\n" not in str(caught.value)
         after = live_state(trainer)
-        assert all(torch.equal(after[kind][name], before[kind][name]) for kind in STATE for name in names), change
+        assert all(torch.equal(after[kind][name], before[kind][name]) for kind in STATE for name in names), named
 
 
 def test_numbers_that_no_adam_has_are_refused_before_they_are_written(run, tmp_path):

@@ -27,12 +27,11 @@ def test_a_tool_s_answer_is_context_and_no_part_of_the_loss(make_trainer, tools_
     assert answers.any() and "<tool_response>" in tokenizer.decode(rollout.completion_ids[answers])
     model = AutoModelForCausalLM.from_pretrained(tools_model)
     ids = torch.cat([rollout.prompt_ids, rollout.completion_ids], dim=1)
-    with torch.no_grad():
-        logits = model(ids, attention_mask=torch.cat([rollout.prompt_mask, reached], dim=1)).logits / 0.7
-    logps = logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[:, -mask.shape[1] :, 0]
-    torch.testing.assert_close(logps[mask], rollout.logp_ref[mask], rtol=1e-4, atol=1e-4)
-    blind = torch.cat([rollout.prompt_mask, mask], dim=1)
-    with torch.no_grad():
-        logits = model(ids, attention_mask=blind).logits / 0.7
-    without = logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[:, -mask.shape[1] :, 0]
-    assert (without[mask] - rollout.logp_ref[mask]).abs().max() > 0.1
+
+    def scored(attended):
+        with torch.no_grad():
+            logits = model(ids, attention_mask=torch.cat([rollout.prompt_mask, attended], dim=1)).logits / 0.7
+        return logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[:, -mask.shape[1] :, 0][mask]
+
+    torch.testing.assert_close(scored(reached), rollout.logp_ref[mask], rtol=1e-4, atol=1e-4)
+    assert (scored(mask) - rollout.logp_ref[mask]).abs().max() > 0.1

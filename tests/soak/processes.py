@@ -59,6 +59,14 @@ class Ended:
     struck: dict | None = None  # stage, step and line of the accident, if it came
     hung: bool = False
 
+    @property
+    def failed(self) -> str:
+        """How it did not end well, with the end of its log; empty if it did."""
+        if not self.hung and not any(self.statuses):
+            return ""
+        last = self.log.strip().splitlines()[-40 if self.hung else -12 :]
+        return "\n".join(["hung:" if self.hung else "failed:", *last])
+
 
 def train(job: Job, rank: int) -> int:
     """The body of every process: exit status."""
@@ -66,9 +74,10 @@ def train(job: Job, rank: int) -> int:
     os.chdir(job.cwd)
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    aimed = job.accident if rank == job.rank else None
-    counting = job.count and rank == job.rank
-    watch = Watch(folder / f"board{rank}", folder / f"note{rank}", aimed, counting)
+    meant = rank == job.rank
+    watch = Watch(
+        folder / f"board{rank}", folder / f"note{rank}", job.accident if meant else None, job.count and meant
+    )
     if job.mutant:
         MUTANTS[job.mutant]()
     install(watch)
@@ -85,10 +94,9 @@ def train(job: Job, rank: int) -> int:
         status = -signal.SIGINT
     except BaseException:
         traceback.print_exc()
-    sys.setprofile(None)
     watch.leave()
-    if counting:
-        (folder / f"counts{rank}.json").write_text(json.dumps(watch.counts))
+    if watch.counting:
+        (folder / f"counts{rank}").write_text(json.dumps(watch.counts))
     sys.stdout.flush()
     sys.stderr.flush()
     return status
@@ -169,9 +177,6 @@ def run(job: Job) -> Ended:
     """A run, from its start to its end, whatever that is."""
     folder = Path(job.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("board", "note", "counts"):
-        for old in folder.glob(f"{name}*"):
-            old.unlink()
     began = time.monotonic()
     statuses: dict[int, int] = {}
     hung, first_end, struck_from_outside = False, None, None
@@ -190,35 +195,28 @@ def run(job: Job) -> Ended:
             struck_from_outside = board(folder, job.rank)
         if statuses and group.running:
             first_end = first_end or now
-            if any(statuses.values()):
-                if job.all_die:
-                    group.send(signal.SIGKILL)
-                elif now - first_end > 2 * GRACE:
-                    group.send(signal.SIGKILL)
-                elif now - first_end > GRACE:
-                    group.send(signal.SIGTERM)
+            waited = 3 * GRACE if job.all_die else now - first_end
+            if any(statuses.values()) and waited > GRACE:
+                group.send(signal.SIGKILL if waited > 2 * GRACE else signal.SIGTERM)
         if now - began > HANGS and not hung:
             hung = True
             group.send(signal.SIGTERM if job.torchrun else signal.SIGUSR1)
             time.sleep(1)
             group.send(signal.SIGTERM if job.torchrun else signal.SIGKILL)
     log.wait()
-    note = folder / f"note{job.rank}"
-    struck = json.loads(note.read_text()) if note.exists() and note.stat().st_size else struck_from_outside
-    counts = folder / f"counts{job.rank}.json"
-    return Ended(
-        statuses=[statuses[rank] for rank in sorted(statuses)],
-        log=(folder / "log").read_text(errors="replace"),
-        seconds=time.monotonic() - began,
-        counts=json.loads(counts.read_text()) if counts.exists() and counts.stat().st_size else {},
-        struck=struck,
-        hung=hung,
-    )
+    note, counts = (written_in(folder / f"{name}{job.rank}") for name in ("note", "counts"))
+    log = (folder / "log").read_text(errors="replace")
+    struck = json.loads(note) if note else struck_from_outside
+    ended = [statuses[rank] for rank in sorted(statuses)]
+    return Ended(ended, log, time.monotonic() - began, json.loads(counts or "{}"), struck, hung)
+
+
+def written_in(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def board(folder: Path, rank: int) -> dict:
     """The stage in which a process is, or was when it died."""
-    path = folder / f"board{rank}"
-    words = path.read_text().split() if path.exists() else []
+    words = written_in(folder / f"board{rank}").split()
     stage, step = words if len(words) == 2 else ("start", 0)
     return {"stage": stage, "step": int(step), "where": "anywhere"}

@@ -8,13 +8,15 @@ printed with the command that repeats it. The trainings are in cases.py, the acc
 import argparse
 import ctypes
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -37,34 +39,10 @@ from transformers.utils.logging import disable_progress_bar  # noqa: E402
 
 
 REPOSITORY = Path(__file__).parents[2]
-MUST_BE_HIT = ("generation", "update", "save", "evaluation")
+ELSEWHERE = Path("some", "where", "else")  # below the scratch space
+MUST_BE_HIT = {"generation", "update", "save", "evaluation"}
 DISK = 64 << 20  # bytes of the file system that is filled
 LARGEST_FILE = 200_000  # bytes: most files of a checkpoint are smaller
-
-
-@dataclass
-class Control:
-    """An undisturbed run of a case: its folder, seconds, and counts of calls and file operations by stage and step."""
-
-    folder: Path
-    seconds: float
-    counts: dict[tuple[str, int], dict[str, int]]
-
-
-@dataclass
-class Tally:
-    """What was tried, and how many times."""
-
-    kills: Counter = field(default_factory=Counter)  # (stage, kind)
-    done: Counter = field(default_factory=Counter)
-    findings: list[str] = field(default_factory=list)
-
-    @property
-    def number(self) -> int:
-        return sum(self.kills.values())
-
-    def of_stage(self, stage: str) -> int:
-        return sum(count for (where, _), count in self.kills.items() if where == stage)
 
 
 def small_disk(folder: Path) -> Path | None:
@@ -82,277 +60,235 @@ def small_disk(folder: Path) -> Path | None:
     return folder
 
 
+@dataclass
+class Control:
+    """An undisturbed run of a case: its folder, seconds, and counts of calls and file operations by stage and step."""
+
+    folder: Path
+    seconds: float
+    counts: dict[tuple[str, int], dict[str, int]]
+
+
 class Soak:
-    """In a folder of scratch space; a mutant is a defect in every run but the undisturbed ones."""
+    """
+    In a folder of scratch space; a mutant is a defect in every run but the undisturbed ones. `accidents`, by stage and
+    kind, and `done` count what was tried.
+    """
 
     def __init__(self, folder: Path, mutant: str | None = None):
         self.folder, self.mutant = folder, mutant
+        (folder / ELSEWHERE).mkdir(parents=True)
         self.model = make_model(folder / "model")
         self.disk = small_disk(folder / "disk")
         self.controls: dict[tuple[str, int], Control] = {}
-        self.tally = Tally()
-        self._cwd: Path | None = None  # of the last start
-        (folder / "some" / "where" / "else").mkdir(parents=True)
+        self.accidents: Counter = Counter()
+        self.done: Counter = Counter()
 
     def control(self, case: str, processes: int) -> Control:
         if (case, processes) not in self.controls:
             out = self.folder / "controls" / f"{case.replace(' ', '_').replace(',', '')}-{processes}"
             script, arguments = command(case, self.model, processes)
-            job = Job(
-                script,
-                [*arguments, "--output_dir", str(out)],
-                str(self.folder),
-                f"{out}.processes",
-                processes,
-                count=True,
-            )
-            ended = run(job)
-            if any(ended.statuses) or ended.hung:
-                raise RuntimeError(f"{case}, {processes} processes: a run left alone failed:\n{ended.log[-3000:]}")
-            counts = {}
-            for key, value in ended.counts.items():
-                stage, step = key.split()
-                counts[stage, int(step)] = value
+            arguments += ["--output_dir", str(out)]
+            ended = run(Job(script, arguments, str(self.folder), f"{out}.processes", processes, count=True))
+            if ended.failed:
+                raise RuntimeError(f"{case}, {processes} processes: a run left alone {ended.failed}")
+            counts = {(stage, int(step)): of for key, of in ended.counts.items() for stage, step in [key.split()]}
             self.controls[case, processes] = Control(out, ended.seconds, counts)
-            self.tally.done["undisturbed runs"] += 1
+            self.done["undisturbed runs"] += 1
         return self.controls[case, processes]
 
-    def attempt(self, plan: Trial) -> list[str]:
-        """Everything that is done to one run: what was found."""
-        control = self.control(plan.case, plan.processes)
-        disk = self.disk if plan.small_disk else None
-        place = (disk or self.folder) / f"trial{plan.number}"
-        out, rng, story = place / "run", Random(plan.seed), []
-        place.mkdir()
-        self._cwd = None
+    def table(self) -> str:
+        """What was tried and how many times."""
+        kinds = [*SIGNALS, "SIGKILL at any time", "full disk", "file size"]
+        lines = [f"{'':14}" + "".join(f"{kind.replace(' at any time', '*'):>12}" for kind in kinds) + f"{'sum':>8}"]
+        rows = {stage: [self.accidents[stage, kind] for kind in kinds] for stage in STAGES}
+        rows["sum"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+        for name, counts in rows.items():
+            lines.append(f"{name:14}" + "".join(f"{count:>12}" for count in counts) + f"{sum(counts):>8}")
+        lines += ["* at a time drawn from the whole run; the others at a call or a file operation of one stage."]
+        filled = "a file system of 64 MiB (full disk)" if self.disk else "none, because this user may not mount one"
+        lines += [f"Full disks: {filled}; elsewhere RLIMIT_FSIZE (file size)."]
+        return "\n".join(lines + [f"{name}: {count}" for name, count in sorted(self.done.items()) if count])
+
+
+class Attempt:
+    """Everything that is done to one run; `story` is told of a run that turns out to be another."""
+
+    def __init__(self, soak: Soak, plan: Trial):
+        self.soak, self.plan = soak, plan
+        self.control = soak.control(plan.case, plan.processes)
+        self.disk = soak.disk if plan.small_disk else None
+        self.place = (self.disk or soak.folder) / f"trial{plan.number}"
+        self.out, self.logs = self.place / "run", soak.folder / "processes" / f"trial{plan.number}"
+        self.rng, self.story = Random(plan.seed), []
+        self.cwd: Path | None = None  # of the last start
+
+    def found(self) -> list[str]:
+        """What is wrong, and what had been done."""
+        self.place.mkdir()
         try:
-            found = self._lives(plan, control, out, disk, rng, story)
-            self.tally.done["runs compared"] += 1
+            found = self._lives()
         finally:
-            if disk is not None:
-                empty(disk)
-        if not found:
-            shutil.rmtree(place)
-            shutil.rmtree(self._logs(plan))
-            return []
-        kept = self.folder / "found" / f"trial{plan.number}"
-        shutil.copytree(place, kept)
-        if disk is not None:
-            shutil.rmtree(place)
-        return [*story, *found, f"Kept: {kept}, logs in {self._logs(plan)}; undisturbed: {control.folder}"]
-
-    def _logs(self, plan: Trial) -> Path:
-        return self.folder / "processes" / f"trial{plan.number}"
-
-    def _lives(self, plan: Trial, control: Control, out: Path, disk: Path | None, rng: Random, story: list) -> list:
-        for number, life in enumerate(plan.lives):
-            checkpoint = self._resumed_from(life, out)
-            accident = None if life.kind == "any time" else self._accident(life, control, checkpoint, disk)
-            ended = self._start(plan, life, control, out, f"life{number}", checkpoint, accident)
-            what = accident.kind if accident is not None else "SIGKILL at any time"
-            where = "{stage} {step}, {where}".format(**ended.struck) if ended.struck else "it did not come"
-            story.append(f"{number + 1}. {self._begin(checkpoint)}; {what}: {where}; exit {ended.statuses}")
-            if found := self._bad_end(ended, accident, life):
-                return found
-            if ended.struck:
-                self.tally.kills[ended.struck["stage"], what] += 1
-                self.tally.done["accidents of two processes"] += plan.processes == 2
-            if disk is not None:
-                empty(disk)
-            self._damage(life, out, rng, story)
-        checkpoint = self._resumed_from(plan.last, out)
-        ended = self._start(plan, plan.last, control, out, "last", checkpoint, None)
-        story.append(f"{len(plan.lives) + 1}. {self._begin(checkpoint)}; left alone; exit {ended.statuses}")
-        if any(ended.statuses) or ended.hung:
-            return [f"the last resume {'hung' if ended.hung else 'failed'}:", *ended.log.strip().splitlines()[-12:]]
-        found, files = differences(out, control.folder)
-        self.tally.done["files compared"] += files
-        if not found and plan.once_more:
-            self.tally.done["resumes of a finished run"] += 1
-            ended = self._start(plan, plan.last, control, out, "once_more", self._resumed_from(plan.last, out), None)
-            story.append(f"{len(plan.lives) + 2}. the finished run resumed; exit {ended.statuses}")
-            if any(ended.statuses) or ended.hung:
-                return ["a finished run that is resumed fails:", *ended.log.strip().splitlines()[-12:]]
-            found, _ = differences(out, control.folder)
+            self._empty_disk()
+        self.soak.done["runs compared"] += 1
+        if found:
+            kept = self.soak.folder / "found" / self.place.name
+            shutil.copytree(self.place, kept)
+            found = [*self.story, *found, f"Kept: {kept}, logs in {self.logs}; undisturbed: {self.control.folder}"]
+        else:
+            shutil.rmtree(self.logs)
+        if self.disk is not None or not found:
+            shutil.rmtree(self.place)
         return found
 
-    @staticmethod
-    def _begin(checkpoint: Path | None) -> str:
-        return f"from {checkpoint.name}" if checkpoint is not None else "from step 0"
+    def _lives(self) -> list[str]:
+        for number, life in enumerate(self.plan.lives):
+            if found := self._life(life, f"life{number}"):
+                return found
+        found = self._left_alone("last", "the last resume")
+        if not found and self.plan.once_more:
+            self.soak.done["resumes of a finished run"] += 1
+            found = self._left_alone("once_more", "the resume of the finished run")
+        return found
 
-    @staticmethod
-    def _resumed_from(life: Life, out: Path) -> Path | None:
-        there = complete(out) if out.exists() else []
+    def _life(self, life: Life, name: str) -> list[str]:
+        """A start that ends by accident: what is wrong with its end."""
+        accident = None if life.kind == "any time" else self._accident(life)
+        what = accident.kind if accident is not None else "SIGKILL at any time"
+        kill_after = life.at_place * self.control.seconds if accident is None else None
+        ended = self._start(life, name, what, accident=accident, kill_after=kill_after)
+        # The line may stand beside an error of the launcher, or of another process that waited for this one.
+        said = any(line.startswith("error: ") for line in ended.log.splitlines())
+        explained = ended.struck and (accident is None or accident.kind in SIGNALS or said)
+        if ended.hung or any(ended.statuses) and not explained:
+            return [f"{'after' if ended.struck else 'before'} the accident it {ended.failed}"]
+        if ended.struck:
+            self.soak.accidents[ended.struck["stage"], what] += 1
+            self.soak.done["accidents of two processes"] += self.plan.processes == 2
+        self._empty_disk()
+        if self.out.exists():
+            self._damage(life)
+        return []
+
+    def _left_alone(self, name: str, what: str) -> list[str]:
+        """A start without an accident: how the run then differs from the undisturbed one."""
+        ended = self._start(self.plan.last, name, "left alone")
+        if ended.failed:
+            return [f"{what} {ended.failed}"]
+        found, files = differences(self.out, self.control.folder)
+        self.soak.done["files compared"] += files
+        return found
+
+    def _resumed_from(self, life: Life) -> Path | None:
+        there = complete(self.out) if self.out.exists() else []
         return there[-2] if life.resume == "older" and len(there) > 1 else there[-1] if there else None
 
-    def _accident(self, life: Life, control: Control, checkpoint: Path | None, disk: Path | None) -> Accident:
+    def _accident(self, life: Life) -> Accident:
+        checkpoint, counts = self._resumed_from(life), self.control.counts
         done = step_of(checkpoint) if checkpoint is not None else 0
-        steps = sorted(step for stage, step in control.counts if stage == life.stage and (step > done or step == 0))
-        stage = life.stage
+        stage, steps = (
+            life.stage,
+            sorted(step for of, step in counts if of == life.stage and (step > done or not step)),
+        )
         if not steps:  # the run is over, or an evaluation does not come again
             stage, steps = "end", [0]
         step = steps[int(life.at_step * len(steps))]
-        count = control.counts[stage, step][life.counts]
-        room = int(life.room * LARGEST_FILE)
-        return Accident(stage, step, 1 + int(life.at_place * count), life.counts, life.kind, room, str(disk or ""))
-
-    def _start(
-        self,
-        plan: Trial,
-        life: Life,
-        control: Control,
-        out: Path,
-        name: str,
-        checkpoint: Path | None,
-        accident: Accident | None,
-    ) -> Ended:
-        places = {"scratch": self.folder, "root": Path("/"), "repository": REPOSITORY, "run": out.parent}
-        places |= {"deep": self.folder / "some" / "where" / "else"}
-        cwd = places[life.place]
-        moved, self._cwd = self._cwd not in (None, cwd), cwd
-        script, arguments = command(plan.case, self.model, plan.processes)
-        at = (lambda path: os.path.relpath(path, cwd)) if life.relative else str
-        arguments += ["--output_dir", at(out)]
-        if out.exists() and begun(out):
-            older = life.resume == "older" and checkpoint is not None
-            arguments += ["--resume_from_checkpoint", at(checkpoint) if older else "True"]
-            self.tally.done["resumes by name of an older checkpoint" if older else "resumes from the newest"] += 1
-            self.tally.done["resumes from another working directory"] += moved
-            self.tally.done["resumes of two processes"] += plan.processes == 2
-            self.tally.done["runs that began again"] += checkpoint is None
-        self.tally.done["started by torchrun"] += life.torchrun
-        kill_after = None
-        if life.kind == "any time" and name.startswith("life"):
-            kill_after = life.at_place * control.seconds
-        return run(
-            Job(
-                script,
-                arguments,
-                str(cwd),
-                str(self._logs(plan) / name),
-                plan.processes,
-                life.torchrun,
-                accident,
-                rank=int(life.rank * plan.processes),
-                kill_after=kill_after,
-                all_die=life.all_die,
-                mutant=self.mutant,
-            )
+        place = 1 + int(life.at_place * counts[stage, step][life.counts])
+        return Accident(
+            stage, step, place, life.counts, life.kind, int(life.room * LARGEST_FILE), str(self.disk or "")
         )
 
-    @staticmethod
-    def _bad_end(ended: Ended, accident: Accident | None, life: Life) -> list[str]:
-        """What is wrong with the way in which a process ended."""
-        last = ended.log.strip().splitlines()[-12:]
-        if ended.hung:
-            return ["it hung:", *ended.log.strip().splitlines()[-40:]]
-        if ended.struck is None and any(ended.statuses):
-            return ["it failed before the accident:", *last]
-        if accident is not None and ended.struck and accident.kind not in SIGNALS and any(ended.statuses):
-            # Beside an error of the launcher, or of another process that waited for this one.
-            if not any(line.startswith("error: ") for line in ended.log.splitlines()):
-                return [f"{accident.kind}: no line that says what is wrong:", *last]
-        return []
+    def _start(self, life: Life, name: str, what: str, **keys) -> Ended:
+        places = {"scratch": self.soak.folder, "root": Path("/"), "repository": REPOSITORY, "run": self.out.parent}
+        cwd = (places | {"deep": self.soak.folder / ELSEWHERE})[life.place]
+        script, arguments = command(self.plan.case, self.soak.model, self.plan.processes)
+        at = (lambda path: os.path.relpath(path, cwd)) if life.relative else str
+        arguments += ["--output_dir", at(self.out)]
+        checkpoint, done = self._resumed_from(life), self.soak.done
+        if self.out.exists() and begun(self.out):
+            older = life.resume == "older" and checkpoint is not None
+            arguments += ["--resume_from_checkpoint", at(checkpoint) if older else "True"]
+            done["resumes by name of an older checkpoint" if older else "resumes from the newest"] += 1
+            done["resumes from another working directory"] += self.cwd not in (None, cwd)
+            done["resumes of two processes"] += self.plan.processes == 2
+            done["runs that began again"] += checkpoint is None
+        done["started by torchrun"] += life.torchrun
+        self.cwd = cwd
+        keys |= {"rank": int(life.rank * self.plan.processes), "all_die": life.all_die, "mutant": self.soak.mutant}
+        logs = str(self.logs / name)
+        ended = run(Job(script, arguments, str(cwd), logs, self.plan.processes, life.torchrun, **keys))
+        where = ": {stage} {step}, {where}".format(**ended.struck) if ended.struck else ""
+        begin = checkpoint.name if checkpoint is not None else "step 0"
+        self.story.append(f"{name}: from {begin}; {what}{where}; exit {ended.statuses}")
+        return ended
 
-    def _damage(self, life: Life, out: Path, rng: Random, story: list) -> None:
-        if not out.exists():
-            return
-        there = complete(out)
+    def _damage(self, life: Life) -> None:
+        there = complete(self.out)
         done = step_of(there[-1]) if there else 0
         for name, (kind, place) in life.record.items():
-            if (out / name).exists():
-                story.append(f"   {cut_record(out / name, done, kind, place)}")
-                self.tally.done[f"{name} cut"] += 1
+            if (self.out / name).exists():
+                self.story.append(f"   {cut_record(self.out / name, done, kind, place)}")
+                self.soak.done[f"{name} cut"] += 1
         if life.checkpoint is not None and len(there) > 1:
-            story.append(f"   {damage_checkpoint(there[-1], life.checkpoint, rng)}")
-            self.tally.done["checkpoints damaged"] += 1
+            self.story.append(f"   {damage_checkpoint(there[-1], life.checkpoint, self.rng)}")
+            self.soak.done["checkpoints damaged"] += 1
 
-
-def table(soak: Soak, seed: int, minutes: float) -> str:
-    """What was tried and how many times."""
-    tally = soak.tally
-    kinds = [*SIGNALS, "SIGKILL at any time", "full disk", "file size"]
-    lines = [f"{'':14}" + "".join(f"{kind.replace(' at any time', '*'):>12}" for kind in kinds) + f"{'sum':>8}"]
-    for stage in STAGES:
-        counts = [tally.kills[stage, kind] for kind in kinds]
-        lines.append(f"{stage:14}" + "".join(f"{count:>12}" for count in counts) + f"{sum(counts):>8}")
-    sums = [sum(tally.kills[stage, kind] for stage in STAGES) for kind in kinds]
-    lines.append(f"{'sum':14}" + "".join(f"{count:>12}" for count in sums) + f"{sum(sums):>8}")
-    lines.append(
-        "* at a time drawn from the whole run; the others at a call or a file operation of one stage of one step."
-    )
-    how = "a file system of 64 MiB is filled (full disk); elsewhere RLIMIT_FSIZE (file size)"
-    lines.append(
-        f"Full disks: {how if soak.disk else 'RLIMIT_FSIZE (file size); this user may not mount one to fill'}."
-    )
-    lines += [f"{name}: {count}" for name, count in sorted(tally.done.items()) if count]
-    lines.append(f"seed {seed}, {minutes:.1f} minutes: {tally.number} accidents, {len(tally.findings)} found")
-    return "\n".join(lines)
+    def _empty_disk(self) -> None:
+        if self.disk is not None:
+            empty(self.disk)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="how long, at least (10)")
     parser.add_argument("--kills", type=int, default=30, help="how many accidents, at least (30)")
-    parser.add_argument("--seed", type=int, help="what is drawn (from the clock)")
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000, help="what is drawn (from the clock)")
     parser.add_argument("--trial", type=int, help="this one trial only")
     parser.add_argument("--lives", type=int, default=5, help="accidents of one trial (5)")
     parser.add_argument("--case", action="append", choices=list(CASES), help="only this case, or these")
-    parser.add_argument(
-        "--processes", type=int, choices=(1, 2), help="only with so many (1, and 2 in every fourth trial)"
-    )
+    parser.add_argument("--processes", type=int, choices=(1, 2), help="only so many (1, and 2 in every fourth trial)")
     parser.add_argument("--first", action="store_true", help="stop when anything was found")
     parser.add_argument("--mutant", choices=list(MUTANTS), help="a defect on purpose, which should be found")
-    parser.add_argument(
-        "--folder", type=Path, help="scratch space, kept (a temporary one, kept if anything was found)"
-    )
+    parser.add_argument("--folder", type=Path, help="scratch space, kept (a temporary one, kept for what was found)")
     return parser.parse_args()
 
 
-def repeat(args: argparse.Namespace, seed: int, number: int) -> str:
+def repeat(args: argparse.Namespace, number: int) -> str:
     """The command that does one trial again."""
-    words = [f"--seed {seed} --trial {number}"]
-    words += [f"--lives {args.lives}"] if args.lives != 5 else []
-    words += [f"--case '{case}'" for case in args.case or []]
-    words += [f"--processes {args.processes}"] if args.processes else []
-    words += [f"--mutant {args.mutant}"] if args.mutant else []
-    return f"python tests/soak/soak.py {' '.join(words)}"
-
-
-def enough(args: argparse.Namespace, tally: Tally, began: float) -> bool:
-    hit = all(tally.of_stage(stage) for stage in MUST_BE_HIT)
-    return tally.number >= args.kills and hit and time.monotonic() - began >= 60 * args.minutes
+    told = {"seed": args.seed, "trial": number, "lives": args.lives, "processes": args.processes}
+    words = [
+        (f"--{name}", str(value)) for name, value in (told | {"mutant": args.mutant}).items() if value is not None
+    ]
+    words += [("--case", case) for case in args.case or []]
+    return f"python tests/soak/soak.py {shlex.join(word for pair in words for word in pair)}"
 
 
 def main() -> int:
-    args = arguments()
-    seed = int(time.time()) % 100_000 if args.seed is None else args.seed
+    args, began, findings = arguments(), time.monotonic(), 0
     folder = Path(args.folder or tempfile.mkdtemp(prefix="prorl-soak-")).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     disable_progress_bar()
-    soak, began, number = Soak(folder, args.mutant), time.monotonic(), args.trial or 0
-    tally = soak.tally
-    print(f"seed {seed}, in {folder}", flush=True)
-    while True:
-        plan = trial(seed, number, args.case, args.processes, args.lives)
-        found = soak.attempt(plan)
+    soak, number, over = Soak(folder, args.mutant), args.trial or 0, False
+    print(f"seed {args.seed}, in {folder}", flush=True)
+    while not over:
+        plan = trial(args.seed, number, args.case, args.processes, args.lives)
+        found, accidents = Attempt(soak, plan).found(), soak.accidents.total()
         processes = f", {plan.processes} processes" if plan.processes > 1 else ""
         state = "found" if found else "same run"
-        print(f"trial {number}: {plan.case}{processes}: {state}; {tally.number} accidents so far", flush=True)
+        print(f"trial {number}: {plan.case}{processes}: {state}; {accidents} accidents so far", flush=True)
         if found:
-            tally.findings.append(f"trial {number}")
-            print("\n".join(f"    {line}" for line in found))
-            print(f"    Again: {repeat(args, seed, number)}", flush=True)
+            findings += 1
+            print(textwrap.indent("\n".join([*found, f"Again: {repeat(args, number)}"]), "    "), flush=True)
         number += 1
-        if args.trial is not None or enough(args, tally, began) or args.first and tally.findings:
-            break
-    print(table(soak, seed, (time.monotonic() - began) / 60))
-    if not tally.findings and args.folder is None:
+        enough = accidents >= args.kills and MUST_BE_HIT <= {stage for stage, _ in soak.accidents}
+        over = args.trial is not None or bool(args.first and findings)
+        over = over or enough and time.monotonic() - began >= 60 * args.minutes
+    print(soak.table())
+    minutes = (time.monotonic() - began) / 60
+    print(f"seed {args.seed}, {minutes:.1f} minutes: {accidents} accidents, {findings} found")
+    if not findings and args.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
-    return int(bool(tally.findings))
+    return int(bool(findings))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -260,15 +261,10 @@ def test_a_run_that_stopped_has_no_reward_afterwards(tables, add):
     # Rewards are 0, 0.1, 0.2 …: the running mean at step 5 is 0.2.
     assert list(curve.index) == list(range(1, 13)) and curve[5] == pytest.approx(0.2) and (curve[6:] == 0).all()
     assert reward(tables, key, 2)[5] == pytest.approx(0.35)
-
-
-def test_running_means_are_as_wide_in_every_picture():
     assert [span_of(steps) for steps in (24, 240, 480, 1000)] == [10, 10, 20, 42]
 
 
 def test_a_band_is_the_t_interval():
-    import pandas as pd
-
     band = mean_with_band([pd.Series([0.0, 1.0]), pd.Series([1.0, 1.0])])
     assert list(band["mean"]) == [0.5, 1.0]
     assert band["high"][0] - 0.5 == pytest.approx(12.7062 * 0.5, rel=1e-4) and band["low"][1] == 1.0

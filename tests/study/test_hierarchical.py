@@ -206,16 +206,6 @@ def test_the_mean_over_families_has_pairs_for_units():
         mean_over([resample({"A": arms[0]}), resample({"A": {(0, 0): arms[0][0, 0]}})])
 
 
-def test_families_have_prompts_of_their_own():
-    """Prompts alone vary, and are alike in both families by chance: their errors are not added up as one."""
-    right = np.array([1.0] * 20 + [0.0] * 60)
-    arm = {(base, 1): right for base in range(5)}
-    one, other = (resample({"A": arm}, resamples=20_000, family=number) for number in (0, 1))
-    assert abs(np.corrcoef(one.replicates["A"], other.replicates["A"])[0, 1]) < 0.05
-    error = mean_over([one, other]).contrast({"A": 1}).error
-    assert error == pytest.approx(one.contrast({"A": 1}).error / 2**0.5, rel=0.03)
-
-
 def test_a_negative_share_has_an_interval_around_it():
     # Independent means -1 ± 0.1 and 2 ± 0.1 at t = 2: the roots of (4 - 0.04) r² + 4 r + (1 - 0.04) = 0.
     low, high = fieller_interval(-1.0, 2.0, 0.01, 0.01, 0.0, 4.0)

@@ -90,9 +90,8 @@ blocks:
 
 def test_a_failure_is_told_and_the_others_go_on_until_all_fail(failing, capsys):
     runner = Runner(failing, read_matrix(failing), read_matrix(failing), Options(jobs=1, commits=False))
-    with pytest.raises(
-        RunError, match="3 runs failed. reverse_digits, plain, base seed 0, seed 1, 3 steps: error: beta=1"
-    ):
+    told = "3 runs failed. reverse_digits, plain, base seed 0, seed 1, 3 steps: error: beta=1"
+    with pytest.raises(RunError, match=told):
         runner.run()  # of four: after three in a row the others would fail too
     assert capsys.readouterr().out.count("failed: error: beta=1.0 is one too many") == 3
 

@@ -21,9 +21,9 @@ RISING = [step / 40 for step in range(1, 41)]
 
 @pytest.fixture
 def folder(tmp_path):
-    """A function that writes a run's folder: rewards by step, events, the counts of an evaluation."""
+    """A function that writes a run's folder: rewards by step, events, and an evaluation of two prompts."""
 
-    def write(rewards=RISING, events=(), correct=(2, 4), evaluated=True):
+    def write(rewards=RISING, events=(), evaluated=True):
         (tmp_path / "config.yaml").write_text("model_name_or_path: embedded:sums:1\ntask: sums\n")
         env = {"variant": "A", "git_commit": "c", "seed": 2, "base_model": {"name": "embedded:sums:1", "sha256": "ab"}}
         (tmp_path / "env.json").write_text(json.dumps(env))
@@ -32,17 +32,12 @@ def folder(tmp_path):
         steps.to_json(tmp_path / "metrics.jsonl", orient="records", lines=True, double_precision=15)
         (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         if evaluated:
-            mean = sum(correct) / 8 / len(correct)
-            side = {"pass@1": mean, "interval@1": [None, None], "pass@8": 1.0, "interval@8": [None, None]}
+            intervals = {"interval@1": [None, None], "pass@8": 1.0, "interval@8": [None, None]}
             greedy = {"accuracy": 0.5, "interval": [None, None], "correct": [0, 1]}
-            passk = {
-                **{"split": "test", "prompts": len(correct), "n": 8, "k": [1, 8], "temperature": 1.0, "seed": 0},
-                "task": "sums",
-                "base": {**side, "pass@1": 0.125, "correct": [1] * len(correct)},
-                "trained": {**side, "correct": list(correct)},
-                "greedy": {"base": greedy, "trained": greedy},
-                "prompt_ids": [f"id{place}" for place in range(len(correct))],
-            }
+            passk = {"split": "test", "prompts": 2, "n": 8, "k": [1, 8], "temperature": 1.0, "seed": 0, "task": "sums"}
+            passk |= {"greedy": {"base": greedy, "trained": greedy}, "prompt_ids": ["id0", "id1"]}
+            for side, counts in (("base", [1, 1]), ("trained", [2, 4])):
+                passk[side] = {**intervals, "pass@1": sum(counts) / 16, "correct": counts}
             (tmp_path / "passk.json").write_text(json.dumps(passk))
             points = [{"step": step, "kl_to_base": kl, "mean_tokens": 6.5} for step, kl in ((0, 0.0), (40, 0.3))]
             for point in points:
@@ -54,23 +49,20 @@ def folder(tmp_path):
     return write
 
 
-def reset(step, reason="periodic"):
-    return {
-        "event": "reset",
-        "step_requested": step,
-        "step_applied": step,
-        "reason": reason,
-        "optimizer_reset": "keep",
-    }
-
-
-NAN = {"event": "nonfinite", "step_requested": 12, "step_applied": 12, "action": "stop", "tensor": "loss"}
-NAN |= {"prompts": []}
+RESET = {"event": "reset", "step_requested": 20, "step_applied": 20, "reason": "periodic", "optimizer_reset": "keep"}
+NAN = {
+    "event": "nonfinite",
+    "step_requested": 12,
+    "step_applied": 12,
+    "action": "stop",
+    "tensor": "loss",
+    "prompts": [],
+}
 
 
 def test_a_run_s_rows(folder, monkeypatch):
     monkeypatch.setattr("study.evaluate.time.time", lambda: 61.4)
-    rows = rows_of(folder(events=[reset(20)]), PLAN, proxy=0.875)
+    rows = rows_of(folder(events=[RESET]), PLAN, proxy=0.875)
     expected = {"pass@1": 0.375, "pass@8": 1.0, "greedy": 0.5, "drift": 0.3, "drift_tokens": 6.5, "block": "core"}
     expected |= {"gold": 0.375, "proxy": 0.875, "collapsed": 0, "steps_done": 40, "resets": 1, "ref_forward_calls": 20}
     expected |= {"tokens_generated": 200, "seconds": 61, "recipe": "hash", "commit": "c", "variant": "A"}
@@ -127,11 +119,8 @@ def test_a_run_that_stopped_at_nan_scores_nothing(folder):
     expected = {"collapsed": 1, "pass@1": 0, "pass@8": 0, "greedy": 0, "steps_done": 12}
     assert expected.items() <= rows["run"].items()
     assert [(row["correct"], row["n"], row["greedy"]) for row in rows["prompts"]] == [(0, 8, 0)] * 2
-    assert (
-        not {"base", "drift"} & {*rows, *rows["run"]}
-        and len(rows["curve"]) == 12
-        and not math.isnan(rows["curve"][-1]["reward"])
-    )
+    assert not {"base", "drift"} & {*rows, *rows["run"]}
+    assert len(rows["curve"]) == 12 and not math.isnan(rows["curve"][-1]["reward"])
 
 
 def test_a_run_that_is_not_at_its_end_is_refused(folder):

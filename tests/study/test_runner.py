@@ -32,23 +32,12 @@ runpy.run_module("study", run_name="__main__", alter_sys=True)
 """
 
 
-def as_in_a_terminal():
-    """Before an exec: a shell's background jobs, and so the tests that run in one, begin with SIGINT ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def start(root, *arguments):
     env = {**os.environ, "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", STUDY, *arguments],
-        cwd=root,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=as_in_a_terminal,
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # A shell's background jobs, and so the tests that run in one, begin with SIGINT ignored.
+    terminal = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    return subprocess.Popen([sys.executable, "-c", STUDY, *arguments], cwd=root, env=env, **streams, **terminal)
 
 
 def finish(process):
@@ -81,12 +70,6 @@ def at_work(root):
             if b"grpo_variantA.py" in command and str(root).encode() in command:
                 return True
     return False
-
-
-def log(root):
-    return subprocess.run(
-        ["git", "-C", str(root), "log", "--format=%s"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +156,7 @@ def test_the_code_stays_frozen(story):
 
 def test_each_run_is_committed_and_nothing_else_is(story, git):
     fresh, _ = story
-    first, second, *_ = log(fresh)
+    first, second, *_ = git(fresh, "log", "--format=%s").splitlines()
     assert first.startswith("Study: reverse_digits, A, base seed 0, seed 1, 3 steps: pass@1 0.")
     assert second == "The project moves on"
     committed = git(fresh, "show", "--name-only", "--format=", "HEAD").splitlines()

@@ -42,12 +42,21 @@ FAMILIES = ("digits", "letters")
 PASSED = {"plain": (0.9, 0.9), "A_beta1": (0.6, 0.5), "A_beta3": (0.5, 0.585), "A_beta9": (0.5, 0.57)}
 
 
+def add_both(add, tables, arm, both):
+    """The runs of an arm on base 0 and base 6, or new values for them."""
+    for (base, seed), passed in zip(((0, 1), (6, 2)), both, strict=True):
+        key = RunKey("digits", arm, base, seed, 3)
+        if key in tables.runs.index:
+            tables.runs.loc[key, "pass@1"] = passed
+        else:
+            add(tables, key, **{"pass@1": passed, "proxy": 0.5})
+
+
 @pytest.fixture(scope="module")
 def tried(add):
     tables = Tables()
     for arm, both in {**PASSED, "B_beta_old2": (0.1, 0.1)}.items():
-        for base, seed, pass1 in ((0, 1, both[0]), (6, 2, both[1])):
-            add(tables, RunKey("digits", arm, base, seed, 3), **{"pass@1": pass1, "proxy": 0.5})
+        add_both(add, tables, arm, both)
     return tables
 
 
@@ -56,17 +65,11 @@ def tuned(tried, add):
     """A function: tables in which every value has been tried, with other numbers or arms."""
 
     def make(proxy=None, without=(), **passed):
-        left_out = [key for key in tried.runs.index if (key[1], key[2]) in without]
-        tables = deepcopy(tried).without(left_out)
+        tables = deepcopy(tried).without([key for key in tried.runs.index if (key[1], key[2]) in without])
         for arm, value in (proxy or {}).items():
             tables.runs.loc[tables.runs.index.get_level_values("arm") == arm, "proxy"] = value
         for arm, both in passed.items():
-            for base, seed, pass1 in ((0, 1, both[0]), (6, 2, both[1])):
-                key = RunKey("digits", arm, base, seed, 3)
-                if key in tables.runs.index:
-                    tables.runs.loc[key, "pass@1"] = pass1
-                else:
-                    add(tables, key, **{"pass@1": pass1, "proxy": 0.5})
+            add_both(add, tables, arm, both)
         return tables
 
     return make
@@ -177,61 +180,49 @@ def test_what_is_wrong_is_one_line(study, old, new, message):
         read_matrix(study(MATRIX.replace(old, new, 1), FAMILIES))
 
 
-def test_runs_that_wait_go_on_once_the_choice_is_made(checkout, monkeypatch, add, capsys):
-    """The runner's own order, with jobs that end at once."""
-    matrix = yaml.safe_load(MATRIX.replace("digits, letters", "reverse_digits"))
-    matrix["blocks"]["tuning"]["pairs"], matrix["blocks"]["core"]["pairs"] = [[6, 1]], [[0, 1]]
-    path = checkout / "recipes" / "study" / "matrix.yaml"
+@pytest.fixture
+def train(checkout, monkeypatch, add):
+    """A function: the runs that a runner trains with a matrix, in its order; its jobs end at once."""
+    path, trained = checkout / "recipes" / "study" / "matrix.yaml", []
     before = path.read_text()
-    path.write_text(yaml.safe_dump(matrix, sort_keys=False))
-    trained = []
 
-    def train(runner, runs, place, code):
+    def end_at_once(runner, runs, place, code):
         for run in runs:
-            trained.append((run.key.arm, run.recipe.get("beta"), run.recipe.get("beta_old")))
+            trained.append(run)
             add(runner.tables, run.key)
 
-    monkeypatch.setattr(Runner, "_train", train)
-    monkeypatch.setattr("study.runner.check_bases", lambda *arguments: set())
-    monkeypatch.setattr("study.runner.worktree", lambda root, commit, place: place)
-    try:
+    def train(text, *blocks):
+        path.write_text(text)
         whole = read_matrix(checkout)
-        Runner(checkout, whole, whole.selected(["core"]), Options(commits=False)).run()
-        assert trained == [("plain", None, None)]
-        assert "2 runs (reverse_digits) wait for values" in capsys.readouterr().out
+        Runner(checkout, whole, whole.selected(blocks) if blocks else whole, Options(commits=False)).run()
+        done = trained.copy()
         trained.clear()
-        Runner(checkout, whole, whole, Options(commits=False)).run()
-    finally:
-        path.write_text(before)
-    assert [arm for arm, _, _ in trained] == [*PASSED, "B_beta_old2", "plain", "A", "B"]
-    assert trained[-2:] == [("A", 9.0, None), ("B", None, 2.0)]
+        return done
 
-
-def test_runs_wait_for_a_base_that_the_frozen_code_lacks(checkout, monkeypatch, add, capsys):
-    """All others are trained, and which base is missing is said. Where none is there, the study is refused."""
-    path = checkout / "recipes" / "study" / "matrix.yaml"
-    before, trained = path.read_text(), []
-
-    def train(runner, runs, place, code):
-        for run in runs:
-            trained.append(run.key.base_seed)
-            add(runner.tables, run.key)
-
-    monkeypatch.setattr(Runner, "_train", train)
+    monkeypatch.setattr(Runner, "_train", end_at_once)
     monkeypatch.setattr("study.runner.worktree", lambda root, commit, place: root)
     monkeypatch.setattr("study.runner.check_base", lambda *arguments: None)
-    try:
-        path.write_text(before.replace("[[0, 1]]", "[[99, 1], [0, 1]]"))
-        whole = read_matrix(checkout)
-        runner = Runner(checkout, whole, whole, Options(commits=False))
-        runner.run()
-        assert (
-            trained == [0, 0]
-            and "wait for bases that this code does not have: embedded:reverse_digits:99" in capsys.readouterr().out
-        )
-        path.write_text(before.replace("[[0, 1]]", "[[99, 1]]"))
-        whole = read_matrix(checkout)
-        with pytest.raises(InputError, match="embedded:reverse_digits:99 does not come with commit"):
-            Runner(checkout, whole, whole, Options(commits=False)).run()
-    finally:
-        path.write_text(before)
+    yield train
+    path.write_text(before)
+
+
+def test_runs_that_wait_go_on_once_the_choice_is_made(train, monkeypatch, capsys):
+    monkeypatch.setattr("study.runner.check_bases", lambda *arguments: set())
+    matrix = yaml.safe_load(MATRIX.replace("digits, letters", "reverse_digits"))
+    matrix["blocks"]["tuning"]["pairs"], matrix["blocks"]["core"]["pairs"] = [[6, 1]], [[0, 1]]
+    text = yaml.safe_dump(matrix, sort_keys=False)
+    (first,) = train(text, "core")
+    assert first.key.arm == "plain" and "2 runs (reverse_digits) wait for values" in capsys.readouterr().out
+    trained = train(text)
+    assert [run.key.arm for run in trained] == [*PASSED, "B_beta_old2", "plain", "A", "B"]
+    assert (trained[-2].recipe["beta"], trained[-1].recipe["beta_old"]) == (9.0, 2.0)
+
+
+def test_runs_wait_for_a_base_that_the_frozen_code_lacks(checkout, train, capsys):
+    """All others are trained, and which base is missing is said. Where none is there, the study is refused."""
+    text = (checkout / "recipes" / "study" / "matrix.yaml").read_text()
+    trained = train(text.replace("[[0, 1]]", "[[99, 1], [0, 1]]"))
+    said = "wait for bases that this code does not have: embedded:reverse_digits:99"
+    assert [run.key.base_seed for run in trained] == [0, 0] and said in capsys.readouterr().out
+    with pytest.raises(InputError, match="embedded:reverse_digits:99 does not come with commit"):
+        train(text.replace("[[0, 1]]", "[[99, 1]]"))

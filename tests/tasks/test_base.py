@@ -8,9 +8,6 @@ from tasks.base import Task, build_dataset, check_request, content_bucket, conte
 def test_stable_hash_is_the_head_of_sha256():
     digest = hashlib.sha256(b"parity\x1f3\x1ftrain").hexdigest()
     assert stable_hash("parity", 3, "train") == int(digest[:16], 16)
-
-
-def test_stable_hash_keeps_the_parts_apart():
     assert stable_hash("ab", "c") != stable_hash("a", "bc")
 
 
@@ -27,32 +24,24 @@ def test_the_split_depends_on_the_task_and_the_question():
     assert any(content_bucket("a", f"question {i}") != content_bucket("b", f"question {i}") for i in range(100))
 
 
-@pytest.mark.parametrize("split", ["dev", "", "Train", None, 3, ["train"]])
-def test_unknown_split(split):
-    with pytest.raises(ValueError, match="split=.*train, validation, test"):
-        check_request(split, 1, 0)
-
-
-@pytest.mark.parametrize("n", [0, -1, 1.0, "3", True])
-def test_wrong_n(n):
-    with pytest.raises(ValueError, match="n="):
-        check_request("train", n, 0)
-
-
-@pytest.mark.parametrize("seed", [None, 0.5, "0", False])
-def test_wrong_seed(seed):
-    with pytest.raises(ValueError, match="seed="):
-        check_request("train", 1, seed)
+@pytest.mark.parametrize(
+    "message, requests",
+    [
+        ("split=.*train, validation, test", [(split, 1, 0) for split in ("dev", "", "Train", None, 3, ["train"])]),
+        ("n=", [("train", n, 0) for n in (0, -1, 1.0, "3", True)]),
+        ("seed=", [("train", 1, seed) for seed in (None, 0.5, "0", False)]),
+    ],
+)
+def test_wrong_requests(message, requests):
+    for request in requests:
+        with pytest.raises(ValueError, match=message):
+            check_request(*request)
 
 
 def test_dataset_columns():
     dataset = build_dataset("some_task", 2, ["a?", "b?"], ["1", "2"])
-    assert dataset[1] == {
-        "prompt": [{"role": "user", "content": "b?"}],
-        "answer": "2",
-        "task": "some_task",
-        "level": 2,
-    }
+    prompt = [{"role": "user", "content": "b?"}]
+    assert dataset[1] == {"prompt": prompt, "answer": "2", "task": "some_task", "level": 2}
 
 
 def test_reward_defaults_to_the_verdict():

@@ -29,6 +29,9 @@ def questions():
 def test_lengths_and_answers(questions):
     for brackets, answer in questions:
         assert answer == ("yes" if reduces_to_nothing(brackets) else "no")
+        # Counting brackets does not help, nor does a look at the ends.
+        assert brackets[0] in "([{" and brackets[-1] in ")]}"
+        assert [brackets.count(b) for b in "([{"] == [brackets.count(b) for b in ")]}"]
     assert {len(brackets) for brackets, _ in questions} == {10, 12, 14, 16}
 
 
@@ -41,12 +44,6 @@ def test_no_surface_cue_gives_the_answer_away(questions, cue):
         if counts.total() >= 200:
             assert 0.35 < counts["yes"] / counts.total() < 0.65
     assert sum(counts["yes"] for counts in answers.values()) / len(questions) == pytest.approx(0.5, abs=0.05)
-
-
-def test_counting_brackets_does_not_help(questions):
-    for brackets, _ in questions:
-        assert brackets[0] in "([{" and brackets[-1] in ")]}"
-        assert [brackets.count(b) for b in "([{"] == [brackets.count(b) for b in ")]}"]
 
 
 def test_verify():

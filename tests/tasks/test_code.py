@@ -1,4 +1,3 @@
-import json
 import warnings
 
 import pytest
@@ -162,8 +161,6 @@ def test_the_name_does_not_make_another_question():
 
 # Verdicts
 
-WRONG_BUT_NEAR = "```python\ndef {name}(x):\n    return {constant}\n```"
-
 
 def test_gold_answers_verify_and_constants_do_not():
     for level in (1, 4, 8):
@@ -171,23 +168,13 @@ def test_gold_answers_verify_and_constants_do_not():
         rows = list(task.rows("test", 6))
         gold = [task.gold(row) for row in rows]
         assert task.verify_many(gold, rows) == [True] * 6
-        constant = [
-            WRONG_BUT_NEAR.format(name=row["entry_point"], constant=row["tests"][-1].split(" == ")[1]) for row in rows
-        ]
-        assert task.reward_many(constant, rows) == [0.0] * 6
+        constants = [(row["entry_point"], row["tests"][-1].split(" == ")[1]) for row in rows]
+        wrong = [f"```python\ndef {name}(x):\n    return {constant}\n```" for name, constant in constants]
+        assert task.reward_many(wrong, rows) == [0.0] * 6
 
 
-ROW = {
-    "answer": "",
-    "tests": [
-        "assert double(2) == 4",
-        "assert double(0) == 0",
-        "assert double('a') == 'aa'",
-        "assert double(-1) == -2",
-    ],
-    "entry_point": "double",
-    "setup": "",
-}
+TESTS = [f"assert double({x!r}) == {2 * x!r}" for x in (2, 0, "a", -1)]
+ROW = {"answer": "", "tests": TESTS, "entry_point": "double", "setup": ""}
 
 
 @pytest.mark.parametrize(
@@ -270,65 +257,52 @@ HUMANEVAL = {
 PLAIN = {"prompt": "Write `triple`.", "tests": ["assert triple(2) == 6"], "solution": "triple = lambda x: 3 * x"}
 
 
-def write(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(file)
+SUM = {"text": "Add.", "code": "def sum(a, b):\n    return a + b", "test_list": ["assert sum(1, 2) == 3"]}
+SQUARES = {
+    "prompt": "Add the areas of squares.",
+    "code": "def areas(squares):\n    return sum(s.side ** 2 for s in squares)",
+    "test_imports": ["import math"],
+    "test_setup_code": "class Square:\n    def __init__(self, side):\n        self.side = side",
+    "test_list": ["assert math.isclose(areas([Square(1.5), Square(2)]), 6.25)", "assert areas([]) == 0"],
+}
 
 
-def only_row(tmp_path, row):
-    task = make(path=write(tmp_path / "problems.jsonl", [row]))
-    splits = {split: len(problems) for split, problems in task._problems.items()}
-    split = max(splits, key=splits.get)
-    assert sum(splits.values()) == 1
-    return task, task.rows(split, None)[0]
-
-
-def test_mbpp(tmp_path):
-    task, row = only_row(tmp_path, MBPP)
-    assert row["entry_point"] == "remove_Occ" and row["tests"] == MBPP["test_list"] and row["level"] == 1
-    assert MBPP["test_list"][0] in row["prompt"][0]["content"]
-    assert MBPP["test_list"][1] not in row["prompt"][0]["content"]
-    assert task.verify(task.gold(row), row)
-    assert not task.verify("def remove_Occ(s, ch):\n    return s[1:-1]", row)
-
-
-def test_mbpp_may_name_its_function_like_one_of_pythons(tmp_path):
-    problem = {"text": "Add.", "code": "def sum(a, b):\n    return a + b", "test_list": ["assert sum(1, 2) == 3"]}
-    task, row = only_row(tmp_path, problem)
-    assert row["entry_point"] == "sum"
-    assert task.verify(task.gold(row), row)
-    assert not task.verify("total = 3  # sum", row)
-
-
-def test_mbpp_with_imports_and_setup(tmp_path):
-    problem = {
-        "prompt": "Add the areas of squares.",
-        "code": "def areas(squares):\n    return sum(s.side ** 2 for s in squares)",
-        "test_imports": ["import math"],
-        "test_setup_code": "class Square:\n    def __init__(self, side):\n        self.side = side",
-        "test_list": ["assert math.isclose(areas([Square(1.5), Square(2)]), 6.25)", "assert areas([]) == 0"],
-    }
-    task, row = only_row(tmp_path, problem)
-    assert row["entry_point"] == "areas"
-    assert task.verify(task.gold(row), row)
-    assert not task.verify("def areas(squares):\n    return 0", row)
-
-
-def test_humaneval(tmp_path):
-    task, row = only_row(tmp_path, HUMANEVAL)
-    assert row["entry_point"] == "bump" and len(row["tests"]) == 1
-    assert task.verify(task.gold(row), row)
-    # The imports and the helper of the prompt need not be repeated.
-    assert task.verify("def bump(xs: List[int]):\n    return [helper(x) for x in xs]", row)
-    assert not task.verify("def bump(xs):\n    return xs", row)
-    # A helper redefined to please the tests does not reach them.
-    assert not task.verify("def helper(x):\n    return 2\ndef bump(xs):\n    return [3] if xs == [2] else xs", row)
-
-
-def test_plain(tmp_path):
-    task, row = only_row(tmp_path, PLAIN)
-    assert row["entry_point"] == "triple" and row["prompt"][0]["content"].startswith("Write `triple`.")
-    assert task.verify(task.gold(row), row)
+@pytest.mark.parametrize(
+    "problem, name, shown, hidden, right, wrong",
+    [
+        (MBPP, "remove_Occ", *MBPP["test_list"], [], ["def remove_Occ(s, ch):\n    return s[1:-1]"]),
+        # Named like one of Python's.
+        (SUM, "sum", "Add.", "def sum", [], ["total = 3  # sum"]),
+        # With imports and setup.
+        (SQUARES, "areas", "math.isclose", "== 0", [], ["def areas(squares):\n    return 0"]),
+        (
+            *(HUMANEVAL, "bump", "Add one to each.", "candidate"),
+            # The imports and the helper of the prompt need not be repeated.
+            ["def bump(xs: List[int]):\n    return [helper(x) for x in xs]"],
+            # A helper redefined to please the tests does not reach them.
+            [
+                "def bump(xs):\n    return xs",
+                "def helper(x):\n    return 2\ndef bump(xs):\n    return [3] if xs == [2] else xs",
+            ],
+        ),
+        (
+            PLAIN,
+            "triple",
+            "Write `triple`.",
+            "assert",
+            ["def triple(x):\n    return x + 2 * x"],
+            ["def triple(x): pass"],
+        ),
+    ],
+)
+def test_a_file(tmp_path, write_jsonl, problem, name, shown, hidden, right, wrong):
+    task = make(path=write_jsonl(tmp_path / "problems.jsonl", [problem]))
+    (split,) = [split for split, problems in task._problems.items() if problems]
+    row = task.rows(split, None)[0]
+    assert (row["entry_point"], row["level"]) == (name, 1)
+    assert shown in row["prompt"][0]["content"] and hidden not in row["prompt"][0]["content"]
+    assert all(task.verify(completion, row) for completion in [task.gold(row), *right])
+    assert not any(task.verify(completion, row) for completion in wrong)
 
 
 @pytest.mark.parametrize(
@@ -349,8 +323,8 @@ def test_plain(tmp_path):
         ({**PLAIN, "setup": "def"}, "'setup' is not Python"),
     ],
 )
-def test_a_bad_file(tmp_path, row, message):
-    path = write(tmp_path / "bad.jsonl", [row])
+def test_a_bad_file(tmp_path, write_jsonl, row, message):
+    path = write_jsonl(tmp_path / "bad.jsonl", [row])
     with pytest.raises(ValueError, match=f"path='{path}', row 0.*{message}") as error:
         make(path=path)
     assert "\n" not in str(error.value)

@@ -45,10 +45,7 @@ def test_boxed(text, contents):
         90 ≟ 90^\circ ¦ 5 ≟ 5\text{ m}^2
         """
     )
-    + [
-        (None, "42" + " " * 199),
-        (None, "9" * 41),
-    ],
+    + [(None, "42" + " " * 199), (None, "9" * 41)],
 )
 def test_as_number(number, text):
     assert as_number(text) == number

@@ -1,4 +1,3 @@
-import json
 import re
 import shutil
 
@@ -29,11 +28,14 @@ TRAIN = [problem(i) for i in range(100)]
 TEST = [problem(i) for i in range(100, 120)]
 
 
-def write(folder, train=TRAIN, test=TEST):
-    folder.mkdir(exist_ok=True)
-    for name, rows in (("train", train), ("test", test)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(folder)
+@pytest.fixture(scope="module")
+def write(write_jsonl):
+    def write(folder):
+        write_jsonl(folder / "train.jsonl", TRAIN)
+        write_jsonl(folder / "test.jsonl", TEST)
+        return str(folder)
+
+    return write
 
 
 def questions(dataset):
@@ -48,13 +50,8 @@ def own_cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("gsm8k"))
-
-
-@pytest.fixture(scope="module")
-def task(folder):
-    return get_task("gsm8k", path=folder)
+def task(tmp_path_factory, write):
+    return get_task("gsm8k", path=write(tmp_path_factory.mktemp("gsm8k")))
 
 
 # Rows; how a file is read and split, whatever the task: test_loaded.py
@@ -71,24 +68,18 @@ def test_rows(task):
     assert "####" in row["prompt"][0]["content"]
 
 
-def test_answers_are_plain_numbers(task):
-    expected = {row["question"]: row["answer"].split("#### ")[1].replace(",", "") for row in TRAIN}
-    dataset = task.rows("train", None)
-    assert dict(zip(questions(dataset), dataset["answer"], strict=True)).items() <= expected.items()
-
-
-def test_gold_solutions_verify(task):
+def test_gold_solutions_verify_and_answers_are_plain_numbers(task):
     solutions = {row["question"]: row["answer"] for row in TRAIN + TEST}
     for split in ("train", "validation", "test"):
         dataset = task.rows(split, None)
         for question, row in zip(questions(dataset), dataset, strict=True):
-            assert task.verify(solutions[question], row) is True
-            assert task.verify(task.gold(row), row) is True
+            assert row["answer"] == solutions[question].split("#### ")[1].replace(",", "")
+            assert task.verify(solutions[question], row) is task.verify(task.gold(row), row) is True
             assert task.reward(solutions[question], row) == 1.0
 
 
-def test_data_are_loaded_once(tmp_path):
-    folder = write(tmp_path / "gone")
+def test_data_are_loaded_once(tmp_path, write):
+    folder = write(tmp_path)
     before = get_task("gsm8k", path=folder).rows("test", None)[:]
     task = get_task("gsm8k", path=folder)
     shutil.rmtree(folder)
@@ -99,16 +90,17 @@ def test_hub(monkeypatch):
     calls = []
 
     def load(path, config, split):
+        if path == "someone/unreachable":
+            raise ConnectionError("no route")
         calls.append((path, config, split))
         return Dataset.from_list({"train": TRAIN, "test": TEST}[split])
 
     monkeypatch.setattr(tasks.gsm8k, "load_dataset", load)
     assert len(get_task("gsm8k", path="someone/gsm8k-copy").rows("test", None)) == len(TEST)
     assert sorted(calls) == [("someone/gsm8k-copy", "main", "test"), ("someone/gsm8k-copy", "main", "train")]
-
-
-def test_the_default_is_the_original_on_the_hub():
     assert get_task("gsm8k").path == "openai/gsm8k"
+    with pytest.raises(ValueError, match="path='someone/unreachable'.*no route.*connection"):
+        get_task("gsm8k", path="someone/unreachable").rows("test", 1)
 
 
 # Errors
@@ -121,7 +113,7 @@ def test_wrong_path(path):
 
 
 @pytest.mark.parametrize("file", ["train.jsonl", "test.jsonl"])
-def test_missing_file(tmp_path, file):
+def test_missing_file(tmp_path, write, file):
     folder = write(tmp_path)
     (tmp_path / file).unlink()
     with pytest.raises(ValueError, match=f"path='{folder}'.* no {file}; put train.jsonl and test.jsonl there"):
@@ -139,20 +131,11 @@ def test_missing_file(tmp_path, file):
         ('{"question": "a", "answer": "#### many"}\n', "row 0: 'answer' must end in '#### ' and a number"),
     ],
 )
-def test_bad_file(tmp_path, text, message):
+def test_bad_file(tmp_path, write, text, message):
     folder = write(tmp_path)
     (tmp_path / "train.jsonl").write_text(text)
     with pytest.raises(ValueError, match=f"(?s)path='{folder}/train.jsonl'.*{message}"):
         get_task("gsm8k", path=folder).rows("test", 1)
-
-
-def test_the_hub_is_out_of_reach(monkeypatch):
-    def load(path, config, split):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(tasks.gsm8k, "load_dataset", load)
-    with pytest.raises(ValueError, match="path='someone/unreachable'.*no route.*connection"):
-        get_task("gsm8k", path="someone/unreachable").rows("test", 1)
 
 
 # Verification
@@ -202,16 +185,12 @@ WRONG = pairs(
 ]
 
 
-@pytest.mark.parametrize("answer, completion", CORRECT)
-def test_correct(answer, completion):
-    assert get_task("gsm8k").verify(completion, {"answer": answer}) is True
-    assert get_task("gsm8k").reward(completion, {"answer": answer}) == 1.0
-
-
-@pytest.mark.parametrize("answer, completion", WRONG)
-def test_wrong(answer, completion):
-    assert get_task("gsm8k").verify(completion, {"answer": answer}) is False
-    assert get_task("gsm8k").reward(completion, {"answer": answer}) == 0.0
+@pytest.mark.parametrize(
+    "right, answer, completion", [(cases is CORRECT, *case) for cases in (CORRECT, WRONG) for case in cases]
+)
+def test_verdicts(right, answer, completion):
+    assert get_task("gsm8k").verify(completion, {"answer": answer}) is right
+    assert get_task("gsm8k").reward(completion, {"answer": answer}) == float(right)
 
 
 PIECES = [*"#### |####|\\boxed{|{|}|$|\\|-|\u2212|.|,|e|nan|inf|7|½|\n".split("|"), "9" * 10_000]

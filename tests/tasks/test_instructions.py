@@ -8,19 +8,16 @@ from tasks.constraints import CONSTRAINTS, fulfils
 
 @pytest.mark.parametrize("level", range(1, 9))
 def test_the_constraints_can_be_met_together(level):
-    task = get_task("instructions", level=level)
+    task, kinds = get_task("instructions", level=level), set()
     for row in task.rows("train", 300):
         constraints = json.loads(row["constraints"])
+        kinds |= {constraint["kind"] for constraint in constraints}
         assert len(constraints) == 1 + level // 2
         assert len({CONSTRAINTS[constraint["kind"]].slot for constraint in constraints}) == len(constraints)
         assert task.verify(task.gold(row), row), row
         prompt = row["prompt"][0]["content"]
         assert prompt.startswith("Write a short text about ") and prompt.count("\n- ") == len(constraints)
-
-
-def test_every_kind_occurs():
-    rows = get_task("instructions", level=8).rows("train", 200)
-    assert {constraint["kind"] for row in rows for constraint in json.loads(row["constraints"])} == set(CONSTRAINTS)
+    assert level < 8 or kinds == set(CONSTRAINTS)
 
 
 def test_a_text_for_one_row_seldom_does_for_another():
@@ -45,9 +42,6 @@ def test_rewards(completion, share):
     assert get_task("instructions", reward="share").reward(completion, ROW) == share
     assert get_task("instructions").reward(completion, ROW) == float(share == 1.0)
     assert get_task("instructions").verify(completion, ROW) is (share == 1.0)
-
-
-def test_unknown_reward():
     with pytest.raises(ValueError, match="reward='half' must be one of exact, share"):
         get_task("instructions", reward="half")
 

@@ -1,7 +1,5 @@
 """Reading and splitting a file, whatever the task; the task `math` stands for all."""
 
-import json
-
 import pytest
 
 from tasks import get_task
@@ -13,11 +11,6 @@ def rows_of(numbers):
     return [{"problem": f"What is {i} times {i + 1}?", "answer": str(i * (i + 1))} for i in numbers]
 
 
-def write(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(file)
-
-
 def questions(problems):
     return sorted(problem.question for problem in problems)
 
@@ -26,34 +19,34 @@ def load(path):
     return {split: questions(problems) for split, problems in load_problems("math", path, parse_problem).items()}
 
 
-def test_a_file_is_split_by_content(tmp_path):
-    whole = load(write(tmp_path / "whole.jsonl", rows_of(range(1000))))
+def test_a_file_is_split_by_content(tmp_path, write_jsonl):
+    whole = load(write_jsonl(tmp_path / "whole.jsonl", rows_of(range(1000))))
     assert sorted(sum(whole.values(), [])) == sorted(row["problem"] for row in rows_of(range(1000)))
     # Four standard deviations of a tenth of 1000 are 38.
     assert abs(len(whole["test"]) - 100) < 38 and abs(len(whole["validation"]) - 100) < 38
-    part = load(write(tmp_path / "part.jsonl", rows_of(range(600, 300, -1))))
+    part = load(write_jsonl(tmp_path / "part.jsonl", rows_of(range(600, 300, -1))))
     assert all(set(part[split]) <= set(whole[split]) for split in whole)
 
 
-def test_a_folder_has_its_own_test_file(tmp_path):
-    write(tmp_path / "train.jsonl", rows_of(range(200)))
-    write(tmp_path / "test.jsonl", rows_of(range(150, 250)))
+def test_a_folder_has_its_own_test_file(tmp_path, write_jsonl):
+    write_jsonl(tmp_path / "train.jsonl", rows_of(range(200)))
+    write_jsonl(tmp_path / "test.jsonl", rows_of(range(150, 250)))
     splits = load(tmp_path)  # training questions that are in test are dropped
     assert splits["test"] == sorted(row["problem"] for row in rows_of(range(150, 250)))
     assert sorted(splits["train"] + splits["validation"]) == sorted(row["problem"] for row in rows_of(range(150)))
     assert 3 <= len(splits["validation"]) <= 30
 
 
-def test_equal_questions_count_once(tmp_path):
+def test_equal_questions_count_once(tmp_path, write_jsonl):
     rows = rows_of(range(10)) + [dict(row, problem=row["problem"].upper() + " ") for row in rows_of(range(10))]
-    splits = load(write(tmp_path / "twice.jsonl", rows))
+    splits = load(write_jsonl(tmp_path / "twice.jsonl", rows))
     # The first of them is kept.
     assert sorted(sum(splits.values(), [])) == sorted(row["problem"] for row in rows[:10])
 
 
-def test_seeds_shuffle_and_the_order_of_the_file_does_not_matter(tmp_path):
-    forth = get_task("math", path=write(tmp_path / "forth.jsonl", rows_of(range(60))))
-    back = get_task("math", path=write(tmp_path / "back.jsonl", rows_of(reversed(range(60)))))
+def test_seeds_shuffle_and_the_order_of_the_file_does_not_matter(tmp_path, write_jsonl):
+    forth = get_task("math", path=write_jsonl(tmp_path / "forth.jsonl", rows_of(range(60))))
+    back = get_task("math", path=write_jsonl(tmp_path / "back.jsonl", rows_of(reversed(range(60)))))
     assert forth.rows("train", None, 1)[:] == back.rows("train", None, 1)[:]
     assert forth.rows("train", None, 1)["answer"] != forth.rows("train", None, 2)["answer"]
     assert forth.rows("train", 5, 1)[:] == forth.rows("train", None, 1)[:5]
@@ -91,8 +84,8 @@ def test_nothing_there(tmp_path):
         get_task("math", path=3)
 
 
-def test_too_many_rows(tmp_path):
-    task = get_task("math", path=write(tmp_path / "few.jsonl", rows_of(range(3))))
+def test_too_many_rows(tmp_path, write_jsonl):
+    task = get_task("math", path=write_jsonl(tmp_path / "few.jsonl", rows_of(range(3))))
     with pytest.raises(ValueError, match="n=10: math has .* train questions in path=.*fewer rows"):
         task.rows("train", 10)
     with pytest.raises(ValueError, match="split='dev'"):

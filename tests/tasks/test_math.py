@@ -1,26 +1,18 @@
-import json
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import pairs
 
 from tasks import get_task
-from tasks.math import normalise
 from tasks.math_equality import WORKER
 
 
 PROBLEMS = [{"problem": f"What is {i} plus {i}?", "answer": str(2 * i)} for i in range(100)]
 
 
-def write(file, rows):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(file)
-
-
 @pytest.fixture(scope="module")
-def task(tmp_path_factory):
-    return get_task("math", path=write(tmp_path_factory.mktemp("math") / "problems.jsonl", PROBLEMS))
+def task(tmp_path_factory, write_jsonl):
+    return get_task("math", path=write_jsonl(tmp_path_factory.mktemp("math") / "problems.jsonl", PROBLEMS))
 
 
 def questions(dataset):
@@ -34,9 +26,7 @@ def test_rows(task):
     row = task.rows("test", 1)[0]
     assert set(row) == {"prompt", "answer", "task", "level"}
     assert row["task"] == "math" and row["level"] == 1 and "\\boxed{}" in row["prompt"][0]["content"]
-    assert int(row["answer"]) == 2 * int(
-        questions([row] if isinstance(row, list) else task.rows("test", 1))[0].split()[2]
-    )
+    assert int(row["answer"]) == 2 * int(row["prompt"][0]["content"].split()[2])
 
 
 def test_gold_answers_verify(task):
@@ -45,12 +35,12 @@ def test_gold_answers_verify(task):
         assert task.reward(f"So the answer is $\\boxed{{ {row['answer']} }}$.", row) == 1.0
 
 
-def test_the_answer_of_a_solution(tmp_path):
+def test_the_answer_of_a_solution(tmp_path, write_jsonl):
     rows = [
         {"question": f"{i}?", "solution": f"First \\boxed{{0}}, then $\\boxed{{\\frac{{{i}}}{{7}}}}$."}
         for i in range(30)
     ]
-    task = get_task("math", path=write(tmp_path / "solutions.jsonl", rows))
+    task = get_task("math", path=write_jsonl(tmp_path / "solutions.jsonl", rows))
     for row in task.rows("train", None):
         assert row["answer"] == f"\\frac{{{row['prompt'][0]['content'].split('?')[0]}}}{{7}}"
 
@@ -101,15 +91,12 @@ WRONG = pairs(
 ) + [(gold, f"\\boxed{{{answer}}}") for gold, answer in NO_UNITS]
 
 
-@pytest.mark.parametrize("answer, completion", CORRECT)
-def test_correct(task, answer, completion):
-    assert task.verify(completion, {"answer": answer}) is True
-
-
-@pytest.mark.parametrize("answer, completion", WRONG)
-def test_wrong(task, answer, completion):
-    assert task.verify(completion, {"answer": answer}) is False
-    assert task.reward(completion, {"answer": answer}) == 0.0
+@pytest.mark.parametrize(
+    "right, answer, completion", [(cases is CORRECT, *case) for cases in (CORRECT, WRONG) for case in cases]
+)
+def test_verdicts(task, right, answer, completion):
+    assert task.verify(completion, {"answer": answer}) is right
+    assert task.reward(completion, {"answer": answer}) == float(right)
 
 
 QUESTION = "Simplify $\\sqrt{180}$. Name $x$, (C), $(x + 1)^2$ and \\frac{84}{2}; Evelyn or Bob?"
@@ -150,16 +137,13 @@ def test_what_takes_too_long_is_wrong(task, monkeypatch):
 def test_the_same_text_needs_no_second_opinion(task, monkeypatch):
     monkeypatch.setattr(WORKER, "ask", lambda request: pytest.fail("asked"))
     assert task.verify("\\boxed{\\left[ -2, \\dfrac72 \\right]}", {"answer": "[-2,\\frac72]"})
+    assert task.verify("\\boxed{ \\left( 1 ,\\, \\dfrac12 \\right) . }", {"answer": "(1,\\frac12)"})
 
 
 def test_a_long_text_is_not_read(task, monkeypatch):
     # Reading takes more than linear time.
     monkeypatch.setattr("tasks.math.VARIABLE", None)
     assert not task.verify("\\boxed{" + "x " * 10**6 + "}", {"answer": "42"})
-
-
-def test_normalise():
-    assert normalise(" \\left( 1 ,\\, \\dfrac12 \\right) . ") == "(1,\\frac12)"
 
 
 @settings(deadline=None, max_examples=100, derandomize=True)
@@ -180,13 +164,10 @@ def test_scoring_never_raises(task, completion):
         (PROBLEMS[:1] + [{"problem": "a"}], "row 1"),
     ],
 )
-def test_bad_rows(tmp_path, rows, message):
-    path = write(tmp_path / "bad.jsonl", rows)
+def test_bad_rows(tmp_path, write_jsonl, rows, message):
+    path = write_jsonl(tmp_path / "bad.jsonl", rows)
     with pytest.raises(ValueError, match=f"path='{path}', {message}") as error:
         get_task("math", path=path)
     assert "\n" not in str(error.value)
-
-
-def test_no_path():
     with pytest.raises(ValueError, match="path is missing.*JSON Lines"):
         get_task("math")

@@ -22,14 +22,7 @@ SCRIPT = Path(tasks.math_equality.__file__).with_name("isolated") / "math_worker
 @pytest.mark.parametrize(
     "gold, answer, same",
     [
-        ("0.5", "\\frac{1}{2}", True),
-        ("\\frac{\\pi}{4}", "\\frac{1}{4}\\pi", True),
-        ("3\\sqrt{2}", "\\sqrt{18}", True),
-        ("x^2+2x+1", "(x+1)^2", True),
-        ("p-q", "q-p", False),
-        ("(3,\\frac{\\pi}{2})", "(3, \\pi/2)", True),
-        ("[-2,7]", "(-2,7)", False),
-        ("\\text{Evelyn}", "\\text{Bob}", False),
+        ("42", "40+2", True),
         ("2", "1.9999999999", False),
         ("x<5", "(-\\infty,5)", True),
         ("(-\\infty,5)", "x<5", False),
@@ -39,18 +32,8 @@ SCRIPT = Path(tasks.math_equality.__file__).with_name("isolated") / "math_worker
     ],
 )
 def test_equal(gold, answer, same):
+    """What math-verify does where the task `math` does not ask it; the rest: test_math.py."""
     assert equal(gold, answer) is same
-
-
-def test_equal_number_refuses_what_math_verify_would_work_out():
-    assert equal("42", "40+2")
-    assert equal("42", "\\frac{84}{2}")
-    for answer in ("40+2", "\\frac{84}{2}", "84/2", "6\\cdot 7", "41 42"):
-        assert not equal_number("42", answer)
-    assert equal_number("42", "42.0")
-    assert equal_number("0.5", "2/4")
-    assert not equal_number("0.5", "1/3")
-    assert not equal_number("0.5", "1/0")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def test_rows(task):
         assert row["task"] == "rg:chain_sum" and row["level"] == 0
         terms = row["prompt"][0]["content"].split("problem: ")[1].split("=")[0]
         assert str(eval(terms)) == row["answer"]
+    assert task.rows("validation", 5)[:] == rows[:5]  # fewer are the first of more
 
 
 @pytest.mark.parametrize(
@@ -86,10 +87,6 @@ def test_seeds_do_not_overlap(task):
     assert len(first & second) < 5
 
 
-def test_fewer_rows_are_the_first_of_more(task):
-    assert task.rows("test", 5)[:] == task.rows("test", 12)[:5]
-
-
 def test_rows_do_not_depend_on_the_process():
     # These come in another order of a set in every process, unless the order is fixed.
     families = ("isomorphic_strings", "polynomial_multiplication")
@@ -111,10 +108,9 @@ def test_levels_and_settings():
     assert all(prompt.count(" + ") + prompt.count(" - ") == 1 for prompt in prompts(two))
 
 
+SCORER = "__import__('reasoning_gym').algorithmic.spiral_matrix.SpiralMatrixDataset"
 HOSTILE = {
-    "fake the score": "setattr("
-    "__import__('reasoning_gym').algorithmic.spiral_matrix.SpiralMatrixDataset, 'score_answer', "
-    "lambda *a: 1.0) or []",
+    "fake the score": f"setattr({SCORER}, 'score_answer', lambda *a: 1.0) or []",
     "leave": "__import__('os')._exit(0)",
     "read": "open('/etc/passwd').read().split()",
     "attributes": "().__class__.__base__.__subclasses__()",

@@ -8,8 +8,7 @@ from tasks import get_task
 
 def test_the_error_names_the_cure(monkeypatch):
     monkeypatch.setattr(tasks.reasoning_gym, "find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match="rg:chain_sum needs reasoning-gym, .* `pip install 'trl-prorl.rg.'`"
-    ) as error:
+    message = "rg:chain_sum needs reasoning-gym, .* `pip install 'trl-prorl.rg.'`"
+    with pytest.raises(ValueError, match=message) as error:
         get_task("rg:chain_sum")
     assert "\n" not in str(error.value)

@@ -35,35 +35,24 @@ def test_every_task_is_registered():
     assert set(concrete_tasks(Task)) == known
 
 
-@pytest.mark.parametrize("name", ["parity:", "parity:x", "rgx:chain_sum", ":", "rg", "parity.x"])
-def test_only_known_prefixes(name):
-    with pytest.raises(ValueError, match="is not a task.*rg:NAME for the families of reasoning-gym"):
-        get_task(name)
+PREFIX = "is not a task.*rg:NAME for the families of reasoning-gym"
 
 
-def test_an_unknown_task_names_the_nearest():
-    with pytest.raises(
-        ValueError, match=r"'revers_digits'.*mean 'reverse_digits'.*Tasks: bracket_matching, .*sorting"
-    ):
-        get_task("revers_digits")
-
-
-@pytest.mark.parametrize("name", ["", "xyzzy", None, 3, [1]])
-def test_a_name_that_is_near_none(name):
-    with pytest.raises(ValueError, match="is not a task. Tasks: bracket_matching"):
-        get_task(name)
-
-
-def test_an_unknown_option_names_the_nearest():
-    with pytest.raises(ValueError, match=r"levle=2 .*'sorting'.*mean 'level'.*Options: level, reward"):
-        get_task("sorting", levle=2)
-
-
-def test_options_belong_to_their_task():
-    with pytest.raises(ValueError, match=r"reward='distance' .*'parity'.*Options: level"):
-        get_task("parity", reward="distance")
-    with pytest.raises(ValueError, match=r"level=1 .*'gsm8k'.*Options: path"):
-        get_task("gsm8k", level=1)
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        *((name, {}, PREFIX) for name in ("parity:", "parity:x", "rgx:chain_sum", ":", "rg", "parity.x")),
+        *((name, {}, "is not a task. Tasks: bracket_matching") for name in ("", "xyzzy", None, 3, [1])),
+        ("revers_digits", {}, "'revers_digits'.*mean 'reverse_digits'.*Tasks: bracket_matching, .*sorting"),
+        ("sorting", {"levle": 2}, "levle=2 .*'sorting'.*mean 'level'.*Options: level, reward"),
+        # Options belong to their task.
+        ("parity", {"reward": "distance"}, "reward='distance' .*'parity'.*Options: level"),
+        ("gsm8k", {"level": 1}, "level=1 .*'gsm8k'.*Options: path"),
+    ],
+)
+def test_what_is_unknown_is_named_with_the_nearest(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        get_task(name, **options)
 
 
 def test_options_arrive():

@@ -1,14 +1,20 @@
+from ast import literal_eval
 from itertools import combinations_with_replacement, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import pairs
 
 from tasks import get_task
-from tasks.sorting import REWARDS, longest_common_subsequence
+from tasks.sorting import REWARDS
 
 
 ROW = {"answer": "1 3 7 9"}
+# Of four numbers: the wrong count, or not numbers.
+NO_ANSWER = (
+    "0 1 2 ¦ 0 1 2 3 3 ¦ 0 1 2 x ¦ 0 1 2 x 3 ¦ 00 1 2 3 ¦ 0, 1, 2, 3 ¦ 0 1 2 nan ¦ 0 1 2 inf ¦ 0 1 2 ٣ ¦ ".split(" ¦ ")
+)
 
 
 @pytest.mark.parametrize("level", [1, 3, 8])
@@ -22,28 +28,18 @@ def test_lengths_and_answers(level):
 
 @pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize(
-    "completion, correct",
-    [
-        ("1 3 7 9", True),
-        (" 1\t3\n7  9 ", True),
-        ("1 3 9 7", False),
-        ("1379", False),
-        ("1, 3, 7, 9", False),
-        ("01 3 7 9", False),
-        ("1.0 3 7 9", False),
-        ("1 3 7", False),
-        ("1 3 7 9 9", False),
-        ("", False),
-    ],
+    "correct, completion",
+    pairs(
+        "True ≟ 1 3 7 9 ¦ ␣1\t3⏎7  9␣ ¦ False ≟ 1 3 9 7 ¦ 1379 ¦ 1, 3, 7, 9 ¦ 01 3 7 9 ¦ 1.0 3 7 9 ¦ 1 3 7"
+        " ¦ 1 3 7 9 9 ¦ ∅",
+        key=literal_eval,
+    ),
 )
 def test_verify_is_the_same_for_every_reward(reward, completion, correct):
     task = get_task("sorting", reward=reward)
     assert task.verify(completion, ROW) is correct
     assert (task.reward(completion, ROW) == 1.0) is correct
-
-
-def test_exact_is_the_default():
-    assert get_task("sorting").reward("1 3 9 7", ROW) == 0.0
+    assert get_task("sorting").reward(completion, ROW) == float(correct)  # exact is the default
 
 
 @pytest.mark.parametrize(
@@ -72,16 +68,7 @@ def test_exact_is_the_default():
         ("1 3 7 9", "-5 1 10 9", 1 / 4, (2 + 2) / 7),
         ("1 3 7 9", "1 3 7 1" + "0" * 5000, 3 / 4, (3 + 3) / 7),
         ("1 3 7 9", "1 3 2" + "0" * 5000 + " 1" + "0" * 5000, 2 / 4, (2 + 2) / 7),
-        # The wrong count of numbers.
-        ("0 1 2 3", "0 1 2", 0.0, 0.0),
-        ("0 1 2 3", "0 1 2 3 3", 0.0, 0.0),
-        ("0 1 2 3", "0 1 2 x", 0.0, 0.0),
-        ("0 1 2 3", "0 1 2 x 3", 0.0, 0.0),
-        ("0 1 2 3", "00 1 2 3", 0.0, 0.0),
-        ("0 1 2 3", "0, 1, 2, 3", 0.0, 0.0),
-        ("0 1 2 3", "0 1 2 nan", 0.0, 0.0),
-        ("0 1 2 3", "0 1 2 ٣", 0.0, 0.0),
-        ("0 1 2 3", "", 0.0, 0.0),
+        *(("0 1 2 3", completion, 0.0, 0.0) for completion in NO_ANSWER),
     ],
 )
 def test_distance_and_inclusion_ordering_by_hand(required, completion, distance, inclusion_ordering):
@@ -122,15 +109,7 @@ def test_inclusion_ordering_gives_1_to_right_answers_and_where_digits_repeat_to_
         ("1 3 7 100", 1 - 9 / 30),
         ("-5 3 7 9", 1 - 6 / 30),
         ("1 3 7 " + "9" * 5000, 1 - 9 / 30),
-        # The wrong count, or not numbers.
-        ("1 3 7", 0.0),
-        ("1 3 7 9 9", 0.0),
-        ("1 3 7 x", 0.0),
-        ("1 3 7 nan", 0.0),
-        ("1 3 7 inf", 0.0),
-        ("1 3 7 09", 0.0),
-        ("1 3 7 ٩", 0.0),
-        ("", 0.0),
+        *((completion, 0.0) for completion in NO_ANSWER),
     ],
 )
 def test_nearness(completion, reward):
@@ -138,37 +117,30 @@ def test_nearness(completion, reward):
 
 
 @pytest.mark.parametrize(
-    "completion, reward",
+    "required, completion, included, in_order, of",
     [
-        ("1 3 7 9", 1.0),
-        # All four included; in order 1 3 and one of 9 7.
-        ("1 3 9 7", 0.5 * 4 / 4 + 0.5 * 3 / 4),
-        ("9 7 3 1", 0.5 * 4 / 4 + 0.5 * 1 / 4),
-        ("1 3 7", 0.5 * 3 / 4 + 0.5 * 3 / 4),
+        ("1 3 7 9", "1 3 7 9", 4, 4, 4),
+        # In order 1 3 and one of 9 7; one alone; 3 or 1, with 7 and 9.
+        ("1 3 7 9", "1 3 9 7", 4, 3, 4),
+        ("1 3 7 9", "9 7 3 1", 4, 1, 4),
+        ("1 3 7 9", "3 1 7 9", 4, 3, 4),
+        # Not the first that fits: 1, 2 and 3 are in order if the 4 before them is left out.
+        ("1 2 3 4 5", "4 1 2 3", 4, 3, 5),
+        ("1 2 3 4 5 6", "3 4 1 2 5 6", 6, 4, 6),
+        ("1 3 7 9", "1 3 7", 3, 3, 4),
         # Padding: the denominator is the larger of the two counts.
-        ("1 3 7 9 9", 0.5 * 4 / 5 + 0.5 * 4 / 5),
-        ("0 1 2 3 4 5 6 7 8 9", 0.5 * 4 / 10 + 0.5 * 4 / 10),
-        # A repeated number counts only as often as it is required.
-        ("1 1 1 1", 0.5 * 1 / 4 + 0.5 * 1 / 4),
-        ("2 4 6 8", 0.0),
-        ("a b", 0.0),
-        ("", 0.0),
+        ("1 3 7 9", "1 3 7 9 9", 4, 4, 5),
+        ("1 3 7 9", "0 1 2 3 4 5 6 7 8 9", 4, 4, 10),
+        # A repeated number counts only as often as it is required, and is required as often.
+        ("1 3 7 9", "1 1 1 1", 1, 1, 4),
+        ("2 2 5 5", "2 2 5", 3, 3, 4),
+        *(("1 3 7 9", completion, 0, 0, 4) for completion in ("2 4 6 8", "a b", "")),
     ],
 )
-def test_inclusion_lcs(completion, reward):
-    assert get_task("sorting", reward="inclusion_lcs").reward(completion, ROW) == pytest.approx(reward, abs=1e-12)
-
-
-def test_repeated_numbers_are_all_required():
-    task = get_task("sorting", reward="inclusion_lcs")
-    assert task.reward("2 2 5", {"answer": "2 2 5 5"}) == pytest.approx(0.75)
-
-
-@pytest.mark.parametrize(
-    "a, b, length", [("", "", 0), ("abc", "", 0), ("abc", "abc", 3), ("abcbdab", "bdcaba", 4), ("ab", "ba", 1)]
-)
-def test_longest_common_subsequence(a, b, length):
-    assert longest_common_subsequence(a, b) == length
+def test_inclusion_lcs(required, completion, included, in_order, of):
+    """The mean of the share that occurs, and of the share that is in order."""
+    reward = get_task("sorting", reward="inclusion_lcs").reward(completion, {"answer": required})
+    assert reward == pytest.approx((included + in_order) / 2 / of, abs=1e-12)
 
 
 @pytest.mark.parametrize("reward", sorted(set(REWARDS) - {"exact", "inclusion_ordering"}))

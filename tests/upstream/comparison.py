@@ -1,15 +1,15 @@
-"""What two runs of one suite say of each other: outcomes in, a verdict and a text out."""
+"""What two runs of one suite say of each other: pytest's reports in, a verdict and a text out."""
 
-import json
+import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from textwrap import shorten
+from xml.etree import ElementTree
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one test ended: `passed`, `failed`, `skipped`, `xfailed` or `xpassed`, and why."""
+    """How one test ended: `passed`, `failed`, `skipped` or `xfailed`, and why."""
 
     outcome: str
     reason: str = ""
@@ -18,67 +18,55 @@ class Outcome:
 ABSENT = Outcome("absent", "it did not report an outcome")
 
 
-def read_outcomes(lines: Iterable[str]) -> dict[str, Outcome]:
-    """The outcome of every test, from lines of JSON; a test that fails twice, as in its teardown, failed once."""
+def read_outcomes(report: str) -> dict[str, Outcome]:
+    """
+    The outcome of every test of pytest's report in XML, by `class::name`, with the first line of an error; a test that
+    fails after it passed, as in its teardown, failed.
+    """
     outcomes: dict[str, Outcome] = {}
-    for row in map(json.loads, lines):
-        if outcomes.get(row["test"], ABSENT).outcome != "failed":
-            outcomes[row["test"]] = Outcome(row["outcome"], row["reason"])
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        test = f"{case.get('classname').rpartition('.')[2]}::{case.get('name')}"
+        failures = [*case.findall("failure"), *case.findall("error")]
+        for told in [*failures, *case.findall("skipped")][:1]:
+            error = re.search(r"^E +(.+)", told.text or "", re.MULTILINE)
+            reason = error[1] if failures and error else (told.get("message") or "").partition("\n")[0]
+            outcome = "failed" if failures else "xfailed" if told.get("type") == "pytest.xfail" else "skipped"
+            outcomes[test] = Outcome(outcome, reason.removeprefix("AssertionError: "))
+        outcomes.setdefault(test, Outcome("passed"))
     return outcomes
 
 
 @dataclass
 class Comparison:
-    """Two runs of one suite: with TRL's classes and with ours."""
+    """
+    Two runs of one suite, with TRL's classes and with ours. `lost` are the tests that TRL's pass and ours do not,
+    `gained` the reverse; `not_run` both skipped, and `neither` passes the others, as a suite of another version may
+    ask for what is not there.
+    """
 
     theirs: dict[str, Outcome]
     ours: dict[str, Outcome]
-    tests: list[str] = field(init=False)
 
     def __post_init__(self):
-        self.tests = list(dict.fromkeys([*self.theirs, *self.ours]))
+        self.both, self.lost, self.gained, self.neither, self.not_run = ([] for _ in range(5))
+        for test in dict.fromkeys([*self.theirs, *self.ours]):
+            pair = tuple(outcome.outcome for outcome in self._where(test))
+            passed = {(True, True): self.both, (True, False): self.lost, (False, True): self.gained}
+            neither = self.not_run if pair == ("skipped", "skipped") else self.neither
+            passed.get((pair[0] == "passed", pair[1] == "passed"), neither).append(test)
 
     def _where(self, test: str) -> tuple[Outcome, Outcome]:
         return self.theirs.get(test, ABSENT), self.ours.get(test, ABSENT)
 
-    def _passes(self, theirs: bool, ours: bool) -> list[str]:
-        return [
-            test for test in self.tests if tuple(o.outcome == "passed" for o in self._where(test)) == (theirs, ours)
-        ]
-
-    @property
-    def lost(self) -> list[str]:
-        """What TRL's classes pass and ours do not."""
-        return self._passes(True, False)
-
-    @property
-    def gained(self) -> list[str]:
-        """What ours pass and TRL's do not."""
-        return self._passes(False, True)
-
-    @property
-    def neither(self) -> list[str]:
-        """What neither passes though both ran it, as a suite of another version may ask for what is not there."""
-        return [test for test in self._passes(False, False) if not self._skipped(test)]
-
-    @property
-    def not_run(self) -> list[str]:
-        """What both skipped."""
-        return [test for test in self._passes(False, False) if self._skipped(test)]
-
-    def _skipped(self, test: str) -> bool:
-        return all(outcome.outcome == "skipped" for outcome in self._where(test))
-
     @property
     def agrees(self) -> bool:
         """Whether ours pass all that TRL's pass, and TRL's pass something."""
-        return not self.lost and bool(self._passes(True, True))
+        return not self.lost and bool(self.both)
 
     def text(self) -> str:
-        both = len(self._passes(True, True))
         rows = [
-            ("passed with TRL's classes", both + len(self.lost)),
-            ("passed with ours", both + len(self.gained)),
+            ("passed with TRL's classes", len(self.both + self.lost)),
+            ("passed with ours", len(self.both + self.gained)),
             ("passed with TRL's, not with ours", len(self.lost)),
             ("passed with ours, not with TRL's", len(self.gained)),
             ("passed with neither", len(self.neither)),

@@ -48,16 +48,15 @@ def fail(what: str, log: Path) -> None:
 
 def run_suite(suite: Path, classes: str, work: Path, arguments: list[str]) -> dict[str, Outcome]:
     """The outcomes with `classes`, `"trl"` or `"prorl"`."""
-    outcomes, log = work / f"{classes}.jsonl", work / f"{classes}.log"
-    outcomes.touch()
-    pytest = ["-m", "pytest", str(suite), "-p", "suite_plugin", "-q", "--tb=short", *arguments]
+    report, log = work / f"{classes}.xml", work / f"{classes}.log"
+    pytest = ["-m", "pytest", str(suite), "-p", "suite_plugin", "-q", "--tb=short", f"--junitxml={report}", *arguments]
     # Neither a configuration nor a cache of whatever folder the suite is in.
     pytest += ["-c", os.devnull, "--rootdir", str(suite.parent), "-p", "no:cacheprovider"]
     pytest += ["--basetemp", str(work / f"temporary_{classes}")]
-    status = run_python(pytest, work, log, UPSTREAM_CLASSES=classes, UPSTREAM_OUTCOMES=str(outcomes))
+    status = run_python(pytest, work, log, UPSTREAM_CLASSES=classes)
     if status not in (0, 1):  # all passed, some failed
         fail(f"pytest ended with status {status}", log)
-    return read_outcomes(outcomes.read_text().splitlines())
+    return read_outcomes(report.read_text())
 
 
 def compare(suite: Path, work: Path, arguments: list[str]) -> Comparison:

@@ -14,7 +14,8 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
-from xml.etree import ElementTree
+
+from comparison import read_outcomes
 
 
 HERE = Path(__file__).resolve().parent
@@ -31,13 +32,8 @@ def window(setup: str) -> list[str]:
 
 def moved(report: str) -> list[str]:
     """A line for each test that failed, of pytest's report in XML: its name, and the first line of its error."""
-    lines = []
-    for case in ElementTree.fromstring(report).iter("testcase"):
-        for failure in [*case.findall("failure"), *case.findall("error")]:
-            found = re.search(r"^E +(.+)", failure.text or "", re.MULTILINE)
-            said = found[1] if found else (failure.get("message") or "").partition("\n")[0]
-            lines.append(f"- `{case.get('name')}`: {said.removeprefix('AssertionError: ')[:300]}")
-    return lines
+    found = read_outcomes(report).items()
+    return [f"- `{test.partition('::')[2]}`: {end.reason[:300]}" for test, end in found if end.outcome == "failed"]
 
 
 def tested(file: str) -> tuple[str, list[str]]:

@@ -1,11 +1,10 @@
-"""The pytest plugin of a run of TRL's suite: whose classes the tests see, stand-in data sets, and a file of outcomes.
+"""The pytest plugin of a run of TRL's suite: whose classes the tests see, and stand-in data sets.
 
 It is loaded with `-p` before any test module, so the names are replaced before the tests import them, and after
 `trl_prorl` has imported TRL's own, from which its classes inherit.
 """
 
 import inspect
-import json
 import os
 import re
 import types
@@ -23,10 +22,9 @@ from trl import chat_template_utils, import_utils
 import trl_prorl
 
 
-# What the run is told through the environment: whose classes, where the stand-ins are, where the outcomes go.
+# What the run is told through the environment: whose classes, and where the stand-ins are.
 CLASSES = os.environ["UPSTREAM_CLASSES"]
 HOME = Path(os.environ["HF_HOME"])
-OUTCOMES = Path(os.environ["UPSTREAM_OUTCOMES"])
 
 _load_dataset = datasets.load_dataset
 
@@ -93,26 +91,3 @@ def pytest_runtest_setup(item):
     for name in sorted(_models(item)):
         if not repository(stand_ins.hub(HOME), name).is_dir():
             pytest.skip(f"no stand-in for the model {name}")
-
-
-def _reason(report) -> str:
-    """One line on why a test did not pass."""
-    if hasattr(report, "wasxfail"):
-        return report.wasxfail
-    if report.skipped:
-        return report.longrepr[2].removeprefix("Skipped: ")
-    crash = getattr(report.longrepr, "reprcrash", None)
-    lines = (crash.message if crash else str(report.longrepr)).strip().splitlines()
-    return lines[0] if lines else ""
-
-
-def pytest_runtest_logreport(report):
-    if report.passed and report.when != "call":
-        return
-    outcome = report.outcome
-    if hasattr(report, "wasxfail"):
-        outcome = "xfailed" if report.skipped else "xpassed"
-    row = {"test": report.nodeid.partition("::")[2], "outcome": outcome}
-    row |= {"reason": "" if outcome == "passed" else _reason(report), "seconds": report.duration}
-    with OUTCOMES.open("a") as file:
-        file.write(json.dumps(row) + "\n")

@@ -1,6 +1,5 @@
 from math import comb
 
-import numpy as np
 import pytest
 
 from eval.analysis.boundary import boundary, changed_prompts, rate_limit, separable_from
@@ -33,20 +32,6 @@ def test_separated_at_five_per_cent_of_all_prompts_not_of_those_picked():
     assert not changed_prompts([0], [3], n=3)[0][0].separated
     assert changed_prompts([0], [4], n=4)[0][0].separated
     assert not changed_prompts([0, 4], [4, 4], n=4)[0][0].separated
-
-
-def test_no_change_is_found_where_none_is():
-    # One policy sampled twice, many hard prompts: hundreds turn, hardly ever is one told apart.
-    rng = np.random.default_rng(0)
-    rates = rng.beta(0.3, 1.0, size=400)
-    turned = wrong = 0
-    for _ in range(20):
-        base, trained = (rng.binomial(16, rates).tolist() for _ in range(2))
-        new, lost = changed_prompts(base, trained, n=16)
-        turned += len(new) + len(lost)
-        wrong += any(change.separated for change in new + lost)
-    assert turned > 400
-    assert wrong <= 3
 
 
 @pytest.mark.parametrize(("n", "limit"), [(1, 0.95), (2, 1 - 0.05**0.5), (300, 0.01)])

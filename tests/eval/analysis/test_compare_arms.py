@@ -8,15 +8,17 @@ from scipy import stats
 
 from eval import compare as command
 from eval.analysis.compare import all_pairs
-from eval.run_folder.reading import load_run
 from trl_prorl.errors import InputError
 
 
 @pytest.fixture
-def evaluated(make_run, make_rows, passk_result):
-    def make(name, variant, seed, counts, **settings):
-        passk = passk_result([0] * len(counts), counts, prompt_ids=[f"p{i}" for i in range(len(counts))], **settings)
-        return make_run(name, variant, make_rows(4), passk=passk, env={"seed": seed}, config={"beta": len(variant)})
+def evaluated(read_run):
+    def make(variant, seed, counts):
+        ids = {"prompt_ids": [f"p{i}" for i in range(len(counts))]}
+        beta = {"beta": len(variant)}
+        return read_run(
+            variant, seed, f"{variant}_{seed}", base=[0] * len(counts), trained=counts, passk=ids, config=beta
+        )
 
     return make
 
@@ -31,25 +33,21 @@ def grid(evaluated):
     """Three arms, three seeds; B lacks seed 3."""
     means = {"control": 0.3, "A": 0.35, "B": 0.8}
     return {
-        (arm, seed): evaluated(f"{arm}_{seed}", arm, seed, counts(mean, 10 * seed + place))
+        (arm, seed): evaluated(arm, seed, counts(mean, 10 * seed + place))
         for place, (arm, mean) in enumerate(means.items())
         for seed in (1, 2, 3)
         if (arm, seed) != ("B", 3)
     }
 
 
-def mean_of(folder):
-    return np.mean(json.loads((folder / "passk.json").read_text())["trained"]["correct"]) / 8
+def mean_of(run):
+    return np.mean(run.passk["trained"]["correct"]) / 8
 
 
 def test_the_difference_is_that_of_the_seeds_both_have(grid):
-    rows, left = all_pairs([load_run(folder) for folder in grid.values()], [1])
-    assert [(row.first, row.second, row.seeds) for row in rows] == [
-        ("control", "A", 3),
-        ("control", "B", 2),
-        ("A", "B", 2),
-    ]
-    assert not left
+    rows, left = all_pairs([*grid.values()], [1])
+    named = [(row.first, row.second, row.seeds) for row in rows]
+    assert named == [("control", "A", 3), ("control", "B", 2), ("A", "B", 2)] and not left
     for row in rows:
         seeds = (1, 2, 3)[: row.seeds]
         first, second = ([mean_of(grid[arm, seed]) for seed in seeds] for arm in (row.first, row.second))
@@ -66,23 +64,19 @@ def test_the_difference_is_that_of_the_seeds_both_have(grid):
 
 
 def test_seeds_that_are_nowhere_shared(evaluated):
-    sides = [
-        evaluated(f"{arm}_{seed}", arm, seed, counts(0.5, seed))
-        for arm, seed in zip("AABB", (1, 2, 3, 4), strict=True)
-    ]
+    runs = [evaluated(arm, seed, counts(0.5, seed)) for arm, seed in zip("AABB", (1, 2, 3, 4), strict=True)]
     with pytest.raises(InputError, match="no seed in common"):
-        all_pairs([load_run(folder) for folder in sides], [1])
+        all_pairs(runs, [1])
 
 
 def test_runs_that_answer_alike(evaluated):
-    runs = [evaluated(f"{arm}_{seed}", arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)]
-    (row,), _ = all_pairs([load_run(folder) for folder in runs], [1])
+    (row,), _ = all_pairs([evaluated(arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)], [1])
     assert row.difference.value == 0 and row.p_value == row.adjusted == 1.0
 
 
 def test_command(grid, evaluated, tmp_path, capsys):
-    folder = next(iter(grid.values())).parent
-    evaluated("C_1", "C", 1, counts(0.5, 7)[:30])
+    folder = grid["A", 1].path.parent
+    evaluated("C", 1, counts(0.5, 7)[:30])
     out = tmp_path / "found.json"
     assert command.main(["--runs", f"{folder}/*", "--k", "1", "8", "--json", str(out)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -92,7 +86,7 @@ def test_command(grid, evaluated, tmp_path, capsys):
     assert "were not evaluated on the same prompts" in found["notes"][0] and "Holm" in shown
     assert "B optimises a different objective" in shown
 
-    pair = [str(grid["A", 1]), str(grid["B", 1])]
+    pair = [str(grid[arm, 1].path) for arm in "AB"]
     assert command.main(["--runs", *pair, "--json", str(out)]) == 0
     two = json.loads(out.read_text())["comparisons"][0]
     assert (two["first"], two["second"], two["seeds"]) == ("A_1", "B_1", 1) and "detectable" in two
@@ -105,6 +99,5 @@ def test_command(grid, evaluated, tmp_path, capsys):
     ("arms", "said"), [(["A_1"], "needs at least two runs, and was given 1"), (["A_*"], "all 3 runs are one arm")]
 )
 def test_refusals(grid, arms, said, capsys):
-    folder = next(iter(grid.values())).parent
-    assert command.main(["--runs", *(f"{folder}/{arm}" for arm in arms)]) == 2
+    assert command.main(["--runs", *(f"{grid['A', 1].path.parent}/{arm}" for arm in arms)]) == 2
     assert said in " ".join(capsys.readouterr().err.split())

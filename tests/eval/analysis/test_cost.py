@@ -1,12 +1,8 @@
 from eval.analysis.frame import Frame
-from eval.run_folder.reading import load_run
 
 
-def test_control_of_the_same_seed(make_run, make_rows):
-    runs = [
-        load_run(make_run(f"{variant}{seed}", variant, make_rows(2), env={"seed": seed}))
-        for variant, seed in (("control", 0), ("control", 1), ("A", 1), ("A", 2))
-    ]
+def test_control_of_the_same_seed(read_run):
+    runs = [read_run(variant, seed) for variant, seed in (("control", 0), ("control", 1), ("A", 1), ("A", 2))]
     of_a, other = Frame(runs).rows[2:]
     assert (of_a.control.name, other.control.name) == ("control1", "control0")
     assert (of_a.own_control.name, other.own_control) == ("control1", None)

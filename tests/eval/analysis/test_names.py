@@ -3,36 +3,31 @@ from itertools import count
 import pytest
 
 from eval.analysis.configurations import configuration_labels, repetitions
-from eval.run_folder.reading import load_run
 
 
 @pytest.fixture
-def groups(make_run, make_rows):
+def groups(read_run):
     """The configurations of runs, each given by its variant, its number of seeds and its keys."""
-    numbers = count()
+    number = count()
 
     def make(*arms):
-        runs = [
-            load_run(make_run(f"r{next(numbers):03}", variant, make_rows(2), config=config, env={"seed": seed}))
-            for variant, seeds, config in arms
-            for seed in range(seeds)
-        ]
-        return repetitions(runs)
+        arms = [(variant, seed, config) for variant, seeds, config in arms for seed in range(seeds)]
+        return repetitions([read_run(*arm[:2], f"r{next(number):03}", config=arm[2]) for arm in arms])
 
     return make
 
 
 def test_a_name_says_what_differs_and_nothing_else(groups):
-    same = {"beta": 1.0, "temperature": 0.7, "pack_groups": "on"}
+    same = {"beta": 1.0, "temperature": 0.7, "pack_groups": "on", "ref_reset_every": 40}
     found = groups(
-        ("A", 3, {**same, "ref_reset_every": 40}),
+        ("A", 3, same),
         ("A", 1, {**same, "ref_reset_every": 100}),
-        ("A", 1, {**same, "ref_reset_every": 40, "beta": 0.5}),
+        ("A", 1, {**same, "beta": 0.5}),
         ("A", 1, {**same, "ref_reset_every": 0, "ref_reset_kl": 0.015, "ref_reset_kl_window": 10}),
-        ("C", 3, {**same, "ref_reset_every": 40, "optimizer_reset": "hard", "optimizer_reset_alpha": 0.1}),
-        ("C", 1, {**same, "ref_reset_every": 40, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.1}),
-        ("C", 1, {**same, "ref_reset_every": 40, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.25}),
-        ("C", 1, {**same, "ref_reset_every": 40, "optimizer_reset": "hard", "ref_reset_stall": 2}),
+        ("C", 3, {**same, "optimizer_reset": "hard", "optimizer_reset_alpha": 0.1}),
+        ("C", 1, {**same, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.1}),
+        ("C", 1, {**same, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.25}),
+        ("C", 1, {**same, "optimizer_reset": "hard", "ref_reset_stall": 2}),
         ("B", 2, {"beta_old": 1.0}),
     )
     assert configuration_labels(found) == [
@@ -40,10 +35,6 @@ def test_a_name_says_what_differs_and_nothing_else(groups):
         "C hard", "C soft 0.1", "C soft 0.25", "C hard stall 2",
         "B",
     ]  # fmt: skip
-
-
-def test_one_configuration_needs_no_settings(groups):
-    assert configuration_labels(groups(("C", 2, {"optimizer_reset": "hard", "beta": 0.3}))) == ["C"]
 
 
 def test_a_task_is_named_and_stands_for_what_goes_with_it(groups):
@@ -57,12 +48,13 @@ def test_a_task_is_named_and_stands_for_what_goes_with_it(groups):
     assert configuration_labels(found) == ["A reverse_digits", "A sums 240 steps", "A sums 1000 steps", "elastic"]
 
 
-def test_another_setting_is_named_by_its_key(groups):
-    found = groups(("plain", 2, {"epsilon": 0.2, "mask": True}), ("plain", 1, {"epsilon": 0.3, "mask": True}))
-    assert configuration_labels(found) == ["plain epsilon=0.2", "plain epsilon=0.3"]
-
-
-def test_no_two_names_are_alike(groups):
-    """Off in two ways: they are counted."""
-    found = groups(("A", 1, {"ref_reset_stall": 0}), ("A", 1, {"ref_reset_stall": None}))
-    assert configuration_labels(found) == ["A", "A (2)"]
+@pytest.mark.parametrize(
+    "arms, names",
+    [
+        ([("C", 2, {"optimizer_reset": "hard", "beta": 0.3})], ["C"]),  # one configuration needs no settings
+        ([("plain", 1, {"epsilon": e, "mask": True}) for e in (0.2, 0.3)], ["plain epsilon=0.2", "plain epsilon=0.3"]),
+        ([("A", 1, {"ref_reset_stall": off}) for off in (0, None)], ["A", "A (2)"]),  # off in two ways
+    ],
+)
+def test_what_names_need(groups, arms, names):
+    assert configuration_labels(groups(*arms)) == names

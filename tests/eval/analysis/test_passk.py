@@ -4,15 +4,10 @@ import pytest
 from eval.analysis.passk import draw_sizes, greedy_side, summarise
 
 
-@pytest.mark.parametrize(("n", "ks"), [(1, [1]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
-def test_ks(n, ks):
+@pytest.mark.parametrize(("n", "ks"), [(1, [1]), (12, [1, 2, 4, 8, 12]), (16, [1, 2, 4, 8, 16])])
+def test_sizes(n, ks):
     assert draw_sizes(n) == ks
-
-
-def test_sizes():
-    assert draw_sizes(16) == [1, 2, 4, 8, 16]
-    assert draw_sizes(12, evaluated=(1, 3, 32)) == [1, 2, 3, 4, 8, 12]
-    assert draw_sizes(1) == [1]
+    assert n != 12 or draw_sizes(n, evaluated=(1, 3, 32)) == [1, 2, 3, 4, 8, 12]
 
 
 def test_pass_at_k_is_that_of_the_metric_of_evaluate(monkeypatch):

@@ -11,39 +11,28 @@ from eval.analysis.configurations import (
     repetitions,
     seed_count,
 )
-from eval.run_folder.reading import load_run
 from eval.run_folder.run import base_family
 from trl_prorl import ProRLConfig
 from trl_prorl.train import TaskArguments
 
 
-def test_what_changes_no_number_makes_no_other_configuration(make_run, make_rows):
-    def run(seed, **config):
-        return load_run(make_run(f"s{seed}", "A", make_rows(2), env={"seed": seed}, config={"seed": seed, **config}))
-
+def test_what_changes_no_number_makes_no_other_configuration(read_run):
     harmless = {"hub_model_id": "me/a", "resume_from_checkpoint": True, "logging_steps": 5, "output_dir": "elsewhere"}
-    runs = [run(0), run(1, **harmless), run(2, model_name_or_path="big"), run(3, dataset_name="other"), run(4, beta=1)]
-    groups = repetitions(runs)
-    assert [[one.name for one in group] for group in groups] == [["s0", "s1"], ["s2"], ["s3"], ["s4"]]
-    labels = configuration_labels(groups)
-    assert not any(key in label for label in labels for key in harmless)
-    assert labels == ["A tiny", "A big", "A tiny dataset_name=other", "A tiny β=1"]
+    keys = [{}, harmless, {"model_name_or_path": "big"}, {"dataset_name": "other"}, {"beta": 1}]
+    groups = repetitions([read_run("A", i, config={"seed": i, **config}) for i, config in enumerate(keys)])
+    assert [[one.name for one in group] for group in groups] == [["A0", "A1"], ["A2"], ["A3"], ["A4"]]
+    assert configuration_labels(groups) == ["A tiny", "A big", "A tiny dataset_name=other", "A tiny β=1"]
 
 
-def test_seeds_of_base_and_training_make_no_other_configuration(make_run, make_rows):
+def test_seeds_of_base_and_training_make_no_other_configuration(read_run):
     """`embedded` is the reversing base of seed 0; another task's base is another configuration."""
     names = ["embedded", "embedded:reverse_digits", "embedded:reverse_digits:3", "embedded:sorting:3"]
-    runs = [
-        load_run(make_run(f"r{i}", "A", make_rows(2), env={"seed": 1}, config={"model_name_or_path": name}))
-        for i, name in enumerate(names)
-    ]
+    runs = [read_run("A", 1, f"r{i}", config={"model_name_or_path": name}) for i, name in enumerate(names)]
     groups = repetitions(runs)
     assert [[run.name for run in group] for group in groups] == [["r0", "r1", "r2"], ["r3"]]
     assert seed_count(groups[0]) == 2  # of one training seed: the bases of seed 0 and 3
-    assert [run.base for run in runs] == [
-        *[("embedded:reverse_digits", seed) for seed in (0, 0, 3)],
-        ("embedded:sorting", 3),
-    ]
+    of = "embedded:reverse_digits"
+    assert [run.base for run in runs] == [(of, 0), (of, 0), (of, 3), ("embedded:sorting", 3)]
     assert runs[2].repetition == (3, "1")
 
 
@@ -80,23 +69,16 @@ OTHER_VALUES |= {"rollback_rate": 0.25, "guard_gap_action": "stop"}
 def refused_as_without_effect():
     """Our own keys of which the configuration says, when nothing else is set, that they need another one."""
     quiet = {"bf16": False, "use_cpu": True, "report_to": "none"}
+    others = {bool: lambda value: not value, str: lambda value: "x", type(None): lambda value: 7}
     for cls, host, common in ((ProRLConfig, GRPOConfig, quiet), (TaskArguments, ScriptArguments, {})):
-        inherited = {field.name for field in dataclasses.fields(host)}
-        for field in dataclasses.fields(cls):
-            if field.name in inherited:
-                continue
-            value = OTHER_VALUES.get(field.name, other_value(field.default))
+        own = [field for field in dataclasses.fields(cls) if field.name not in host.__dataclass_fields__]
+        for name, default in ((field.name, field.default) for field in own):
+            value = OTHER_VALUES.get(name, others.get(type(default), lambda value: value + 1)(default))
             try:
-                cls(**common, **{field.name: value})
+                cls(**common, **{name: value})
             except ValueError as error:
-                if f"{field.name}={value!r} has no effect without" in str(error):
-                    yield field.name
-
-
-def other_value(default):
-    if isinstance(default, bool) or default is None or isinstance(default, str):
-        return "x" if isinstance(default, str) else 7 if default is None else not default
-    return default + 1
+                if f"{name}={value!r} has no effect without" in str(error):
+                    yield name
 
 
 def test_the_configuration_and_the_report_agree_on_what_has_no_effect():

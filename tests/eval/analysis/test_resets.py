@@ -15,9 +15,7 @@ def responses(reward, resets, **windows):
 def test_dip_and_reconvergence_by_hand():
     # Level before: mean of 0.5, 0.6 and 0.7. Means over two steps after it: 0.35, 0.2, 0.4, 0.6, 0.65.
     (found,) = responses([0.9, 0.5, 0.6, 0.7, 0.5, 0.2, 0.2, 0.6, 0.6, 0.7], [4], before=3, after=2)
-    assert found.step == 4
-    assert found.before == pytest.approx(0.6)
-    assert found.dip == pytest.approx(0.4)
+    assert (found.step, found.before, found.dip) == (4, pytest.approx(0.6), pytest.approx(0.4))
     assert (found.reconvergence, found.censored) == (3, False)  # the window that begins 3 steps after the reset
 
 
@@ -57,24 +55,24 @@ def test_unmeasured_steps_are_passed_over():
     assert found.reconvergence == 1
 
 
-def back(steps):
-    return Response(0, 0.5, 0.0, steps, censored=False)
-
-
-def out(steps):
-    return Response(0, 0.5, 0.0, steps, censored=True)
-
-
-def test_median_by_kaplan_and_meier():
-    assert median_reconvergence([back(2), back(4), back(9)]) == 4
-    # At 2 four of five are left, at 6 half of these (one of the two still watched): 0.8, then 0.4.
-    assert median_reconvergence([back(2), out(3), out(3), back(6), out(7)]) == 6
-    # As though the two had been back at once it would be 3; left out, 4.
-    assert median_reconvergence([back(2), out(5), back(9)]) == 9
-    assert median_reconvergence([back(0), back(0), back(3), out(5)]) == 0
-    assert median_reconvergence([back(2), out(3), out(4)]) == math.inf
-    assert median_reconvergence([out(3)]) == math.inf
-    assert median_reconvergence([]) is None
+@pytest.mark.parametrize(
+    ("back", "median"),
+    [
+        ("2 4 9", 4),
+        # At 2 four of five are left, at 6 half of these (one of the two still watched): 0.8, then 0.4.
+        ("2 >3 >3 6 >7", 6),
+        # As though the two had been back at once it would be 3; left out, 4.
+        ("2 >5 9", 9),
+        ("0 0 3 >5", 0),
+        ("2 >3 >4", math.inf),
+        (">3", math.inf),
+        ("", None),
+    ],
+)
+def test_median_by_kaplan_and_meier(back, median):
+    """Steps until it is back; with `>`, those for which it was watched in vain."""
+    found = [Response(0, 0.5, 0.0, int(one.strip(">")), censored=">" in one) for one in back.split()]
+    assert median_reconvergence(found) == median
 
 
 def test_mean_dip():

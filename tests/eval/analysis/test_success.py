@@ -9,27 +9,14 @@ from eval.analysis.compare import MET, NOT_MET, UNDECIDED, compare_arms
 from eval.analysis.frame import Frame
 from eval.analysis.statistics import Estimate
 from eval.pages.comparison import success_statements
-from eval.run_folder.reading import load_run
 
 
 @pytest.fixture
-def found(make_run, make_rows, passk_result):
+def found(read_run):
     """B against A, of runs given by variant, seed, correct samples of 8 at every of 400 prompts, and step time."""
 
     def make(*runs, prompts=400):
-        loaded = [
-            load_run(
-                make_run(
-                    f"{variant}{seed}",
-                    variant,
-                    make_rows(4, time_step=seconds),
-                    passk=passk_result([1] * prompts, [solved] * prompts),
-                    env={"seed": seed},
-                )
-            )
-            for variant, seed, solved, seconds in runs
-        ]
-        a, b = Frame(loaded).arms
+        a, b = Frame([read_run(*arm, trained=[solved] * prompts, time_step=time) for *arm, solved, time in runs]).arms
         return compare_arms(b, a)
 
     return make

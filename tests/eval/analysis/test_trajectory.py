@@ -16,7 +16,6 @@ from eval.analysis.trajectory import (
     trajectory,
 )
 from eval.pages.trajectory import plot_trajectory
-from eval.run_folder.reading import load_run
 from trl_prorl.errors import InputError
 
 
@@ -36,14 +35,14 @@ def constant_rate(step):
 
 
 @pytest.fixture
-def evaluated(make_run, make_rows, passk_result):
+def evaluated(read_run):
     """A run with checkpoints, each given as correct counts of n = 8."""
 
-    def make(base=(0, 4), checkpoints=((10, (4, 4)), (20, (8, 8))), variant="A", name="run", **changes):
-        passk = passk_result(list(base), list(checkpoints[-1][1]) if checkpoints else list(base), **changes)
-        passk["checkpoints"] = [{"step": step, "correct": list(correct)} for step, correct in checkpoints]
+    def make(base=(0, 4), checkpoints=((10, (4, 4)), (20, (8, 8))), variant="A", name="run"):
+        trained = list(checkpoints[-1][1] if checkpoints else base)
+        points = {"checkpoints": [{"step": step, "correct": list(correct)} for step, correct in checkpoints]}
         events = [{"event": "reset", "step_applied": 15}]
-        return load_run(make_run(name, variant, make_rows(20), events=events, passk=passk))
+        return read_run(variant, 0, name, 20, list(base), trained, points, events=events)
 
     return make
 
@@ -196,14 +195,10 @@ def test_command(evaluated, capsys):
     assert "--k 8: Too few prompts are unsolved" in capsys.readouterr().err
 
 
-def test_one_k_without_a_curve_does_not_take_the_others_with_it(make_run, make_rows, passk_result, capsys):
-    counts = [[3] * 40, [5] * 40, [6] * 20 + [7] * 20, [7] * 40]
-    points = [{"step": step, "correct": count} for step, count in zip((10, 20, 30), counts[1:], strict=True)]
-    result = passk_result(base=counts[0], trained=counts[-1], checkpoints=points)
-    folder = make_run("A", "A", make_rows(30), passk=result)
-    assert (
-        command.main(["--run", str(folder), "--k", "1", "8", "--resamples", "200"]) == 0
-    )  # of 8 draws all are right at once
+def test_one_k_without_a_curve_does_not_take_the_others_with_it(evaluated, capsys):
+    counts = [[5] * 40, [6] * 20 + [7] * 20, [7] * 40]
+    run = ["--run", str(evaluated([3] * 40, list(zip((10, 20, 30), counts, strict=True))).path), "--resamples", "200"]
+    assert command.main([*run, "--k", "1", "8"]) == 0  # of 8 draws all are right at once
     out = " ".join(capsys.readouterr().out.split())
     assert "--k 8" in out and "pass@1" in out
-    assert command.main(["--run", str(folder), "--k", "1", "9", "--resamples", "200"]) == 2
+    assert command.main([*run, "--k", "1", "9"]) == 2

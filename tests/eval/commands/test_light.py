@@ -55,6 +55,8 @@ REFUSED = {
     "drift --run nowhere": "run folder 'nowhere' does not exist",
     "drift --run RUN --prompts 1": "--prompts 1 must be at least 2",
     "report --runs nowhere": "run folder 'nowhere' does not exist",
+    "report --runs nowhere/*": "--runs 'nowhere/*' matches nothing",
+    "report --runs FOLDER": "no run folder",
     "compare --runs nowhere nowhere": "run folder 'nowhere' does not exist",
     "boundary --run nowhere": "run folder 'nowhere' does not exist",
     "trajectory --run nowhere": "run folder 'nowhere' does not exist",

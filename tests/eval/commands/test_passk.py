@@ -33,6 +33,14 @@ def result_of(folder):
     return json.loads((folder / "passk.json").read_text())
 
 
+def change_config(run, **keys):
+    """Write other keys into the configuration of a run; `None` leaves one out."""
+    config = yaml.safe_load((run / "config.yaml").read_text()) | keys
+    (run / "config.yaml").write_text(
+        yaml.safe_dump({key: value for key, value in config.items() if value is not None})
+    )
+
+
 @pytest.mark.parametrize("option", ["--greedy", "beside the samples"])
 def test_greedy_is_what_each_model_says_alone(base, run_dir, task, greedy_by_hand, option):
     """Prompts of several lengths in one batch, adapter and all, against a plain loop over single prompts."""
@@ -62,20 +70,10 @@ def test_cli_writes_what_it_measured(run_dir, task, capsys):
     assert passk.main([*arguments, "--no-greedy"]) == 0
     first = (run_dir / "passk.json").read_text()
     result = json.loads(first)
-    settings = {key: value for key, value in result.items() if key not in ("base", "trained", "prompt_ids", "gain")}
-    assert settings == {
-        "split": "test",
-        "prompts": 6,
-        "n": 8,
-        "k": [1, 4],
-        "temperature": 0.7,
-        "max_new_tokens": 6,
-        "seed": 0,
-        "task": "parity",
-        "level": None,
-        "step": None,
-        "steps_on_record": None,
-    }
+    settings = {"split": "test", "prompts": 6, "n": 8, "k": [1, 4], "temperature": 0.7, "max_new_tokens": 6, "seed": 0}
+    settings |= {"task": "parity", "level": None, "step": None, "steps_on_record": None}
+    measured = {"base", "trained", "prompt_ids", "gain"}
+    assert {key: value for key, value in result.items() if key not in measured} == settings
     assert len(set(result["prompt_ids"])) == 6
     rows, seen = task.rows("test", 6), task.seen
     for side, verdicts in (("base", seen[:48]), ("trained", seen[48:])):
@@ -111,8 +109,7 @@ def test_base_is_sampled_once_for_runs_that_share_it(run_dir, task, tmp_path, la
     shutil.copytree(run_dir, tmp_path / "B")
     other = tmp_path / "longer"
     shutil.copytree(run_dir, other)
-    config = yaml.safe_load((other / "config.yaml").read_text())
-    (other / "config.yaml").write_text(yaml.safe_dump({**config, "max_completion_length": 2}))
+    change_config(other, max_completion_length=2)
     runs = ["--run", str(run_dir), "--run", str(tmp_path / "B"), "--run", str(other)]
     assert passk.main([*runs, "--prompts", "3", "--n", "2", "--k", "1", "--no-greedy"]) == 0
     # B is a copy of A, so its trained model is A's too.
@@ -194,20 +191,12 @@ def test_level_options_and_task_seed_reach_the_task(run_dir, task, monkeypatch):
         return Recorder()
 
     monkeypatch.setattr("tasks.registry.get_task", get_task)
-    config = yaml.safe_load((run_dir / "config.yaml").read_text())
-    config |= {"task_level": 4, "task_options": {"base": 2}, "task_seed": 7, "dataset_name": "some/where"}
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
+    change_config(run_dir, task_level=4, task_options={"base": 2}, task_seed=7, dataset_name="some/where")
     arguments = ["--run", str(run_dir), "--prompts", "2", "--n", "1", "--split", "validation"]
     assert passk.main(arguments) == 0
     assert ("parity", {"level": 4, "base": 2, "path": "some/where"}) in asked
     assert ("validation", 2, 7) in asked
     assert result_of(run_dir)["level"] == 4
-
-
-def without_a_task(folder):
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    del config["task"]
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
 def without_task_and_model(folder):
@@ -221,7 +210,7 @@ def without_task_and_model(folder):
 DAMAGES = [
     (lambda run: (run / "config.yaml").unlink(), ["config.yaml", "is missing", "give a run folder"]),
     (lambda run: (run / "adapter_config.json").unlink(), ["no trained model", "let the run finish"]),
-    (without_a_task, ["has no task", "add"]),
+    (lambda run: change_config(run, task=None), ["has no task", "add"]),
     (without_task_and_model, ["no model_name_or_path and no task", ": Qwen/Qwen2.5-0.5B-Instruct, task: …"]),
 ]
 REFUSED = {

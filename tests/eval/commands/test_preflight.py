@@ -48,9 +48,15 @@ def own_reward(function):
     return function
 
 
-def look(findings):
-    """Level and change by what was looked at."""
-    return {finding.what: (finding.level, finding.change) for finding in findings}
+@pytest.fixture
+def found(tmp_path):
+    """A function: what the preflight of a trainer found, by its name, and the exit code."""
+
+    def of(prompts=12, task=TASK, **keys):
+        findings = preflight(make(tmp_path, **keys), task, prompts)
+        return {finding.what: finding for finding in findings}, exit_code(findings)
+
+    return of
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +70,11 @@ def sorted_rows(tmp_path_factory):
     return {"right": found[0], "wrong": found[1]}
 
 
-def test_truncation(tmp_path):
-    findings = preflight(make(tmp_path, max_completion_length=3), TASK, prompts=12)
-    found = look(findings)
-    level, change = found["completions cut off"]
-    assert level == "stop" and change.startswith("raise max_completion_length=3") and exit_code(findings) == 1
-    assert "set max_completion_length to 9" in found["gold answers that fit max_completion_length"][1]
+PAID, SILENT = "reward of gold answers, of other rows'", "groups without signal, expected"
+PASS_RATE = "base pass rate (verify)"
 
 
-def test_no_end_token(tmp_path):
+def test_no_end_token(tmp_path, found):
     """A tokenizer and a model whose end token is another than the one that was learnt."""
     folder = tmp_path / "model"
     shutil.copytree(embedded_model("embedded"), folder)
@@ -82,49 +84,43 @@ def test_no_end_token(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(200)
     tokenizer.save_pretrained(folder)
-    findings = preflight(make(tmp_path, model=folder, max_completion_length=24), TASK, prompts=12)
-    (cut,) = [finding for finding in findings if finding.what == "completions cut off"]
+    findings, code = found(model=folder, max_completion_length=24)
+    cut = findings["completions cut off"]
     assert cut.values["cut"] > 0.9 and cut.level != "fine" and "end token may never come" in cut.change
-    assert exit_code(findings) == 1 and not any("base does not solve" in finding.change for finding in findings)
+    assert code == 1 and not any("base does not solve" in finding.change for finding in findings.values())
 
 
 @pytest.mark.parametrize("paid", ["nothing", "wrong answers"])
-def test_a_wrong_reward_is_told_from_a_weak_base(tmp_path, paid):
+def test_a_wrong_reward_is_told_from_a_weak_base(found, paid):
     def reward(completions, answer, **columns):
         texts = [completion[-1]["content"].strip() for completion in completions]
         return [float(paid != "nothing" and text != right) for text, right in zip(texts, answer, strict=True)]
 
-    findings = preflight(make(tmp_path, reward=own_reward(reward)), TASK, prompts=12)
-    found = look(findings)
-    level, change = found["reward of gold answers, of other rows'"]
-    assert level == "look" and change.startswith("mend the reward function")
-    assert exit_code(findings) == (1 if paid == "nothing" else 0)
-    assert not any("base does not solve" in change for _, change in found.values())
+    findings, code = found(reward=own_reward(reward))
+    assert findings[PAID].level == "look" and findings[PAID].change.startswith("mend the reward function")
+    assert not any("base does not solve" in finding.change for finding in findings.values())
     if paid == "nothing":
-        assert found["groups without signal, expected"][1].startswith("mend the reward function")
+        assert findings[SILENT].change.startswith("mend the reward function") and code == 1
     else:
-        assert found["groups that pay a wrong answer like a right one"][0] == "look"
+        assert findings["groups that pay a wrong answer like a right one"].level == "look" and code == 0
 
 
-def test_a_base_that_is_perfect_already(tmp_path, sorted_rows):
-    findings = preflight(make(tmp_path, rows=sorted_rows["right"], temperature=0.01), TASK, prompts=12)
-    found = look(findings)
-    assert "nearly perfect" in found["base pass rate (verify)"][1] and exit_code(findings) == 1
-    assert found["groups without signal, expected"][1].startswith("take a harder task_level")
+WEAK = "gold answers get their reward, so the base does not solve it"
 
 
-def test_a_base_at_zero(tmp_path, sorted_rows):
-    findings = preflight(make(tmp_path, rows=sorted_rows["wrong"], temperature=0.01), TASK, prompts=12)
-    found = look(findings)
-    assert found["base pass rate (verify)"][1].startswith(
-        "gold answers get their reward, so the base does not solve it"
-    )
-    assert found["groups without signal, expected"][0] == "stop" and exit_code(findings) == 1
-    assert (
-        found["reward of gold answers, of other rows'"][0] == "fine"
-        and "no answer is right"
-        in verdict([f for f in findings if f.level == "stop"]) + found["groups without signal, expected"][1]
-    )
+@pytest.mark.parametrize(
+    "right, wrong, silent, base",
+    [(12, 0, "take a harder task_level", ""), (0, 12, "", WEAK), (6, 6, "raise temperature", "")],
+)
+def test_a_base_whose_groups_are_all_alike(found, sorted_rows, right, wrong, silent, base):
+    """It is perfect already, or never right, or each prompt's completions are one."""
+    rows = sorted_rows["right"][:right] + sorted_rows["wrong"][:wrong]
+    findings, code = found(rows=rows, temperature=0.01)
+    assert findings[SILENT].level == "stop" and findings[SILENT].change.startswith(silent) and code == 1
+    assert findings[PASS_RATE].change.startswith(base) and findings[PAID].level == "fine"
+    assert ("nearly perfect" in findings[PASS_RATE].change) == (wrong == 0)
+    stops = verdict([finding for finding in findings.values() if finding.level == "stop"])
+    assert ("no answer is right" in stops + findings[SILENT].change) == (right == 0)
 
 
 def test_a_base_at_zero_whose_rewards_vary_can_learn(tmp_path, sorted_rows):
@@ -136,15 +132,16 @@ def test_a_base_at_zero_whose_rewards_vary_can_learn(tmp_path, sorted_rows):
     trainer = make(tmp_path, rows=sorted_rows["wrong"], reward=own_reward(reward), num_generations=8)
     trainer.reward_funcs[0].verifier = lambda completions, **columns: [False] * len(completions)  # as hard as can be
     findings = preflight(trainer, TASK, prompts=12)
-    assert exit_code(findings) == 0 and look(findings)["base pass rate (verify)"][0] == "look"
+    (rate,) = [finding for finding in findings if finding.what == PASS_RATE]
+    assert exit_code(findings) == 0 and rate.level == "look"
 
 
-def test_two_completions_of_a_prompt(tmp_path):
-    findings = preflight(make(tmp_path, num_generations=2), TASK, prompts=24)
-    (silent,) = [finding for finding in findings if finding.what == "groups without signal, expected"]
-    assert silent.level == "look" and silent.change.startswith("num_generations: ") and exit_code(findings) == 0
+def test_two_completions_of_a_prompt(found):
+    findings, code = found(24, num_generations=2)
+    silent = findings[SILENT]
     p = silent.values["pass_rate"]
     assert silent.values["expected"] == pytest.approx(p**2 + (1 - p) ** 2) and 0.1 < p < 0.45
+    assert silent.level == "look" and silent.change.startswith("num_generations: ") and code == 0
 
 
 def test_a_verifier_that_refuses_its_own_answers(tmp_path, monkeypatch):
@@ -154,19 +151,17 @@ def test_a_verifier_that_refuses_its_own_answers(tmp_path, monkeypatch):
     broken = get_task("reverse_digits", level=3)
     broken.verify = lambda completion, row: False
     findings = preflight(trainer, broken, prompts=4)
-    assert exit_code(findings) == 1 and look(findings)["gold answers verify"][0] == "stop"
+    assert exit_code(findings) == 1 and findings[0].what == "gold answers verify" and findings[0].level == "stop"
 
 
-def test_own_rewards_without_a_verifier_have_their_way(tmp_path):
+def test_own_rewards_without_a_verifier_have_their_way(found):
     def digits(completions, **columns):
         return [float(completion[-1]["content"].strip().isdigit()) for completion in completions]
 
-    findings = preflight(make(tmp_path, reward=digits, temperature=1.5), prompts=12)
-    found = look(findings)
-    assert (
-        "base pass rate (full reward of 1: no verifier)" in found and "pass task=" in found["gold answers verify"][1]
-    )
-    assert not any("completions without an answer" in what for what in found)
+    findings, _ = found(task=None, reward=digits, temperature=1.5)
+    assert "base pass rate (full reward of 1: no verifier)" in findings
+    assert "pass task=" in findings["gold answers verify"].change
+    assert not any("completions without an answer" in what for what in findings)
 
 
 def test_a_model_that_does_not_fit_is_a_finding(tmp_path, monkeypatch):
@@ -227,27 +222,27 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
         (["--config", RECIPE, "--max_completion_length", "4000"], "exceeds the model's context of 2048"),
         (["--config", RECIPE, "--prompts", "1"], "--prompts 1 must be at least 2"),
         (["--config", RECIPE, "--json", "none/found.json"], "its folder does not exist"),
+        (["--config", RECIPE, "--output_dir", "held"], "already holds a run"),
         ([], "give --config RECIPE.yaml"),
     ],
 )
 def test_what_the_run_would_refuse_is_refused(folder, capsys, argv, said):
+    (folder / "held").mkdir()
+    (folder / "held" / "metrics.jsonl").write_text('{"step": 1}\n')
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
-    assert list(folder.iterdir()) == []
-
-
-def test_a_folder_that_holds_a_run_is_refused(folder, capsys):
-    held = folder / "held"
-    held.mkdir()
-    (held / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert main(["--config", RECIPE, "--output_dir", str(held)]) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert list(folder.iterdir()) == [folder / "held"]
 
 
 def test_truncation_by_an_override_is_exit_code_1(folder, capsys):
-    assert main(["--config", RECIPE, "--prompts", "4", "--max_completion_length", "3", *SMALL]) == 1
-    assert "cannot learn: " in capsys.readouterr().out and list(folder.iterdir()) == []
+    short = ["--max_completion_length", "3", "--json", "found.json"]
+    assert main(["--config", RECIPE, "--prompts", "12", *short, *SMALL]) == 1
+    assert "cannot learn: " in capsys.readouterr().out
+    findings = {found["what"]: found for found in json.loads((folder / "found.json").read_text())["findings"]}
+    cut = findings["completions cut off"]
+    assert cut["level"] == "stop" and cut["change"].startswith("raise max_completion_length=3")
+    assert "set max_completion_length to 9" in findings["gold answers that fit max_completion_length"]["change"]
 
 
 def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
@@ -263,18 +258,16 @@ LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
 @pytest.mark.parametrize(
     "rate, iterations, peft_config", [(50, 1, LORA), (50, 2, None), (1e3, 2, LORA), (1e30, 1, LORA), (1e30, 2, None)]
 )
-def test_first_updates_that_destroy_the_policy(tmp_path, rate, iterations, peft_config):
+def test_first_updates_that_destroy_the_policy(found, rate, iterations, peft_config):
     """With one update a batch no row of the record compares the policy with the one that sampled."""
-    trainer = make(tmp_path, learning_rate=rate, num_iterations=iterations, peft_config=peft_config, temperature=1.5)
-    findings = preflight(trainer, TASK, prompts=12)
-    last = [finding for finding in findings if finding.level == "stop"][-1]
-    assert exit_code(findings) == 1
-    assert "destroy the policy" in last.change or "NaN or infinity at step 2" in last.change
+    keys = {"learning_rate": rate, "num_iterations": iterations, "peft_config": peft_config}
+    findings, code = found(**keys, temperature=1.5)
+    last = [finding for finding in findings.values() if finding.level == "stop"][-1]
+    assert code == 1 and ("destroy the policy" in last.change or "NaN or infinity at step 2" in last.change)
 
 
-def test_a_warm_up_says_by_which_rates_the_policy_moved(tmp_path):
-    findings = preflight(make(tmp_path, warmup_steps=5, temperature=1.5), TASK, prompts=12)
-    (kl,) = [finding for finding in findings if finding.what.startswith("KL to the policy before")]
+def test_a_warm_up_says_by_which_rates_the_policy_moved(found):
+    kl = found(warmup_steps=5, temperature=1.5)[0]["KL to the policy before the first 2 updates"]
     assert kl.values["lr"] == pytest.approx([0.0, 0.2e-4]) and kl.number.endswith("learning rates of 0, 2e-05")
     assert 0.0 < kl.values["kl"] < 0.01 and kl.level == "fine"
 
@@ -288,11 +281,10 @@ def test_a_warm_up_says_by_which_rates_the_policy_moved(tmp_path):
         (1e-6, None, "fine", ""),
     ],
 )
-def test_a_rate_by_which_nothing_is_learnt(tmp_path, rate, peft_config, level, said):
-    trainer = make(tmp_path, learning_rate=rate, peft_config=peft_config, temperature=1.5)
-    findings = preflight(trainer, TASK, prompts=8)
-    found_level, change = look(findings)["learning rate"]
-    assert (found_level, exit_code(findings)) == (level, int(level == "stop")) and said in change
+def test_a_rate_by_which_nothing_is_learnt(found, rate, peft_config, level, said):
+    findings, code = found(8, learning_rate=rate, peft_config=peft_config, temperature=1.5)
+    learning = findings["learning rate"]
+    assert (learning.level, code) == (level, int(level == "stop")) and said in learning.change
 
 
 def test_each_stage_and_step_is_told_on_stderr(tmp_path, capsys):
@@ -325,14 +317,8 @@ REWARDS = "rewards in a step that generates"
     "argv, what",
     [
         (["--task", "mixture", "--task_options", MIXTURE, "--task_level", "null"], "base pass rate of hard, level 4"),
-        (
-            ["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"],
-            REWARDS,
-        ),
-        (
-            ["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"],
-            REWARDS,
-        ),
+        (["--thinking_budget", "9", "--thinking_answer_tokens", "1", "--thinking_text", ":"], REWARDS),
+        (["--length_reward", "target", "--length_target", "6", "--dynamic_sampling_rounds", "1"], REWARDS),
     ],
     ids=["mixture", "thinking", "length, dynamic sampling"],
 )
@@ -348,37 +334,26 @@ def test_what_else_a_recipe_can_ask_for(folder, argv, what):
     assert what in {finding["what"] for finding in written["findings"]}
 
 
-def test_rewards_are_judged_by_their_sum(tmp_path):
+def test_rewards_are_judged_by_their_sum(found):
     """A first function for the form alone pays right and wrong answers alike; what the run is paid by tells."""
 
     def form(completions, **columns):
         return [float(completion[-1]["content"].strip().isdigit()) for completion in completions]
 
     def right(completions, answer, **columns):
-        return [
-            float(completion[-1]["content"].strip() == one)
-            for completion, one in zip(completions, answer, strict=True)
-        ]
+        pairs = zip(completions, answer, strict=True)
+        return [float(completion[-1]["content"].strip() == one) for completion, one in pairs]
 
-    findings = preflight(make(tmp_path, reward=[form, right]), TASK, prompts=8)
-    (paid,) = [finding for finding in findings if finding.what == "reward of gold answers, of other rows'"]
+    paid = found(8, reward=[form, right])[0][PAID]
     assert paid.number == "2.00, 1.00" and paid.level == "fine"
 
 
-def test_a_verdict_is_the_task_s_where_the_rewards_have_no_verifier(tmp_path):
+def test_a_verdict_is_the_task_s_where_the_rewards_have_no_verifier(found):
     """Rewards of 1 for everything do not make the base perfect."""
-    findings = preflight(make(tmp_path, reward=lambda completions, **columns: [1.0] * len(completions)), TASK, 12)
-    found = {finding.what: finding for finding in findings}
-    assert found["base pass rate (verify)"].values["pass_rate"] < 0.6
-    assert "mend the reward function" in found["groups without signal, expected"].change
-    assert not any("perfect" in finding.change for finding in findings) and exit_code(findings) == 1
-
-
-def test_completions_that_are_alike_ask_for_a_higher_temperature(tmp_path, sorted_rows):
-    rows = sorted_rows["right"][:6] + sorted_rows["wrong"][:6]
-    findings = preflight(make(tmp_path, rows=rows, temperature=0.01, max_steps=1), TASK, prompts=12)
-    level, change = look(findings)["groups without signal, expected"]
-    assert level == "stop" and change.startswith("raise temperature")
+    findings, code = found(reward=lambda completions, **columns: [1.0] * len(completions))
+    assert findings[PASS_RATE].values["pass_rate"] < 0.6 and code == 1
+    assert "mend the reward function" in findings[SILENT].change
+    assert not any("perfect" in finding.change for finding in findings.values())
 
 
 @pytest.mark.parametrize("fault", ["raises", "is nan"])
@@ -392,31 +367,24 @@ def test_a_reward_that_fails_is_a_finding_among_the_others(tmp_path, fault):
     assert "the run stops" in verdict(findings) and exit_code(findings) == 1
 
 
-def test_rows_that_hold_a_completion_and_a_reward_that_abstains(tmp_path):
+def test_rows_that_hold_a_completion_and_a_reward_that_abstains(found):
     """TRL hands the column `completion` to no reward function, and leaves out completions without a reward."""
 
-    def reward(completions, answer):
+    def reward(completions, answer, **columns):
+        assert "completion" not in columns and len(columns["completion_ids"]) == len(completions)
         texts = [completion[-1]["content"].strip() for completion in completions]
         return [float(text == one) if one < "5" else None for text, one in zip(texts, answer, strict=True)]
 
-    strict = own_reward(lambda completions, answer, **columns: reward(completions, answer))
     rows = [{**row, "completion": "gold", "completion_ids": [1]} for row in TASK.rows("train", 24)]
-
-    def guarded(completions, answer, **columns):
-        assert "completion" not in columns and len(columns["completion_ids"]) == len(completions)
-        return strict(completions, answer)
-
-    guarded.verifier = strict.verifier
-    findings = preflight(make(tmp_path, rows=rows, reward=guarded), TASK, prompts=12)
-    (paid,) = [finding for finding in findings if finding.what == "reward of gold answers, of other rows'"]
+    paid = found(rows=rows, reward=own_reward(reward))[0][PAID]
     assert paid.number == "1.00, 0.00" and paid.level == "fine"
 
 
 def test_an_evaluation_on_the_training_set_is_found(tmp_path):
     trainer = make(tmp_path)
     trainer.eval_dataset = trainer.train_dataset
-    level, change = look(preflight(trainer, prompts=4))["prompts of validation in train"]
-    assert level == "look" and "learnt by heart" in change
+    (found,) = [one for one in preflight(trainer, prompts=4) if one.what == "prompts of validation in train"]
+    assert found.level == "look" and "learnt by heart" in found.change
 
 
 def test_what_the_run_would_refuse_later_is_refused_first(folder, capsys, monkeypatch):
@@ -453,10 +421,9 @@ def test_a_disk_that_is_full_is_one_line(folder, capsys, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")
 
+    script = argparse.Namespace(make_task=lambda: None)
     monkeypatch.setattr("eval.preflight.write_json", full)
-    monkeypatch.setattr(
-        "eval.preflight.prepared", lambda argv, path: (None, argparse.Namespace(make_task=lambda: None))
-    )
+    monkeypatch.setattr("eval.preflight.prepared", lambda argv, path: (None, script))
     monkeypatch.setattr("eval.preflight.preflight", lambda *_: [Finding("a", "1")])
     assert main(["--config", RECIPE, "--json", "found.json"]) == 2
     assert capsys.readouterr().err == (

@@ -33,33 +33,18 @@ def test_report_from_a_quoted_glob(demo, capsys):
     assert "**A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B.**" in text
     assert f"Run `trl-prorl passk --run {demo / 'plain'}`" in text
     assert text.count("n/a: fewer than 20 prompts give no interval") == 1
-    for heading in ("## How to reproduce", "## Caveats"):
-        assert heading in text
+    assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == HEADINGS
     out = capsys.readouterr().out
-    assert "Held-out pass@1" in out and "What was learned" in text
-    assert "- A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B." in " ".join(
-        out.split()
-    )
+    assert "Held-out pass@1" in out
+    said = "- A is highest in held-out pass@1, 0.750 (base 0.125), but not told apart from base or B."
+    assert said in " ".join(out.split())
     assert f"Wrote {demo / 'report.html'}" in out
     assert not list(demo.glob(".*.part"))
 
 
-def test_the_verdict_comes_first(demo):
-    report.main(["--runs", f"{demo}/*"])
-    headings = [line for line in (demo / "report.md").read_text().splitlines() if line.startswith("## ")]
-    assert headings == [
-        "## Verdict",
-        "## Result matrix",
-        "## Curves",
-        "## Arms against plain, control and A",
-        "## What was learned",
-        "## pass@k against k",
-        "## Newly solved and lost prompts",
-        "## Dips and reconvergence after the resets",
-        "## What it cost",
-        "## Caveats",
-        "## How to reproduce",
-    ]
+HEADINGS = ["Verdict", "Result matrix", "Curves", "Arms against plain, control and A", "What was learned"]
+HEADINGS += ["pass@k against k", "Newly solved and lost prompts", "Dips and reconvergence after the resets"]
+HEADINGS += ["What it cost", "Caveats", "How to reproduce"]
 
 
 def test_b_is_told_from_a_once_above_the_first_comparison(demo, capsys):
@@ -99,13 +84,3 @@ def test_runs_of_several_folders_need_an_out_folder(demo, make_run, make_rows, t
     assert sorted(demo.parent.rglob("*")) == before
     assert report.main(["--runs", str(demo / "A"), str(elsewhere), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "report.html").is_file()
-
-
-def test_bad_input_is_one_line(demo, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    for argument, named in (("nowhere/*", "matches nothing"), (str(tmp_path / "empty"), "no run folder")):
-        assert report.main(["--runs", argument]) == 2
-        message = capsys.readouterr().err
-        assert message.count("\n") == 1
-        assert named in message
-        assert argument in message

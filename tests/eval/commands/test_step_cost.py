@@ -46,13 +46,9 @@ def test_ratios_are_of_pairs():
 
 def test_settings():
     args = parse(arguments("--iterations", "1", "2", "--checkpointing", "both"))
-    found = list(settings(args))
-    assert [(title, "B" in arms) for title, arms, *_ in found] == [
-        ("μ=1, 1× gold answers", False),
-        ("μ=1, 1× gold answers, gradient checkpointing", False),
-        ("μ=2, 1× gold answers", True),
-        ("μ=2, 1× gold answers, gradient checkpointing", True),
-    ]
+    titles = [f"μ={mu}, 1× gold answers{more}" for mu in (1, 2) for more in ("", ", gradient checkpointing")]
+    found = [(title, "B" in arms) for title, arms, *_ in settings(args)]
+    assert found == list(zip(titles, (False, False, True, True), strict=True))
     args = parse(arguments("--arms", "B packed", "TRL β=0"))
     ((_, arms, *_),) = settings(args)
     assert list(arms) == [BASELINE, "TRL β=0", "B packed"]

@@ -4,24 +4,22 @@ from eval.analysis import compare
 from eval.analysis.frame import Frame
 from eval.pages import boundary, comparison
 from eval.pages.document import Bullets
-from eval.run_folder.reading import load_run
 
 
 @pytest.fixture
-def arm(make_run, make_rows, passk_result):
+def arm(read_run):
     def make(variant, seed=0, base=None, trained=None, name=None, beta=0.0, **passk):
-        result = passk_result(base or [2] * 40, trained or [4] * 40, **passk)
-        keys = {"env": {"seed": seed}, "config": {"beta": beta}}
-        return load_run(make_run(f"{name or variant}{seed}", variant, make_rows(3), passk=result, **keys))
+        name, config = f"{name or variant}{seed}", {"beta": beta}
+        return read_run(variant, seed, name, 3, base or [2] * 40, trained or [4] * 40, passk, config)
 
     return make
 
 
-def test_solved_and_lost_by_hand(arm, make_run, make_rows):
+def test_solved_and_lost_by_hand(arm, read_run):
     # 8 samples, 40 prompts: 3 go from 0 to 8, 2 from 0 to 1, 1 from 8 to 0; 30 are solved by both, 4 by neither.
     base = [0] * 5 + [8] + [4] * 30 + [0] * 4
     trained = [8] * 3 + [1] * 2 + [0] + [4] * 30 + [0] * 4
-    bare = load_run(make_run("bare", "plain", make_rows(2)))
+    bare = read_run("plain")
     table = boundary.runs_table(Frame([arm("A", base=base, trained=trained), bare]))
     # 1.6e-4 is Fisher's p of 0 against 8 of 8, times at most 40 by Holm; of 0 against 1 it is 1.
     # McNemar: 5 against 1, 2·(1 + 6)/2⁶ = 0.22. 1 - 0.05^(1/8) = 0.312.

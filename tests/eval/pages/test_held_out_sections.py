@@ -8,7 +8,6 @@ from eval.analysis import passk
 from eval.analysis.frame import Frame
 from eval.pages import drift, runs
 from eval.pages import passk as page
-from eval.run_folder.reading import load_run
 
 
 def drawn(panel):
@@ -23,12 +22,9 @@ def point(step, value, **more):
 
 
 @pytest.fixture
-def arm(make_run, make_rows, passk_result):
+def arm(read_run):
     def make(variant="A", seed=0, drift=None, base=None, trained=None, **passk):
-        result = passk_result(base or [2] * 10, trained or [4] * 10, **passk)
-        return load_run(
-            make_run(f"{variant}{seed}", variant, make_rows(3), passk=result, env={"seed": seed}, drift=drift)
-        )
+        return read_run(variant, seed, None, 3, base or [2] * 10, trained or [4] * 10, passk, drift=drift)
 
     return make
 
@@ -43,8 +39,8 @@ def test_k_curve_by_hand(arm):
     assert (frame["low"] <= frame["mean"]).all() and (frame["mean"] <= frame["high"]).all()
 
 
-def test_base_and_trained_on_a_base_2_axis(arm, make_run, make_rows):
-    several = [arm("A", 0), arm("A", 1, trained=[6] * 10), arm("B", 0), load_run(make_run("bare", "C", make_rows(2)))]
+def test_base_and_trained_on_a_base_2_axis(arm, read_run):
+    several = [arm("A", 0), arm("A", 1, trained=[6] * 10), arm("B", 0), read_run("C")]
     (axes,) = map(drawn, page.k_panels(Frame(several)))
     assert axes.get_xscale() == "log"
     base, trained, _ = axes.lines
@@ -76,12 +72,7 @@ def test_checkpoints_over_seeds(arm):
 
 def test_older_files_have_none_of_it(arm):
     frame = Frame([arm("A"), arm("B")])
-    for view in (
-        page.checkpoints_table,
-        page.tasks_table,
-        page.forgetting_table,
-        drift.runs_table,
-    ):
+    for view in (page.checkpoints_table, page.tasks_table, page.forgetting_table, drift.runs_table):
         assert view(frame) is None
     assert page.checkpoint_panels(frame) == []
 
@@ -92,12 +83,7 @@ def other(base, trained):
 
 
 @pytest.mark.parametrize(
-    ("trained", "interval"),
-    [
-        (2, "[-0.354, -0.076]"),
-        (6, "[+0.076, +0.354]"),
-        (4, "[-0.139, +0.139]"),
-    ],
+    ("trained", "interval"), [(2, "[-0.354, -0.076]"), (6, "[+0.076, +0.354]"), (4, "[-0.139, +0.139]")]
 )
 def test_forgetting_is_paired(arm, trained, interval):
     # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
@@ -105,16 +91,7 @@ def test_forgetting_is_paired(arm, trained, interval):
     base = [2, 6] * 10
     table = page.forgetting_table(Frame([arm(others=other(base, [count + trained - 4 for count in base]))]))
     change = (trained - 4) / 8
-    assert table.rows == [
-        [
-            "A0",
-            "parity",
-            "2",
-            "20",
-            f"0.500 → {0.5 + change:.3f}",
-            f"{change:+.3f} {interval}",
-        ]
-    ]
+    assert table.rows == [["A0", "parity", "2", "20", f"0.500 → {0.5 + change:.3f}", f"{change:+.3f} {interval}"]]
 
 
 def test_tasks_table(arm):

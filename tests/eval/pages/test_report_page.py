@@ -39,21 +39,14 @@ SHOWN = "`a` **b** | <i>c</i> [1, 2] d"
 
 def store_samples(folder, side, counts):
     """The samples behind a side of `passk.json`, as `eval.passk` keeps them; the first of each prompt is right."""
-    rows = [
-        {
-            "prompt_id": name,
-            "sample": n,
-            "prompt": f"ask {name}",
-            "completion": f"{side} {SHOWN}",
-            "correct": n < right,
-        }
-        for name, right in zip(PROMPTS, counts, strict=True)
-        for n in range(8)
-    ]
     for temperature in (0.0, 1.0):
-        SampleStore(folder / SAMPLES_FOLDER, side, {"temperature": temperature}).add(
-            [{**row, "completion": f"{row['completion']} {temperature}"} for row in rows]
-        )
+        rows = [
+            {"prompt_id": name, "sample": n, "prompt": f"ask {name}", "correct": n < right}
+            | {"completion": f"{side} {SHOWN} {temperature}"}
+            for name, right in zip(PROMPTS, counts, strict=True)
+            for n in range(8)
+        ]
+        SampleStore(folder / SAMPLES_FOLDER, side, {"temperature": temperature}).add(rows)
 
 
 @pytest.fixture(scope="module")
@@ -61,57 +54,33 @@ def page(tmp_path_factory, run_writer, make_rows, passk_result):
     """The page of a study with everything in it: seeds, resets, checkpoints, other tasks, drift, and gaps."""
     root = tmp_path_factory.mktemp("study")
     resets = {"A": range(10, 60, 10), "C": range(4, 60, 4)}
+    drift = {"points": [{"step": step, "kl_to_base": step / 100, "entropy": 0.6} for step in (20, 40)]}
+    sides = {"base": {"correct": [1, 2, 3, 4]}, "trained": {"correct": [1, 1, 3, 4]}}
+    evaluated = {
+        "prompt_ids": PROMPTS,
+        "checkpoints": [point(step, 0.2 + step / 200) for step in (20, 40, 60)],
+        "greedy": {side: {"accuracy": 0.5} for side in ("base", "trained")},
+        "by": [
+            {"task": "add", "level": level, "prompts": 16, "base": point(0, 0.2), "trained": point(0, 0.5)}
+            for level in (1, 2)
+        ],
+        "others": {"parity@2": {"task": "parity", "level": 2, "prompts": 4, "n": 8, **sides}},
+    }
+    row = {"kl_ref": lambda step: step % 10 / 100, "kl_old": 1e-4, "entropy": 0.7, "time_rollout": 0.3}
+    row |= {"grad_norm": lambda step: 1 + step % 7, "tokens_generated": 50, "tokens_per_second": 1000.0}
     for variant, solved in (("control", 3), ("A", 6), ("B", 5), ("C", 7)):
+        of_b = variant == "B"
+        row |= {"ref_forward_calls": 0 if of_b else 1, "time_ref": 0.0 if of_b else 0.1}
         for seed in (0, 1):
-            rows = make_rows(
-                60,
-                reward=lambda step: 0.2 + 0.01 * step + 0.02 * seed,  # noqa: B023
-                kl_ref=lambda step: step % 10 / 100,
-                kl_old=1e-4,
-                entropy=0.7,
-                grad_norm=lambda step: 1 + step % 7,
-                ref_forward_calls=0 if variant == "B" else 1,
-                time_step=1.0 - 0.1 * (variant == "B") + 0.01 * seed,
-                time_ref=0.0 if variant == "B" else 0.1,
-                time_rollout=0.3,
-                tokens_generated=50,
-                tokens_per_second=1000.0,
-            )
-            result = passk_result(
-                [1, 3] * 8,
-                [solved, solved + 1] * 8,
-                prompt_ids=PROMPTS,
-                checkpoints=[point(step, 0.2 + step / 200) for step in (20, 40, 60)],
-                greedy={side: {"accuracy": 0.5} for side in ("base", "trained")},
-                by=[
-                    {"task": "add", "level": level, "prompts": 16, "base": point(0, 0.2), "trained": point(0, 0.5)}
-                    for level in (1, 2)
-                ],
-                others={
-                    "parity@2": {
-                        "task": "parity",
-                        "level": 2,
-                        "prompts": 4,
-                        "n": 8,
-                        "base": {"correct": [1, 2, 3, 4]},
-                        "trained": {"correct": [1, 1, 3, 4]},
-                    }
-                },
-            )
-            drift = {"points": [{"step": step, "kl_to_base": step / 100, "entropy": 0.6} for step in (20, 40)]}
-            for side, counts in (("base", [1, 3] * 8), ("trained", [solved, solved + 1] * 8)):
-                store_samples(root / f"{variant}_seed{seed}", side, counts)
-            run_writer(
-                root,
-                f"{variant}_seed{seed}",
-                variant,
-                rows,
-                events=[{"event": "reset", "step_applied": step} for step in resets.get(variant, ())],
-                passk=result,
-                drift=drift,
-                env={"seed": seed},
-                config={"seed": seed},
-            )
+            row["reward"] = lambda step, seed=seed: 0.2 + 0.01 * step + 0.02 * seed
+            rows = make_rows(60, **row, time_step=1.0 - 0.1 * of_b + 0.01 * seed)
+            counts = {"base": [1, 3] * 8, "trained": [solved, solved + 1] * 8}
+            events = [{"event": "reset", "step_applied": step} for step in resets.get(variant, ())]
+            files = {"events": events, "passk": passk_result(**counts, **evaluated), "drift": drift}
+            keys = {"env": {"seed": seed}, "config": {"seed": seed}}
+            run = run_writer(root, f"{variant}_seed{seed}", variant, rows, **files, **keys)
+            for side in counts:
+                store_samples(run, side, counts[side])
     run_writer(root, HOSTILE.replace("/", "|"), "A", make_rows(3), events=None, env={"seed": 7}, config={"beta": 0.5})
     assert report.main(["--runs", f"{root}/*"]) == 0
     return root / "report.html"
@@ -259,6 +228,22 @@ def test_the_check_of_the_source_finds(page, broken, found):
     assert any(found in problem for problem in problems_in_source(broken(page.read_text())))
 
 
+@pytest.fixture
+def tab(browser, page):
+    """A function: the page opened, with the given settings."""
+    opened = []
+
+    def open_page(**settings):
+        opened.append(browser.new_page(**settings))
+        opened[-1].set_default_timeout(PATIENCE)
+        opened[-1].goto(page.as_uri())
+        return opened[-1]
+
+    yield open_page
+    for each in opened:
+        each.close()
+
+
 @pytest.fixture(scope="module")
 def browser():
     """The Chromium of the machine; Playwright drives it and brings none."""
@@ -286,22 +271,17 @@ def problems_in_browser(browser, path: Path, viewport: dict, scheme: str = "ligh
     try:
         context.set_default_timeout(PATIENCE)
         tab = context.new_page()
-        tab.on(
-            "console", lambda message: problems.append(f"console: {message.text}") if message.type == "error" else None
-        )
-        tab.on("pageerror", lambda error: problems.append(f"error: {error}"))
-        tab.on(
-            "request",
-            lambda request: (
-                problems.append(f"asks for {request.url[:80]}")
-                if not request.url.startswith(("data:", path.as_uri()))
-                else None
-            ),
-        )
+        said, errors, asked = [], [], []
+        tab.on("console", lambda message: said.append(message))
+        tab.on("pageerror", lambda error: errors.append(error))
+        tab.on("request", lambda request: asked.append(request.url))
         tab.goto(path.as_uri(), wait_until="load")
         for fold in tab.locator("summary").all():
             fold.click()  # what is folded must be in order too
         seen = tab.evaluate(LOOK)
+        problems += [f"console: {message.text}" for message in said if message.type == "error"]
+        problems += [f"error: {error}" for error in errors]
+        problems += [f"asks for {url[:80]}" for url in asked if not url.startswith(("data:", path.as_uri()))]
         problems += [f"missing picture: {alt}" for alt in seen["pictures"]]
         problems += ["scrolls sideways"] if seen["wide"] else []
     finally:
@@ -315,37 +295,27 @@ def test_in_a_browser(browser, page, viewport, scheme):
     assert problems_in_browser(browser, page, viewport, scheme) == []
 
 
-def test_contents_lead_there(browser, page):
+def test_contents_lead_there(tab):
     """Following every link of the contents brings its heading onto the screen, below the bar that stays."""
-    tab = browser.new_page(viewport=PHONE)
-    tab.set_default_timeout(PATIENCE)
-    tab.goto(page.as_uri())
+    tab = tab(viewport=PHONE)
     links = tab.locator("nav a")
     for place in range(links.count()):
         links.nth(place).click()
         heading = tab.locator(links.nth(place).get_attribute("href"))
         top, bar = heading.bounding_box()["y"], tab.locator("nav").bounding_box()
         assert bar["y"] + bar["height"] - 1 <= top < PHONE["height"]
-    tab.close()
 
 
-def test_first_screen_shows_the_verdict(browser, page):
-    for viewport in (PHONE, DESKTOP):
-        tab = browser.new_page(viewport=viewport)
-        tab.set_default_timeout(PATIENCE)
-        tab.goto(page.as_uri())
-        verdict = tab.locator("#verdict + p")
-        assert verdict.inner_text().startswith(
-            "C is highest in held-out pass@1, 0.938 (base 0.250), but not told apart from"
-        )
-        assert verdict.bounding_box()["y"] + verdict.bounding_box()["height"] < viewport["height"]
-        tab.close()
+@pytest.mark.parametrize("viewport", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_first_screen_shows_the_verdict(tab, viewport):
+    verdict = tab(viewport=viewport).locator("#verdict + p")
+    said = "C is highest in held-out pass@1, 0.938 (base 0.250), but not told apart from"
+    assert verdict.inner_text().startswith(said)
+    assert verdict.bounding_box()["y"] + verdict.bounding_box()["height"] < viewport["height"]
 
 
-def test_what_is_open_fits_and_the_rest_is_folded(browser, page):
-    tab = browser.new_page(viewport=DESKTOP)
-    tab.set_default_timeout(PATIENCE)
-    tab.goto(page.as_uri())
+def test_what_is_open_fits_and_the_rest_is_folded(tab):
+    tab = tab(viewport=DESKTOP)
     tables = "[...document.querySelectorAll('section > .scroll')].map(e => [e.scrollWidth, e.clientWidth])"
     widths = tab.evaluate(tables)
     assert len(widths) == 2 and all(width <= room for width, room in widths)
@@ -353,13 +323,11 @@ def test_what_is_open_fits_and_the_rest_is_folded(browser, page):
     assert tab.evaluate(opened) == [True] * 3 + [False] * (len(tab.evaluate(opened)) - 3)
     tab.locator("nav a", has_text="Caveats").click()  # a link opens its section
     assert tab.evaluate(opened).count(True) == 4 and tab.locator("#caveats").is_visible()
-    tab.close()
 
 
-def test_completions_stand_side_by_side_as_they_are(browser, page):
+def test_completions_stand_side_by_side_as_they_are(tab):
     """Six prompts of the best arm's first run, evenly spaced; of its two stores the one of this temperature."""
-    tab = browser.new_page(viewport=DESKTOP)
-    tab.goto(page.as_uri())
+    tab = tab(viewport=DESKTOP)
     rows = tab.locator("section[aria-label^=Completions] tbody tr").all_inner_texts()
     text = f"{SHOWN} 1.0"
     assert [row.split("\t") for row in rows] == [
@@ -367,17 +335,13 @@ def test_completions_stand_side_by_side_as_they_are(browser, page):
     ]
     assert "Of C_seed0: the first sample each" in tab.locator("section[aria-label^=Completions]").inner_text()
     assert tab.locator("th[scope=row]", has_text="★").all_inner_texts() == ["C ★"]
-    tab.close()
 
 
-def test_pictures_stay_on_white_in_the_dark(browser, page):
-    tab = browser.new_page(color_scheme="dark")
-    tab.set_default_timeout(PATIENCE)
-    tab.goto(page.as_uri())
+def test_pictures_stay_on_white_in_the_dark(tab):
+    tab = tab(color_scheme="dark")
     style = "element => getComputedStyle(element).backgroundColor"
     assert tab.locator("body").evaluate(style) == "rgb(20, 24, 29)"
     assert tab.locator("img").first.evaluate(style) == "rgb(255, 255, 255)"
-    tab.close()
 
 
 BROKEN = {
@@ -388,30 +352,19 @@ BROKEN = {
     "asks for": lambda s: s.replace("</head>", '<link rel="stylesheet" href="http://127.0.0.1:9/x.css"></head>'),
 }
 # Two that another fault would hide.
-BROKEN_ALONE = [
-    (lambda s: s.replace("data:image/png;base64,iVBOR", "data:image/png;base64,AAAA", 1), "missing picture"),
-    (lambda s: s.replace(".scroll { overflow: auto;", ".scroll {"), "scrolls sideways"),
+ALONE = [
+    {"missing picture": lambda s: s.replace("data:image/png;base64,iVBOR", "data:image/png;base64,AAAA", 1)},
+    {"scrolls sideways": lambda s: s.replace(".scroll { overflow: auto;", ".scroll {")},
 ]
 
 
-def problems_of_a_copy(browser, folder, source):
-    (folder / "report.html").write_text(source)
-    return problems_in_browser(browser, folder / "report.html", PHONE)
-
-
-def test_the_check_in_the_browser_finds_all_faults_of_a_page(browser, page, tmp_path):
+@pytest.mark.parametrize("faults", [BROKEN, *ALONE])
+def test_the_check_in_the_browser_finds_all_faults_of_a_page(browser, page, tmp_path, faults):
     source = page.read_text()
-    for broken in BROKEN.values():
+    for broken in faults.values():
         changed = broken(source)
         assert changed != source
         source = changed
-    problems = problems_of_a_copy(browser, tmp_path, source)
-    assert [found for found in BROKEN if not any(found in problem for problem in problems)] == []
-
-
-@pytest.mark.parametrize(("broken", "found"), BROKEN_ALONE)
-def test_the_check_in_the_browser_finds(browser, page, tmp_path, broken, found):
-    source = page.read_text()
-    changed = broken(source)
-    assert changed != source
-    assert any(found in problem for problem in problems_of_a_copy(browser, tmp_path, changed))
+    (tmp_path / "report.html").write_text(source)
+    problems = problems_in_browser(browser, tmp_path / "report.html", PHONE)
+    assert [found for found in faults if not any(found in problem for problem in problems)] == []

@@ -5,26 +5,18 @@ from eval.analysis.configurations import why_not_paired
 from eval.analysis.frame import Frame
 from eval.pages import arms, reproduce
 from eval.pages import comparison as verdict
-from eval.run_folder.reading import load_run
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 @pytest.fixture
-def arm(make_run, make_rows, passk_result):
+def arm(read_run):
     """A run of a variant whose 40 prompts have the given numbers of correct samples out of 8."""
 
     def make(variant, trained=None, base=None, name=None, seed=0, steps=4, config=None, env=None, **passk):
         base = base or [1] * 40
-        result = None if trained is None else passk_result(base=base, trained=trained, **passk)
-        folder = make_run(
-            name or variant,
-            variant,
-            make_rows(steps),
-            passk=result,
-            config={"seed": seed, **(config or {})},
-            env={"seed": seed, **(env or {})},
+        return read_run(
+            variant, seed, name or variant, steps, base, trained, passk, {"seed": seed, **(config or {})}, env
         )
-        return load_run(folder)
 
     return make
 
@@ -51,17 +43,13 @@ def test_the_best_is_named_with_its_lead_by_hand(arm):
     [
         (
             {"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10},
-            "A is highest in held-out pass@1, 0.594 (base 0.125), but not told",
+            "0.594 (base 0.125), but not told apart from control. It is",
         ),
-        ({"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10}, "but not told apart from control. It is"),
         ({"control": [4] * 40, "plain": [5, 4] * 20, "A": [5, 5, 4] * 13 + [5]}, "apart from plain. It is"),
         ({"control": [1, 2] * 20, "A": [1, 1, 2, 2] * 10}, "but not told apart from A. It is"),  # the second best
         ({"A": [4] * 40}, "A is highest in held-out pass@1, 0.500 (base 0.125). It is +0.375 ["),
         ({"A": [1] * 40}, "A is highest in held-out pass@1, 0.125 (base 0.125), but not told apart from base. It is"),
-        (
-            {"control": [2] * 8, "A": [3] * 8},
-            "A is highest in held-out pass@1, 0.375 (base 0.125), but not told apart from base or",
-        ),
+        ({"control": [2] * 8, "A": [3] * 8}, "0.375 (base 0.125), but not told apart from base or"),
     ],
 )
 def test_what_is_not_told_apart_is_said(arm, trained, found):
@@ -92,9 +80,8 @@ def test_what_cannot_be_paired_is_not_compared(arm):
 
 
 def test_every_ground_has_its_verdict(arm):
-    runs = [
-        arm(v, [s] * 40, name=f"{v}{t}", config={"task": t}) for t, v, s in (("sums", "A", 4), ("sorting", "C", 6))
-    ]
+    of = (("sums", "A", 4), ("sorting", "C", 6))
+    runs = [arm(variant, [solved] * 40, config={"task": task}) for task, variant, solved in of]
     (section,) = verdict.verdict_sections(Frame(runs))
     assert [item.split(" is highest")[0] for item in section.blocks[0].items[:2]] == ["**sums: A", "**sorting: C"]
 
@@ -106,10 +93,6 @@ def test_the_picture_shows_base_and_trained(arm):
     points = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in axes.lines[1::2]]
     assert points == [(0.125, 0), (0.25, 0), (0.125, 1), (0.5, 1)]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["control", "A"]
-
-
-def test_other_task_seed_is_other_prompts(arm):
-    assert why_not_paired(arm("A", [4] * 40), arm("B", [4] * 40, config={"task_seed": 1})) is not None
 
 
 def test_missing_evaluation_says_how_to_make_it(arm):
@@ -147,11 +130,9 @@ def test_differences_beyond_the_variant_are_named(arm):
         arm("B", config={"beta_old": 0.1}, env={"hardware": {"gpu": "y"}}, steps=7),
     ]
     text = " ".join(arms.caveats(runs))
-    assert "`learning_rate` (1e-05, default)" in text
-    assert "beta" not in text
-    assert "ref_reset_every" not in text
-    assert "differ in length, 4 to 7 steps" in text
-    assert "differ in `hardware`" in text
+    assert "beta" not in text and "ref_reset_every" not in text
+    for said in ("`learning_rate` (1e-05, default)", "differ in length, 4 to 7 steps", "differ in `hardware`"):
+        assert said in text
 
 
 def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
@@ -173,11 +154,19 @@ def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
     assert "`ref_compute` (cached and naive_epoch;" in line
 
 
-def test_prompt_ids_decide_whether_prompts_are_the_same(arm):
-    a = arm("A", trained=[4] * 40, prompt_ids=["x"] * 40)
-    b = arm("B", trained=[4] * 40, prompt_ids=["x"] * 40, config={"task_seed": 5})
-    other = arm("B", trained=[4] * 40, prompt_ids=["y"] * 40, name="other")
-    older = arm("B", trained=[4] * 40, name="older")
-    assert why_not_paired(a, b) is None  # the same contents, wherever they came from
-    assert why_not_paired(a, other) is not None
-    assert "the other is older" in why_not_paired(a, older)
+@pytest.mark.parametrize(
+    ("a", "b", "why"),
+    [
+        ({}, {"config": {"task_seed": 1}}, ""),  # other prompts
+        (
+            {"prompt_ids": ["x"] * 40},
+            {"prompt_ids": ["x"] * 40, "config": {"task_seed": 5}},
+            None,
+        ),  # the same contents
+        ({"prompt_ids": ["x"] * 40}, {"prompt_ids": ["y"] * 40}, ""),
+        ({"prompt_ids": ["x"] * 40}, {}, "the other is older"),
+    ],
+)
+def test_what_decides_whether_prompts_are_the_same(arm, a, b, why):
+    found = why_not_paired(arm("A", [4] * 40, **a), arm("B", [4] * 40, **b))
+    assert found is None if why is None else why in found

@@ -23,48 +23,42 @@ def test_steps_are_sorted_and_a_cut_line_is_left_out(make_run):
     assert load_run(folder).metrics["step"].tolist() == [1, 2]
 
 
-def test_stage_totals(make_run, make_rows):
+def test_stage_totals(make_run, read_run):
     cached = [{"step": 1, "time_ref": 2.0, "ref_forward_calls": 1}, {"step": 2, "ref_forward_calls": 0}]
     assert load_run(make_run("A", "A", cached)).stage_total("ref") == 2.0
-    counted = make_rows(3, ref_forward_calls=0)
-    assert load_run(make_run("B", "B", counted)).stage_total("ref") == 0.0
-    assert load_run(make_run("plain", "plain", make_rows(3, time_step=1.0))).stage_total("ref") is None
+    assert read_run("B", ref_forward_calls=0).stage_total("ref") == 0.0
+    assert read_run("plain", time_step=1.0).stage_total("ref") is None
     # Calls that were counted but not timed took time nobody knows.
-    assert load_run(make_run("C", "C", make_rows(3, ref_forward_calls=2))).stage_total("ref") is None
+    assert read_run("C", ref_forward_calls=2).stage_total("ref") is None
 
 
-def test_resets_are_told_from_other_events(make_run, make_rows):
+def test_resets_are_told_from_other_events(read_run):
     events = [{"event": "reset", "step_applied": 5}, {"event": "growth", "step_applied": 7}]
-    assert load_run(make_run("A", "A", make_rows(), events=events)).reset_steps() == [5]
-    assert load_run(make_run("control", "control", make_rows(), events=[])).reset_steps() == []
-    assert load_run(make_run("plain", "plain", make_rows(), events=None)).reset_steps() is None
+    found = [read_run("A", seed, events=these).reset_steps() for seed, these in enumerate([events, [], None])]
+    assert found == [[5], [], None]
 
 
-def test_order(make_run, make_rows):
-    names = ["C", "own", "B", "A", "control", "plain"]
-    runs = sort_runs([load_run(make_run(name, name, make_rows(2))) for name in names])
+def test_order(read_run):
+    runs = sort_runs([read_run(variant) for variant in ("C", "own", "B", "A", "control", "plain")])
     assert [run.variant for run in runs] == ["plain", "control", "A", "B", "C", "own"]
 
 
-def test_broken_folders_say_what_to_do(make_run, make_rows, tmp_path):
-    with pytest.raises(InputError, match="does not exist; give"):
-        load_config(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="config.yaml' is missing"):
-        load_config(tmp_path)
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.yaml", None, "config.yaml' is missing"),
+        ("config.yaml", "- a list", "holds a list"),
+        ("metrics.jsonl", "", "records no step"),
+        ("env.json", None, "env.json' is missing"),
+    ],
+)
+def test_broken_folders_say_what_to_do(make_run, make_rows, file, content, message):
     folder = make_run("A", "A", make_rows(2))
-    (folder / "config.yaml").write_text("- a list")
-    with pytest.raises(InputError, match="holds a list"):
+    (folder / file).unlink() if content is None else (folder / file).write_text(content)
+    with pytest.raises(InputError, match=message):
         load_run(folder)
-    folder = make_run("B", "B", make_rows(2))
-    (folder / "metrics.jsonl").write_text("no json\n")
-    with pytest.raises(InputError, match="line 1 is not JSON"):
-        load_run(folder)
-    (folder / "metrics.jsonl").write_text("")
-    with pytest.raises(InputError, match="records no step"):
-        load_run(folder)
-    (folder / "env.json").unlink()
-    with pytest.raises(InputError, match="env.json' is missing"):
-        load_run(folder)
+    with pytest.raises(InputError, match="does not exist; give"):
+        load_config(folder / "nowhere")
 
 
 @pytest.mark.parametrize("file", ["passk.json", "drift.json"])

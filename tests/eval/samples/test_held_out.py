@@ -35,6 +35,18 @@ def texts(samples):
     return samples["completion"].tolist()
 
 
+@pytest.fixture
+def drawn(run_dir, task):
+    """A function: the texts of an evaluation's samples of the trained model, or of the base."""
+
+    def draw(prompts, n, side="trained", temperature=None, **settings):
+        evaluation = HeldOut(run_dir, "test", prompts, **settings)
+        given = {} if temperature is None else {"temperature": temperature}
+        return texts(evaluation.samples(getattr(evaluation, side), n, **given))
+
+    return draw
+
+
 @given(missing=st.dictionaries(st.integers(0, 40), st.integers(1, 300), max_size=20), batch_size=st.integers(1, 64))
 def test_a_plan_draws_exactly_what_is_missing(missing, batch_size):
     drawn = dict.fromkeys(missing, 0)
@@ -62,30 +74,23 @@ def test_a_gpu_without_memory_for_a_batch_names_the_option_and_keeps_what_was_dr
     assert calls == [(2, 4)] + 4 * [(1, 4)]
 
 
-def test_nothing_is_sampled_twice(run_dir, task, calls):
-    first = HeldOut(run_dir, "test", 4, batch_size=8)
-    few = first.samples(first.trained, 2)
+def test_nothing_is_sampled_twice(drawn, calls):
+    few = drawn(4, 2, batch_size=8)
     assert calls == [(4, 2)]
-    again = HeldOut(run_dir, "test", 4, batch_size=8)
-    assert texts(again.samples(again.trained, 2)) == texts(few)
-    assert calls == [(4, 2)]
+    assert drawn(4, 2, batch_size=8) == few and calls == [(4, 2)]
     # More samples: what is there stays, and only the rest is drawn; more prompts: only the new ones.
-    more = again.samples(again.trained, 5)
+    more = drawn(4, 5, batch_size=8)
     assert calls[1:] == [(2, 3), (2, 3)]
-    assert texts(more[more["sample"] < 2]) == texts(few)
-    wider = HeldOut(run_dir, "test", 5, batch_size=8)
-    assert texts(wider.samples(wider.trained, 5))[:20] == texts(more)
-    assert calls[3:] == [(1, 5)]
+    assert [text for place, text in enumerate(more) if place % 5 < 2] == few
+    assert drawn(5, 5, batch_size=8)[:20] == more and calls[3:] == [(1, 5)]
     # Fewer: the first ones.
-    assert texts(first.samples(first.trained, 2)) == texts(few)
-    assert len(calls) == 4
+    assert drawn(4, 2, batch_size=8) == few and len(calls) == 4
 
 
-def test_samples_of_two_batches_differ(run_dir, task):
+def test_samples_of_two_batches_differ(drawn):
     """Every batch has a seed of its own; with one seed for all, the second half would repeat the first."""
-    one = HeldOut(run_dir, "test", 2, batch_size=20)
-    drawn = texts(one.samples(one.base, 40))
-    assert drawn[:20] != drawn[20:40]
+    both = drawn(2, 40, "base", batch_size=20)
+    assert both[:20] != both[20:40]
 
 
 @pytest.mark.parametrize(
@@ -98,33 +103,25 @@ def test_another_setting_is_drawn_anew(run_dir, task, calls, change):
     assert len(calls) == 2
 
 
-def test_changed_weights_are_sampled_anew(run_dir, task, calls):
-    evaluation = HeldOut(run_dir, "test", 3)
-    evaluation.samples(evaluation.trained, 2)
+def test_changed_weights_are_sampled_anew(run_dir, drawn, calls):
+    drawn(3, 2)
     path = run_dir / "adapter_model.safetensors"
     save_file({name: tensor + 1e-3 for name, tensor in load_file(path).items()}, path)
-    evaluation.samples(evaluation.trained, 2)
-    evaluation.samples(evaluation.base, 2)
+    drawn(3, 2)
+    drawn(3, 2, "base")
     assert len(calls) == 3
 
 
-def test_greedy_and_sampled_lie_apart(run_dir, task, calls):
-    evaluation = HeldOut(run_dir, "test", 3)
-    sampled = evaluation.samples(evaluation.trained, 1)
-    greedy = evaluation.samples(evaluation.trained, 1, temperature=0.0)
+def test_greedy_and_sampled_lie_apart(drawn, calls):
+    sampled, greedy = drawn(3, 1), drawn(3, 1, temperature=0.0)
     assert len(calls) == 2
-    assert texts(evaluation.samples(evaluation.trained, 1)) == texts(sampled)
-    assert texts(evaluation.samples(evaluation.trained, 1, temperature=0.0)) == texts(greedy)
-    assert len(calls) == 2
+    assert (drawn(3, 1), drawn(3, 1, temperature=0.0)) == (sampled, greedy) and len(calls) == 2
 
 
 def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
-    """
-    Killed from outside in the middle of sampling; its samples and the rest are those of an undisturbed evaluation.
-    """
+    """Killed from outside while it samples; its samples and the rest are those of an undisturbed evaluation."""
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     (run_dir / "config.yaml").write_text(yaml.safe_dump({**config, "task": "parity", "task_level": 2}))
-    settings = {"batch_size": 4}
     arguments = ["--run", str(run_dir), "--prompts", "20", "--n", "6", "--k", "1", "--batch-size", "4"]
     process = forks.start(run="-m", argv=["eval.passk", *arguments], log=str(tmp_path / "log"))
     while len(list(run_dir.glob("samples/base-*/part-*.parquet"))) < 5:
@@ -134,7 +131,7 @@ def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     assert forks.status() == -signal.SIGKILL
     left = len(list(run_dir.glob("samples/base-*/part-*.parquet")))
     assert left >= 5
-    resumed = HeldOut(run_dir, "test", 20, **settings)
+    resumed = HeldOut(run_dir, "test", 20, batch_size=4)
     kept = resumed.store(resumed.base, resumed.temperature).frame()
     assert 0 < len(kept) < 120
     whole = resumed.samples(resumed.base, 6)
@@ -142,7 +139,7 @@ def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     undisturbed = run_dir.parent / "elsewhere" / "A"
     undisturbed.parent.mkdir()
     shutil.copytree(run_dir, undisturbed, ignore=shutil.ignore_patterns("samples"))
-    control = HeldOut(undisturbed, "test", 20, **settings)
+    control = HeldOut(undisturbed, "test", 20, batch_size=4)
     assert texts(control.samples(control.base, 6)) == texts(whole)
     assert not (undisturbed / "samples").samefile(run_dir / "samples")
 

@@ -29,17 +29,14 @@ def test_relative_paths_are_found_from_anywhere(project, monkeypatch):
     found = with_local_paths(project / "runs/study/A", written)
     paths = {key: str(project / path) for key, path in written.items() if key != "task"}
     assert found == {**written, **paths}
+    (project / "problems.jsonl").write_text("{}\n")
+    data = with_local_paths(project / "runs/study/A", {"dataset_name": "problems.jsonl"})
+    assert data == {"dataset_name": str(project / "problems.jsonl")}
     link = project.parent / "link"
     link.symlink_to(project / "runs/study/A")
     assert with_local_paths(link, written) == found
     monkeypatch.chdir(project)
     assert with_local_paths(project / "runs/study/A", written) == written
-
-
-def test_a_file_of_data(project):
-    (project / "problems.jsonl").write_text("{}\n")
-    found = with_local_paths(project / "runs/study/A", {"dataset_name": "problems.jsonl"})
-    assert found == {"dataset_name": str(project / "problems.jsonl")}
 
 
 @pytest.mark.parametrize("name", ["Qwen/A", "A", "study/A"])
@@ -48,10 +45,8 @@ def test_a_name_on_the_hub_is_no_run_of_that_name(project, name):
     run = project / "runs" / name
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.json").write_text("{}")
-    assert with_local_paths(run, {"model_name_or_path": name, "dataset_name": "study"}) == {
-        "model_name_or_path": name,
-        "dataset_name": "study",
-    }
+    config = {"model_name_or_path": name, "dataset_name": "study"}
+    assert with_local_paths(run, config) == config
 
 
 def test_what_looks_like_a_name_and_was_a_folder(project):

@@ -11,41 +11,41 @@ NEW_TOKENS = 6
 
 
 @pytest.fixture(params=[False, True], ids=["generate", "compact"])
-def compact(request):
-    """Both loops: what is said here holds of each."""
-    return request.param
+def draw(request, task):
+    """`sample` by either loop: what is said here holds of each."""
+
+    def draw(model, tokenizer, prompts, n, **keys):
+        rows = list(task.rows("test", prompts))
+        return sample(model, tokenizer, task, rows, n, max_new_tokens=NEW_TOKENS, compact=request.param, **keys)
+
+    return draw
 
 
 @pytest.mark.parametrize("setting", [{"top_k": 1}, {"top_p": 0.01}])
-def test_sampling_ignores_the_model_s_own_generation_config(base, task, setting, compact):
+def test_sampling_ignores_the_model_s_own_generation_config(base, task, setting, draw):
     model, tokenizer = load_model(base), load_tokenizer(base)
     model.generation_config.update(do_sample=True, **setting)
     set_seed(0)
-    sample(model, tokenizer, task, list(task.rows("test", 1)), 32, max_new_tokens=NEW_TOKENS, compact=compact)
+    draw(model, tokenizer, 1, 32)
     assert len(set(task.seen)) > 16
 
 
-def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand, compact):
+def test_every_sample_belongs_to_its_prompt(base, task, greedy_by_hand, draw):
     """At a temperature this low all samples of a prompt are its greedy completion, penalties of the model's aside."""
     model, tokenizer, rows = load_model(base), load_tokenizer(base), list(task.rows("test", 5))
     model.generation_config.update(repetition_penalty=50.0)
-    drawn = sample(model, tokenizer, task, rows, 3, temperature=1e-4, max_new_tokens=NEW_TOKENS, compact=compact)
+    drawn = draw(model, tokenizer, 5, 3, temperature=1e-4)
     said = [greedy_by_hand(model, tokenizer, row["prompt"][0]["content"] + ">") for row in rows]
     assert len(set(said)) > 1
     assert task.seen == [text for text in said for _ in range(3)]
     assert [[one.text for one in samples] for samples in drawn] == [[text] * 3 for text in said]
 
 
-def test_tokens_and_truncation(base, task, compact):
-    """
-    The sampled tokens are kept, up to the one that ends: decoded they are the text, and only the cut ones are
-    full.
-    """
+def test_tokens_and_truncation(base, draw):
+    """The sampled tokens are kept, up to the one that ends: decoded they are the text; only the cut ones are full."""
     model, tokenizer = load_model(base), load_tokenizer(base)
     set_seed(0)
-    (samples,) = sample(
-        model, tokenizer, task, list(task.rows("test", 1)), 200, max_new_tokens=NEW_TOKENS, compact=compact
-    )
+    (samples,) = draw(model, tokenizer, 1, 200)
     assert {one.truncated for one in samples} == {True, False}
     for one in samples:
         assert tokenizer.decode(one.ids, skip_special_tokens=True) == one.text
@@ -67,17 +67,13 @@ def test_every_declared_token_stops(base):
     assert stop_token_ids(model, tokenizer) == [1]
 
 
-def test_what_a_model_asks_of_generation_is_not_in_the_way(base, task, compact):
+def test_what_a_model_asks_of_generation_is_not_in_the_way(base, draw):
     """Its own min_p, forbidden tokens, least length and beams: the samples are those of a model that asks nothing."""
-    model, tokenizer, rows = load_model(base), load_tokenizer(base), list(task.rows("test", 2))
+    model, tokenizer = load_model(base), load_tokenizer(base)
 
     def drawn():
         set_seed(0)
-        return [
-            one.ids
-            for samples in sample(model, tokenizer, task, rows, 16, max_new_tokens=NEW_TOKENS, compact=compact)
-            for one in samples
-        ]
+        return [one.ids for samples in draw(model, tokenizer, 2, 16) for one in samples]
 
     plain = drawn()
     asks = {"min_p": 0.9, "suppress_tokens": list(range(3, 200)), "min_new_tokens": NEW_TOKENS, "num_beams": 2}

@@ -9,17 +9,8 @@ from trl_prorl.errors import RunError
 
 
 def record(prompt, number, correct=True):
-    return {
-        "prompt_id": prompt,
-        "sample": number,
-        "prompt": f"question {prompt}",
-        "task": None,
-        "level": None,
-        "completion": f"{prompt}{number}",
-        "ids": [number],
-        "truncated": False,
-        "correct": correct,
-    }
+    row = {"prompt_id": prompt, "sample": number, "prompt": f"question {prompt}", "task": None, "level": None}
+    return row | {"completion": f"{prompt}{number}", "ids": [number], "truncated": False, "correct": correct}
 
 
 def test_what_is_added_comes_back_in_order(tmp_path):
