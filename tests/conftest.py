@@ -229,6 +229,18 @@ def run(make_trainer):
 
 
 @pytest.fixture
+def resume(make_trainer):
+    """A function that goes on with a run from its checkpoint of a step: `resume(run, step, beta=0.1, ...)`."""
+
+    def from_checkpoint(run, step, *args, **kwargs):
+        trainer = make_trainer(*args, **kwargs)
+        trainer.train(resume_from_checkpoint=str(Path(run.args.output_dir, f"checkpoint-{step}")))
+        return trainer
+
+    return from_checkpoint
+
+
+@pytest.fixture
 def trained_adapter(tiny_model):
     """A `PeftModel` whose adapter is not zero, as after earlier training."""
 
