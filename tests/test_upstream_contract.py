@@ -46,84 +46,91 @@ def source(function):
     return inspect.getsource(inspect.unwrap(function))
 
 
-@pytest.mark.parametrize("name", PRIVATE_METHODS)
-def test_grpo_trainer_still_has(name):
-    assert hasattr(GRPOTrainer, name), f"TRL no longer has GRPOTrainer.{name}, {PRIVATE_METHODS[name]}"
+@pytest.mark.parametrize(
+    "cls, name", [(GRPOTrainer, n) for n in PRIVATE_METHODS] + [(Trainer, n) for n in TRAINER_METHODS]
+)
+def test_a_class_still_has(cls, name):
+    assert hasattr(cls, name), f"{cls.__name__}.{name} is gone, {(PRIVATE_METHODS | TRAINER_METHODS)[name]}"
 
 
-@pytest.mark.parametrize("name", TRAINER_METHODS)
-def test_trainer_still_has(name):
-    assert hasattr(Trainer, name), f"transformers no longer has Trainer.{name}, {TRAINER_METHODS[name]}"
+SAMPLES, LOSS = GRPOTrainer._generate_and_score_completions, GRPOTrainer._compute_loss
+ONCE_A_STEP = ["self.state.global_step != self._last_loaded_step", "vllm_generation.sync_weights()"]
+# What stands in a method's source, in this order.
+IN_ORDER = [
+    (Trainer._run_epoch, ["self._clip_grad_norm(", "self._get_grad_norm(", "self.optimizer.step()"]),
+    # The moments at which an export looks.
+    (Trainer._run_epoch, ["on_step_begin(", "self.training_step(", "self._get_grad_norm(", "on_pre_optimizer_step("]),
+    (Trainer._run_epoch, ["on_pre_optimizer_step(", "self.optimizer.step()", "on_optimizer_step("]),
+    (Trainer._save_checkpoint, ["self._get_output_dir(trial=trial)"]),
+    (Trainer._prepare_for_training, ["self._load_optimizer_and_scheduler("]),
+    # An evaluation says its metrics' prefix by name, and logs what its loop found.
+    (Trainer.evaluate, ["self.evaluation_loop(", "metric_key_prefix=metric_key_prefix,", "self.log(output.metrics)"]),
+    (Trainer.evaluate, ["callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)"]),
+    # vLLM gets the weights once a step, with the adapter merged.
+    (GRPOTrainer._generate_single_turn, ONCE_A_STEP),
+    (GRPOTrainer._generate, ONCE_A_STEP),
+    (VLLMGeneration._iter_named_params, ["model.merge_adapter()", "yield name", "model.unmerge_adapter()"]),
+    # A resumed run's best checkpoint is looked for in the working directory.
+    (Trainer._init_training_state, ["not os.path.isdir(self.state.best_model_checkpoint)", '"The best checkpoint']),
+    # Pushes are made where ours replace them.
+    (GRPOTrainer._save_checkpoint, ["self.create_model_card("]),
+    (Trainer._save, ["torch.save(self.args,"]),
+    (Trainer.save_model, ["self._save("]),
+    (Trainer.__init__, ["if self.args.push_to_hub:\n            self.init_hf_repo()"]),
+    (Trainer._finish_current_push, ["self.push_in_progress"]),
+    (Trainer.init_hf_repo, ["self.hub_model_id = "]),
+    # Packing replaces the shuffle in this method: what TRL adds to it has to be looked at.
+    (GRPOTrainer._prepare_inputs, ["self._step % generate_every == 0 or self._buffered_inputs is None"]),
+    (GRPOTrainer._prepare_inputs, ["split_pixel_values_by_grid(", "shuffle_sequence_dict(", "split_tensor_dict("]),
+    (GRPOTrainer._prepare_inputs, ["split_tensor_dict(", "unsplit_pixel_values_by_grid("]),
+    (GRPOTrainer._prepare_inputs, ["inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]"]),
+    # The rows that are sampled are those that are rewarded.
+    (SAMPLES, ["self._calculate_rewards(inputs, prompts, completions, completion_ids_list)"]),
+    # π_old and π_ref are scored under these conditions; `None` says that the passes provide them.
+    (SAMPLES, ["self.args.gradient_accumulation_steps % generate_every != 0", "if self.beta != 0.0:"]),
+    (SAMPLES, ["if old_per_token_logps is not None"]),
+    (SAMPLES, ["if ref_per_token_logps is not None"]),
+    # The loss reads them where we write them.
+    (LOSS, ["compute_entropy=True", 'inputs.get("old_per_token_logps")']),
+    (LOSS, ['inputs["ref_per_token_logps"]']),
+]
+# How often something stands in a method's source, and what relies on it.
+COUNTS = [
+    (Trainer._get_grad_norm, "self._clip_grad_norm(", 0, "gradients are clipped in one place"),
+    (Trainer._clip_grad_norm, "clip_grad_norm_(", 1, "gradients are clipped there and nowhere else"),
+    (SAMPLES, " inputs = ", 0, "the outcome is left on the very list that was rewarded"),
+    (SAMPLES, "ref_per_token_logps, _, _ = ", 2, "the reference is scored by one call"),
+    (LOSS, "if self.beta != 0.0:", 3, "the KL term is switched off through self.beta"),
+    # Without π_old (`loss_mode: no_ratio`) only the mask of samples too far off policy needs the sampler's log-probs.
+    (LOSS, 'inputs.get("sampling_per_token_logps", old_per_token_logps)', 1, "the mask of stale samples"),
+    (LOSS, '"sampling_per_token_logps"', 1, "and nothing else"),
+    (LOSS, 'inputs.get("old_per_token_logps")', 1, "`loss_mode: no_ratio` takes π_old away"),
+]
+PARAMETERS = {
+    Trainer._init_training_state: {4: "resume_from_checkpoint"},
+    Trainer._maybe_log_save_evaluate: {1: "tr_loss", 2: "grad_norm"},  # which the record of a step reads
+    GRPOTrainer._get_per_token_logps_and_entropies: {1: "model", 2: "input_ids", 3: "attention_mask"}
+    | {4: "logits_to_keep"},
+}
 
 
-def test_the_update_comes_after_the_norm_and_the_save_asks_where_to_write():
-    loop = source(Trainer._run_epoch)
-    assert (
-        loop.index("self._clip_grad_norm(") < loop.index("self._get_grad_norm(") < loop.index("self.optimizer.step()")
-    )
-    assert "self._get_output_dir(trial=trial)" in source(Trainer._save_checkpoint)
-    assert "self._load_optimizer_and_scheduler(" in source(Trainer._prepare_for_training)
+@pytest.mark.parametrize("function, parts", IN_ORDER)
+def test_the_source_has_in_order(function, parts):
+    text, place = source(function), 0
+    for part in parts:
+        place = text.find(part, place)
+        assert place >= 0, f"{part} is not in {function.__qualname__}, or not after the one before"
 
 
-def test_an_update_has_the_moments_at_which_an_export_looks():
-    loop = source(Trainer._run_epoch)
-    moments = [
-        "on_step_begin(",
-        "self.training_step(",
-        "self._get_grad_norm(",
-        "on_pre_optimizer_step(",
-        "self.optimizer.step()",
-    ]
-    positions = [loop.index(moment) for moment in [*moments, "on_optimizer_step("]]
-    assert positions == sorted(positions)
-    assert "self._clip_grad_norm(" not in source(Trainer._get_grad_norm)
-    norm = source(Trainer._clip_grad_norm)
-    assert norm.count("clip_grad_norm_(") == 1, "gradients are clipped there and nowhere else"
+@pytest.mark.parametrize("function, part, count, why", COUNTS, ids=[why for *_, why in COUNTS])
+def test_the_source_has_so_often(function, part, count, why):
+    assert source(function).count(part) == count, why
 
 
-def test_an_evaluation_says_its_metrics_prefix_by_name_and_logs_what_its_loop_found():
-    evaluate = source(Trainer.evaluate)
-    assert "metric_key_prefix=metric_key_prefix," in evaluate[evaluate.index("self.evaluation_loop(") :]
-    assert evaluate.index("self.evaluation_loop(") < evaluate.index("self.log(output.metrics)")
-    assert "self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)" in evaluate
-
-
-def test_vllm_gets_the_weights_once_a_step_and_with_the_adapter_merged():
-    for method in (GRPOTrainer._generate_single_turn, GRPOTrainer._generate):
-        text = source(method)
-        assert "self.state.global_step != self._last_loaded_step" in text and "vllm_generation.sync_weights()" in text
-    text = source(VLLMGeneration._iter_named_params)
-    assert text.index("model.merge_adapter()") < text.index("yield name") < text.index("model.unmerge_adapter()")
-
-
-def test_a_resumed_run_s_best_checkpoint_is_looked_for_in_the_working_directory():
-    begin = source(Trainer._init_training_state)
-    assert "not os.path.isdir(self.state.best_model_checkpoint)" in begin and '"The best checkpoint' in begin
-    assert [*inspect.signature(Trainer._init_training_state).parameters][4] == "resume_from_checkpoint"
-
-
-def test_pushes_are_made_where_ours_replace_them():
-    assert "self.create_model_card(" in source(GRPOTrainer._save_checkpoint)
-    assert "torch.save(self.args," in source(Trainer._save)
-    assert "self._save(" in source(Trainer.save_model)
-    assert "if self.args.push_to_hub:\n            self.init_hf_repo()" in source(Trainer.__init__)
-    assert "self.push_in_progress" in source(Trainer._finish_current_push)
-    assert "self.hub_model_id = " in source(Trainer.init_hf_repo)
-
-
-def test_our_prepare_inputs_is_trl_s_but_for_the_shuffle():
-    """The method that packing replaces: what TRL adds to it has to be looked at."""
-    text = source(GRPOTrainer._prepare_inputs)
-    assert "self._step % generate_every == 0 or self._buffered_inputs is None" in text
-    assert "inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]" in text
-    calls = [
-        "split_pixel_values_by_grid",
-        "shuffle_sequence_dict",
-        "split_tensor_dict",
-        "unsplit_pixel_values_by_grid",
-    ]
-    positions = [text.index(f"{call}(") for call in calls]
-    assert positions == sorted(positions)
+@pytest.mark.parametrize("function", PARAMETERS)
+def test_a_method_takes_its_arguments_in_this_order(function):
+    names = [*inspect.signature(inspect.unwrap(function)).parameters]
+    assert {place: names[place] for place in PARAMETERS[function]} == PARAMETERS[function]
 
 
 def test_a_sampler_s_order_comes_from_its_own_generator(make_trainer):
@@ -132,40 +139,9 @@ def test_a_sampler_s_order_comes_from_its_own_generator(make_trainer):
     assert list(dict.fromkeys(sampler)) == expected, "one permutation an epoch, of a generator with the run's seed"
 
 
-def test_grad_norm_is_the_second_argument_of_the_record_point():
-    parameters = list(inspect.signature(Trainer._maybe_log_save_evaluate).parameters)
-    assert parameters[1:3] == ["tr_loss", "grad_norm"], "the per-step record reads grad_norm there"
-
-
-def test_scoring_takes_the_model_first_and_calls_it_with_keywords_only():
-    parameters = list(inspect.signature(inspect.unwrap(GRPOTrainer._get_per_token_logps_and_entropies)).parameters)
-    assert parameters[1:5] == ["model", "input_ids", "attention_mask", "logits_to_keep"]
+def test_scoring_calls_the_model_with_keywords_only():
     calls = re.findall(r"\bmodel\(([^)]*)\)", source(GRPOTrainer._get_per_token_logps_and_entropies))
     assert calls == ["**model_inputs, labels=labels, fused_lm_head=True"], "forwards are counted by wrapping this call"
-
-
-def test_the_rows_that_are_sampled_are_those_that_are_rewarded():
-    text = source(GRPOTrainer._generate_and_score_completions)
-    assert "self._calculate_rewards(inputs, prompts, completions, completion_ids_list)" in text
-    assert not re.search(r"\binputs = ", text), "their outcome is left on that very list"
-
-
-def test_old_policy_and_reference_are_scored_under_the_same_conditions():
-    text = source(GRPOTrainer._generate_and_score_completions)
-    assert "self.args.gradient_accumulation_steps % generate_every != 0" in text
-    assert text.count("ref_per_token_logps, _, _ = ") == 2 and "if self.beta != 0.0:" in text
-    assert "if old_per_token_logps is not None" in text, "None says that the first pass provides them"
-    assert "if ref_per_token_logps is not None" in text, "None says that every pass provides them"
-
-
-def test_the_loss_reads_beta_and_the_buffer_where_we_write_them():
-    text = source(GRPOTrainer._compute_loss)
-    assert text.count("if self.beta != 0.0:") == 3, "the KL term is switched off through self.beta"
-    assert 'inputs.get("old_per_token_logps")' in text and 'inputs["ref_per_token_logps"]' in text
-    assert "compute_entropy=True" in text
-    # Without π_old (`loss_mode: no_ratio`) only the mask of samples too far off policy needs the sampler's log-probs.
-    assert text.count('inputs.get("sampling_per_token_logps", old_per_token_logps)') == 1
-    assert text.count('"sampling_per_token_logps"') == text.count('inputs.get("old_per_token_logps")') == 1
 
 
 def test_every_loss_type_of_trl_has_known_weights():
