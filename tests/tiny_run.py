@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import torch
 from datasets import Dataset
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 from trl.trainer.utils import use_adapter
 
@@ -44,6 +44,13 @@ def evaluated_as(trainer, *rewards):
     return trainer
 
 
+def watched(owner, name):
+    """What a method returns from now on, call by call."""
+    method, seen = getattr(owner, name), []
+    setattr(owner, name, lambda *args, **kwargs: seen.append(method(*args, **kwargs)) or seen[-1])
+    return seen
+
+
 class AtBoundary(Part):
     """Calls a function at every generation boundary, after the parts before it."""
 
@@ -59,6 +66,17 @@ def logits(model, adapter=...):
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
     with torch.no_grad(), nullcontext() if adapter is ... else use_adapter(model, adapter):
         return inner.get_output_embeddings()(inner.model(TOKENS).last_hidden_state)
+
+
+def adapted(path, noise=0.05, dtype="auto", **keys):
+    """A saved model with an adapter, all of whose factors are disturbed."""
+    torch.manual_seed(5)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(path, dtype=dtype), LoraConfig(**{**LORA, **keys}))
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if "lora_" in name:
+                param.add_(torch.randn_like(param) * noise)
+    return model.eval()
 
 
 def loaded(model, adapter, dtype="auto", **keys):
