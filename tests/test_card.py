@@ -171,6 +171,7 @@ def test_the_base_is_what_it_was_where_it_was_trained(folder):
     ("name", "hub_id"),
     [
         ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
         ("/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c", "Qwen/Qwen2.5-0.5B"),
         ("embedded", None),
         ("embedded:reverse_digits:0", None),

@@ -243,6 +243,14 @@ def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newe
     assert found == [("checkpoint-2", ["checkpoint-4"]), ("checkpoint-2", [])]
 
 
+def test_the_best_checkpoint_is_known_by_its_name(run):
+    trainer = run(**KEYS | BEST | {"save_total_limit": 1}, trainer_kwargs=QUESTIONS)
+    best = Path(trainer.state.best_model_checkpoint)
+    assert best.parent == Path(trainer.args.output_dir) and why_unusable(best) is None
+    state = json.loads((best / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(best)
+
+
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "tokenizer.json", "training_args.bin"])
 def test_a_file_of_a_checkpoint_or_of_the_model_that_cannot_be_written(make_trainer, file):
     """Every library has errors of its own for it, tokenizers a bare `Exception`."""

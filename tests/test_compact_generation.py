@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import IA3Config, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
-from tiny_run import LORA
+from tiny_run import LORA, adapted
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
@@ -189,16 +189,6 @@ ADAPTERS = {
 }
 
 
-def adapted(tiny_model, **keys):
-    torch.manual_seed(1)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**keys))
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if "lora_" in name:
-                param.add_(torch.randn_like(param) * 0.05)
-    return model.eval()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("keys", ADAPTERS.values(), ids=ADAPTERS)
 def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_model, keys):
@@ -356,24 +346,20 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
         return forward(input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(sampled, "forward", watched)
-    adapted_calls, layer_forward = Counter(), LoraLinear.forward
-
-    def counted(self, *args, **kwargs):
-        adapted_calls["with" if torch.is_grad_enabled() else "without"] += 1
-        return layer_forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(LoraLinear, "forward", counted)
-    sampling = trainer._generate_single_turn
+    calls, layer_forward, sampling = [], LoraLinear.forward, trainer._generate_single_turn
+    monkeypatch.setattr(
+        LoraLinear, "forward", lambda *args, **kwargs: calls.append(1) or layer_forward(*args, **kwargs)
+    )
 
     def single_turn(*args, **kwargs):
-        before = adapted_calls.total()
+        before = len(calls)
         result = sampling(*args, **kwargs)
-        assert adapted_calls.total() == before  # from weights in which LoRA is merged
+        assert len(calls) == before  # from weights in which LoRA is merged
         return result
 
     monkeypatch.setattr(trainer, "_generate_single_turn", single_turn)
     trainer.train()
-    assert (adapted_calls.total() > 0) == lora
+    assert (len(calls) > 0) == lora
     assert prefilled == [2, 2]  # eight completions of two prompts, twice
     env = read_env(Path(trainer.args.output_dir))["execution"]
     assert env["compact_generation"] == "on" and (env["merged_copy_bytes"] > 0) == lora

@@ -75,18 +75,6 @@ def test_row_of_a_step(clock):
     assert "kl_old" not in row and "peak_memory_gib" not in row  # not measured
 
 
-def test_nothing_of_a_step_is_left_in_the_next(clock):
-    meter = Meter(CPU)
-    for _ in range(2):
-        meter.begin_step()
-        assert meter.open
-        step(meter, "old", (1, 3))
-        clock.now += 1
-        row = meter.end_step(torch.clone)
-        assert not meter.open
-        assert row["old_forward_calls"] == 1 and row["time_step"] == 1.0
-
-
 def test_counts_are_sums_over_processes_and_times_are_not(clock):
     """As if two further processes had done the same."""
     meter = Meter(CPU)

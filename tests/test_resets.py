@@ -225,12 +225,9 @@ def test_a_kl_spike_resets(run):
 )
 def test_a_stalled_or_fallen_validation_resets(run, keys, rewards, expected):
     given = iter(rewards)
-    keys |= {
-        "beta": 0.1,
-        "num_iterations": 1,
-        "reward": lambda completions, **kwargs: [next(given) for _ in completions],
-    }
-    found = [(e["reason"], e["step_applied"], e["value"], e["threshold"]) for e in events(run(**keys, **EVALUATED))]
+    keys |= {"beta": 0.1, "num_iterations": 1, **EVALUATED}
+    trainer = run(reward=lambda completions, **kwargs: [next(given) for _ in completions], **keys)
+    found = [(e["reason"], e["step_applied"], e["value"], e["threshold"]) for e in events(trainer)]
     assert found == expected
 
 

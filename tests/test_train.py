@@ -55,7 +55,7 @@ def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, 
     event = json.loads((first / "events.jsonl").read_text())
     assert (event["event"], event["reason"], event["step_applied"]) == ("reset", "periodic", 2)
 
-    # The record is a recipe, and gives the same run.
+    # The record is a recipe, whole without the base of the one that it comes from, and gives the same run.
     status, written = forks.run(SCRIPT, "--config", first / "config.yaml", "--output_dir", again)
     assert status == 0, written[-3000:]
     assert untimed(read_rows(first)) == untimed(read_rows(again)) and len(read_rows(first)) == 3

@@ -1,7 +1,6 @@
 """pass@k of evaluations during training: by hand, with rewards that differ from the verdicts."""
 
 import math
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,9 @@ from run_record import read_rows as read
 from tiny_run import constant, vowels
 from trl import GRPOTrainer
 
-from eval.metrics.pass_at_k.pass_at_k import pass_at_k as of_eval
 from tasks import get_task
 from trl_prorl import ReferenceResetCallback, Stall
 from trl_prorl.errors import RewardError
-from trl_prorl.pass_at_k import pass_at_k
 from trl_prorl.rollout.verdicts import draw_sizes, measurements
 from trl_prorl.train import task_reward
 
@@ -48,15 +45,6 @@ def passes(row):
     return {name: value for name, value in row.items() if "pass@" in name}
 
 
-@pytest.mark.parametrize("n", range(1, 8))
-def test_pass_at_k_is_the_share_of_all_draws_and_what_eval_computes(n):
-    for c in range(n + 1):
-        for k in range(1, n + 1):
-            draws = [any(i < c for i in draw) for draw in combinations(range(n), k)]
-            assert pass_at_k(n, c, k) == pytest.approx(sum(draws) / len(draws), abs=1e-12)
-            assert pass_at_k(n, c, k) == pytest.approx(of_eval(n, c, k), abs=1e-12)
-
-
 def test_draws_are_of_powers_of_two_up_to_the_completions():
     assert [draw_sizes(n) for n in (1, 2, 3, 8, 15)] == [[1], [1, 2], [1, 2], [1, 2, 4, 8], [1, 2, 4, 8]]
 
@@ -75,9 +63,6 @@ def test_measurements_by_hand():
     assert len(of_tasks) == 9 and of_tasks["pass@1"] == pytest.approx(1.25 / 3)
     assert set(measurements(correct, ["code"] * 12, 4)) == {"pass@1", "pass@2", "pass@4"}
     assert measurements([], [], 4) == {}
-
-
-# ------------------------------------------------------------------------------------------------- in a run
 
 
 def test_an_evaluation_says_what_is_correct_and_not_what_was_rewarded(run):
@@ -192,9 +177,6 @@ def vowels_judged(completions, **columns):
 vowels_judged.verifier = lambda completions, **columns: [len(c[-1]["content"]) % 2 == 0 for c in completions]
 
 
-# ------------------------------------------------------------------------------------- without, and wrong
-
-
 def test_without_a_verifier_there_is_no_such_metric(run):
     trainer = run(max_steps=1, trainer_kwargs={"eval_dataset": say(2)}, **EVALUATED)
     (row,) = read(trainer, "evaluations.jsonl")
@@ -255,9 +237,6 @@ def test_a_verifier_that_does_not_say_stops_the_run(make_trainer, verdict, told)
     trainer = make_trainer(reward=constant(0.0, verifier), **given)
     with pytest.raises(RewardError, match=f"verifier.*{told}"):
         trainer.train()
-
-
-# ---------------------------------------------------------------------------------------------- of a task
 
 
 def test_a_task_s_verifier_is_its_verify_and_not_its_reward():
