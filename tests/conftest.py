@@ -89,14 +89,9 @@ class Forks:
     hub = None  # the address of the Hub that they talk to
 
     def __init__(self, **env):
-        script = Path(__file__).parent / "forks" / "server.py"
-        self.server = subprocess.Popen(
-            [sys.executable, str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **env},
-        )
+        command = [sys.executable, str(Path(__file__).parent / "forks" / "server.py")]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.server = subprocess.Popen(command, env={**os.environ, **env}, **pipes)
 
     def start(self, **order):
         """Begin, and return the process id."""
@@ -189,29 +184,15 @@ def make_trainer(tiny_model, tmp_path, device):
         defaults = {"output_dir": str(tmp_path / f"run{next(counter)}"), "max_steps": 4, "num_iterations": 2}
         defaults |= {"per_device_train_batch_size": 8, "lr_scheduler_type": "constant", "use_cpu": device == "cpu"}
         defaults |= {"report_to": "none", "save_strategy": "no", "logging_steps": 1, **SETTINGS}
+        texts = [f"say {i * 37 % 101}" + "!" * (i % 3) for i in range(prompts)]
+        rows = {"prompt": [[{"role": "user", "content": text}] for text in texts], **(columns or {})}
+        given = {"model": tiny_model if model is None else model, "train_dataset": Dataset.from_dict(rows)}
+        given |= {"processing_class": AutoTokenizer.from_pretrained(tiny_model), "reward_funcs": reward}
+        given |= {"peft_config": LoraConfig(**LORA) if lora else None, **(trainer_kwargs or {})}
         config_class = ProRLConfig if issubclass(cls, ProRLTrainer) else GRPOConfig
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            args = config_class(**{**defaults, **keys})
-            return cls(
-                model=tiny_model if model is None else model,
-                reward_funcs=reward,
-                args=args,
-                train_dataset=Dataset.from_dict(
-                    {
-                        "prompt": [
-                            [{"role": "user", "content": f"say {i * 37 % 101}" + "!" * (i % 3)}]
-                            for i in range(prompts)
-                        ],
-                        **(columns or {}),
-                    }
-                ),
-                **{
-                    "processing_class": AutoTokenizer.from_pretrained(tiny_model),
-                    "peft_config": LoraConfig(**LORA) if lora else None,
-                    **(trainer_kwargs or {}),
-                },
-            )
+            return cls(args=config_class(**{**defaults, **keys}), **given)
 
     return make
 
@@ -226,6 +207,18 @@ def run(make_trainer):
         return trainer
 
     return build_and_train
+
+
+@pytest.fixture
+def resume(make_trainer):
+    """A function that goes on with a run from its checkpoint of a step: `resume(run, step, beta=0.1, ...)`."""
+
+    def from_checkpoint(run, step, *args, **kwargs):
+        trainer = make_trainer(*args, **kwargs)
+        trainer.train(resume_from_checkpoint=str(Path(run.args.output_dir, f"checkpoint-{step}")))
+        return trainer
+
+    return from_checkpoint
 
 
 @pytest.fixture

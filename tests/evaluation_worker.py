@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
-
-from trl_prorl import ProRLConfig, ProRLTrainer
+from distributed_worker import small_trainer
+from tiny_run import constant
 
 
 # The verdicts of each process, call by call. In batches of four a process has a prompt to itself: the first and the
@@ -21,39 +20,15 @@ VERDICTS = {
 
 
 def main(model, out, batch):
-    torch.set_num_threads(1)
-    args = ProRLConfig(
-        output_dir=out,
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=batch,
-        num_generations=4,
-        max_completion_length=4,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        report_to="none",
-        disable_tqdm=True,
-        seed=7,
-    )
     rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}"}] for i in range(3)]})
     seen = []
-
-    def reward(completions, **columns):
-        return [0.5] * len(completions)
 
     def verifier(completions, prompts, **columns):
         seen.append([prompt[-1]["content"] for prompt in prompts])
         return VERDICTS[batch][torch.distributed.get_rank()][len(seen) - 1]
 
-    reward.verifier = verifier
-    trainer = ProRLTrainer(
-        model=model,
-        reward_funcs=reward,
-        args=args,
-        train_dataset=rows,
-        eval_dataset=rows,
-        processing_class=AutoTokenizer.from_pretrained(model),
-    )
+    given = {"reward_funcs": constant(0.5, verifier), "train_dataset": rows, "eval_dataset": rows}
+    trainer = small_trainer(model, out, "full", given, per_device_eval_batch_size=batch)
     measured = trainer.evaluate()
     found = {"measured": {name: value for name, value in measured.items() if "pass@" in name}, "seen": seen}
     Path(f"{out}-rank{trainer.accelerator.process_index}.json").write_text(json.dumps(found))

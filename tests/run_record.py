@@ -35,6 +35,11 @@ def read_events(run, *kinds):
     return [event for event in events if (event["event"] in kinds if kinds else event["event"] != "resume")]
 
 
+def errors(written):
+    """The lines of an output that tell an error."""
+    return [line for line in written.splitlines() if line.startswith("error: ")]
+
+
 def untimed(value):
     """Without times and memory, at any depth."""
     if isinstance(value, dict):

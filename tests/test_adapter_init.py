@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from peft.tuners.lora.config import KasaConfig
+from tiny_run import logits
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
-
-
-TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
 
 
 def adapter(**keys):
@@ -16,22 +14,14 @@ def adapter(**keys):
     return {"lora": False, "trainer_kwargs": {"peft_config": LoraConfig(r=4, target_modules=targets, **keys)}}
 
 
-def logps(model):
-    policy = model.get_base_model() if isinstance(model, PeftModel) else model
-    with torch.no_grad():
-        return torch.log_softmax(policy(TOKENS).logits, dim=-1)
-
-
 @pytest.mark.parametrize("init", [True, False, "gaussian", "orthogonal", "eva", "mica"])
 def test_the_policy_starts_where_trl_s_does(make_trainer, init):
     trl = make_trainer(cls=GRPOTrainer, **adapter(init_lora_weights=init)).model
     for keys in ({"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}):
         ours = make_trainer(**keys, **adapter(init_lora_weights=init))
-        assert torch.equal(logps(trl), logps(ours.model))
-        frozen = {name for name in ours.model.peft_config if name != "default"}
-        for name in frozen:
-            ours.model.set_adapter(name)
-            assert torch.equal(logps(trl), logps(ours.model)), name
+        assert torch.equal(logits(trl), logits(ours.model))
+        for name in ours.model.peft_config.keys() - {"default"}:
+            assert torch.equal(logits(trl), logits(ours.model, name)), name
 
 
 @pytest.mark.parametrize(

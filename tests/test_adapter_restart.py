@@ -1,38 +1,28 @@
 """Restarts of the adapter: the same function at that moment, one adapter in every file, and a run begun from there."""
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig
 from run_record import read_events
 from run_record import read_rows as rows
-from tiny_run import BEST, LORA, QUESTIONS, evaluated_as
+from tiny_run import BEST, QUESTIONS, AtBoundary, adapted, evaluated_as, loaded, logits
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+from trl_prorl import evaluate
 from trl_prorl.adapters.growth import factors_of
 from trl_prorl.adapters.restart import Restart
 from trl_prorl.launch.plan import Plan
-from trl_prorl.parts import Part
 
 
-TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
 RESTARTS = {"ref_reset_every": 2, "adapter_restart": "merge"}
 ARMS = {
     "A": {"beta": 0.3, **RESTARTS},
     "C, packed and compact": {"beta": 0.3, **RESTARTS, "optimizer_reset": "hard", "fast": True},
     "without KL": {**RESTARTS, "optimizer_reset": "soft"},
 }
-
-
-@torch.no_grad()
-def log_probabilities(model, base=False):
-    """Log-probabilities of all tokens, without the forward that TRL puts in; with `base` without the adapter."""
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
-    with model.disable_adapter() if base else nullcontext():
-        return inner.get_output_embeddings()(inner.model(TOKENS).last_hidden_state).log_softmax(-1)
 
 
 def disturb(model, size=0.01):
@@ -43,22 +33,13 @@ def disturb(model, size=0.01):
             factor.linear.weight.add_(torch.randn(factor.linear.weight.shape, generator=source) * size)
 
 
-def adapted(path, dtype=torch.float32, **keys):
-    torch.manual_seed(5)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    return get_peft_model(model, LoraConfig(**{**LORA, **keys}))
-
-
-def events(trainer, kind="reset"):
-    return read_events(trainer, kind)
-
-
-# -------------------------------------------------------------------------------------------------------- one restart
+def events(trainer):
+    return read_events(trainer, "reset")
 
 
 def far(one, other):
     """Nats a token."""
-    return (one - other).abs().mean()
+    return (one.log_softmax(-1) - other.log_softmax(-1)).abs().mean()
 
 
 KINDS = ({}, {"r": 3, "lora_alpha": 7}, {"use_rslora": True}, {"init_lora_weights": "gaussian"})
@@ -67,44 +48,40 @@ KINDS = ({}, {"r": 3, "lora_alpha": 7}, {"use_rslora": True}, {"init_lora_weight
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("dtype, close", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_the_function_stays_and_every_file_holds_one_adapter(tiny_model, tmp_path, kind, dtype, close):
-    model = adapted(tiny_model, dtype, **kind).to(dtype)
-    begun, rank = log_probabilities(model), kind.get("r", 4)
+    model = adapted(tiny_model, 0.0, dtype, **kind).to(dtype)
+    begun, rank = logits(model), kind.get("r", 4)
     trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
     part = Restart(model, seed=7)
     for count in (1, 2):
         disturb(model)
-        before = log_probabilities(model)
+        before = logits(model)
         state = torch.get_rng_state()
         facts = part.apply()
         assert torch.equal(torch.get_rng_state(), state)  # TRL's random numbers are as before
         assert facts["adapter_restarts"] == count
         assert facts["merged_bytes"] == count * sum(param.nbytes for param in trained.values())
-        assert far(log_probabilities(model), before) < close < 1e-3 < far(before, begun)
-        assert torch.equal(
-            log_probabilities(model), log_probabilities(model, base=True)
-        )  # the reference is the policy
+        assert far(logits(model), before) < close < 1e-3 < far(before, begun)
+        assert torch.equal(logits(model), logits(model, None))  # the reference is the policy
         for factor in factors_of(model):
-            assert (
-                factor.linear.weight.any() == (factor.side == "A") and factor.linear.weight.shape[factor.axis] == rank
-            )
+            assert factor.linear.weight.any() == (factor.side == "A")
+            assert factor.linear.weight.shape[factor.axis] == rank
     disturb(model)
     with part.written():
         model.save_pretrained(tmp_path)
     assert {name: param for name, param in model.named_parameters() if param.requires_grad} == trained  # the same ones
     assert model.peft_config["default"].r == rank
     assert json.loads((tmp_path / "adapter_config.json").read_text())["r"] == 3 * rank
-    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype)
-    loaded = PeftModel.from_pretrained(base, tmp_path).to(dtype)
-    assert far(log_probabilities(loaded), log_probabilities(model)) < 1e-5
-    assert far(log_probabilities(loaded.merge_and_unload()), log_probabilities(model)) < 1e-5
+    saved = loaded(tiny_model, tmp_path, dtype).to(dtype)
+    assert far(logits(saved), logits(model)) < 1e-5
+    assert far(logits(saved.merge_and_unload()), logits(model)) < 1e-5
     with part.undone():
-        assert torch.equal(log_probabilities(model, base=True), begun)
-    assert far(log_probabilities(loaded), log_probabilities(model)) < 1e-5
+        assert torch.equal(logits(model, None), begun)
+    assert far(logits(saved), logits(model)) < 1e-5
 
 
 def test_new_factors_follow_from_the_run_s_seed_and_the_count_alone(tiny_model):
     def drawn(seed, count):
-        model = adapted(tiny_model)
+        model = adapted(tiny_model, 0.0)
         part = Restart(model, seed)
         for _ in range(count):
             part.apply()
@@ -116,7 +93,7 @@ def test_new_factors_follow_from_the_run_s_seed_and_the_count_alone(tiny_model):
 
 def test_200_restarts_of_a_bf16_model_lose_nothing(tiny_model):
     """Each product is a small part of a rounding step of the weights. In place, all of them would be lost."""
-    model = adapted(tiny_model, torch.bfloat16)
+    model = adapted(tiny_model, 0.0, torch.bfloat16)
     layer = factors_of(model)[0].layer
     weight, part = layer.get_base_layer().weight, Restart(model, seed=1)
     exact, in_place = weight.double(), weight.detach().clone()
@@ -131,11 +108,8 @@ def test_200_restarts_of_a_bf16_model_lose_nothing(tiny_model):
     assert (in_place == right).double().mean() < 0.9
 
 
-# ---------------------------------------------------------------------------------------------------------- in a run
-
-
 @pytest.mark.parametrize("arm", ARMS)
-def test_a_resume_at_any_step_is_exact(make_trainer, run, weights, tiny_model, arm):
+def test_a_resume_at_any_step_is_exact(run, resume, tiny_model, arm):
     keys = {**ARMS[arm], "max_steps": 6, "save_strategy": "steps", "save_steps": 1}
     whole = run(**keys)
     assert [event["step_applied"] for event in events(whole)] == [2, 4]
@@ -144,27 +118,17 @@ def test_a_resume_at_any_step_is_exact(make_trainer, run, weights, tiny_model, a
     if keys.get("beta"):
         assert [row["kl_ref"] for row in rows(whole)][2::2] == pytest.approx([0, 0], abs=1e-9)
         assert rows(whole)[3]["kl_ref"] > 1e-6
-    end, frozen = weights(whole), dict(whole.model.named_parameters())
+    end = dict(whole.model.named_parameters())  # the frozen ones too
     for step in (1, 2, 3, 5):
-        checkpoint = Path(whole.args.output_dir, f"checkpoint-{step}")
+        adapter = Path(whole.args.output_dir, f"checkpoint-{step}", "adapter_config.json")
         # What was applied at the checkpoint's own step comes after it was written.
-        assert json.loads((checkpoint / "adapter_config.json").read_text())["r"] == 4 * (1 + (step - 1) // 2)
-        again = make_trainer(**keys)
-        again.train(resume_from_checkpoint=str(checkpoint))
-        found = weights(again)
+        assert json.loads(adapter.read_text())["r"] == 4 * (1 + (step - 1) // 2)
+        again = resume(whole, step, **keys)
+        found = dict(again.model.named_parameters())
         assert found.keys() == end.keys() and all(torch.equal(found[name], end[name]) for name in end), step
-        assert all(torch.equal(frozen[name], param) for name, param in again.model.named_parameters())
     whole.save_model()
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), whole.args.output_dir)
-    assert far(log_probabilities(theirs), log_probabilities(whole.model)) < 1e-5
-    assert theirs.peft_config["default"].r == 12
-
-
-class Note(Part):
-    """Calls a function at every generation boundary, after the other parts."""
-
-    def __init__(self, note):
-        self.boundary = note
+    theirs = loaded(tiny_model, whole.args.output_dir)
+    assert far(logits(theirs), logits(whole.model)) < 1e-5 and theirs.peft_config["default"].r == 12
 
 
 def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model, tmp_path, largest_difference):
@@ -188,7 +152,7 @@ def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model
                 )
                 merged.save_pretrained(tmp_path / "merged")
 
-    one.parts["note"] = Note(note)
+    one.parts["note"] = AtBoundary(note)
     one.train()
 
     two = make_trainer(**keys, model=str(tmp_path / "merged"), max_steps=2, prompts=4)
@@ -196,7 +160,7 @@ def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model
     with torch.no_grad():
         for factor in factors_of(two.model):
             factor.linear.weight.copy_(kept["factors"][factor.name])
-    two.parts["note"] = Note(lambda step: torch.set_rng_state(kept["random"]) if step == 0 else None)
+    two.parts["note"] = AtBoundary(lambda step: torch.set_rng_state(kept["random"]) if step == 0 else None)
     two.train()
     assert len(events(one)) == 1 and not events(two)
     assert largest_difference(one, two) < 1e-6
@@ -207,30 +171,20 @@ def test_the_best_checkpoint_may_have_fewer_restarts(make_trainer, tiny_model):
     keys = {**BEST, **RESTARTS, "beta": 0.3, "max_steps": 6}
     trainer = evaluated_as(make_trainer(**keys, trainer_kwargs=QUESTIONS), 1.0, 9.0, 1.0)
     trainer.train()
-    best = Path(trainer.args.output_dir, "checkpoint-4")
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), best)
-    assert theirs.peft_config["default"].r == 8
-    assert far(log_probabilities(theirs), log_probabilities(trainer.model)) < 1e-6
+    theirs = loaded(tiny_model, Path(trainer.args.output_dir, "checkpoint-4"))
+    assert theirs.peft_config["default"].r == 8 and far(logits(theirs), logits(trainer.model)) < 1e-6
     trainer.save_model()
-    saved = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), trainer.args.output_dir)
-    assert far(log_probabilities(theirs), log_probabilities(saved)) < 1e-6
+    assert far(logits(theirs), logits(loaded(tiny_model, trainer.args.output_dir))) < 1e-6
 
 
 def test_an_evaluation_in_memory_finds_the_base_below(run):
-    from trl_prorl import evaluate
-
     drawn = []
     for keys in ({}, RESTARTS):
         seen = []
-        trainer = run(beta=0.3, **keys, learning_rate=0.05)
-        evaluate(
-            trainer, QUESTIONS["eval_dataset"], lambda completion, row, seen=seen: seen.append(completion) or True, n=4
-        )
+        judge = lambda completion, row, seen=seen: seen.append(completion) or True  # noqa: E731
+        evaluate(run(beta=0.3, **keys, learning_rate=0.05), QUESTIONS["eval_dataset"], judge, n=4)
         drawn.append(seen[:8])  # the base's come first
     assert drawn[0] == drawn[1]
-
-
-# ----------------------------------------------------------------------------------------------------------- refused
 
 
 REFUSED = {

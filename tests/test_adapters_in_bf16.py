@@ -6,6 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from run_record import read_rows
+from tiny_run import LORA
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from trl_prorl.launch.recipe_check import read_recipe
@@ -62,20 +63,18 @@ def test_a_base_in_4_bits_is_trained_to_the_same_numbers_on_every_cpu(run, in_4_
 
 
 @pytest.mark.gpu
-def test_a_resumed_run_samples_from_the_adapter_that_it_trains(run, make_trainer, tiny_model):
+def test_a_resumed_run_samples_from_the_adapter_that_it_trains(run, resume, tiny_model):
     """The merged copy holds the adapter's parameters, and is made before they are loaded."""
 
     def wrapped():
         torch.manual_seed(11)
         base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
-        lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
-        return get_peft_model(base, lora, autocast_adapter_dtype=False)
+        return get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=False)
 
     keys = {"lora": False, "bf16": True, "compact_generation": "on", "num_iterations": 1, "max_steps": 5}
     keys |= {"save_strategy": "steps", "save_steps": 2, "learning_rate": 2e-2}
     whole = run(model=wrapped(), **keys)
-    again = make_trainer(model=wrapped(), output_dir=whole.args.output_dir, **keys)
-    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-2")))
+    again = resume(whole, 2, model=wrapped(), output_dir=whole.args.output_dir, **keys)
     assert again.parts["generation"].copy is not None
     for name, param in adapters(again).items():
         assert torch.equal(param, adapters(whole)[name]), name

@@ -9,30 +9,16 @@ from run_record import write_run
 
 from trl_prorl.hub.card import model_card, read_record, without_secrets
 from trl_prorl.record.base_model import identify
-from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
 
 SECRET = "hf_" + "S" * 34
-PASSK = {
-    "split": "test",
-    "prompts": 4,
-    "n": 4,
-    "k": [1, 2],
-    "temperature": 0.7,
-    "seed": 5,
-    "task": "sorting",
-    "level": 2,
-    # pass@1 = mean(c / 4); pass@2 = mean(1 - C(4 - c, 2) / 6)
-    "base": {"pass@1": 0.25, "interval@1": [0.0, 0.5], "pass@2": 0.5, "interval@2": [0.25, 0.75], "correct": [1] * 4},
-    "trained": {
-        "pass@1": 0.5,
-        "interval@1": [0.125, 0.875],
-        "pass@2": 2 / 3,
-        "interval@2": [0.5, 0.9],
-        "correct": [0, 2, 2, 4],
-    },
-    "gain": {"pass@1": [0.25, -0.125, 0.625], "pass@2": [1 / 6, -0.25, 0.5]},
-}
+EVALUATION = {"prompts": 4, "n": 4, "temperature": 0.7, "seed": 5}
+# pass@1 = mean(c / 4); pass@2 = mean(1 - C(4 - c, 2) / 6)
+BASE = {"pass@1": 0.25, "interval@1": [0.0, 0.5], "pass@2": 0.5, "interval@2": [0.25, 0.75], "correct": [1] * 4}
+TRAINED = {"pass@1": 0.5, "interval@1": [0.125, 0.875], "pass@2": 2 / 3, "interval@2": [0.5, 0.9]}
+TRAINED |= {"correct": [0, 2, 2, 4]}
+PASSK = {"split": "test", **EVALUATION, "k": [1, 2], "task": "sorting", "level": 2, "base": BASE, "trained": TRAINED}
+PASSK |= {"gain": {"pass@1": [0.25, -0.125, 0.625], "pass@2": [1 / 6, -0.25, 0.5]}}
 
 
 @pytest.fixture
@@ -73,18 +59,11 @@ def test_numbers_intervals_and_settings_stand_in_the_model_index(folder, tmp_pat
     assert set(found) == {"pass@1", "pass@2"}
     for k in (1, 2):
         result = found[f"pass@{k}"]
-        assert result.metric_value == PASSK["trained"][f"pass@{k}"]
+        assert result.metric_value == TRAINED[f"pass@{k}"]
         assert (result.task_type, result.dataset_name, result.dataset_split) == ("text-generation", "sorting", "test")
         assert result.dataset_config == "level 2"
-        assert result.metric_args == {
-            "interval_95": PASSK["trained"][f"interval@{k}"],
-            "base": PASSK["base"][f"pass@{k}"],
-            "base_interval_95": PASSK["base"][f"interval@{k}"],
-            "prompts": 4,
-            "n": 4,
-            "temperature": 0.7,
-            "seed": 5,
-        }
+        intervals = {"interval_95": TRAINED[f"interval@{k}"], "base_interval_95": BASE[f"interval@{k}"]}
+        assert result.metric_args == {**intervals, "base": BASE[f"pass@{k}"], **EVALUATION}
     assert found["pass@1"].metric_name == "pass@1, 95 % interval [0.125, 0.875]"
 
 
@@ -145,20 +124,16 @@ def test_numbers_of_other_weights_are_left_out(folder):
     assert card.data.eval_results is None
     assert "those of step 7; the last evaluation is of step 3" in card.text
     assert not any(line.startswith("| pass@") for line in card.text.splitlines())
+    for steps in ({"step": 7}, {"step": 3, "steps_on_record": 7}):  # of the last, of the best checkpoint
+        assert model_card(folder(passk=PASSK | steps)).data.eval_results
 
 
 def test_an_interval_that_was_not_given_is_left_out(folder):
     sides = {side: PASSK[side] | {"interval@1": [None, None]} for side in ("base", "trained")}
     results = model_card(folder(passk=PASSK | sides | {"step": 7})).data.eval_results
     found = next(one for one in results if one.metric_type == "pass@1")
-    arguments = found.metric_args
     assert found.metric_name == "pass@1"  # without an interval that there is not
-    assert "interval_95" not in arguments and "base_interval_95" not in arguments and "base" in arguments
-
-
-@pytest.mark.parametrize("steps", [{"step": 7}, {"step": 3, "steps_on_record": 7}], ids=["last", "best checkpoint"])
-def test_numbers_of_these_weights_stay(folder, steps):
-    assert model_card(folder(passk=PASSK | steps)).data.eval_results
+    assert set(found.metric_args) == {"base", *EVALUATION}
 
 
 def test_greedy_and_tasks_that_were_not_trained(folder):
@@ -175,25 +150,14 @@ def test_greedy_and_tasks_that_were_not_trained(folder):
     assert "On `parity@9`, which was not trained" in card.text
 
 
-def test_b_is_said_to_have_another_objective(folder):
-    card = model_card(folder(env={"variant": "B"}))
-    assert DIFFERENT_OBJECTIVE in card.text and "grpo_variantB.py" in card.text
-    assert "same objective" not in card.text and "variant-B" in card.data.tags
-
-
-def test_a_is_not(folder):
-    assert DIFFERENT_OBJECTIVE not in model_card(folder()).text
-
-
 def test_a_local_base_is_named_and_no_hub_name_is_invented(folder, tmp_path):
     local = tmp_path / "models" / "my-qwen"
     local.mkdir(parents=True)
     (local / "config.json").write_text(json.dumps({"_name_or_path": "Qwen/Qwen2.5-0.5B"}))
     card = model_card(folder(adapter=str(local)))
-    assert card.data.base_model is None and "None" not in card.text
+    assert card.data.base_model is None and "None" not in card.text and "PATH/TO/my-qwen" in card.text
     assert "`my-qwen`, a local folder" in card.text
     assert "made from [Qwen/Qwen2.5-0.5B](https://huggingface.co/Qwen/Qwen2.5-0.5B)" in card.text
-    assert "PATH/TO/my-qwen" in card.text
 
 
 def test_the_base_is_what_it_was_where_it_was_trained(folder):
@@ -207,6 +171,7 @@ def test_the_base_is_what_it_was_where_it_was_trained(folder):
     ("name", "hub_id"),
     [
         ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
         ("/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c", "Qwen/Qwen2.5-0.5B"),
         ("embedded", None),
         ("embedded:reverse_digits:0", None),

@@ -12,6 +12,7 @@ import numpy
 import pandas
 import pytest
 import torch
+from run_record import read_events, read_rows
 from tiny_run import BEST, QUESTIONS, evaluated_as
 from transformers import Trainer, TrainerCallback
 
@@ -80,10 +81,7 @@ def test_the_newest_is_the_highest_number_and_not_the_last_word(tmp_path):
     write(tmp_path, 9), write(tmp_path, 10)
     (tmp_path / "checkpoint-best").mkdir()
     assert newest_complete(tmp_path) == (tmp_path / "checkpoint-10", {})
-
-
-def test_weights_alone_are_not_resumed_from(tmp_path):
-    assert "save_only_model" in why_unusable(write(tmp_path, 3, resumable=False))
+    assert "save_only_model" in why_unusable(write(tmp_path, 11, resumable=False))  # weights alone
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
@@ -141,13 +139,6 @@ def test_a_pickle_in_a_model_that_one_was_given_does_not_run(make_trainer, tiny_
     assert not mark.exists()
 
 
-def test_a_finished_run_is_resumed_without_another_step(run, make_trainer, largest_difference):
-    whole = run(**KEYS)
-    again = make_trainer(output_dir=whole.args.output_dir, **KEYS)
-    again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 4 and largest_difference(whole, again) == 0.0
-
-
 def test_the_policy_is_loaded_beside_its_reference_although_transformers_up_to_5_22_loads_the_others_alone(
     run, make_trainer, largest_difference, monkeypatch
 ):
@@ -164,17 +155,13 @@ def test_the_policy_is_loaded_beside_its_reference_although_transformers_up_to_5
 
 
 def test_the_newest_whole_checkpoint_is_resumed_from_and_the_best_is_kept(run, make_trainer, caplog):
-    trainer = run(**KEYS, save_total_limit=2)
-    out = Path(trainer.args.output_dir)
+    out = Path(run(**KEYS, save_total_limit=2).args.output_dir)
     (out / "checkpoint-4" / "optimizer.pt").write_bytes(b"cut")
-    again = make_trainer(output_dir=str(out), **KEYS)
-    again.train(resume_from_checkpoint=True)
+    make_trainer(output_dir=str(out), **KEYS).train(resume_from_checkpoint=True)
     assert "checkpoint-4 is skipped: optimizer.pt has 3 bytes" in caplog.text
-    (event,) = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "resume"]
+    (event,) = read_events(out, "resume")
     assert event["checkpoint"] == "checkpoint-2" and event["step_applied"] == 2 and "checkpoint-4" in event["skipped"]
-    loads = {
-        row["step"]: row["time_load"] for row in map(json.loads, (out / "metrics.jsonl").open()) if "time_load" in row
-    }
+    loads = {row["step"]: row["time_load"] for row in read_rows(out) if "time_load" in row}
     assert list(loads) == [3] and 0.0 < loads[3] < 60.0  # of the first step after the resume alone
     assert why_unusable(out / "checkpoint-4") is None  # written again, whole
 
@@ -194,9 +181,8 @@ def test_the_oldest_steps_go_first_whatever_was_touched_last(tmp_path):
     for step in (2, 4, 10, 8, 6):
         write(tmp_path, step)
     os.utime(tmp_path / "checkpoint-2", (2e9, 2e9))  # a removal that was broken off changes the folder
-    best = tmp_path / "checkpoint-4"
-    left = {None: [2, 4, 6, 8, 10], 0: [2, 4, 6, 8, 10], 4: [2, 4, 6, 8, 10], 3: [4, 6, 8, 10], 2: [4, 8, 10]}
-    left |= {1: [4, 8, 10]}
+    best, all_of_them = tmp_path / "checkpoint-4", [2, 4, 6, 8, 10]
+    left = {None: all_of_them, 0: all_of_them, 4: all_of_them, 3: [4, 6, 8, 10], 2: [4, 8, 10], 1: [4, 8, 10]}
     for limit, steps in left.items():
         rotate(tmp_path, 8, limit, os.path.relpath(best))  # 10 lies after the run's newest, and is not of this run
         assert sorted(int(path.name[11:]) for path in tmp_path.glob("checkpoint-*")) == steps, limit
@@ -250,34 +236,26 @@ class Killed(Exception):
     """What ends a run in the middle."""
 
 
+class Kill(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            raise Killed
+
+
 def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newer_ones(run, make_trainer, caplog):
-    whole = run(**KEYS)
-    out = Path(whole.args.output_dir)
-    keys = KEYS | {"learning_rate": 1e-4, "allow_config_change": True}
-    back = make_trainer(output_dir=str(out), **keys)
-    back.add_callback(killed_at(3))
+    out = Path(run(**KEYS).args.output_dir)
+    keys = KEYS | {"learning_rate": 1e-4, "allow_config_change": True, "output_dir": str(out)}
+    back = make_trainer(**keys)
+    back.add_callback(Kill())
     with pytest.raises(Killed):
         back.train(resume_from_checkpoint=str(out / "checkpoint-2"))
     assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["abandoned-checkpoint-4", "checkpoint-2"]
     assert "checkpoint-4 is newer than checkpoint-2" in caplog.text and "abandoned-checkpoint-4" in caplog.text
     assert why_unusable(out / "abandoned-checkpoint-4") is None  # nothing of it is lost
-    again = make_trainer(output_dir=str(out), **keys)
-    again.train(resume_from_checkpoint=True)
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").open()]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert [row["lr"] for row in rows] == [5e-3, 5e-3, 1e-4, 1e-4]
-    events = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "resume"]
-    assert [event["checkpoint"] for event in events] == ["checkpoint-2", "checkpoint-2"]
-    assert [event["abandoned"] for event in events] == [["checkpoint-4"], []]
-
-
-def killed_at(step):
-    class Kill(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == step:
-                raise Killed
-
-    return Kill()
+    make_trainer(**keys).train(resume_from_checkpoint=True)
+    assert [(row["step"], row["lr"]) for row in read_rows(out)] == [(1, 5e-3), (2, 5e-3), (3, 1e-4), (4, 1e-4)]
+    found = [(event["checkpoint"], event["abandoned"]) for event in read_events(out, "resume")]
+    assert found == [("checkpoint-2", ["checkpoint-4"]), ("checkpoint-2", [])]
 
 
 def test_the_best_checkpoint_is_known_by_its_name(run):
@@ -335,18 +313,15 @@ def test_a_resumed_run_knows_its_best_checkpoint(make_trainer, tmp_path, monkeyp
     assert sha256(out / "adapter_model.safetensors") == sha256(out / "checkpoint-2" / "adapter_model.safetensors")
 
 
-def test_every_process_knows_the_best_checkpoint_by_its_name(make_trainer, tmp_path, monkeypatch):
+def test_a_process_that_is_not_to_save_knows_the_best_checkpoint_and_writes_nothing(
+    make_trainer, tmp_path, monkeypatch
+):
+    """Trainer calls `_save` in every process, and only the first makes the folder."""
     trainer = make_trainer(**KEYS)
     monkeypatch.setattr(type(trainer.args), "should_save", False)
     trainer.state.best_model_checkpoint = str(tmp_path / "_incomplete-checkpoint-2" / "checkpoint-2")
     trainer._save_beside(WholeCheckpoint(tmp_path, 2, resumable=True))
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
-
-
-def test_a_process_that_is_not_to_save_writes_nothing(make_trainer, tmp_path, monkeypatch):
-    """Trainer calls `_save` in every process, and only the first makes the folder."""
-    trainer = make_trainer(**KEYS)
-    monkeypatch.setattr(type(trainer.args), "should_save", False)
     trainer._run_id = "this one"
     trainer._save(str(tmp_path / "checkpoint"))
     assert not (tmp_path / "checkpoint").exists()
@@ -360,7 +335,7 @@ def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
     json.dumps(saved(trainer._metrics["train"], trainer._logs))
 
 
-def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run, make_trainer):
+def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run, resume):
     def reward(completions, log_extra, **kwargs):
         log_extra("score", [numpy.float32(0.1 * i) for i in range(len(completions))])
         log_extra("pair", [numpy.arange(2, dtype=numpy.int16) + i for i in range(len(completions))])
@@ -372,8 +347,7 @@ def test_values_of_log_extra_that_json_does_not_know_come_back_as_they_were(run,
     table = Path(whole.args.output_dir, "completions", "completions_00002.parquet")
     theirs = pandas.read_parquet(table)
     table.unlink()
-    again = make_trainer(output_dir=whole.args.output_dir, **keys)
-    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-1")))  # which generated for 2 steps
+    again = resume(whole, 1, output_dir=whole.args.output_dir, **keys)  # which generated for 2 steps
     for name, values in whole._logs["extra"].items():
         assert list(map(str, again._logs["extra"][name])) == list(map(str, values))
     pandas.testing.assert_frame_equal(pandas.read_parquet(table).drop(columns="day"), theirs.drop(columns="day"))

@@ -76,40 +76,30 @@ def test_a_reader_who_has_seen_enough():
     assert done.stdout == "usage: \n" and done.stderr == ""
 
 
-MISSPELT = {
-    "option": (["--beta_odl", "1"], "unknown option '--beta_odl' (did you mean '--beta_old'?)."),
-    "option with its value": (["--beta_odl=1"], "unknown option '--beta_odl=1' (did you mean '--beta_old'?)."),
-    "one dash": (["-beta_old", "1"], "unknown option '-beta_old' (did you mean '--beta_old'?)."),
-    "option of another name": (["--lr", "1"], "unknown option '--lr': write learning_rate."),
-    "key": (["--config", "misspelt.yaml"], "unknown key 'beta_odl' (did you mean 'beta_old'?)."),
-    "key of another version": (["--config", "renamed.yaml"], "unknown key 'torch_dtype': write dtype."),
-    "type": (
-        ["--config=typed.yaml"],
-        "num_generations=2.5 is a number, and num_generations takes a whole number or null.",
-    ),
-    "twice": (["--config", "twice.yaml"], "the key 'beta' is given twice"),
-    "no recipe": (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file."),
-    "no shipped recipe": (["--config", "tiny/varianta"], "(did you mean 'tiny/variantA'?)."),
-    "no path": (["--config"], "--config needs the path of a recipe after it."),
-    "two recipes": (
-        ["--config", "a.yaml", "--config", "b.yaml"],
-        "--config is given twice; a run has one recipe.",
-    ),
-    "recipe without its option": (
-        ["a.yaml"],
-        "'a.yaml' follows no option: write --config a.yaml.",
-    ),
-}
+MISSPELT = [
+    (["--beta_odl", "1"], "unknown option '--beta_odl' (did you mean '--beta_old'?)."),
+    (["--beta_odl=1"], "unknown option '--beta_odl=1' (did you mean '--beta_old'?)."),
+    (["-beta_old", "1"], "unknown option '-beta_old' (did you mean '--beta_old'?)."),
+    (["--lr", "1"], "unknown option '--lr': write learning_rate."),
+    (["--config", "misspelt.yaml"], "unknown key 'beta_odl' (did you mean 'beta_old'?)."),
+    (["--config", "renamed.yaml"], "unknown key 'torch_dtype': write dtype."),
+    (["--config=typed.yaml"], "num_generations=2.5 is a number, and num_generations takes a whole number or null."),
+    (["--config", "twice.yaml"], "the key 'beta' is given twice"),
+    (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file."),
+    (["--config", "tiny/varianta"], "(did you mean 'tiny/variantA'?)."),
+    (["--config"], "--config needs the path of a recipe after it."),
+    (["--config", "a.yaml", "--config", "b.yaml"], "--config is given twice; a run has one recipe."),
+    (["a.yaml"], "'a.yaml' follows no option: write --config a.yaml."),
+]
+RECIPES = {"misspelt": "beta_odl: 0.1", "renamed": "torch_dtype: float32", "typed": "num_generations: 2.5"}
+RECIPES |= {"twice": "beta: 0.5\nlr: 1\nbeta: 0.7"}
 
 
-@pytest.mark.parametrize("case", MISSPELT)
-def test_it_is_told_in_one_line_before_anything_is_built(tmp_path, capsys, monkeypatch, case):
+@pytest.mark.parametrize("arguments, message", MISSPELT)
+def test_it_is_told_in_one_line_before_anything_is_built(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.setattr(train, "build", None)
-    (tmp_path / "misspelt.yaml").write_text("beta_odl: 0.1\n")
-    (tmp_path / "renamed.yaml").write_text("torch_dtype: float32\n")
-    (tmp_path / "typed.yaml").write_text("num_generations: 2.5\n")
-    (tmp_path / "twice.yaml").write_text("beta: 0.5\nlr: 1\nbeta: 0.7\n")
-    arguments, message = MISSPELT[case]
+    for name, text in RECIPES.items():
+        (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
     arguments = [a.replace("--config=", f"--config={tmp_path}/") for a in arguments]
     arguments = [str(tmp_path / a) if (tmp_path / a).is_file() else a for a in arguments]
     with pytest.raises(SystemExit) as end:
@@ -121,20 +111,14 @@ def test_it_is_told_in_one_line_before_anything_is_built(tmp_path, capsys, monke
 
 def test_without_a_recipe_there_is_nothing_to_train():
     done = without_libraries("-m", "trl_prorl.train")
-    assert done.returncode == 2 and done.stderr.startswith(
-        "error: nothing says what to train: give --config RECIPE.yaml"
-    )
+    assert done.returncode == 2 and done.stderr.startswith("error: nothing says what to train: give --config RECIPE.y")
 
 
 @pytest.mark.parametrize("argv", [["--config", "tiny/variantB"], ["--config=tiny/variantB"]])
 def test_a_shipped_recipe_by_its_name(tmp_path, monkeypatch, argv):
     monkeypatch.chdir(tmp_path)
-    assert first_look(RECIPE, [*argv, "--beta", "1"]) == [
-        "--config",
-        str(RECIPE.with_name("variantB.yaml")),
-        "--beta",
-        "1",
-    ]
+    given = ["--config", str(RECIPE.with_name("variantB.yaml")), "--beta", "1"]
+    assert first_look(RECIPE, [*argv, "--beta", "1"]) == given
 
 
 def test_what_is_right_passes_unchanged():

@@ -187,12 +187,6 @@ def test_a_recipe_that_is_not_there(tmp_path, monkeypatch, asked, told):
     assert asked not in shipped_recipes()
 
 
-def test_what_train_refuses_is_one_line(project):
-    """A key that there is not: tests/eval/commands/test_light.py."""
-    done = run(project, str(project.parent / "bin" / "trl-prorl"), "train", "tiny/varianA", "--beta", "1")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-
-
 @pytest.mark.parametrize("words", [["--beta", "2", "tiny/variantA"], ["--prompts", "8", "mine.yaml"]])
 def test_a_recipe_behind_the_options_is_told_where_it_belongs(words):
     """It would be taken for the value of an option, or left over once everything else is refused."""

@@ -1,17 +1,16 @@
 """Compact sampling against transformers' `generate`, against enumeration, and inside a training."""
 
 import itertools
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import IA3Config, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
-from run_record import read_rows
+from run_record import read_events, read_rows
 from scipy.stats import chisquare
-from tiny_run import LORA
+from tiny_run import LORA, adapted
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
@@ -38,17 +37,14 @@ def config(**keys):
     )
 
 
-def both(model, prompts=PROMPTS, copies=COPIES, seed=0, **keys):
-    """Token ids of `generate` with every prompt copied, and of compact sampling."""
+def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, **keys):
+    """Compact sampling: its result, and its completions alone."""
     ids, mask = padded_left(prompts, 0)
-    settings = config(**keys)
+    given = {} if logps_at is None else {"logps_at": logps_at}
+    given |= {"generation_config": config(**keys), "custom_generate": compact_sample, "copies": copies}
     torch.manual_seed(seed)
-    theirs = model.generate(input_ids=ids[copies], attention_mask=mask[copies], generation_config=settings)
-    torch.manual_seed(seed)
-    mine = model.generate(
-        input_ids=ids, attention_mask=mask, generation_config=settings, custom_generate=compact_sample, copies=copies
-    )
-    return theirs, mine.ids
+    result = model.generate(input_ids=ids, attention_mask=mask, **given)
+    return result, result.ids[:, ids.shape[1] :]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +63,10 @@ def both(model, prompts=PROMPTS, copies=COPIES, seed=0, **keys):
     ids=str,
 )
 def test_greedy_tokens_are_those_of_generate(model, keys):
-    theirs, mine = both(model, do_sample=False, **keys)
-    assert torch.equal(theirs, mine)
+    ids, mask = padded_left(PROMPTS, 0)
+    settings = config(do_sample=False, **keys)
+    theirs = model.generate(input_ids=ids[COPIES], attention_mask=mask[COPIES], generation_config=settings)
+    assert torch.equal(theirs, compact(model, do_sample=False, **keys)[0].ids)
 
 
 def test_rows_that_end_are_no_longer_computed(model, monkeypatch):
@@ -80,15 +78,10 @@ def test_rows_that_end_are_no_longer_computed(model, monkeypatch):
         return forward(input_ids=input_ids, **kwargs)
 
     ends = list(range(0, 256, 16))
-    ids, mask = padded_left(PROMPTS, 0)
-    settings = config(do_sample=True, eos_token_id=ends, max_new_tokens=40)
     monkeypatch.setattr(model, "forward", counted)
-    torch.manual_seed(3)
-    drawn = model.generate(
-        input_ids=ids, attention_mask=mask, generation_config=settings, custom_generate=compact_sample, copies=COPIES
-    ).ids[:, ids.shape[1] :]
+    _, drawn = compact(model, seed=3, do_sample=True, eos_token_id=ends, max_new_tokens=40)
     lengths = sorted(len(until_end(row, set(ends))) for row in drawn.tolist())
-    assert rows[0] == tuple(ids.shape) and all(shape[1] == 1 for shape in rows[1:])  # a prompt once, then a token each
+    assert rows[0] == (3, 6) and all(shape[1] == 1 for shape in rows[1:])  # a prompt once, then a token each
     still = [sum(length > step for length in lengths) for step in range(1, len(rows))]
     assert [shape[0] for shape in rows[1:]] == still and len(set(still)) > 3
     assert (drawn[:, -1] == 0).any() or len(set(lengths)) == 1
@@ -142,26 +135,14 @@ def test_samples_have_the_right_distribution_and_are_independent(model):
     ends early.
     """
     temperature, top_p, number, length = 6.0, 0.7, 4000, 3
-    ids, mask = padded_left(PROMPTS[:2], 0)
     copies = torch.arange(2).repeat_interleave(number)
-    settings = config(
-        do_sample=True,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=0,
-        max_new_tokens=length,
-        suppress_tokens=[token for token in range(model.config.vocab_size) if token not in LEFT],
-    )
-    torch.manual_seed(5)
-    drawn = model.generate(
-        input_ids=ids, attention_mask=mask, generation_config=settings, custom_generate=compact_sample, copies=copies
-    ).ids[:, ids.shape[1] :]
+    keys = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0, "max_new_tokens": length}
+    keys["suppress_tokens"] = [token for token in range(model.config.vocab_size) if token not in LEFT]
+    _, drawn = compact(model, PROMPTS[:2], copies, seed=5, **keys)
     for place, prompt in enumerate(PROMPTS[:2]):
         mine = drawn[copies == place]
         expected = exact(model, prompt, temperature, top_p, length)
-        counts = dict.fromkeys(expected, 0)
-        for row in mine.tolist():
-            counts[tuple(row)] += 1
+        counts = Counter(map(tuple, mine.tolist()))
         impossible = [sequence for sequence, share in expected.items() if share == 0.0]
         assert impossible and sum(counts[sequence] for sequence in impossible) == 0
         possible = [sequence for sequence, share in expected.items() if share > 0.0]
@@ -177,25 +158,16 @@ def test_samples_have_the_right_distribution_and_are_independent(model):
 
 @torch.no_grad()
 def test_log_probabilities_are_those_of_a_plain_forward(model):
-    ids, mask = padded_left(PROMPTS, 0)
     ends, temperature = list(range(0, 256, 5)), 1.3
-    settings = config(do_sample=True, temperature=temperature, top_k=5, eos_token_id=ends, max_new_tokens=20)
-    torch.manual_seed(2)
-    drawn = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        generation_config=settings,
-        custom_generate=compact_sample,
-        copies=COPIES,
-        logps_at=temperature,
-    )
+    keys = {"temperature": temperature, "top_k": 5, "eos_token_id": ends, "max_new_tokens": 20}
+    result, drawn = compact(model, seed=2, logps_at=temperature, do_sample=True, **keys)
     for row, place in enumerate(COPIES.tolist()):
-        completion = until_end(drawn.ids[row, ids.shape[1] :].tolist(), set(ends))
+        completion = until_end(drawn[row].tolist(), set(ends))
         prompt = PROMPTS[place]
         logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1] / temperature
         right = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-        torch.testing.assert_close(drawn.logps[row, : len(completion)], right, atol=1e-4, rtol=0)
-        assert (drawn.logps[row, len(completion) :] == 0).all()
+        torch.testing.assert_close(result.logps[row, : len(completion)], right, atol=1e-4, rtol=0)
+        assert (result.logps[row, len(completion) :] == 0).all()
 
 
 def test_equal_prompts_are_found():
@@ -215,16 +187,6 @@ ADAPTERS = {
     "saved modules": {**LORA, "modules_to_save": ["norm"]},
     "ranks by layer": {**LORA, "rank_pattern": {"layers.0.*": 2}},
 }
-
-
-def adapted(tiny_model, **keys):
-    torch.manual_seed(1)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**keys))
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if "lora_" in name:
-                param.add_(torch.randn_like(param) * 0.05)
-    return model.eval()
 
 
 @torch.no_grad()
@@ -339,29 +301,30 @@ def test_other_architectures_are_asked_for_numbers(kind):
     assert (reason is None) == (kind in ("mistral", "gpt2", "gemma2")), reason
 
 
-@pytest.mark.parametrize(
-    "keys, line",
-    [
-        (
-            {"num_beams": 2, "do_sample": False},
-            "the settings of the generation ask for beam search",
-        ),
-        ({"cache_implementation": "static"}, "cache_implementation='static' needs transformers' own loop"),
-        ({"use_cache": False}, "use_cache=False needs"),
-        ({"guidance_scale": 1.5}, "guidance_scale=1.5 needs"),
-        ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size=2 needs"),
-    ],
-    ids=str,
-)
-def test_settings_that_need_the_other_loop(make_trainer, keys, line, caplog):
-    asked = {"generation_kwargs": keys} if "cache_implementation" not in keys else keys
-    with pytest.raises(ValueError, match=line.replace("(", r"\(")):
-        make_trainer(compact_generation="on", **asked)
-    trainer = make_trainer(compact_generation="auto", **asked)
-    assert (
-        trainer.acceleration.generation.startswith(f"off: {line}")
-        and f"computed as without it: compact_generation: {line}" in caplog.text
-    )
+SETTINGS = [
+    ({"num_beams": 2, "do_sample": False}, "the settings of the generation ask for beam s"),
+    ({"use_cache": False}, "use_cache=False needs"),
+    ({"guidance_scale": 1.5}, "guidance_scale=1.5 needs"),
+    ({"encoder_no_repeat_ngram_size": 2}, "encoder_no_repeat_ngram_size=2 needs"),
+    ({"cache_implementation": "static"}, "cache_implementation='static' needs transformers' own loop"),
+]
+
+
+@pytest.mark.parametrize("of_the_model", [False, True], ids=["of the run", "of the model"])
+@pytest.mark.parametrize("keys, line", SETTINGS, ids=str)
+def test_settings_that_need_the_other_loop(make_trainer, tiny_model, caplog, keys, line, of_the_model):
+    """Those of the run, or of the model's own generation config, with which `generate` fills in what is left open."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    if of_the_model:
+        vars(model.generation_config).update(keys)
+        asked = {}
+    else:
+        asked = keys if "cache_implementation" in keys else {"generation_kwargs": keys}
+    with pytest.raises(ValueError, match=line):
+        make_trainer(model=model, compact_generation="on", **asked)
+    trainer = make_trainer(model=model, compact_generation="auto", **asked)
+    assert trainer.acceleration.generation.startswith(f"off: {line}")
+    assert f"computed as without it: compact_generation: {line}" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------------- in a training
@@ -383,24 +346,20 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
         return forward(input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(sampled, "forward", watched)
-    adapted_calls, layer_forward = Counter(), LoraLinear.forward
-
-    def counted(self, *args, **kwargs):
-        adapted_calls["with" if torch.is_grad_enabled() else "without"] += 1
-        return layer_forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(LoraLinear, "forward", counted)
-    sampling = trainer._generate_single_turn
+    calls, layer_forward, sampling = [], LoraLinear.forward, trainer._generate_single_turn
+    monkeypatch.setattr(
+        LoraLinear, "forward", lambda *args, **kwargs: calls.append(1) or layer_forward(*args, **kwargs)
+    )
 
     def single_turn(*args, **kwargs):
-        before = adapted_calls.total()
+        before = len(calls)
         result = sampling(*args, **kwargs)
-        assert adapted_calls.total() == before  # from weights in which LoRA is merged
+        assert len(calls) == before  # from weights in which LoRA is merged
         return result
 
     monkeypatch.setattr(trainer, "_generate_single_turn", single_turn)
     trainer.train()
-    assert (adapted_calls.total() > 0) == lora
+    assert (len(calls) > 0) == lora
     assert prefilled == [2, 2]  # eight completions of two prompts, twice
     env = read_env(Path(trainer.args.output_dir))["execution"]
     assert env["compact_generation"] == "on" and (env["merged_copy_bytes"] > 0) == lora
@@ -409,31 +368,15 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
     assert len(rows) == 4 and "mean_abs_dlogp_sampler" not in rows[0]  # fp32
 
 
-def test_first_ratios_are_one(make_trainer):
-    """
-    The samples are the policy's: with reused log-probabilities or with a forward, nothing is off policy at first.
-    """
-    trainer = make_trainer(**A, num_iterations=1)
-    trainer.train()
-    ratios = [line.get("sampling/importance_sampling_ratio/mean", 1.0) for line in trainer.state.log_history]
-    assert all(ratio == 1.0 for ratio in ratios)
+def measured(trainer):
+    return [row["mean_abs_dlogp_sampler"] for row in read_rows(trainer) if "mean_abs_dlogp_sampler" in row]
 
 
-def test_a_killed_run_goes_on_bit_for_bit(run, make_trainer, largest_difference):
-    keys = {**A, "save_strategy": "steps", "save_steps": 1, "max_steps": 6}
-    whole = run(**keys)
-    out = Path(whole.args.output_dir)
-    for step in (3, 2):  # inside a generation batch, and at its end
-        again = make_trainer(output_dir=str(out.with_name(f"again{step}")), **keys)
-        again.train(str(out / f"checkpoint-{step}"))
-        assert largest_difference(whole, again) == 0.0
+def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resume, largest_difference, monkeypatch):
+    keys = {**A, "max_steps": 6, "model_init_kwargs": {"dtype": "bfloat16"}}
 
-
-def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, largest_difference, monkeypatch):
     def bf16():
-        trainer = make_trainer(
-            **A, max_steps=6, save_strategy="steps", save_steps=1, model_init_kwargs={"dtype": "bfloat16"}
-        )
+        trainer = make_trainer(**keys, save_strategy="steps", save_steps=1)
         with torch.no_grad():  # an adapter that matters
             for name, param in trainer.model.named_parameters():
                 if "lora_B" in name and ".default." in name:
@@ -442,13 +385,12 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, larg
 
     trainer = bf16()
     trainer.train()
-    rows = read_rows(trainer)
-    measured = [row["mean_abs_dlogp_sampler"] for row in rows if "mean_abs_dlogp_sampler" in row]
-    assert len(measured) == 3 and all(0 < value < MERGED_BOUND for value in measured)  # once a generation batch
+    below = measured(trainer)
+    assert len(below) == 3 and all(0 < value < MERGED_BOUND for value in below)  # once a generation batch
     assert trainer.parts["generation"].merged == "on"
 
     # Above the bound the next generation comes from the policy, which rounds too: it may be as far from itself.
-    monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", measured[0] / 2)
+    monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", below[0] / 2)
     for more, leaves in ((100.0, False), (0.01, True)):
         monkeypatch.setattr("trl_prorl.rollout.generation.MORE_THAN_POLICY", more)
         refreshed = []
@@ -456,63 +398,49 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, larg
         refresh = trainer.parts["generation"].copy.refresh
         trainer.parts["generation"].copy.refresh = lambda refresh=refresh, seen=refreshed: seen.append(refresh())
         trainer.train()
-        out = Path(trainer.args.output_dir)
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").open()]
-        found = [row["mean_abs_dlogp_sampler"] for row in rows if "mean_abs_dlogp_sampler" in row]
-        events = [e for e in map(json.loads, (out / "events.jsonl").open()) if e["event"] == "unmerged_generation"]
-        assert found[0] == measured[0] and len(refreshed) == (1 if leaves else 2)
+        found, events = measured(trainer), read_events(trainer, "unmerged_generation")
+        assert found[0] == below[0] and len(refreshed) == (1 if leaves else 2)
         assert len(found) == (2 if leaves else 3)
         assert [event["step_applied"] for event in events] == [3] * leaves
-        for step in (2, 4):
-            again = make_trainer(**A, max_steps=6, model_init_kwargs={"dtype": "bfloat16"})
-            again.train(str(out / f"checkpoint-{step}"))
+        for step in (2, 3, 4):  # inside a generation batch, and at its end
+            again = resume(trainer, step, **keys)
             assert (again.parts["generation"].copy is None) == leaves and largest_difference(trainer, again) == 0.0
-    assert events[0]["value"] == measured[0]
-    assert events[0]["threshold"] == max(measured[0] / 2, 0.01 * found[1])
+    assert events[0]["value"] == below[0]
+    assert events[0]["threshold"] == max(below[0] / 2, 0.01 * found[1])
     assert trainer.parts["generation"].merged.startswith("off: the copy was")
 
 
-def test_a_policy_that_is_scored_in_bf16_is_measured(make_trainer):
-    trainer = make_trainer(**A, bf16=True)  # weights in fp32
-    trainer.train()
-    rows = read_rows(trainer)
-    measured = [row["mean_abs_dlogp_sampler"] for row in rows if "mean_abs_dlogp_sampler" in row]
-    assert len(measured) == 2 and all(0 < value < MERGED_BOUND for value in measured)
+def test_a_policy_that_is_scored_in_bf16_is_measured(run):
+    found = measured(run(**A, bf16=True))  # weights in fp32
+    assert len(found) == 2 and all(0 < value < MERGED_BOUND for value in found)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(make_trainer, dtype):
+def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(run, dtype):
     def rollout(prompts, trainer):
         ids = [[5, 6, 7]] * len(prompts)
         return {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[-50.0] * 3] * len(prompts)}
 
-    trainer = make_trainer(
-        trainer_kwargs={"rollout_func": rollout}, **A, max_steps=4, model_init_kwargs={"dtype": dtype}
-    )
-    trainer.train()
-    assert trainer.parts["generation"].merged == "on"
-    rows = read_rows(trainer)
-    assert len(rows) == 4 and not any("mean_abs_dlogp_sampler" in row for row in rows)
+    trainer = run(trainer_kwargs={"rollout_func": rollout}, **A, max_steps=4, model_init_kwargs={"dtype": dtype})
+    assert trainer.parts["generation"].merged == "on" and len(read_rows(trainer)) == 4 and not measured(trainer)
 
 
-def test_with_dynamic_sampling_and_a_thinking_budget(make_trainer):
-    trainer = make_trainer(
-        **A, dynamic_sampling_rounds=2, reward=lambda completions, **columns: [0.0] * len(completions)
-    )
-    trainer.train()
-    assert trainer.state.global_step == 4
-    thinking = make_trainer(
-        **A, trainer_kwargs={"rollout_func": interrupted_rollout(3, 2, "so: ")}, max_completion_length=20
-    )
-    thinking.train()
-    assert thinking.state.global_step == 4
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"dynamic_sampling_rounds": 2, "reward": lambda completions, **columns: [0.0] * len(completions)},
+        {"trainer_kwargs": {"rollout_func": interrupted_rollout(3, 2, "so: ")}, "max_completion_length": 20},
+    ],
+    ids=["dynamic sampling", "a thinking budget"],
+)
+def test_with_what_else_samples(run, keys):
+    assert run(**A, **keys).state.global_step == 4
 
 
 def test_checkpointing_rests_while_rollouts_are_sampled_and_returns_as_it_was(make_trainer, monkeypatch):
     how = {"use_reentrant": True}
-    trainer = make_trainer(
-        compact_generation="on", gradient_checkpointing=True, gradient_checkpointing_kwargs=how, max_steps=1
-    )
+    keys = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": how, "max_steps": 1}
+    trainer = make_trainer(compact_generation="on", **keys)
     sample, found = trainer.compact.sample, []
 
     def watched(policy, *args):

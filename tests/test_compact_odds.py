@@ -58,9 +58,8 @@ def test_a_model_that_is_given_with_gradient_checkpointing(make_trainer, tiny_mo
     """Layers with checkpointing drop the cache in training mode."""
     model = loaded(tiny_model)
     model.gradient_checkpointing_enable()
-    trainer = make_trainer(
-        model=model, lora=lora, compact_generation="on", gradient_checkpointing=True, max_completion_length=12
-    )
+    keys = {"compact_generation": "on", "gradient_checkpointing": True, "max_completion_length": 12}
+    trainer = make_trainer(model=model, lora=lora, **keys)
     assert not_the_policy_s(trainer) == [0, 0]
     assert trainer.accelerator.unwrap_model(trainer.model).is_gradient_checkpointing
 
@@ -83,12 +82,9 @@ def test_two_adapters_at_once_go_unmerged(make_trainer, tiny_model):
 
 def test_embeddings_with_an_adapter_and_a_head_in_fp32(make_trainer, tiny_model):
     """The hook that casts the embeddings' output hangs on the adapter's layer, which the copy has not got."""
-    trainer = make_trainer(
-        model=loaded(tiny_model).bfloat16(),
-        compact_generation="on",
-        cast_lm_head_to_fp32=True,
-        trainer_kwargs={"peft_config": LoraConfig(**{**LORA, "target_modules": ["q_proj", "embed_tokens"]})},
-    )
+    lora = LoraConfig(**{**LORA, "target_modules": ["q_proj", "embed_tokens"]})
+    keys = {"compact_generation": "on", "cast_lm_head_to_fp32": True, "trainer_kwargs": {"peft_config": lora}}
+    trainer = make_trainer(model=loaded(tiny_model).bfloat16(), **keys)
     trainer.train()
     assert trainer.parts["generation"].merged == "on"
     rows = read_rows(trainer)
@@ -162,28 +158,6 @@ def test_a_run_with_auto_goes_on_where_it_is_possible(make_trainer, tmp_path, mo
     second = make_trainer(max_steps=4, **keys)
     second.train(resume_from_checkpoint=str(tmp_path / "o" / "checkpoint-2"))
     assert second.acceleration.generation == "on" and second.state.global_step == 4
-
-
-@pytest.mark.parametrize(
-    "wish, line",
-    [
-        (
-            {"num_beams": 2, "do_sample": False},
-            "the settings of the generation ask for beam sample",
-        ),
-        ({"use_cache": False}, "use_cache=False needs"),
-        ({"guidance_scale": 1.5}, "guidance_scale=1.5 needs"),
-    ],
-    ids=str,
-)
-def test_wishes_of_the_model_s_own_generation_config(make_trainer, tiny_model, wish, line):
-    """`generate` fills them in where a run leaves something open."""
-    model = loaded(tiny_model)
-    for key, value in wish.items():
-        setattr(model.generation_config, key, value)
-    with pytest.raises(ValueError, match=line):
-        make_trainer(model=model, compact_generation="on")
-    assert make_trainer(model=model, compact_generation="auto").acceleration.generation.startswith(f"off: {line}")
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

@@ -16,30 +16,6 @@ def config(**keys):
 
 
 @pytest.mark.parametrize(
-    "keys, parts",
-    [
-        ({"beta_old": 0.1}, ["beta_old=0.1", "num_iterations: 2"]),
-        (
-            {"beta_old": 0.1, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
-            ["beta_old=0.1", "can do nothing"],
-        ),
-        ({"ref_reset_kl": 0.1, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}, ["ref_reset_kl=0.1", "beta > 0"]),
-        (
-            {"beta": 0.1, "ref_reset_every": 10}
-            | {"gradient_accumulation_steps": 4, "steps_per_generation": 3, "num_iterations": 2},
-            ["gradient_accumulation_steps=4", "steps_per_generation=3", "num_iterations=2", "multiple"],
-        ),
-    ],
-)
-def test_refused_with_key_value_and_cure(keys, parts):
-    """Combinations; every range, choice and need, and every other combination: test_refusals.py."""
-    with pytest.raises(ValueError) as error:
-        config(**keys)
-    for part in parts:
-        assert part in str(error.value)
-
-
-@pytest.mark.parametrize(
     "accumulation, per_generation, iterations, reuse, source",
     [
         (1, 1, 1, True, "policy"),

@@ -37,15 +37,7 @@ def demo(tmp_path_factory):
 
 
 def test_a_recipe_that_is_not_there_is_one_line(tmp_path):
-    command = [
-        sys.executable,
-        str(ROOT / "recipes" / "demo.py"),
-        "--out",
-        str(tmp_path),
-        "--arms",
-        "plain",
-        "variantD",
-    ]
+    command = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", tmp_path, "--arms", "plain", "variantD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "--arms variantD" in done.stderr and "variantA, variantA0, variantB" in done.stderr

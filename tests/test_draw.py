@@ -22,13 +22,6 @@ def test_frequencies_are_the_probabilities(size):
     assert chisquare(counts[drawn].double(), expected).pvalue > 1e-3
 
 
-def test_rows_are_independent():
-    torch.manual_seed(0)
-    pairs = draw(torch.tensor([[0.25, 0.75]]).expand(2 * 100_000, 2)).view(-1, 2)
-    both = torch.bincount(pairs[:, 0] * 2 + pairs[:, 1], minlength=4)
-    assert chisquare(both.double(), torch.tensor([1, 3, 3, 9]).double() / 16 * 100_000).pvalue > 1e-3
-
-
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
 def test_the_ends_of_the_interval(number, monkeypatch):
     """No number draws a token of probability 0, where zeros come first, last, and fill whole blocks."""

@@ -6,6 +6,7 @@ import pandas
 import pytest
 import torch
 from run_record import read_rows as rows
+from tiny_run import constant
 from trl.rewards import get_soft_overlong_punishment
 
 from trl_prorl import ProRLTrainer
@@ -107,27 +108,31 @@ def test_undecided_groups_are_replaced_and_what_it_cost_is_counted(run, arm, lor
 
 
 def test_rounds_are_bounded_and_what_is_left_can_be_dropped(run):
-    def alike(completions, **kwargs):
-        return [1.0] * len(completions)
-
     keys = {"dynamic_sampling_rounds": 2, "max_steps": 2, "beta_old": 0.2, "drop_zero_rows": True}
-    trainer = run(reward=alike, **keys)
+    trainer = run(reward=constant(1.0), **keys)
     first = rows(trainer)[0]
     assert (first["groups_undecided"], first["groups_replaced"], first["groups_generated_again"]) == (2, 0, 4)
     assert all(row["grad_norm"] == 0.0 for row in rows(trainer))
 
 
-def hopeless(completions, **columns):
-    return [0.0] * len(completions)
+hopeless = constant(0.0)
+hopeless.__name__ = "hopeless"
 
 
-def uneven(prompts, trainer):
-    """A rollout whose completions have 1 to 4 tokens in every group."""
-    prompt_ids = trainer.tokenize_prompts(prompts)
-    completion_ids = [ids[: 1 + row % 4] for row, ids in enumerate(trainer.generate_tokens(prompt_ids, 4))]
-    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+def rollout_of(count, columns):
+    """Keys of a run whose rollouts have up to so many tokens, and the columns of a function of trainer and tokens."""
+
+    def rollout(prompts, trainer):
+        prompt_ids = trainer.tokenize_prompts(prompts)
+        completion_ids = trainer.generate_tokens(prompt_ids, count)
+        given = {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+        return given | columns(trainer, completion_ids)
+
+    return {"trainer_kwargs": {"rollout_func": rollout}}
 
 
+# Completions of 1 to 4 tokens in every group.
+UNEVEN = rollout_of(4, lambda trainer, ids: {"completion_ids": [one[: 1 + row % 4] for row, one in enumerate(ids)]})
 LENGTH_TERMS = {"cosine": cosine_length_reward(6, -1.0), "target": target_length_reward(3, 0.1)}
 LENGTH_TERMS |= {"overlong": get_soft_overlong_punishment(6, 5)}
 
@@ -135,7 +140,7 @@ LENGTH_TERMS |= {"overlong": get_soft_overlong_punishment(6, 5)}
 @pytest.mark.parametrize("term", LENGTH_TERMS)
 def test_a_length_reward_does_not_make_a_hopeless_group_a_decided_one(run, term):
     keys = {"dynamic_sampling_rounds": 2, "max_steps": 1, "num_iterations": 1, "columns": {"task": ["mine"] * 16}}
-    keys["trainer_kwargs"] = {"rollout_func": uneven}
+    keys |= UNEVEN
     (row,) = rows(run(reward=[hopeless, LENGTH_TERMS[term]], **keys))
     assert (row["groups_undecided"], row["groups_replaced"], row["groups_generated_again"]) == (2, 0, 4)
     assert row["reward/mine"] == row["pass_rate/mine"] == 0.0
@@ -145,7 +150,7 @@ def test_a_length_reward_does_not_make_a_hopeless_group_a_decided_one(run, term)
 
 def test_with_a_length_reward_the_groups_that_are_replaced_are_those_without_it(run):
     keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "per_device_train_batch_size": 32, "num_iterations": 1}
-    keys["trainer_kwargs"] = {"rollout_func": uneven}
+    keys |= UNEVEN
     (with_length,), (without,) = (
         rows(run(reward=functions, **keys)) for functions in ([solved, LENGTH_TERMS["cosine"]], [solved])
     )
@@ -156,8 +161,7 @@ def test_with_a_length_reward_the_groups_that_are_replaced_are_those_without_it(
 
 def test_the_functions_that_decide_can_be_named(run, make_trainer):
     keys = {"reward": [hopeless, solved, LENGTH_TERMS["cosine"]], "max_steps": 1, "num_iterations": 1}
-    keys |= {"dynamic_sampling_rounds": 1, "per_device_train_batch_size": 32}
-    keys["trainer_kwargs"] = {"rollout_func": uneven}
+    keys |= {"dynamic_sampling_rounds": 1, "per_device_train_batch_size": 32, **UNEVEN}
     by = {
         names: rows(run(dynamic_sampling_rewards=list(names) or None, **keys))[0]["groups_generated_again"]
         for names in [(), ("hopeless",), ("hopeless", "solved"), ("cosine_length",)]
@@ -179,16 +183,12 @@ def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estima
     if estimator is not None and aggregation != "sum_then_normalize":
         pytest.skip("refused")
 
-    def alike(completions, **columns):
-        return [17 / 97] * len(completions)  # in float32, not the mean of eight of these
-
     reward = torch.full((8,), 17 / 97)
     assert (reward - reward.mean()).abs().max() > 0.0
     keys = {"drop_zero_rows": True, "skip_zero_rows": True, "beta_old": 0.2, "num_generations": 8, "max_steps": 2}
-    trainer = run(reward=alike, advantage_estimator=estimator, multi_objective_aggregation=aggregation, **keys)
-    assert [(row["grad_norm"], row["advantage_std"], row["rows_skipped"]) for row in rows(trainer)] == [
-        (0.0, 0.0, 7)
-    ] * 2
+    keys |= {"advantage_estimator": estimator, "multi_objective_aggregation": aggregation}
+    found = rows(run(reward=constant(17 / 97), **keys))  # in float32, not the mean of eight of these
+    assert [(row["grad_norm"], row["advantage_std"], row["rows_skipped"]) for row in found] == [(0.0, 0.0, 7)] * 2
 
 
 def test_where_every_group_is_decided_nothing_changes(run, largest_difference):
@@ -214,14 +214,10 @@ def test_the_gradient_is_that_of_the_final_batch(run, weights):
     assert final != first
 
     def rollout(prompts, trainer):
-        tokenizer = trainer.processing_class
-        ids = [
-            tokenizer.apply_chat_template(p, add_generation_prompt=True, return_dict=False)
-            for g in final
-            for p in g[0]
-        ]
-        completions = [c for group in final for c in group[1]]
-        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": [[0.0] * len(c) for c in completions]}
+        prompt_ids = trainer.tokenize_prompts([prompt for group in final for prompt in group[0]])
+        completions = [completion for group in final for completion in group[1]]
+        logprobs = [[0.0] * len(completion) for completion in completions]
+        return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": logprobs}
 
     def given(completions, **kwargs):
         return [reward for group in final for reward in group[2]]
@@ -256,31 +252,15 @@ def test_every_row_of_the_table_of_completions_has_its_own_advantage(run, estima
 def test_interruptions_are_those_of_the_first_round_as_rewards_are(run):
     seen = []
 
-    def rollout(prompts, trainer):
-        prompt_ids = trainer.tokenize_prompts(prompts)
-        completion_ids = trainer.generate_tokens(prompt_ids, 6)
-        interrupted = [not seen and row % 4 == 0 for row in range(len(prompts))]
-        return {
-            "prompt_ids": prompt_ids,
-            "completion_ids": completion_ids,
-            "logprobs": None,
-            "interrupted": interrupted,
-        }
+    def interrupted(trainer, ids):
+        return {"interrupted": [not seen and row % 4 == 0 for row in range(len(ids))]}
 
     def reward(completions, **kwargs):
         seen.append(len(completions))
         return [0.0 if len(seen) == 1 else float(i) for i in range(len(completions))]
 
-    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "trainer_kwargs": {"rollout_func": rollout}}
-    (row,) = rows(run(reward=reward, **keys))
+    (row,) = rows(run(reward=reward, dynamic_sampling_rounds=1, max_steps=1, **rollout_of(6, interrupted)))
     assert len(seen) == 2 and (row["reward"], row["interrupted_fraction"]) == (0.0, 0.25)
-
-
-def test_what_it_cannot_do_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="scale_rewards='batch'.*batch_normalized"):
-        make_trainer(dynamic_sampling_rounds=1, scale_rewards="batch")
-    with pytest.raises(ValueError, match="multi_objective_aggregation='normalize_then_sum'.*sum_then_normalize"):
-        make_trainer(dynamic_sampling_rounds=1, multi_objective_aggregation="normalize_then_sum")
 
 
 def test_tokens_that_a_rollout_has_forced_do_not_dilute_the_loss(run, largest_difference):
@@ -296,25 +276,17 @@ def test_tokens_that_a_rollout_has_forced_do_not_dilute_the_loss(run, largest_di
 def test_every_completion_of_an_extra_round_keeps_its_own_columns(run):
     """A rollout function may return a value a completion, for the reward to use."""
 
-    def rollout(prompts, trainer):
-        prompt_ids = trainer.tokenize_prompts(prompts)
-        completion_ids = trainer.generate_tokens(prompt_ids, 6)
-        score = [0 if trainer.first else sum(ids) for ids in completion_ids]  # undecided at first
-        trainer.first = False
-        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None, "score": score}
-
     class FirstUndecided(ProRLTrainer):
         first = True
+
+    def scored(trainer, completion_ids):
+        score = [0 if trainer.first else sum(ids) for ids in completion_ids]  # undecided at first
+        trainer.first = False
+        return {"score": score}
 
     def reward(completions, score, **columns):
         return [float(value) for value in score]
 
-    trainer = run(
-        cls=FirstUndecided,
-        reward=reward,
-        dynamic_sampling_rounds=1,
-        max_steps=1,
-        num_iterations=1,
-        trainer_kwargs={"rollout_func": rollout},
-    )
+    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "num_iterations": 1, **rollout_of(6, scored)}
+    trainer = run(cls=FirstUndecided, reward=reward, **keys)
     assert rows(trainer)[0]["groups_replaced"] == 2

@@ -74,7 +74,8 @@ def test_a_resume_goes_on_with_the_same_rows_but_for_times(make_trainer, tmp_pat
     again = make_trainer(**keys, output_dir=str(tmp_path / "cut"))
     again.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-2"))
     assert thousands(again) == thousands(whole) == [0, 1, 0, 1, 0, 1]
-    assert untimed(rows(again)) == untimed(rows(whole))
+    for file in ("metrics.jsonl", "evaluations.jsonl"):
+        assert untimed(rows(again, file)) == untimed(rows(whole, file)), file
 
 
 def test_how_fast_an_evaluation_was_is_not_among_its_results(run):

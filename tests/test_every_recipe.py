@@ -24,6 +24,7 @@ NEEDS_CUDA = ("qlora_8bit.yaml",)
 SMALL = {"bf16": "false", "use_cpu": "true", "dtype": "float32", "gradient_checkpointing": "false", "max_steps": 3}
 SMALL |= {"train_rows": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 4}
 SMALL |= {"max_completion_length": 4, "disable_tqdm": "true", "report_to": "none"}
+OTHER_CLOCKS = {"elastic_reset_every": "elastic_reset", "lora_growth_every": "growth"}
 
 
 def marks(file):
@@ -35,29 +36,21 @@ def marks(file):
 def small(recipe):
     """Options that make a recipe small; a reset that comes by the clock comes within its steps."""
     options = SMALL | (STAND_IN if recipe.get("model_name_or_path") == "smollm2" else {})
-    if recipe.get("ref_reset_every", 0) > 2:
-        options["ref_reset_every"] = 2
-    if recipe.get("elastic_reset_every"):
-        options["elastic_reset_every"] = 2
-    if recipe.get("lora_growth_every"):
-        options["lora_growth_every"] = 2
+    options |= {key: 2 for key in ("ref_reset_every", *OTHER_CLOCKS) if recipe.get(key, 0) > 2}
     if recipe.get("task") == "mixture":
         options["train_rows"] = 8  # both tasks have some
     if "steps_per_generation" in recipe:
-        options["train_rows"] = 4
-        options["per_device_train_batch_size"] = 4
+        options |= {"train_rows": 4, "per_device_train_batch_size": 4}
     if recipe.get("eval_strategy", "no") != "no":
         options |= {"eval_steps": 1, "eval_rows": 1, "per_device_eval_batch_size": 4}
     return [word for key, value in options.items() for word in (f"--{key}", str(value))]
 
 
+RUN = [file for file in FILES if file.name not in NEEDS_CUDA]
+
+
 @pytest.mark.parametrize(
-    "file",
-    [
-        pytest.param(file, id=str(file.relative_to(RECIPES)), marks=marks(file))
-        for file in FILES
-        if file.name not in NEEDS_CUDA
-    ],
+    "file", [pytest.param(file, id=str(file.relative_to(RECIPES)), marks=marks(file)) for file in RUN]
 )
 def test_it_runs(forks, tmp_path, file):
     recipe = read_recipe(file)
@@ -69,17 +62,13 @@ def test_it_runs(forks, tmp_path, file):
     every = recipe.get("steps_per_generation", 1) * recipe.get("num_iterations", 1)
     assert [row["step"] for row in rows] == [1, 2, 3] and all(row["tokens_generated"] > 0 for row in rows[::every])
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert {key: config[key] for key in ("task", "beta") if key in recipe} == {
-        key: recipe[key] for key in ("task", "beta") if key in recipe
-    }
+    assert all(config[key] == recipe[key] for key in ("task", "beta") if key in recipe)
     events = read_rows(run, "events.jsonl")
     resets = [(event["step_applied"], event["optimizer_reset"]) for event in events if event["event"] == "reset"]
     if recipe.get("ref_reset_every"):
         assert resets == [(2, recipe.get("optimizer_reset", "keep"))]
-    if recipe.get("elastic_reset_every"):
-        assert [event["step_applied"] for event in events if event["event"] == "elastic_reset"] == [2]
-    if recipe.get("lora_growth_every"):
-        assert [event["step_applied"] for event in events if event["event"] == "growth"] == [2]
+    for kind in (kind for key, kind in OTHER_CLOCKS.items() if recipe.get(key)):
+        assert [event["step_applied"] for event in events if event["event"] == kind] == [2]
     assert (run / "adapter_model.safetensors").is_file() == recipe.get("use_peft", False)
 
 

@@ -37,9 +37,6 @@ def rows(trainer):
     return untimed(read_rows(trainer))
 
 
-# ------------------------------------------------------------------------------------------------ which keys it sets
-
-
 def test_off_by_default():
     assert of(ProRLConfig(**BASE)) == OFF and ProRLConfig(**BASE).is_trl
 
@@ -73,12 +70,6 @@ def test_what_a_recipe_lacks_has_its_default(tmp_path):
         assert ours == theirs
 
 
-@pytest.mark.parametrize("value", ["yes", 1, None])
-def test_it_is_true_or_false(value):
-    with pytest.raises(ValueError, match=f"fast={value!r} must be true or false"):
-        ProRLConfig(fast=value, **BASE)
-
-
 def test_every_shipped_recipe_is_fast():
     """But those of the study, whose runs are frozen. What it was before this key is as `BY_HAND`, with auto for on."""
     folder = recipes_folder()
@@ -96,8 +87,6 @@ def test_every_shipped_recipe_is_fast():
         assert "fast" not in yaml.safe_load(file.read_text())
 
 
-# ---------------------------------------------------------------------------------------------------- in a training
-
 ARMS = {
     "A": {"beta": 0.1, "ref_reset_every": 2},
     "C, full": {"beta": 0.1, "ref_reset_every": 2, "optimizer_reset": "hard", "lora": False},
@@ -111,46 +100,47 @@ def test_the_numbers_are_those_of_the_keys_set_by_hand(run, largest_difference, 
     assert execution(fast) == execution(by_hand) and execution(fast)["packing"] == "on"
 
 
+WITH_DROPOUT = {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)}
+# Keys, what is not possible with them, and why.
 WHY = {
-    "dropout of LoRA": {
-        "trainer_kwargs": {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)}
-    },
-    "dropout of attention": {"model_init_kwargs": {"attention_dropout": 0.1}},
-    "attention that is not sdpa": {"model_init_kwargs": {"attn_implementation": "eager"}},
-    "an update in the first pass": {"steps_per_generation": 2, "per_device_train_batch_size": 4},
-    "another loop": {"generation_kwargs": {"num_beams": 2, "do_sample": False}},
-}
-REASON = {
-    "dropout of LoRA": ("lora_dropout=0.1 is active", "all"),
-    "dropout of attention": ("dropout rate of 0.1", "all"),
-    "attention that is not sdpa": ("attn_implementation='eager'", "packing"),
-    "an update in the first pass": (
-        "gradient_accumulation_steps=1 is no multiple of steps_per_generation=2",
-        "old_logps",
+    "dropout of LoRA": ({"trainer_kwargs": WITH_DROPOUT}, "all", "lora_dropout=0.1 is active"),
+    "dropout of attention": ({"model_init_kwargs": {"attention_dropout": 0.1}}, "all", "dropout rate of 0.1"),
+    "other attention": (
+        {"model_init_kwargs": {"attn_implementation": "eager"}},
+        "packing",
+        "attn_implementation='eager'",
     ),
-    "another loop": ("beam search", "compact_generation"),
+    "an update in the first pass": (
+        {"steps_per_generation": 2, "per_device_train_batch_size": 4},
+        "old_logps",
+        "gradient_accumulation_steps=1 is no multiple of steps_per_generation=2",
+    ),
+    "another loop": (
+        {"generation_kwargs": {"num_beams": 2, "do_sample": False}},
+        "compact_generation",
+        "beam search",
+    ),
 }
 
 
-@pytest.mark.parametrize("why", WHY)
-def test_what_is_not_possible_falls_back_and_says_why(run, largest_difference, why, caplog):
+@pytest.mark.parametrize("keys, what, reason", WHY.values(), ids=WHY)
+def test_what_is_not_possible_falls_back_and_says_why(run, largest_difference, keys, what, reason, caplog):
     """In one line; the numbers are those without the key, where everything falls back."""
-    fast = run(fast=True, max_steps=2, **WHY[why])
-    reason, what = REASON[why]
+    fast = run(fast=True, max_steps=2, **keys)
     ways = execution(fast)
     for name in ("old_logps", "packing", "compact_generation") if what == "all" else (what,):
         assert ways[name].startswith(("off: ", "forward: ")) and reason in ways[name], (name, ways)
     lines = [record.getMessage() for record in caplog.records if "Not possible here" in record.getMessage()]
     assert len(lines) == 1 and lines[0].count(reason) == 1
     if what == "all":
-        assert fast.args.is_trl and largest_difference(fast, run(max_steps=2, **WHY[why])) == 0.0
+        assert fast.args.is_trl and largest_difference(fast, run(max_steps=2, **keys)) == 0.0
     config = yaml.safe_load(Path(fast.args.output_dir, "config.yaml").read_text())
     assert {key: config[key] for key in FAST} == FAST and config["fast"] is True
 
 
 def test_what_is_refused_without_it_is_refused_with_it(make_trainer):
     with pytest.raises(ValueError, match="lora_dropout=0.1 is active"):
-        make_trainer(fast=True, beta_old=0.3, **WHY["dropout of LoRA"])
+        make_trainer(fast=True, beta_old=0.3, trainer_kwargs=WITH_DROPOUT)
 
 
 def test_nothing_is_said_where_all_is_possible(run, caplog):

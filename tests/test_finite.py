@@ -8,7 +8,7 @@ import torch
 from run_record import read_rows
 from transformers import TrainerCallback
 
-from trl_prorl.errors import NonFiniteError, RewardError
+from trl_prorl.errors import NonFiniteError
 from trl_prorl.guards.finite import all_finite, first_nonfinite
 
 
@@ -98,8 +98,8 @@ def test_weights_are_looked_at_after_the_update(make_trainer):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lora", [True, False])
-def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora):
+@pytest.mark.parametrize("lora, of", [(True, "reward"), (False, "reward"), (True, "gradient")])
+def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora, of):
     seen = {}
 
     class Watch(TrainerCallback):
@@ -107,16 +107,15 @@ def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora):
             counts = [int(s["step"]) for s in optimizer.state.values()]
             seen[state.global_step] = ({k: v.clone() for k, v in weights(trainer).items()}, set(counts))
 
-    def poison(completions, prompts, trainer_state, **kwargs):
+    def reward(completions, prompts, trainer_state, **kwargs):
         rewards = [float(len(c[-1]["content"])) for c in completions]
-        if trainer_state.global_step == 2:
+        if trainer_state.global_step == 2 and of == "reward":
             rewards[1] = math.inf
         return rewards
 
-    trainer = make_trainer(
-        **{**KEYS, "num_iterations": 1}, lora=lora, reward=poison, nonfinite="skip", weight_decay=0.1,
-        trainer_kwargs={"callbacks": [Watch()]},
-    )  # fmt: skip
+    callbacks = [Watch(), *([At(3, spoil_gradient_once)] if of == "gradient" else [])]
+    keys = KEYS | {"num_iterations": 1, "nonfinite": "skip", "weight_decay": 0.1}
+    trainer = make_trainer(**keys, lora=lora, reward=reward, trainer_kwargs={"callbacks": callbacks})
     trainer.train()
     same = lambda a, b: all(torch.equal(seen[a][0][k], seen[b][0][k]) for k in seen[a][0])  # noqa: E731
     assert same(2, 3) and not same(1, 2) and not same(3, 4)
@@ -124,24 +123,9 @@ def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora):
     rows = read_rows(trainer)
     assert [row["nonfinite_skips"] for row in rows] == [0, 0, 1, 1, 1, 1]
     (event,) = events(trainer)
-    assert event["tensor"] == "advantages (a reward is not finite)" and event["action"] == "skip"
+    assert event["tensor"].startswith(GRADIENT if of == "gradient" else "advantages (a reward is not finite)")
+    assert (event["step_applied"], event["action"]) == (3, "skip")
     assert all(math.isfinite(value) for row in rows for value in row.values())
-
-
-def test_an_infinite_reward_stops_and_names_function_and_prompt(make_trainer):
-    def endless(completions, **kwargs):
-        return [math.inf] + [0.0] * (len(completions) - 1)
-
-    with pytest.raises(RewardError, match="'endless' returned inf for the prompt 'say"):
-        make_trainer(reward=endless).train()
-
-
-def test_a_gradient_that_is_skipped_leaves_the_later_run_alone(make_trainer):
-    trainer = make_trainer(**KEYS, nonfinite="skip", trainer_kwargs={"callbacks": [At(3, spoil_gradient_once)]})
-    trainer.train()
-    (event,) = events(trainer)
-    assert event["step_applied"] == 3 and "lora_B.default" in event["tensor"]
-    assert trainer.state.global_step == 6
 
 
 def test_an_assertion_on_a_gpu_while_sampling(make_trainer):

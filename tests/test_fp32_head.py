@@ -4,11 +4,11 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from run_record import read_rows as rows
+from tiny_run import TOKENS
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from trl import GRPOTrainer
 
 
-TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
 EVERYWHERE = {"lora": False, "trainer_kwargs": {"peft_config": LoraConfig(r=4, target_modules="all-linear")}}
 KEYS = {"cast_lm_head_to_fp32": True, "model_init_kwargs": {"dtype": "bfloat16"}}
 

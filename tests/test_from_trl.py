@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from tiny_run import loaded
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
@@ -25,21 +24,17 @@ def of_trl(run):
     return train
 
 
-def loaded(base, adapter, **keys):
-    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter, is_trainable=True, **keys)
-
-
 @pytest.mark.parametrize("arm", NEVER_RESET)
 @pytest.mark.parametrize("lora", [True, False], ids=["adapter", "full"])
 def test_until_its_first_reset_a_run_is_trl_s_from_the_same_weights(
     run, of_trl, tiny_model, largest_difference, weights, arm, lora
 ):
     start = of_trl(lora)
-    model = (lambda: loaded(tiny_model, start)) if lora else (lambda: start)
+    model = (lambda: loaded(tiny_model, start, is_trainable=True)) if lora else (lambda: start)
     theirs = run(GRPOTrainer, lora=False, model=model(), beta=0.3)
     ours = run(lora=False, model=model(), **NEVER_RESET[arm])
     assert largest_difference(ours, theirs) < 1e-6
-    begun = dict(loaded(tiny_model, start).named_parameters()) if lora else None
+    begun = dict(loaded(tiny_model, start, is_trainable=True).named_parameters()) if lora else None
     if lora:  # and both have moved
         moved = weights(ours)
         assert any((moved[name] - begun[name]).abs().max() > 1e-3 for name in moved if "lora_B" in name)
@@ -47,15 +42,15 @@ def test_until_its_first_reset_a_run_is_trl_s_from_the_same_weights(
 
 def test_b_from_an_adapter_is_its_control(run, of_trl, tiny_model, largest_difference, moved_every_generation):
     start = of_trl(True)
-    theirs = run(moved_every_generation, lora=False, model=loaded(tiny_model, start), beta=0.3)
-    ours = run(lora=False, model=loaded(tiny_model, start), beta_old=0.3)
+    theirs = run(moved_every_generation, lora=False, model=loaded(tiny_model, start, is_trainable=True), beta=0.3)
+    ours = run(lora=False, model=loaded(tiny_model, start, is_trainable=True), beta_old=0.3)
     assert largest_difference(ours, theirs) < 1e-6
 
 
 def test_reference_and_base_are_the_policy_as_the_run_begins(make_trainer, of_trl, tiny_model):
     start = of_trl(True)
     keys = {"beta": 0.3, "ref_reset_every": 2, "beta_base": 0.1, "lora": False}
-    trainer = make_trainer(model=loaded(tiny_model, start), **keys)
+    trainer = make_trainer(model=loaded(tiny_model, start, is_trainable=True), **keys)
     for anchor in (trainer.reference, trainer.base):
         pairs = anchor.pairs()
         assert pairs and all(torch.equal(theirs, policy) for theirs, policy in pairs)
@@ -63,7 +58,7 @@ def test_reference_and_base_are_the_policy_as_the_run_begins(make_trainer, of_tr
 
 
 def test_an_adapter_that_was_not_loaded_for_training_is_refused(make_trainer, of_trl, tiny_model):
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), of_trl(True))
+    model = loaded(tiny_model, of_trl(True))
     trainer = make_trainer(model=model, lora=False, beta=0.3, ref_reset_every=2)  # to evaluate it, it is enough
     with pytest.raises(ValueError, match="nothing of the model is trainable.*is_trainable=True"):
         trainer.train()

@@ -3,40 +3,30 @@
 import json
 import math
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
 from run_record import read_events as events
 from run_record import read_rows as rows
 from run_record import untimed
-from tiny_run import BEST, LORA, QUESTIONS, evaluated_as
+from tiny_run import BEST, LORA, QUESTIONS, AtBoundary, evaluated_as, loaded, logits
 from transformers import AutoModelForCausalLM
-from trl.trainer.utils import use_adapter
 
+from trl_prorl import ProRLConfig
 from trl_prorl.adapters.checks import check_growing_model
 from trl_prorl.adapters.growing import Growth
 from trl_prorl.adapters.growth import alpha_for, factors_of, random_state
 from trl_prorl.launch.plan import Plan
-from trl_prorl.parts import Part
 from trl_prorl.record.meter import StageTimer
 from trl_prorl.scoring.references import frozen_adapter
 
 
-TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
 # Two steps a generation, so that growth is requested at 2, and applied there.
 GROWS = {"lora_growth_every": 2, "lora_growth_step": 2, "lora_growth_max_rank": 6}
 ONE_BY_ONE = {**GROWS, "lora_growth_step": 1}
-
-
-def logits(model, adapter=None):
-    """Without the forward that TRL puts in the place of the model's."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    with torch.no_grad(), use_adapter(model, adapter) if adapter else nullcontext():
-        return base.get_output_embeddings()(base.model(TOKENS).last_hidden_state)
 
 
 @pytest.fixture
@@ -98,15 +88,15 @@ def test_the_function_is_unchanged_and_so_is_what_is_saved(adapted, tiny_model, 
 
     model.save_pretrained(tmp_path)
     dtype = before["ref"].dtype
-    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=dtype), tmp_path)
-    loaded.load_adapter(tmp_path / "ref", "ref")
+    saved = loaded(tiny_model, tmp_path, dtype)
+    saved.load_adapter(tmp_path / "ref", "ref")
     for name, theirs in before.items():
-        assert (logits(loaded.to(dtype), name) - theirs).abs().max() < 1e-6
+        assert (logits(saved.to(dtype), name) - theirs).abs().max() < 1e-6
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     root = math.sqrt if kind == "rsLoRA" else float
     assert config["r"] == rank + 3
     assert config["lora_alpha"] / root(rank + 3) == pytest.approx(LORA["lora_alpha"] / root(4) if rank == 4 else 7 / 3)
-    assert (logits(loaded.merge_and_unload()) - before["default"]).abs().max() < 1e-5
+    assert (logits(saved.merge_and_unload()) - before["default"]).abs().max() < 1e-5
 
 
 def test_alpha_by_hand():
@@ -180,13 +170,6 @@ def test_what_is_not_understood_changes_nothing(adapted):
 # ------------------------------------------------------------------------------------------------------ in training
 
 
-class Watch(Part):
-    """Calls a function at every generation boundary, after the parts before it."""
-
-    def __init__(self, watch):
-        self.boundary = watch
-
-
 ARMS = {
     "control": {"beta": 0.3, "num_iterations": 2},
     "A, mixed": {"beta": 0.3, "ref_reset_every": 2, "ref_reset_mix": 0.5},
@@ -237,7 +220,7 @@ def test_the_run_that_had_the_rank_from_the_start(make_trainer, largest_differen
                         factor.linear.weight[4:] = drawn[factor.name]
 
     # After growth, and before the generation.
-    growing.parts["note"], control.parts["fill"] = Watch(note), Watch(fill)
+    growing.parts["note"], control.parts["fill"] = AtBoundary(note), AtBoundary(fill)
     for trainer in (growing, control):
         torch.manual_seed(3)
         trainer.train()
@@ -276,15 +259,15 @@ def test_it_matters_what_becomes_of_the_state(make_trainer, largest_difference):
     assert largest_difference(ends["migrated"], ends["prefix"]) > 1e-3
 
 
-def test_a_growth_that_never_comes_changes_nothing(make_trainer, run, weights):
+def test_a_growth_that_never_comes_changes_nothing(make_trainer, largest_difference):
     ends = []
     for keys in ({}, {"lora_growth_every": 100}):
         trainer = make_trainer(beta=0.1, **keys)
         assert ("growth" in trainer.parts) == bool(keys)
         torch.manual_seed(3)
         trainer.train()
-        ends.append(weights(trainer))
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+        ends.append(trainer)
+    assert largest_difference(*ends) == 0.0
 
 
 def test_at_a_common_boundary_growth_goes_first_and_resets_nothing(run):
@@ -301,8 +284,12 @@ def test_at_a_common_boundary_growth_goes_first_and_resets_nothing(run):
     assert (first["step_requested"], first["reason"], first["value"], first["threshold"]) == (2, "periodic", 2, 2)
     assert (first["rank_before"], first["rank"], first["world_size"]) == (4, 5, 1)
     assert first["seconds_copy"] > 0 and first["seconds_optimizer"] > 0
-    alone = run(**keys, **GROWS)
-    assert [event["event"] for event in events(alone)] == ["growth"]
+    alone = run(**keys, **ONE_BY_ONE)
+    assert [event["event"] for event in events(alone)] == ["growth", "growth"]
+    alone.save_model()
+    card = Path(alone.args.output_dir, "README.md").read_text()
+    assert "The adapter's rank grew from 4 to 5 at step 2, to 6 at step 4." in card
+    assert "No reset was applied." in card
 
 
 def test_elastic_reset_averages_the_grown_policy(make_trainer):
@@ -333,15 +320,6 @@ def test_elastic_reset_averages_the_grown_policy(make_trainer):
         assert factor.side == "B" and not initial.any() or factor.side == "A" and initial[4:].any()
 
 
-def test_the_merged_copy_is_the_grown_policy(run):
-    trainer = run(**GROWS, compact_generation="on", num_iterations=2, max_steps=4)
-    copied = trainer.parts["generation"].copy
-    copied.refresh()
-    policy = logits(trainer.model)
-    assert (logits(copied.model) - policy).abs().max() < 1e-4
-    assert trainer.model.peft_config["default"].r == 6
-
-
 # ------------------------------------------------------------------------------------------ checkpoints and resumes
 
 
@@ -353,7 +331,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("case", RESUMED)
-def test_a_resume_around_a_growth_is_exact(make_trainer, run, weights, case):
+def test_a_resume_around_a_growth_is_exact(run, resume, largest_difference, case):
     """Requested at 3 in the middle of a batch and applied at 4; at 6 and applied there, after the checkpoint."""
     keys = {**RESUMED[case], "lora_growth_every": 3, "lora_growth_step": 2, "lora_growth_max_rank": 8}
     keys |= {"num_iterations": 2, "max_steps": 8, "save_strategy": "steps", "save_steps": 1}
@@ -363,23 +341,19 @@ def test_a_resume_around_a_growth_is_exact(make_trainer, run, weights, case):
         (3, 4, 6),
         (6, 6, 8),
     ]
-    end = weights(whole)
     # The request waits; it is applied first of all; the second one.
     for step, rank in ((3, 4), (4, 4), (6, 6)) if case == "A, hard" else ((4, 4),):
-        checkpoint = Path(whole.args.output_dir, f"checkpoint-{step}")
-        assert json.loads((checkpoint / "adapter_config.json").read_text())["r"] == rank
-        again = make_trainer(**keys)
-        again.train(resume_from_checkpoint=str(checkpoint))
-        found = weights(again)
-        assert found.keys() == end.keys() and all(torch.equal(found[name], end[name]) for name in end), step
+        adapter = Path(whole.args.output_dir, f"checkpoint-{step}", "adapter_config.json")
+        assert json.loads(adapter.read_text())["r"] == rank
+        again = resume(whole, step, **keys)
+        assert largest_difference(whole, again) == 0.0, step
         later = [untimed(event) for event in told if event["step_applied"] >= step + (event["event"] == "resume")]
         assert [untimed(event) for event in events(again)] == later
         for one, other in zip(whole.optimizer.state.values(), again.optimizer.state.values(), strict=True):
             assert all(torch.equal(one[key], other[key]) for key in ("exp_avg", "exp_avg_sq", "step"))
     # In its own folder a run writes again what came after the checkpoint, and no more.
-    again = make_trainer(**keys, output_dir=whole.args.output_dir)
-    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-6")))
-    assert [untimed(event) for event in events(again)] == [untimed(event) for event in told]
+    again = resume(whole, 6, **keys, output_dir=whole.args.output_dir)
+    assert untimed(events(again)) == untimed(told)
 
 
 def test_the_best_checkpoint_may_have_a_smaller_rank(make_trainer, tiny_model):
@@ -388,8 +362,7 @@ def test_the_best_checkpoint_may_have_a_smaller_rank(make_trainer, tiny_model):
     trainer.train()
     best = Path(trainer.args.output_dir, "checkpoint-2")
     assert trainer.state.best_model_checkpoint == str(best) and trainer.model.peft_config["default"].r == 4
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), best)
-    assert (logits(theirs) - logits(trainer.model)).abs().max() < 1e-6
+    assert (logits(loaded(tiny_model, best)) - logits(trainer.model)).abs().max() < 1e-6
     assert all(state["exp_avg"].shape == param.shape for param, state in trainer.optimizer.state.items())
     trainer.save_model()
     assert json.loads(Path(trainer.args.output_dir, "adapter_config.json").read_text())["r"] == 4
@@ -404,23 +377,22 @@ def test_the_best_checkpoint_comes_with_its_own_reference(make_trainer, tiny_mod
     best = Path(trainer.args.output_dir, "checkpoint-2", "ref")
     trainer.save_model()
     for folder in (best, Path(trainer.args.output_dir, "ref")):
-        theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), folder)
-        assert (logits(theirs) - logits(trainer.model, "ref")).abs().max() < 1e-6, folder
+        theirs = logits(loaded(tiny_model, folder))
+        assert (theirs - logits(trainer.model, "ref")).abs().max() < 1e-6, folder
     assert (logits(trainer.model, "ref") - logits(trainer.model, "default")).abs().max() > 1e-3
     assert trainer.model.active_adapters == ["default"]
 
 
-def test_a_largest_rank_that_was_lowered_below_the_present_one_ends_growth(make_trainer, run):
+def test_a_largest_rank_that_was_lowered_below_the_present_one_ends_growth(run, resume):
     """A growth was requested before the checkpoint, and was to follow it."""
     keys = {"lora_growth_every": 3, "lora_growth_step": 4, "num_iterations": 2, "max_steps": 8}
     whole = run(**keys, lora_growth_max_rank=16, save_strategy="steps", save_steps=6)
     assert [event["rank"] for event in events(whole)] == [8, 12]
-    again = make_trainer(**keys, lora_growth_max_rank=6, allow_config_change=True)
-    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-6")))
+    again = resume(whole, 6, **keys, lora_growth_max_rank=6, allow_config_change=True)
     assert events(again) == [] and again.model.peft_config["default"].r == 8
 
 
-def test_a_checkpoint_that_could_not_have_grown_here_is_refused(make_trainer, run):
+def test_a_checkpoint_that_could_not_have_grown_here_is_refused(run, resume):
     keys = {**GROWS, "num_iterations": 2, "save_strategy": "steps", "save_steps": 2, "lora": False}
 
     def config(**other):
@@ -428,54 +400,48 @@ def test_a_checkpoint_that_could_not_have_grown_here_is_refused(make_trainer, ru
 
     whole = run(**keys, **config())
     for other in ({"r": 5, "lora_alpha": 10}, {"lora_alpha": 16}, {"use_rslora": True}):
-        again = make_trainer(**keys, **config(**other))
         with pytest.raises(ValueError, match="an adapter of rank 4 with lora_alpha 8.*does not grow. Restore lora_r"):
-            again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-2")))
-
-
-def test_the_model_card_tells_of_it(run):
-    trainer = run(**ONE_BY_ONE, num_iterations=2, max_steps=5)
-    trainer.save_model()
-    card = Path(trainer.args.output_dir, "README.md").read_text()
-    assert "The adapter's rank grew from 4 to 5 at step 2, to 6 at step 4." in card
-    assert "No reset was applied." in card
+            resume(whole, 2, **keys, **config(**other))
 
 
 # -------------------------------------------------------------------------------------------------------- refusals
 
 
-def refused(make_trainer, message, lora=None, **keys):
-    given = {"peft_config": LoraConfig(**{**LORA, **(lora or {})})} if lora is not False else {}
+def lora(**keys):
+    return {"peft_config": LoraConfig(**{**LORA, **keys})}
+
+
+IA3 = {"peft_config": IA3Config(task_type="CAUSAL_LM")}
+OF_A_PARAMETER = lora(target_modules=[], target_parameters=["down_proj.weight"])
+OF_TOKENS = lora(alora_invocation_tokens=[1], task_type="CAUSAL_LM")
+OWN = lora() | {"optimizers": (torch.optim.RMSprop([torch.nn.Parameter(torch.zeros(1))]), None)}
+REFUSED = [
+    ({}, {}, "the model has none. Set use_peft: true"),
+    ({}, IA3, "lora_growth_every=2 grows LoRA, and the adapter is IA3: or leave"),
+    ({}, lora(r=6), "leaves no room to grow: the adapter begins with rank 6"),
+    ({}, lora(init_lora_weights="mica"), "the adapter has init_lora_weights='mica'"),
+    ({}, lora(rank_pattern={"q_proj": 2}), "the adapter has rank_pattern"),
+    ({}, lora(alpha_pattern={"q_proj": 2}), "the adapter has alpha_pattern"),
+    ({}, OF_TOKENS, "the adapter has alora_invocation_tokens"),
+    ({}, OF_A_PARAMETER, "down_proj .Linear. has another kind"),
+    ({}, lora(target_modules=["embed_tokens"]), "embed_tokens .Embedding. has another kind"),
+    ({"optim": "adafactor"}, lora(), "state of .*Adafactor: use torch's Adam"),
+    ({"optim": "adamw_8bit"}, lora(), "state of bitsandbytes.*: use torch's Adam"),
+    ({}, OWN, "does not understand the state of torch.optim.rmsprop.RMSprop: use torch's"),
+]
+
+
+@pytest.mark.parametrize("keys, trainer_kwargs, message", REFUSED, ids=[message for *_, message in REFUSED])
+def test_what_cannot_grow_is_refused_in_one_line(make_trainer, keys, trainer_kwargs, message):
     with pytest.raises(ValueError, match=message) as error:
-        make_trainer(lora=False, **{**GROWS, **keys}, trainer_kwargs=given)
+        make_trainer(lora=False, **GROWS, **keys, trainer_kwargs=trainer_kwargs)
     assert "\n" not in str(error.value) and "lora_growth_" in str(error.value)
 
 
-def test_what_cannot_grow_is_refused_in_one_line(make_trainer, monkeypatch):
-    refused(make_trainer, "the model has none. Set use_peft: true", lora=False)
-    refused(make_trainer, "leaves no room to grow: the adapter begins with rank 6", lora={"r": 6})
-    refused(make_trainer, "the adapter has init_lora_weights='mica'", lora={"init_lora_weights": "mica"})
-    refused(make_trainer, "the adapter has rank_pattern", lora={"rank_pattern": {"q_proj": 2}})
-    refused(make_trainer, "the adapter has alpha_pattern", lora={"alpha_pattern": {"q_proj": 2}})
-    of_tokens = {"alora_invocation_tokens": [1], "task_type": "CAUSAL_LM"}
-    refused(make_trainer, "the adapter has alora_invocation_tokens", lora=of_tokens)
-    refused(make_trainer, "the adapter has init_lora_weights='mica'", lora={"init_lora_weights": "mica"})
-    of_a_parameter = {"target_modules": [], "target_parameters": ["down_proj.weight"]}
-    refused(make_trainer, "down_proj .Linear. has another kind", lora=of_a_parameter)
-    own = torch.optim.RMSprop([torch.nn.Parameter(torch.zeros(1))])
-    with pytest.raises(ValueError, match="does not understand the state of torch.optim.rmsprop.RMSprop: use torch's"):
-        make_trainer(**GROWS, trainer_kwargs={"optimizers": (own, None), "peft_config": LoraConfig(**LORA)})
-    with pytest.raises(ValueError, match="lora_growth_every=2 grows LoRA, and the adapter is IA3: or leave"):
-        make_trainer(lora=False, **GROWS, trainer_kwargs={"peft_config": IA3Config(task_type="CAUSAL_LM")})
-    refused(make_trainer, "embed_tokens .Embedding. has another kind", lora={"target_modules": ["embed_tokens"]})
-    refused(make_trainer, "state of .*Adafactor: use torch's Adam", optim="adafactor")
-    refused(make_trainer, "state of bitsandbytes.*: use torch's Adam", optim="adamw_8bit")
+def test_growth_needs_a_generation_that_ends_with_a_step(make_trainer):
     unclean = {"gradient_accumulation_steps": 3, "steps_per_generation": 2, "per_device_train_batch_size": 4}
     with pytest.raises(ValueError, match="nor growth has a clean place"):
         make_trainer(**GROWS, **unclean)
-    with monkeypatch.context() as patch:
-        patch.setattr("trl_prorl.config.ProRLConfig.world_size", 2)
-        refused(make_trainer, "processes, DeepSpeed, FSDP and torch_compile hold on")
 
 
 def test_a_factor_that_two_layers_share_is_refused(adapted):
@@ -499,14 +465,12 @@ def test_an_adapter_of_the_user_s_that_would_be_cut_is_refused(make_trainer, tin
     make_trainer(lora=False, model=model, **GROWS)
 
 
-@pytest.mark.parametrize(
-    "change", [{"deepspeed_plugin": SimpleNamespace(zero_stage=2)}, {"fsdp": True}, {"torch_compile": True}]
-)
-def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(make_trainer, change):
-    from trl_prorl import ProRLConfig
+SHAPES = [("deepspeed_plugin", SimpleNamespace(zero_stage=2)), ("fsdp", True), ("torch_compile", True)]
 
+
+@pytest.mark.parametrize("key, value", [*SHAPES, ("world_size", 2)])
+def test_what_holds_on_to_shapes_is_refused_before_a_model_is_loaded(make_trainer, monkeypatch, key, value):
     args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8, num_generations=4, **GROWS)
-    for key, value in change.items():
-        setattr(args, key, value)
-    with pytest.raises(ValueError, match="hold on to the shapes.*one plain process"):
-        Plan.of(None, "/no/model/is/loaded", lambda **kwargs: [], args, (), {"peft_config": LoraConfig(**LORA)})
+    monkeypatch.setattr(ProRLConfig if key == "world_size" else args, key, value)
+    with pytest.raises(ValueError, match="processes, DeepSpeed, FSDP and torch_compile hold on to.*one plain process"):
+        Plan.of(None, "/no/model/is/loaded", lambda **kwargs: [], args, (), lora())

@@ -164,9 +164,6 @@ def test_a_factor_that_had_the_rank_from_the_start_with_zero_gradients(kind, sid
         assert torch.equal(small, large)
 
 
-# --------------------------------------------------------------------------------------------------------- refused
-
-
 @pytest.mark.parametrize(
     "state, named",
     [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from run_record import read_rows as read
+from tiny_run import constant
 
 from tasks import get_task
 from trl_prorl.guards.guard_gap import WINDOW, GuardGap
@@ -55,35 +56,22 @@ def test_its_memory_goes_on_in_another_process():
 
 
 def test_gold_is_the_share_that_the_verifier_accepts(run):
-    def reward(completions, **columns):
-        return [0.25] * len(completions)
+    def verifier(completions, **columns):
+        return [place % 4 == 0 for place in range(len(completions))]
 
-    reward.verifier = lambda completions, **columns: [place % 4 == 0 for place in range(len(completions))]
-    trainer = run(reward=reward, max_steps=2)
+    trainer = run(reward=constant(0.25, verifier), max_steps=2)
     assert [(row["gold"], row["reward"]) for row in read(trainer, "metrics.jsonl")] == [(0.25, 0.25)] * 2
-    del reward.verifier
-    assert all("gold" not in row for row in read(run(reward=reward, max_steps=1), "metrics.jsonl"))
+    assert all("gold" not in row for row in read(run(reward=constant(0.25), max_steps=1), "metrics.jsonl"))
 
 
 @pytest.mark.parametrize("action", ["event", "reset", "stop"])
 def test_a_run_whose_reward_is_gamed(run, monkeypatch, caplog, action):
     monkeypatch.setattr("trl_prorl.guards.guard_gap.WINDOW", 2)
     verdicts = iter([1.0, 1.0] + [0.0] * 20)
-
-    def reward(completions, **columns):
-        return [1.0] * len(completions)
-
-    reward.verifier = lambda completions, **columns: [next(verdicts)] * len(completions)
+    reward = constant(1.0, lambda completions, **columns: [next(verdicts)] * len(completions))
+    keys = {"beta": 0.1, "guard_gap": 0.6, "guard_gap_action": action, "num_iterations": 1, "save_strategy": "steps"}
     with caplog.at_level(logging.WARNING):
-        trainer = run(
-            reward=reward,
-            max_steps=6,
-            num_iterations=1,
-            beta=0.1,
-            guard_gap=0.6,
-            guard_gap_action=action,
-            save_strategy="steps",
-        )
+        trainer = run(reward=reward, max_steps=6, **keys)
     events = read(trainer, "events.jsonl")
     assert [(event["event"], event["step_applied"]) for event in events] == {
         # Averages of two steps: 1, 0.5 after step 3, 0 after step 4.

@@ -1,11 +1,12 @@
 """What a resume may change, and what it may not."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
+from run_record import read_events, read_rows
+from tiny_run import constant
 from transformers import AutoModelForCausalLM
 
 from trl_prorl import ProRLConfig
@@ -73,18 +74,16 @@ def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trai
     for change, message in (
         ({"beta": 0.2, "num_generations": 8}, "beta: 0.3 -> 0.2; num_generations: 4 -> 8"),
         ({"prompts": 15}, "rows of the training set"),
-        ({"reward": lambda completions, **kwargs: [0.0] * len(completions)}, "reward functions"),
+        ({"reward": constant(0.0)}, "reward functions"),
     ):
         with pytest.raises(ValueError, match=message):
             make_trainer(output_dir=out, **{**KEYS, **change}).train(resume_from_checkpoint=True)
     assert Path(out, "metrics.jsonl").read_text() == log
 
-    changed = {**KEYS, "beta": 0.2, "max_steps": 6}
-    trainer = make_trainer(output_dir=out, allow_config_change=True, **changed)
+    trainer = make_trainer(output_dir=out, allow_config_change=True, **KEYS | {"beta": 0.2, "max_steps": 6})
     trainer.train(resume_from_checkpoint=True)
-    event = [e for e in map(json.loads, Path(out, "events.jsonl").open()) if e["event"] == "resume"][-1]
-    assert event["changed"] == {"beta": [0.3, 0.2]}
-    assert [json.loads(line)["beta"] for line in Path(out, "metrics.jsonl").open()] == [0.3] * 4 + [0.2] * 2
+    assert read_events(out, "resume")[-1]["changed"] == {"beta": [0.3, 0.2]}
+    assert [row["beta"] for row in read_rows(out)] == [0.3] * 4 + [0.2] * 2
 
 
 def test_another_base_model_is_refused(run, make_trainer, tiny_model, tmp_path):

@@ -11,10 +11,19 @@ import pytest
 from trl_prorl.commands import COMMANDS
 
 
-def test_the_commands_that_only_read_wait_for_no_model_library():
-    libraries = "{'torch', 'transformers', 'trl', 'peft', 'datasets', 'evaluate'}"
-    code = "import sys, eval.report, eval.compare, eval.trajectory, eval.boundary; "
-    code += f"assert not {libraries} & set(sys.modules)"
+HEAVY = "{'torch', 'transformers', 'trl', 'peft', 'datasets', 'evaluate'}"
+
+
+@pytest.mark.parametrize(
+    "modules, libraries",
+    [
+        ("eval.report, eval.compare, eval.trajectory, eval.boundary", HEAVY),
+        ("trl_prorl", "{'torch', 'transformers', 'trl', 'datasets', 'pandas'}"),
+        ("trl_prorl.keys", "{'torch', 'transformers', 'trl', 'numpy'}"),
+    ],
+)
+def test_what_only_reads_waits_for_no_model_library(modules, libraries):
+    code = f"import sys, {modules}; assert not {libraries} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -28,14 +37,23 @@ DRAWS_READS_OR_ASKS = ("matplotlib", "rich", "jinja2", "argparse", "json", "eval
 
 
 def imports_of(file: Path) -> set[str]:
-    """Names of the modules that a file imports, wherever in it; of `from a import b` both `a` and `a.b`."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    """
+    Full names of the modules that a file imports when it runs, wherever in it; of `from a import b` both `a` and
+    `a.b`. `trl_prorl` and `tasks` import themselves relatively, the other packages nothing so.
+    """
+    package = module_of(file).split(".") if file.name == "__init__.py" else module_of(file).split(".")[:-1]
+    tree, found = ast.parse(file.read_text()), set()
+    hints = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    passed = {id(inner) for hint in hints for inner in ast.walk(hint)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file} imports relatively, line {node.lineno}"
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.ImportFrom) and id(node) not in passed:
+            relative = package[0] in ("trl_prorl", "tasks")
+            assert not node.level or relative, f"{file} imports relatively, line {node.lineno}"
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*base, *filter(None, [node.module])])
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
     return {name.removeprefix("trl_prorl.") if name.startswith("trl_prorl.eval") else name for name in found}
 
 
@@ -43,7 +61,12 @@ def module_of(file: Path) -> str:
     return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-EVAL = {module_of(file): imports_of(file) for file in (ROOT / "eval").rglob("*.py")}
+def modules_of(folder: str) -> dict[str, set[str]]:
+    return {module_of(file): imports_of(file) for file in (ROOT / folder).rglob("*.py")}
+
+
+EVAL, STUDY, CORE = modules_of("eval"), modules_of("study"), modules_of("trl_prorl")
+CORE = {module: {name for name in found if name in CORE} - {"trl_prorl", module} for module, found in CORE.items()}
 
 
 def test_at_the_top_of_eval_are_the_commands_and_nothing_else():
@@ -63,12 +86,14 @@ def test_a_folder_of_eval_imports_what_lies_below_it(folder):
             assert not wrong, f"{module} imports {wrong}"
 
 
-def test_the_analysis_is_arrays_and_records_in_numbers_out():
-    for module, imported in EVAL.items():
-        if module.startswith("eval.analysis"):
-            wrong = {name for name in imported if name.startswith(DRAWS_READS_OR_ASKS)}
-            assert not wrong, f"{module} imports {wrong}"
-            assert "read_text" not in (text := source_of(module)) and "open(" not in text
+ANALYSIS = [module for module in EVAL if module.startswith("eval.analysis")]
+ANALYSIS += ["study.hierarchical", "study.scores", "study.differences", "study.tuned"]
+
+
+@pytest.mark.parametrize("module", ANALYSIS)
+def test_the_analysis_is_arrays_records_and_tables_in_numbers_out(module):
+    assert not {name for name in (EVAL | STUDY)[module] if name.startswith(DRAWS_READS_OR_ASKS)}
+    assert "read_text" not in (text := source_of(module)) and "open(" not in text
 
 
 def source_of(module: str) -> str:
@@ -92,26 +117,6 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.
 DOOR = ("trl_prorl.launch.command_line", "trl_prorl.train")
 
 
-def core_imports(file: Path) -> set[str]:
-    """Modules of `trl_prorl` that a file of it imports when it runs, with full names."""
-    package = module_of(file).split(".") if file.name == "__init__.py" else module_of(file).split(".")[:-1]
-    tree = ast.parse(file.read_text())
-    hints = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
-    passed = {id(inner) for hint in hints for inner in ast.walk(hint)}
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in passed:
-            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
-            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return found
-
-
-CORE = {module_of(file): core_imports(file) for file in (ROOT / "trl_prorl").rglob("*.py")}
-CORE = {
-    module: {name for name in imported if name in CORE} - {"trl_prorl", module} for module, imported in CORE.items()
-}
-
-
 @pytest.mark.parametrize("floor", range(len(FLOORS)))
 def test_a_folder_of_the_core_imports_lower_floors_only(floor):
     top = {
@@ -130,11 +135,6 @@ def test_a_folder_of_the_core_imports_lower_floors_only(floor):
             assert below or (module, name) == DOOR, f"{module} imports {name}, which lies no lower"
 
 
-def test_no_module_of_the_core_imports_in_a_circle():
-    graph = {module: imported - {DOOR[1]} if module == DOOR[0] else imported for module, imported in CORE.items()}
-    tuple(TopologicalSorter(graph).static_order())
-
-
 def test_the_trainer_is_one_class_in_two_files():
     from trl_prorl import ProRLTrainer
 
@@ -144,25 +144,13 @@ def test_the_trainer_is_one_class_in_two_files():
     ]
 
 
-STUDY = {module_of(file): imports_of(file) for file in (ROOT / "study").rglob("*.py")}
-
-
 def test_nothing_needs_the_study_which_is_not_installed():
     for folder in ("trl_prorl", "tasks", "eval", "recipes"):
-        for file in (ROOT / folder).rglob("*.py"):
-            tree = ast.parse(file.read_text())
-            found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
-            found |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-            assert not any((name or "").split(".")[0] == "study" for name in found), file
+        for module, imported in modules_of(folder).items():
+            assert not any(name.split(".")[0] == "study" for name in imported), module
 
 
-def test_the_study_s_analysis_is_tables_in_numbers_out():
-    for module in ("study.hierarchical", "study.scores", "study.differences", "study.tuned"):
-        wrong = {name for name in STUDY[module] if name.startswith(DRAWS_READS_OR_ASKS)}
-        assert not wrong and "open(" not in source_of(module) and "read_text" not in source_of(module), module
-
-
-def test_there_are_no_circles():
-    modules = EVAL | STUDY
+@pytest.mark.parametrize("modules", [EVAL | STUDY, CORE | {DOOR[0]: CORE[DOOR[0]] - {DOOR[1]}}], ids=["eval", "core"])
+def test_there_are_no_circles(modules):
     graph = {module: imported & modules.keys() for module, imported in modules.items()}
     tuple(TopologicalSorter(graph).static_order())  # a `CycleError` names the circle

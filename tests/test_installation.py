@@ -123,7 +123,7 @@ def test_the_packages_are_found_in_another_folder(installed, run):
     code = (
         "import json\n"
         "import trl_prorl\n"
-        "from trl_prorl import embedded_model, eval, tasks\n"
+        "from trl_prorl import embedded_model, eval, task_reward, tasks\n"
         "from trl_prorl.embedded.shipped import shipped, weights_sha256\n"
         "from trl_prorl.launch.recipe_check import read_recipe\n"
         "from trl_prorl.launch.shipped_recipes import shipped_recipes\n"

@@ -18,9 +18,6 @@ from trl_prorl.resets import treatments, triggers
 from trl_prorl.train import TaskArguments
 
 
-# ----------------------------------------------------------------------------- what the trainer asks, by hand
-
-
 def resets(args):
     guarded = args.guard_gap is not None and args.guard_gap_action == "reset"
     return guarded or any(
@@ -97,18 +94,14 @@ def test_what_follows_from_one_or_two_keys_is_what_the_lists_by_hand_said(base):
     assert compared > 50 and len(on) > 10
 
 
-# ----------------------------------------------------------------------------- one place, and nothing left out
-
-
 def test_every_key_of_ours_is_declared_there_alone():
     for cls, theirs, keys in ((ProRLConfig, GRPOConfig, KEYS), (TaskArguments, ScriptArguments, TASK_KEYS)):
         inherited = {field.name for field in dataclasses.fields(theirs)}
         assert [field.name for field in dataclasses.fields(cls) if field.name not in inherited] == list(keys)
         for name, key in keys.items():
-            assert (
-                inspect.getdoc(cls).count(f"\n    {name} (") == 1
-                and cls.__dataclass_fields__[name].default == key.default
-            )
+            field = cls.__dataclass_fields__[name]  # described in the docstring, and not in the field as well
+            assert inspect.getdoc(cls).count(f"\n    {name} (") == 1 and "help" not in field.metadata
+            assert field.default == key.default
 
 
 GOOD = Key(whole(0), Effect.STEP, acts)
@@ -152,8 +145,6 @@ def test_a_right_descriptor_knows_its_field():
     assert keys["b"] == dataclasses.replace(GOOD, default=0, nullable=False)
 
 
-# ----------------------------------------------------------------------------- the objects that a choice names
-
 OBJECTS = {
     "optimizer_reset": (*treatments.TREATMENTS, *treatments.SCALE_FORMS),
     "kl_estimator": kl.ESTIMATORS,
@@ -169,8 +160,6 @@ def test_the_choices_are_the_objects_that_there_are(key):
 def test_the_keys_that_request_resets_are_those_of_the_triggers():
     assert TRIGGER_KEYS == triggers.KEYS
 
-
-# ----------------------------------------------------------------------------- a resume
 
 OURS_FREE = "run_dir hub_push_reference allow_config_change fast reward_timeout log_update_norm".split()
 

@@ -1,18 +1,20 @@
 """Real processes, killed at any moment, and what a resume makes of them."""
 
-import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
-import pandas
 import pytest
-import torch
-from run_record import read_events, read_rows, untimed
-from safetensors.torch import load_file
+from run_record import read_events
 
-from trl_prorl.checkpoint.files import newest_complete
+
+sys.path.append(str(Path(__file__).parent / "soak"))
+
+from same_run import differences  # noqa: E402
+
+from trl_prorl.checkpoint.files import newest_complete  # noqa: E402
 
 
 def steps_done(out):
@@ -20,43 +22,10 @@ def steps_done(out):
     return file.read_text().count("\n") if file.exists() else 0
 
 
-def equal(left, right):
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(equal, left, right))
-    if hasattr(left, "shape"):
-        return bool((left == right).all())
-    return left == right
-
-
-def assert_same_run(out, control, step, processes=1):
-    """Weights, reference, optimizer, schedule, random states, what the trainer remembers, and both logs."""
-    mine, theirs = Path(out, f"checkpoint-{step}"), Path(control, f"checkpoint-{step}")
-    files = {str(path.relative_to(theirs)) for path in theirs.rglob("*") if path.is_file()}
-    assert {str(path.relative_to(mine)) for path in mine.rglob("*") if path.is_file()} == files
-    random_states = [name for name in files if name.startswith("rng_state")]
-    assert {"optimizer.pt", "scheduler.pt", "prorl_state.json"} <= files and len(random_states) == processes
-    for name in files:
-        if name.endswith(".safetensors"):
-            assert equal(load_file(mine / name), load_file(theirs / name)), name
-        elif name in ("optimizer.pt", "scheduler.pt"):
-            pair = [torch.load(folder / name, weights_only=True) for folder in (mine, theirs)]
-            assert equal(*pair), name
-        elif name == "prorl_state.json":
-            pair = [json.loads((folder / name).read_text()) for folder in (mine, theirs)]
-            assert untimed(pair[0]) == untimed(pair[1])
-    for name in ("tokenizer.json", *random_states):
-        assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
-    assert untimed(read_rows(out)) == untimed(read_rows(control))
-    tables = {path.name for path in Path(control, "completions").glob("*.parquet")}
-    assert {path.name for path in Path(out, "completions").glob("*.parquet")} == tables
-    for name in tables:
-        mine, theirs = (pandas.read_parquet(Path(folder, "completions", name)) for folder in (out, control))
-        pandas.testing.assert_frame_equal(mine, theirs)
-    events = [untimed(read_events(folder)) for folder in (out, control)]
-    assert events[0] == events[1]
-    return events[1]
+def assert_same_run(out, control):
+    """Every tensor, every line of the record and every random state, all but times and memory."""
+    found, compared = differences(Path(out), Path(control))
+    assert not found and compared > 15, found
 
 
 A = {"beta": 0.3, "ref_reset_every": 3, "num_iterations": 2}
@@ -116,7 +85,8 @@ def test_a_killed_run_ends_as_one_that_was_never_touched(forks, tiny_model, tmp_
         resume = newest_complete(out)[0] is not None
     process = forks.start(**spec, out=out, resume=True)
     assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
-    events = assert_same_run(out, control, steps)
+    assert_same_run(out, control)
+    events = read_events(control)
     if "reset" in " ".join(keys):
         assert events  # what the case is about did happen
     if "growth" in case:
@@ -157,7 +127,7 @@ def test_two_processes_go_on_inside_a_generation_batch_and_at_its_end(forks, tin
         assert buffers == (["buffer-0.safetensors", "buffer-1.safetensors"] if kill == 4 else [])
     forks.start(**spec, out=str(out), resume=True)
     assert forks.status() == 0, log.read_text()[-3000:]
-    assert_same_run(out, control, 6, processes=2)
+    assert_same_run(out, control)
     assert [event["checkpoint"] for event in read_events(out, "resume")] == ["checkpoint-3", "checkpoint-4"]
 
 
@@ -169,6 +139,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(forks, tiny_mo
     assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
     assert [path.name for path in control.glob("checkpoint-*")] == ["checkpoint-4"]  # save_total_limit
     calls = int((control / "calls").read_text())
+    (control / "calls").unlink()
     assert calls > 40
     found = set()
     # Two saves: from the first call of the first to the last of the second.
@@ -184,7 +155,7 @@ def test_a_kill_in_the_middle_of_a_save_costs_no_older_checkpoint(forks, tiny_mo
     assert found == {(2, 0), (2, 2), (4, 2), (4, 4)} or found == {(2, 0), (4, 2), (4, 4)}
     forks.start(**spec, out=str(out), resume=True)
     assert forks.status() == 0, (tmp_path / "log").read_text()[-3000:]
-    assert_same_run(out, control, 4)
+    assert_same_run(out, control)
     assert not list(Path(out).glob("_incomplete*"))
 
 

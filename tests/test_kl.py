@@ -62,19 +62,6 @@ def test_gradient_is_exact_where_the_table_says_so_and_biased_where_it_does_not(
         assert error > 1e-2
 
 
-@pytest.mark.parametrize("on_policy", [True, False])
-def test_corrected_k1_is_exact(on_policy):
-    theta, anchor = table(0), table(1)
-    sampler = theta if on_policy else theta + 0.3 * table(2)
-    assert relative_error(theta, sampler, anchor, "k1", True) < 1e-9
-    assert gradient_bias("k1", True, "token", on_policy) is None
-
-
-def test_nothing_is_said_of_an_estimator_that_is_not_known():
-    with pytest.raises(ValueError, match="kl_estimator='k4' is not known"):
-        gradient_bias("k4", True, "token", False)
-
-
 def test_uncorrected_k1_has_zero_expected_gradient_on_policy():
     gradient = estimated_gradient(table(0), table(0), table(1), "k1", False)
     assert gradient.abs().max() < 1e-12
@@ -117,8 +104,12 @@ def test_sequence_ratio_is_the_geometric_mean_over_counted_tokens():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="kl_estimator='k4'"):
-        kl_values(torch.zeros(1, 2), torch.zeros(1, 2), "k4")
+    for ask in (
+        lambda: kl_values(torch.zeros(1, 2), torch.zeros(1, 2), "k4"),
+        lambda: gradient_bias("k4", True, "token", False),
+    ):
+        with pytest.raises(ValueError, match="kl_estimator='k4'"):
+            ask()
     with pytest.raises(ValueError, match=r"\(1, 2\).*\(2, 1\)"):
         kl_values(torch.zeros(1, 2), torch.zeros(2, 1))
 

@@ -62,14 +62,6 @@ def test_it_acts_before_the_ratio_and_takes_the_ratio_s_gradient_too():
     close(gradient(penalty, logps), [r[0] * 0.5, 0.0, r[2] * 5.0, 0.0, 0.0])
 
 
-def test_the_ratio_s_own_gradient_would_push_a_lost_token_further_down():
-    """Why it is taken away: 10 · r rises with log π, where k3 · r falls."""
-    logps, anchor = of([-3.0])
-    ratio = importance_ratio(logps, logps.detach(), torch.ones_like(anchor), "token")
-    assert gradient(kl_penalty(logps, anchor, "k3", ratio), logps).item() == pytest.approx(-3.0)
-    assert gradient(10.0 * ratio, logps).item() == pytest.approx(10.0)
-
-
 def test_a_sequence_ratio_keeps_the_other_tokens_gradient():
     logps, anchor = of([0.5, -5.0])
     old = torch.zeros_like(anchor)
@@ -140,8 +132,6 @@ def test_a_bound_above_every_estimate_changes_no_bit():
     assert torch.equal(bounded, free) and torch.equal(gradient(bounded, logps), gradient(free, logps))
 
 
-# ------------------------------------------------------------------------------------------------- in a run
-
 ARMS = {"A": {"beta": 0.5, "ref_reset_every": 4}, "control": {"beta": 0.5}, "B": {"beta_old": 0.5}}
 ARMS |= {"base": {"beta_base": 0.5}}
 
@@ -199,44 +189,36 @@ def test_the_record_counts_each_token_once_however_many_anchors_bound_it(make_tr
     assert [row["kl_clamped"] for row in rows(trainer)] == seen and max(seen) > 0
 
 
-def with_a_lost_token(trainer):
-    """The policy gives the first token of a batch e^-100 of the probability that π_old gave it: its k3 overflows."""
+def with_old(trainer, change):
+    """The log-probabilities under π_old of every batch are changed before the loss."""
     compute = trainer._compute_loss
 
-    def lost(model, inputs):
+    def changed(model, inputs):
         if "old_per_token_logps" in inputs:
-            old = inputs["old_per_token_logps"].clone()
-            old[0, 0] += 100.0
-            inputs = {**inputs, "old_per_token_logps": old}
+            inputs = {**inputs, "old_per_token_logps": change(inputs["old_per_token_logps"].clone())}
         return compute(model, inputs)
 
-    trainer._compute_loss = lost
+    trainer._compute_loss = changed
     return trainer
+
+
+def lost(old):
+    """The policy gives the first token of a batch e^-100 of the probability that π_old gave it: its k3 overflows."""
+    old[0, 0] += 100.0
+    return old
 
 
 def test_a_token_whose_kl_overflows_stops_a_run_only_where_it_is_not_bounded(make_trainer):
     with pytest.raises(NonFiniteError, match="kl_old"):
-        with_a_lost_token(make_trainer(beta_old=0.2)).train()
-    bounded = with_a_lost_token(make_trainer(beta_old=0.2, kl_clamp=10.0))
+        with_old(make_trainer(beta_old=0.2), lost).train()
+    bounded = with_old(make_trainer(beta_old=0.2, kl_clamp=10.0), lost)
     bounded.train()
     found = rows(bounded)
     assert len(found) == 4 and max(row["kl_clamped"] for row in found) == 1
-    lost = [row for row in found if row["kl_clamped"]]
-    assert all("kl_old" not in row and math.isfinite(row["kl_penalty"]) for row in lost)  # infinite, so not measured
-
-
-def test_a_log_probability_that_is_not_finite_stops_a_bounded_run_too(make_trainer):
-    trainer = make_trainer(beta_old=0.2, kl_clamp=10.0)
-    compute = trainer._compute_loss
-
-    def broken(model, inputs):
-        if "old_per_token_logps" in inputs:
-            inputs = {**inputs, "old_per_token_logps": inputs["old_per_token_logps"] * math.nan}
-        return compute(model, inputs)
-
-    trainer._compute_loss = broken
-    with pytest.raises(NonFiniteError):
-        trainer.train()
+    clamped = [row for row in found if row["kl_clamped"]]
+    assert all("kl_old" not in row and math.isfinite(row["kl_penalty"]) for row in clamped)  # infinite: not measured
+    with pytest.raises(NonFiniteError):  # where a log-probability is not finite, a bounded run stops too
+        with_old(make_trainer(beta_old=0.2, kl_clamp=10.0), lambda old: old * math.nan).train()
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

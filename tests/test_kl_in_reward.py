@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiny_run import watched
 
 from trl_prorl.objective.advantages import estimate
 
@@ -11,22 +12,9 @@ KEYS = {"beta": 0.5, "kl_in": "reward", "advantage_estimator": "global_normalize
 
 def batches_of(trainer):
     """What the trainer trains on, generation batch by generation batch, and the task's rewards."""
-    seen, made, sample = [], trainer._generate_and_score_completions, trainer._sample
-    outcomes = []
-
-    def sampled(*args, **kwargs):
-        batch, outcome = sample(*args, **kwargs)
-        outcomes.append(outcome.rewards.clone())
-        return batch, outcome
-
-    def generated(inputs):
-        batch = made(inputs)
-        seen.append({name: value.clone() for name, value in batch.items() if isinstance(value, torch.Tensor)})
-        return batch
-
-    trainer._sample, trainer._generate_and_score_completions = sampled, generated
+    sampled, made = watched(trainer, "_sample"), watched(trainer, "_generate_and_score_completions")
     trainer.train()
-    return seen, outcomes
+    return made, [outcome.rewards for _, outcome in sampled]
 
 
 @pytest.mark.parametrize("anchor", ["beta", "beta_base"])

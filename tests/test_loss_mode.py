@@ -87,11 +87,6 @@ def test_fresh_samples_know_no_difference(run, largest_difference):
     assert largest_difference(run(loss_mode="no_ratio", **stale), run(loss_mode="unclipped", **stale)) > 1e-4
 
 
-def test_losses_without_a_clipped_ratio_refuse_it():
-    with pytest.raises(ValueError, match="loss_type='cispo' has none"):
-        ProRLConfig(loss_mode="unclipped", loss_type="cispo", use_cpu=True, bf16=False)
-
-
 @pytest.mark.parametrize("mode", ["no_ratio", "unclipped"])
 def test_a_clip_of_trl_s_beside_a_ratio_without_one_is_refused(mode):
     with pytest.raises(ValueError, match=f"loss_mode='{mode}' leaves no clip.*delta=2.0.*loss_mode: clipped"):

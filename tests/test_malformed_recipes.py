@@ -29,55 +29,48 @@ def told(path, content):
     return str(error.value)
 
 
-MALFORMED = {
-    "a list for env": ("env: [OMP_NUM_THREADS]\n", "env=['OMP_NUM_THREADS'] is a list, and env takes a mapping"),
-    "text for env": ("env: OMP_NUM_THREADS=1\n", "env='OMP_NUM_THREADS=1' is text, and env takes a mapping"),
-    "a variable without text": ("env: {OMP_NUM_THREADS: null}\n", "env: OMP_NUM_THREADS=None is empty"),
-    "a variable with a list": ("env: {WANDB_NAME: [a]}\n", "env: WANDB_NAME=['a'] is a list"),
-    "a variable with a NUL": ('env: {WANDB_NAME: "a\\0"}\n', "env: WANDB_NAME='a\\x00'"),
-    "a list as a key": ("? [beta]\n: 1\n", "a key is a list or a mapping"),
-    "a list as a key of a mapping": ("lr_scheduler_kwargs: {[a]: 1}\n", "a key is a list or a mapping"),
-    "3,000 nested lists": ("beta: " + "[" * 3000 + "]" * 3000, "is nested too deeply"),
-    "60 nested lists": ("lr_scheduler_kwargs: {a: " + "[" * 60 + "]" * 60 + "}", "too large, or holds itself"),
-    "aliases under max_steps": (LAUGHS.replace("i: &i", "max_steps:"), "unknown key 'a'"),
-    "aliases in one key": (
+MALFORMED = [
+    ("env: [OMP_NUM_THREADS]\n", "env=['OMP_NUM_THREADS'] is a list, and env takes a mapping"),
+    ("env: OMP_NUM_THREADS=1\n", "env='OMP_NUM_THREADS=1' is text, and env takes a mapping"),
+    ("env: {OMP_NUM_THREADS: null}\n", "env: OMP_NUM_THREADS=None is empty"),
+    ("env: {WANDB_NAME: [a]}\n", "env: WANDB_NAME=['a'] is a list"),
+    ('env: {WANDB_NAME: "a\\0"}\n', "env: WANDB_NAME='a\\x00'"),
+    ("? [beta]\n: 1\n", "a key is a list or a mapping"),
+    ("lr_scheduler_kwargs: {[a]: 1}\n", "a key is a list or a mapping"),
+    ("beta: " + "[" * 3000 + "]" * 3000, "is nested too deeply"),
+    ("lr_scheduler_kwargs: {a: " + "[" * 60 + "]" * 60 + "}", "too large, or holds itself"),
+    (LAUGHS.replace("i: &i", "max_steps:"), "unknown key 'a'"),
+    (
         f"lr_scheduler_kwargs: {{{LAUGHS.replace(chr(10), ', ')}}}",
         "lr_scheduler_kwargs is a mapping that is too large, or holds itself",
     ),
-    "aliases in a list": (
+    (
         f"max_steps: [{', '.join(line.partition(': ')[2] for line in LAUGHS.splitlines())}]",
         "max_steps is a list that is too large",
     ),
-    "a value in itself": ("lr_scheduler_kwargs: &a {b: *a}\n", "too large, or holds itself"),
-    "not UTF-8": (b"output_dir: caf\xe9\n", "arm.yaml' is no text (invalid"),
-    "a number beyond all bounds": (f"max_steps: 1{'0' * 400}\n", "is a number that is too large"),
-    "more digits than Python reads": (f"max_steps: 1{'0' * 5000}\n", "is not YAML: Exceeds the limit"),
-    "a number of more digits than Python spells": (
-        f"max_steps: 0x1{'0' * 5000}\n",
-        "max_steps=a number of thousands of digits is a number",
-    ),
-    "a date that is none": ("run_name: 2026-13-45\n", "is not YAML: month must be in 1..12"),
-    "an integer that is none": ("beta: !!int x\n", "is not YAML: invalid literal"),
-    "Python": ("beta: !!python/object/apply:os.system [ls]\n", "could not determine a constructor"),
-    "a key as long as a book": ("? " + "x" * 10_000 + "\n: 1\n", "unknown key 'xxxx"),
-    "text as long as a book": (f"max_steps: [{'x' * 10_000}]\n", "max_steps=['xxxx"),
-    "a file name as long as a book": (f"base: {'x' * 10_000}\n", "there is no such file"),
-    "a base that is a list": ("base: [a]\n", "base=['a'] is a list"),
-    "keys that are numbers": ("1: 2\n", "unknown key 1"),
-    "a merge of text": ("<<: text\n", "expected a mapping or list of mappings for merging"),
-    "nothing": ("", "holds nothing; a recipe is a mapping"),
-    "text for a mapping": ("generation_kwargs: '{bad'\n", "generation_kwargs='{bad' is not a JSON object"),
-    "nested JSON": (
-        f"generation_kwargs: '{'{' + chr(34) + 'a' + chr(34) + ':'}{'[' * 9999}'\n",
-        "is not a JSON object",
-    ),
-    "twice": ("lr_scheduler_kwargs: {a: 1, 'a': 2}\n", "the key 'a' is given twice (line 1, column 29)"),
-}
+    ("lr_scheduler_kwargs: &a {b: *a}\n", "too large, or holds itself"),
+    (b"output_dir: caf\xe9\n", "arm.yaml' is no text (invalid"),
+    (f"max_steps: 1{'0' * 400}\n", "is a number that is too large"),
+    (f"max_steps: 1{'0' * 5000}\n", "is not YAML: Exceeds the limit"),
+    (f"max_steps: 0x1{'0' * 5000}\n", "max_steps=a number of thousands of digits is a number"),
+    ("run_name: 2026-13-45\n", "is not YAML: month must be in 1..12"),
+    ("beta: !!int x\n", "is not YAML: invalid literal"),
+    ("beta: !!python/object/apply:os.system [ls]\n", "could not determine a constructor"),
+    ("? " + "x" * 10_000 + "\n: 1\n", "unknown key 'xxxx"),
+    (f"max_steps: [{'x' * 10_000}]\n", "max_steps=['xxxx"),
+    (f"base: {'x' * 10_000}\n", "there is no such file"),
+    ("base: [a]\n", "base=['a'] is a list"),
+    ("1: 2\n", "unknown key 1"),
+    ("<<: text\n", "expected a mapping or list of mappings for merging"),
+    ("", "holds nothing; a recipe is a mapping"),
+    ("generation_kwargs: '{bad'\n", "generation_kwargs='{bad' is not a JSON object"),
+    (f"generation_kwargs: '{'{' + chr(34) + 'a' + chr(34) + ':'}{'[' * 9999}'\n", "is not a JSON object"),
+    ("lr_scheduler_kwargs: {a: 1, 'a': 2}\n", "the key 'a' is given twice (line 1, column 29)"),
+]
 
 
-@pytest.mark.parametrize("case", MALFORMED)
-def test_it_is_told_in_one_short_line(tmp_path, capsys, case):
-    content, said = MALFORMED[case]
+@pytest.mark.parametrize("content, said", MALFORMED, ids=[said for _, said in MALFORMED])
+def test_it_is_told_in_one_short_line(tmp_path, capsys, content, said):
     assert said in told(tmp_path / "arm.yaml", content)
     with pytest.raises(SystemExit) as ended:
         main(None, ["--config", str(tmp_path / "arm.yaml")])

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,16 +18,14 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that moves only when told."""
-
-    class Clock:
-        now = 100.0
-
-        def perf_counter(self):
-            return self.now
-
-    clock = Clock()
-    monkeypatch.setattr(meter_module.time, "perf_counter", clock.perf_counter)
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock.now)
     return clock
+
+
+def step(meter, kind="policy", shape=(4, 5)):
+    """A forward of a model, counted in a step that has begun."""
+    return meter.counted(lambda **inputs: "scored", kind)(input_ids=torch.zeros(*shape))
 
 
 def test_a_second_belongs_to_the_innermost_stage(clock):
@@ -55,9 +54,8 @@ def test_row_of_a_step(clock):
     meter.begin_step()
     with meter.timer.stage("ref"):
         clock.now += 3
-    model = meter.counted(lambda **inputs: "scored", "ref")
-    assert model(input_ids=torch.zeros(2, 5)) == "scored"
-    meter.counted(lambda **inputs: None, "policy")(input_ids=torch.zeros(4, 5))
+    assert step(meter, "ref", (2, 5)) == "scored"
+    step(meter, "policy")
     meter.add_mean("kl_ref", torch.tensor([[1.0, 9.0]]), torch.tensor([[1, 0]]))
     meter.add_mean("kl_ref", torch.tensor([[2.0, 6.0]]), torch.tensor([[1, 1]]))
     meter.add_total("kl_penalty", torch.tensor(0.5))
@@ -67,7 +65,7 @@ def test_row_of_a_step(clock):
     meter.add_tokens_in_loss(torch.tensor([[1, 1, 0], [1, 0, 0]]))  # a micro-batch, and its second pass
     meter.add_tokens_in_loss(torch.tensor([[1, 1, 0], [1, 1, 1]]))
     clock.now += 1
-    row = meter.end_step(lambda tensor: tensor)
+    row = meter.end_step(torch.clone)
     assert row["kl_ref"] == 3.0 and row["kl_penalty"] == 0.75 and row["clip_region_mean"] == 0.5
     assert (row["ref_forward_calls"], row["tokens_processed_ref"]) == (1, 10)
     assert (row["policy_forward_calls"], row["old_forward_calls"]) == (1, 0)
@@ -77,24 +75,12 @@ def test_row_of_a_step(clock):
     assert "kl_old" not in row and "peak_memory_gib" not in row  # not measured
 
 
-def test_nothing_of_a_step_is_left_in_the_next(clock):
-    meter = Meter(CPU)
-    for _ in range(2):
-        meter.begin_step()
-        assert meter.open
-        meter.counted(lambda **inputs: None, "old")(input_ids=torch.zeros(1, 3))
-        clock.now += 1
-        row = meter.end_step(lambda tensor: tensor)
-        assert not meter.open
-        assert row["old_forward_calls"] == 1 and row["time_step"] == 1.0
-
-
 def test_counts_are_sums_over_processes_and_times_are_not(clock):
     """As if two further processes had done the same."""
     meter = Meter(CPU)
     meter.begin_step()
-    meter.counted(lambda **inputs: None, "policy")(input_ids=torch.zeros(4, 5))
-    meter.counted(lambda **inputs: None, "ref")(input_ids=torch.zeros(1, 7))
+    step(meter, "policy")
+    step(meter, "ref", (1, 7))
     meter.add_tokens_in_loss(torch.ones(4, 2))
     meter.add_count("rows_skipped", torch.tensor(2))
     clock.now += 4
@@ -149,7 +135,21 @@ def test_a_gpu_that_has_failed_does_not_hide_the_first_error(monkeypatch):
         pass
 
 
-def test_a_card_of_which_nvml_knows_no_utilisation_is_measured_without_it(monkeypatch):
+@pytest.fixture
+def card(monkeypatch):
+    """A GPU that is not there: `card(synchronize=...)` says what torch answers."""
+
+    def answers(**functions):
+        idle = {"synchronize": lambda device: None, "reset_peak_memory_stats": lambda device: None}
+        idle |= {"max_memory_allocated": lambda device: 2**30, "utilization": lambda device: 50}
+        for name, function in (idle | functions).items():
+            monkeypatch.setattr(torch.cuda, name, function)
+        return torch.device("cuda", 0)
+
+    return answers
+
+
+def test_a_card_of_which_nvml_knows_no_utilisation_is_measured_without_it(card):
     """A part of a card (MIG): NVML answers with an error of its own, which derives from `Exception` alone."""
 
     class NotSupported(Exception):
@@ -158,22 +158,16 @@ def test_a_card_of_which_nvml_knows_no_utilisation_is_measured_without_it(monkey
     def utilization(device):
         raise NotSupported("Not Supported")
 
-    monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    assert gpu_row(torch.device("cuda", 0)) == {"peak_memory_gib": 1.0}
+    assert gpu_row(card(utilization=utilization)) == {"peak_memory_gib": 1.0}
 
 
-def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(monkeypatch):
+def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):
     """Three readings while the step lasts, 90, 80 and 70 %, and one of 0 at its end, where the GPU is idle."""
-    card, values, over = torch.device("cuda", 0), [90, 80, 70], threading.Event()
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    values, over = [90, 80, 70], threading.Event()
     monkeypatch.setattr(meter_module.Utilization, "EVERY", 0.001)
 
     def utilization(device):
-        assert device == card
+        assert device == gpu
         if threading.current_thread() is threading.main_thread():
             return 0
         if values:
@@ -181,33 +175,27 @@ def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(monkeypatch):
         over.set()
         raise RuntimeError("no more")  # the thread ends, as where NVML fails
 
-    monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    threads = threading.active_count()
-    meter = Meter(card)
+    gpu, threads = card(utilization=utilization), threading.active_count()
+    meter = Meter(gpu)
     meter.begin_step()
     assert over.wait(10)
     meter.device = CPU  # of the counts, because there is no GPU
-    monkeypatch.setattr(meter_module, "gpu_row", lambda device, readings: gpu_row(card, readings))
-    assert meter.end_step(lambda tensor: tensor)["gpu_utilization"] == 60.0
+    monkeypatch.setattr(meter_module, "gpu_row", lambda device, readings: gpu_row(gpu, readings))
+    assert meter.end_step(torch.clone)["gpu_utilization"] == 60.0
     assert threading.active_count() == threads
 
 
-def test_the_readings_of_a_step_that_is_abandoned_end(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 50)
-    threads, meter = threading.active_count(), Meter(torch.device("cuda", 0))
+def test_the_readings_of_a_step_that_is_abandoned_end(card):
+    threads, meter = threading.active_count(), Meter(card())
     meter.begin_step()
     assert threading.active_count() == threads + 1
     meter.abandon_step()
     assert threading.active_count() == threads
 
 
-def test_the_peak_of_a_step_is_not_that_of_an_evaluation_before_it(monkeypatch):
-    card, peak = torch.device("cuda", 0), [20 * 2**30]  # of an evaluation
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: max(peak))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.clear())
-    Meter(card).begin_step()
+def test_the_peak_of_a_step_is_not_that_of_an_evaluation_before_it(card):
+    peak = [20 * 2**30]  # of an evaluation
+    gpu = card(max_memory_allocated=lambda device: max(peak), reset_peak_memory_stats=lambda device: peak.clear())
+    Meter(gpu).begin_step()
     peak.append(3 * 2**30)  # of the step
-    assert gpu_row(card)["peak_memory_gib"] == 3.0
+    assert gpu_row(gpu)["peak_memory_gib"] == 3.0

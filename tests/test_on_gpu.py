@@ -127,5 +127,5 @@ def test_a_shipped_configuration_spreads_a_run_and_resets_it(tmp_path, tiny_mode
     assert in_a_process(tmp_path / "log", *launch, *worker) == 0, (tmp_path / "log").read_text()[-2000:]
     assert json.loads((out / "spread.json").read_text()) == facts
     kl = [row["kl_ref"] for row in rows(out)]
-    assert [event["step_applied"] for event in rows(out, "events") if event["event"] == "reset"] == [2]
+    assert [event["step_applied"] for event in rows(out, "events.jsonl") if event["event"] == "reset"] == [2]
     assert len(kl) == 4 and abs(kl[2]) < 3e-4 < kl[1]

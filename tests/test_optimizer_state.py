@@ -128,26 +128,19 @@ def test_first_update_of_adafactor_by_hand(mode, alpha):
     assert -update_after(param, optimizer, 2.0) == pytest.approx(rate * 2.0 / second**0.5, rel=1e-4)
 
 
-SGD_BUFFER = 0.9 * 1 + 3  # momentum 0.9, gradients 1 and 3
+SGD_BUFFER = 0.9 * 1 + 0.5 * 3  # momentum 0.9, dampening 0.5, gradients 1 and 3
 
 
-@pytest.mark.parametrize("mode, alpha, buffer", [("keep", 1.0, SGD_BUFFER), ("soft", 0.1, 0.1 * SGD_BUFFER)])
-def test_sgd_momentum_is_a_first_moment(mode, alpha, buffer):
-    param = torch.nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.SGD([param], lr=LR, momentum=0.9)
-    update_after(param, optimizer, 1.0), update_after(param, optimizer, 3.0)
-    reset_optimizer(optimizer, mode, alpha)
-    assert optimizer.state[param]["momentum_buffer"].tolist() == pytest.approx([buffer] * 3)
-    assert update_after(param, optimizer, 2.0) == pytest.approx(-LR * (0.9 * buffer + 2.0))
-
-
-@pytest.mark.parametrize("mode", ["hard", "asym"])
-def test_sgd_momentum_cleared_is_a_new_sgd_dampening_included(mode):
+@pytest.mark.parametrize(
+    "mode, alpha, moved",
+    [("keep", 1.0, 0.9 * SGD_BUFFER + 1), ("soft", 0.1, 0.09 * SGD_BUFFER + 1), ("hard", 1.0, 2), ("asym", 1.0, 2)],
+)
+def test_sgd_momentum_is_a_first_moment_and_cleared_a_new_sgd_dampening_included(mode, alpha, moved):
     param = torch.nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.SGD([param], lr=LR, momentum=0.9, dampening=0.5)
     update_after(param, optimizer, 1.0), update_after(param, optimizer, 3.0)
-    reset_optimizer(optimizer, mode)
-    assert update_after(param, optimizer, 2.0) == pytest.approx(-LR * 2.0)
+    reset_optimizer(optimizer, mode, alpha)
+    assert update_after(param, optimizer, 2.0) == pytest.approx(-LR * moved)
 
 
 def torch_adafactor(param):
@@ -158,29 +151,43 @@ def transformers_adafactor(param):
     return Adafactor([param], lr=LR, scale_parameter=False, relative_step=False, beta1=0.9)
 
 
+def adam_8bit(param):
+    return bitsandbytes.optim.AdamW8bit([param], lr=LR)
+
+
+def paged_adam_8bit(param):
+    return bitsandbytes.optim.PagedAdamW8bit([param], lr=LR)
+
+
+FIRST = {"exp_avg", "state1", "absmax1"}
 ADAFACTOR_SECOND = {"row_var", "col_var", "variance", "exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"}
+SECOND = ADAFACTOR_SECOND | {"state2", "absmax2"}
 
 
-@pytest.mark.parametrize("make", [torch_adafactor, transformers_adafactor])
-@pytest.mark.parametrize("shape", [(3,), (3, 4)])
+@pytest.mark.parametrize(
+    "make, shape",
+    [(make, shape) for make in (torch_adafactor, transformers_adafactor) for shape in ((3,), (3, 4))]
+    + [(make, shape) for make in (adam_8bit, paged_adam_8bit) for shape in ((100,), (8192,))],
+)
 @pytest.mark.parametrize("mode, alpha", [("soft", 0.25), ("asym", 1.0), ("hard", 1.0), ("step", 1.0)])
-def test_adafactor_scales_its_factored_moments(make, shape, mode, alpha):
+def test_factored_moments_and_the_maxima_of_8_bit_codes_are_scaled_and_never_the_codes(make, shape, mode, alpha):
+    generator = torch.Generator().manual_seed(0)
     param = torch.nn.Parameter(torch.ones(shape))
     optimizer = make(param)
-    for seed in range(3):
-        param.grad = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    for _ in range(3):
+        param.grad = torch.randn(shape, generator=generator)
         optimizer.step()
     before = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in optimizer.state[param].items()}
+    assert SECOND & set(before) and ("absmax1" in before) == (shape == (8192,))  # below 4,096 values: 32 bits
     reset_optimizer(optimizer, mode, alpha)
     after = optimizer.state[param]
-    second = {"soft": alpha, "asym": 1.0, "hard": 0.0, "step": 1.0}[mode]
     first = {"soft": alpha, "asym": 0.0, "hard": 0.0, "step": 1.0}[mode]
-    assert ADAFACTOR_SECOND & set(before)
+    second = {"soft": alpha, "asym": 1.0, "hard": 0.0, "step": 1.0}[mode]
     for key, value in before.items():
-        if key in ADAFACTOR_SECOND and value is not None:
-            assert torch.equal(after[key], value * second)
-        elif key == "exp_avg":
-            assert torch.equal(after[key], value * first)
+        if isinstance(value, torch.Tensor) and key != "step":
+            codes = value.dtype == torch.uint8
+            factor = 1.0 if codes else first if key in FIRST else second if key in SECOND else 1.0
+            assert torch.equal(after[key], value * factor if factor != 1.0 else value), key
     assert float(after["step"]) == (0 if mode in ("hard", "step") else 3)
 
 
@@ -316,31 +323,6 @@ def test_a_cleared_step_count_bounds_updates_of_gradients_that_grow():
     assert relative == pytest.approx([1.0] * 12, rel=1e-4)
 
 
-@pytest.mark.parametrize("make", [bitsandbytes.optim.AdamW8bit, bitsandbytes.optim.PagedAdamW8bit])
-@pytest.mark.parametrize("values", [100, 8192])
-@pytest.mark.parametrize("mode, alpha", [("soft", 0.25), ("asym", 1.0), ("hard", 1.0), ("step", 1.0)])
-def test_bitsandbytes_8bit_scales_its_maxima_and_never_its_codes(make, values, mode, alpha):
-    generator = torch.Generator().manual_seed(0)
-    param = torch.nn.Parameter(torch.randn(values, generator=generator))
-    optimizer = make([param], lr=1e-3)
-    for _ in range(3):
-        param.grad = torch.randn(values, generator=generator)
-        optimizer.step()
-    before = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in optimizer.state[param].items()}
-    blockwise = before["state1"].dtype == torch.uint8
-    assert blockwise == (values >= 4096)
-    reset_optimizer(optimizer, mode, alpha)
-    after = optimizer.state[param]
-    first = {"soft": alpha, "asym": 0.0, "hard": 0.0, "step": 1.0}[mode]
-    second = {"soft": alpha, "asym": 1.0, "hard": 0.0, "step": 1.0}[mode]
-    for number, factor in ((1, first), (2, second)):
-        scale = f"absmax{number}" if blockwise else f"state{number}"
-        assert torch.equal(after[scale], before[scale] * factor)
-        if blockwise:
-            assert torch.equal(after[f"state{number}"], before[f"state{number}"])
-    assert after["step"] == (0 if mode in ("hard", "step") else before["step"])
-
-
 def test_a_state_that_is_not_understood_changes_nothing():
     first, second = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.AdamW([first, second])
@@ -353,50 +335,45 @@ def test_a_state_that_is_not_understood_changes_nothing():
     assert torch.equal(optimizer.state[first]["exp_avg"], before)
 
 
-def test_optimizers_that_are_not_understood_are_refused():
-    param = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(ValueError, match="RMSprop.*optimizer_reset: keep"):
-        check_optimizer(torch.optim.RMSprop([param]))
-    with pytest.raises(ValueError, match="without momentum"):
-        check_optimizer(torch.optim.SGD([param], lr=0.1))
-    check_optimizer(torch.optim.SGD([param], lr=0.1, momentum=0.9))
-    check_optimizer(torch.optim.AdamW([param]))
-    check_optimizer(bitsandbytes.optim.PagedAdamW8bit([param]))
+PARAM = torch.nn.Parameter(torch.ones(2, 3))
+SGD, ADAM, ADAMW = torch.optim.SGD([PARAM], lr=LR, momentum=0.9), torch.optim.Adam([PARAM]), torch.optim.AdamW([PARAM])
+WITHOUT_FIRST = (torch.optim.Adafactor([PARAM]), Adafactor([PARAM], lr=LR, relative_step=False))
+REFUSED = [
+    (torch.optim.RMSprop([PARAM]), "hard", "RMSprop.*optimizer_reset: keep"),
+    (torch.optim.SGD([PARAM], lr=LR), "hard", "without momentum"),
+    *((each, "asym", "optimizer_reset='asym'.*has none.*hard, soft or keep") for each in WITHOUT_FIRST),
+    (SGD, "step", "optimizer_reset='step'.*SGD has none.*keep"),
+    (torch_adafactor(PARAM), "step", "optimizer_reset='step'.*Adafactor forgets its second moment.*hard"),
+    (transformers_adafactor(PARAM), "step", "optimizer_reset='step'.*Adafactor forgets its second moment.*hard"),
+]
+UNDERSTOOD = [(each, mode) for each in WITHOUT_FIRST for mode in ("soft", "hard")]
+UNDERSTOOD += [(each, mode) for each in (ADAMW, paged_adam_8bit(PARAM)) for mode in ("hard", "step")]
+UNDERSTOOD += [(ADAM, "step"), (SGD, "hard"), (SGD, "asym"), (transformers_adafactor(PARAM), "asym")]
 
 
-def test_asym_needs_a_first_moment():
-    param = torch.nn.Parameter(torch.zeros(2))
-    for without in (torch.optim.Adafactor([param]), Adafactor([param], lr=LR, relative_step=False)):
-        with pytest.raises(ValueError, match="optimizer_reset='asym'.*has none.*hard, soft or keep"):
-            check_optimizer(without, "asym")
-        check_optimizer(without, "soft"), check_optimizer(without, "hard")
-    check_optimizer(Adafactor([param], lr=LR, relative_step=False, beta1=0.9), "asym")
-    check_optimizer(torch.optim.SGD([param], lr=LR, momentum=0.9), "asym")
+@pytest.mark.parametrize("optimizer, mode, message", REFUSED)
+def test_an_optimizer_that_is_not_understood_or_lacks_what_is_changed_is_refused(optimizer, mode, message):
+    with pytest.raises(ValueError, match=message):
+        check_optimizer(optimizer, mode)
 
 
-def test_step_needs_a_step_count_that_corrects_moments_and_does_not_replace_them():
-    param = torch.nn.Parameter(torch.ones(2, 3))
-    with pytest.raises(ValueError, match="optimizer_reset='step'.*SGD has none.*keep"):
-        check_optimizer(torch.optim.SGD([param], lr=LR, momentum=0.9), "step")
-    for forgets in (torch_adafactor(param), transformers_adafactor(param)):
-        with pytest.raises(ValueError, match="optimizer_reset='step'.*Adafactor forgets its second moment.*hard"):
-            check_optimizer(forgets, "step")
-        # It does: the moments are those of a hard reset after the next update.
-        found = []
-        for mode in ("step", "hard"):
-            param.grad = torch.full_like(param, 3.0)
-            forgets.step()
-            reset_optimizer(forgets, mode)
-            param.grad = torch.arange(1.0, 7.0).view(2, 3)
-            forgets.step()
-            found.append({k: v.clone() for k, v in forgets.state[param].items() if k in ADAFACTOR_SECOND})
-        assert found[0] and all(torch.equal(found[0][key], found[1][key]) for key in found[0])
-    for understood in (
-        torch.optim.AdamW([param]),
-        torch.optim.Adam([param]),
-        bitsandbytes.optim.PagedAdamW8bit([param]),
-    ):
-        check_optimizer(understood, "step")
+@pytest.mark.parametrize("optimizer, mode", UNDERSTOOD)
+def test_an_optimizer_that_is_understood_is_not_refused(optimizer, mode):
+    check_optimizer(optimizer, mode)
+
+
+@pytest.mark.parametrize("make", [torch_adafactor, transformers_adafactor])
+def test_adafactor_replaces_a_second_moment_whose_step_count_is_cleared(make):
+    """The reason for its refusal: the moments are those of a hard reset after the next update."""
+    param, found = torch.nn.Parameter(torch.ones(2, 3)), []
+    optimizer = make(param)
+    for mode in ("step", "hard"):
+        update_after(param, optimizer, 3.0)
+        reset_optimizer(optimizer, mode)
+        param.grad = torch.arange(1.0, 7.0).view(2, 3)
+        optimizer.step()
+        found.append({k: v.clone() for k, v in optimizer.state[param].items() if k in ADAFACTOR_SECOND})
+    assert found[0] and all(torch.equal(found[0][key], found[1][key]) for key in found[0])
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, float("nan")])

@@ -1,8 +1,6 @@
 """Held-out pass@k of a run of a reward and data of one's own, from a script."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -111,13 +109,3 @@ def test_not_evaluated_yet(make_trainer):
 def test_refused(make_trainer, rows, settings, said):
     with pytest.raises(InputError, match=said):
         evaluate(make_trainer(), rows, holds_letter, **settings)
-
-
-def test_importing_the_package_is_cheap():
-    code = (
-        "import sys, trl_prorl; print(len({'torch', 'transformers', 'trl', 'datasets', 'pandas'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "0\n"
-    from trl_prorl import embedded_model, task_reward
-
-    assert Path(embedded_model("embedded:sums:0")).is_dir() and callable(task_reward)

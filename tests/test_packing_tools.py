@@ -12,6 +12,7 @@ import pytest
 import torch
 import trl
 from run_record import read_rows
+from tiny_run import watched
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
@@ -64,10 +65,10 @@ def speaks(trainer):
         texts = []
         for row in range(len(prompt_ids)):
             calls = row % 3 < 2 if first else row % 2
-            text = (
+            said = (
                 CALL % (draw.randrange(100), draw.randrange(9)) if calls else f"it is {draw.randrange(200)}<|im_end|>"
             )
-            texts.append("x" * draw.randrange(4) + text)
+            texts.append("x" * draw.randrange(4) + said)
         return [tokenizer(text, add_special_tokens=False).input_ids for text in texts], None
 
     trainer._generate_single_turn = generate
@@ -84,12 +85,9 @@ def trained(make_trainer, tools_model):
     def build_and_train(*args, tool=add, **keys):
         tokenizer = AutoTokenizer.from_pretrained(tools_model)
         tools = {"tools": [tool], "processing_class": tokenizer}
-        trainer = speaks(
-            make_trainer(*args, model=tools_model, reward=rewarded, trainer_kwargs=tools, **{**KEYS, **keys})
-        )
-        trainer.made, trainer.seen = [], []
-        score = trainer._generate_and_score_completions
-        trainer._generate_and_score_completions = lambda inputs: trainer.made.append(score(inputs)) or trainer.made[-1]
+        given = {"model": tools_model, "reward": rewarded, "trainer_kwargs": tools}
+        trainer = speaks(make_trainer(*args, **given, **{**KEYS, **keys}))
+        trainer.made, trainer.seen = watched(trainer, "_generate_and_score_completions"), []
         if isinstance(trainer, ProRLTrainer):
             record = trainer.recorder.micro_batch
             trainer.recorder.micro_batch = lambda found: (

@@ -1,8 +1,6 @@
 """Training with packed groups and without the rows that carry no gradient: the same numbers."""
 
-import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +8,12 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from run_record import read_rows as rows
+from test_packing import MOE, SIZES
+from tiny_run import constant, vowels, watched
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
+from eval.run_folder.reading import read_env
 from trl_prorl import ProRLTrainer
 from trl_prorl import trainer as trainer_module
 from trl_prorl.launch.acceleration import Acceleration, check_pack_processes
@@ -38,32 +39,14 @@ class GroupsTogether(ProRLTrainer):
         self.scorer._packed = partial(GRPOTrainer._get_per_token_logps_and_entropies, self)
 
 
-class Fed(ProRLTrainer):
-    """Keeps the prompts of every generation batch and of every micro-batch."""
-
-    made, fed = (), ()
-
-    def _generate_and_score_completions(self, inputs):
-        batch = super()._generate_and_score_completions(inputs)
-        self.made = [*self.made, [tuple(prompt) for prompt in batch["prompt_ids"].tolist()]]
-        return batch
-
-    def _prepare_inputs(self, generation_batch):
-        inputs = super()._prepare_inputs(generation_batch)
-        self.fed = [*self.fed, [tuple(prompt) for prompt in inputs["prompt_ids"].tolist()]]
-        return inputs
-
-
-def test_whole_groups_are_shuffled_over_the_micro_batches(run):
-    trainer = run(cls=Fed, pack_groups="on", num_iterations=1, max_steps=4, **SPREAD)
-    assert len(trainer.made) == 2 and len(trainer.fed) == 8
-    assert all(len(set(micro_batch)) == 1 for micro_batch in trainer.fed)
-    orders = []
-    for generation, batch in enumerate(trainer.made):
-        fed = trainer.fed[4 * generation : 4 * generation + 4]
-        assert sorted(prompt for micro_batch in fed for prompt in micro_batch) == sorted(batch)
-        orders.append([prompt for micro_batch in fed for prompt in micro_batch] != batch)
-    assert any(orders)
+def test_whole_groups_are_shuffled_over_the_micro_batches(make_trainer):
+    trainer = make_trainer(pack_groups="on", num_iterations=1, max_steps=4, **SPREAD)
+    made, fed = watched(trainer, "_generate_and_score_completions"), watched(trainer, "_prepare_inputs")
+    trainer.train()
+    made, fed = ([[tuple(row) for row in batch["prompt_ids"].tolist()] for batch in each] for each in (made, fed))
+    assert len(made) == 2 and len(fed) == 8 and all(len(set(micro_batch)) == 1 for micro_batch in fed)
+    orders = [[row for micro_batch in fed[at : at + 4] for row in micro_batch] for at in (0, 4)]
+    assert [sorted(order) for order in orders] == [sorted(batch) for batch in made] and orders != made
 
 
 @given(groups=st.integers(1, 6), size=st.integers(1, 5), parts=st.integers(1, 3), seed=st.integers(0, 99))
@@ -120,12 +103,8 @@ def test_what_else_a_recipe_may_ask(run, largest_difference, keys):
 
 def solved(completions, prompts, **kwargs):
     """The groups of every second prompt are rewarded alike."""
-    texts = [c[-1]["content"] for c in completions]
     alike = ["!" in p[-1]["content"] for p in prompts]
-    return [
-        1.0 if same else sum(ord(ch) < 103 for ch in text) / (len(text) + 1)
-        for same, text in zip(alike, texts, strict=True)
-    ]
+    return [1.0 if same else reward for same, reward in zip(alike, vowels(completions), strict=True)]
 
 
 @pytest.mark.gpu
@@ -155,9 +134,8 @@ class Kept(ProRLTrainer):
         some_rows = self.scorer._some_rows
 
         def keep(score, current, model, input_ids, attention_mask, logits_to_keep, **kwargs):
-            logps, entropies, aux_loss = some_rows(
-                score, current, model, input_ids, attention_mask, logits_to_keep, **kwargs
-            )
+            given = (model, input_ids, attention_mask, logits_to_keep)
+            logps, entropies, aux_loss = some_rows(score, current, *given, **kwargs)
             left_out = [row for row in range(len(input_ids)) if row not in current.rows.tolist()]
             mask = attention_mask[:, -logits_to_keep:].bool()
             self.kept = [*self.kept, (logps.detach(), entropies.detach(), current.fill, left_out, mask)]
@@ -178,44 +156,34 @@ def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean(run):
         assert entropies[mask].mean().item() == pytest.approx(mean, rel=1e-5) and mean > 0.1
 
 
-def test_rows_that_carry_a_penalty_stay_unless_the_recipe_drops_them(run, largest_difference):
-    keys = {"reward": solved, "beta_old": 0.5, "max_steps": 6, "learning_rate": 1e-3}
+@pytest.mark.parametrize("keys", [{"beta_old": 0.5}, {"entropy_coef": 0.1}], ids=["a penalty", "an entropy bonus"])
+def test_rows_on_which_something_else_acts_stay(run, largest_difference, keys):
+    keys |= {"reward": solved, "max_steps": 4, "learning_rate": 1e-3}
     whole, kept = run(**keys), run(skip_zero_rows=True, **keys)
     assert largest_difference(whole, kept) == 0.0 and all(row["rows_skipped"] == 0 for row in rows(kept))
-    dropped, skipped = run(drop_zero_rows=True, **keys), run(drop_zero_rows=True, skip_zero_rows=True, **keys)
+
+
+def test_rows_that_carry_a_penalty_go_where_the_recipe_drops_them(run, largest_difference):
+    keys = {"reward": solved, "beta_old": 0.5, "max_steps": 6, "learning_rate": 1e-3, "drop_zero_rows": True}
+    dropped, skipped = run(**keys), run(skip_zero_rows=True, **keys)
     assert largest_difference(dropped, skipped) < 1e-5 and sum(row["rows_skipped"] for row in rows(skipped)) > 10
-    assert largest_difference(whole, dropped) > 1e-4  # another objective
+    assert largest_difference(run(**keys | {"drop_zero_rows": False}), dropped) > 1e-4  # another objective
 
 
-def test_rows_that_an_entropy_bonus_acts_on_stay(run, largest_difference):
-    keys = {"reward": solved, "entropy_coef": 0.1, "max_steps": 4, "learning_rate": 1e-3}
-    whole, kept = run(**keys), run(skip_zero_rows=True, **keys)
-    assert largest_difference(whole, kept) == 0.0 and all(row["rows_skipped"] == 0 for row in rows(kept))
+def test_a_batch_without_any_gradient_changes_nothing(run, largest_difference):
+    keys = {"reward": constant(0.5), "skip_zero_rows": True, "max_steps": 3, "lora": False}
+    ends = [run(pack_groups=pack, **keys) for pack in ("off", "on")]
+    assert all([row["rows_skipped"] for row in rows(trainer)] == [7, 7, 7] for trainer in ends)
+    assert largest_difference(*ends) == 0.0
 
 
-def test_a_batch_without_any_gradient_changes_nothing(run, weights):
-    before = {}
-
-    def alike(completions, **kwargs):
-        return [0.5] * len(completions)
-
-    for pack in ("off", "on"):
-        trainer = run(reward=alike, skip_zero_rows=True, pack_groups=pack, max_steps=3, lora=False)
-        after = {name: tensor.clone() for name, tensor in weights(trainer).items()}
-        assert [row["rows_skipped"] for row in rows(trainer)] == [7, 7, 7]
-        before = before or after
-        assert all(torch.equal(before[name], after[name]) for name in after)
-
-
-def test_what_cannot_be_packed_is_refused_or_falls_back_only_where_asked(make_trainer, run, tiny_model):
+def test_what_cannot_be_packed_is_refused_or_falls_back_only_where_asked(make_trainer, run):
     eager = {"model_init_kwargs": {"attn_implementation": "eager"}}
     with pytest.raises(ValueError, match="pack_groups='on' is not possible: .*attn_implementation='eager'.*auto"):
         make_trainer(pack_groups="on", **eager)
-    trainer = run(pack_groups="auto", max_steps=1, **eager)
-    env = json.loads(Path(trainer.args.output_dir, "env.json").read_text())
-    assert env["execution"]["packing"].startswith("off: attn_implementation='eager'")
-    env = json.loads(Path(run(pack_groups="auto", max_steps=1).args.output_dir, "env.json").read_text())
-    assert env["execution"]["packing"] == "on"
+    for keys, told in ((eager, "off: attn_implementation='eager'"), ({}, "on")):
+        env = read_env(run(pack_groups="auto", max_steps=1, **keys).args.output_dir)
+        assert env["execution"]["packing"].startswith(told)
 
 
 def test_a_forward_holds_at_most_pack_max_tokens(run, make_trainer, largest_difference):
@@ -245,15 +213,14 @@ def test_a_limit_too_small_for_a_late_prompt_is_refused_when_the_trainer_is_made
     with pytest.raises(ValueError) as error:
         make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 5)
     assert str(error.value) == (
-        f"pack_max_tokens={length + 5} is less than the {length + 6} tokens of {which} prompt 13 ({length}) "
-        "with a completion "
-        f"of max_completion_length=6: raise it to {length + 6}, lower max_completion_length, or drop long prompts."
+        f"pack_max_tokens={length + 5} is less than the {length + 6} tokens of {which} prompt 13 ({length}) with a "
+        f"completion of max_completion_length=6: raise it to {length + 6}, lower max_completion_length, or drop long "
+        "prompts."
     )
     assert make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 6).acceleration.packing == "on"
-    fallen_back = make_trainer(
-        **keys, pack_groups="auto", pack_max_tokens=10, model_init_kwargs={"attn_implementation": "eager"}
-    )
-    assert fallen_back.acceleration.packing.startswith("off")  # where nothing is packed there is no limit
+    keys |= {"pack_groups": "auto", "model_init_kwargs": {"attn_implementation": "eager"}}
+    # Where nothing is packed there is no limit.
+    assert make_trainer(**keys, pack_max_tokens=10).acceleration.packing.startswith("off")
 
 
 def test_the_limit_that_is_asked_for_is_enough(run):
@@ -278,22 +245,9 @@ def test_a_limit_is_refused_where_processes_would_wait_for_each_other(make_train
 def mixture_of_experts(path):
     tokens = AutoTokenizer.from_pretrained(path)
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=len(tokens),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=48,
-        moe_intermediate_size=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=512,
-        pad_token_id=tokens.pad_token_id,
-        eos_token_id=tokens.eos_token_id,
-        bos_token_id=None,
-    )
+    sizes = SIZES | MOE | {"head_dim": 16, "num_attention_heads": 2, "moe_intermediate_size": 16}
+    ids = {"pad_token_id": tokens.pad_token_id, "eos_token_id": tokens.eos_token_id, "bos_token_id": None}
+    config = Qwen3MoeConfig(**sizes | ids | {"vocab_size": len(tokens)})
     return Qwen3MoeForCausalLM(config)
 
 
@@ -332,7 +286,7 @@ class SecondsOfOne(Meter):
 
     def end_step(self, *args):
         row = super().end_step(*args)
-        return {name: value * row["time_step"] if "per_second" in name else value for name, value in row.items()} | {
+        return {name: row[name] * row["time_step"] if "per_second" in name else row[name] for name in row} | {
             "time_step": 1.0
         }
 
@@ -342,16 +296,12 @@ def test_packing_is_faster_by_the_tokens_that_are_learned_from(run, monkeypatch)
     keys = {"reward": solved, "max_steps": 2, "num_iterations": 2, "max_completion_length": 12, "learning_rate": 1e-3}
     keys |= {"per_device_train_batch_size": 16}
     monkeypatch.setattr(trainer_module, "Meter", SecondsOfOne)
-    padded, packed, skipping = (
-        rows(run(**keys, **more))
-        for more in ({}, {"pack_groups": "on"}, {"pack_groups": "on", "skip_zero_rows": True})
-    )
+    ways = ({}, {"pack_groups": "on"}, {"pack_groups": "on", "skip_zero_rows": True})
+    padded, packed, skipping = (rows(run(**keys, **more)) for more in ways)
     assert sum(row["rows_skipped"] for row in skipping) > 4
     for one, two, three in zip(padded, packed, skipping, strict=True):
         assert [round(row["tokens_per_second"]) for row in (two, three)] == [round(one["tokens_per_second"])] * 2
-        assert one["tokens_per_second"] == pytest.approx(
-            one["completion_length"] * 16
-        )  # every completion, in this pass
+        assert one["tokens_per_second"] == pytest.approx(one["completion_length"] * 16)  # every one, in this pass
         speeds = [row["positions_per_second"] for row in (one, two, three)]
         assert speeds == sorted(speeds, reverse=True) and speeds[0] > speeds[2]
         assert speeds == pytest.approx([row["tokens_processed_policy"] for row in (one, two, three)])

@@ -7,6 +7,7 @@ from shutil import rmtree
 import pytest
 import yaml
 from huggingface_hub import ModelCard, constants, snapshot_download
+from run_record import errors, write_run
 from safetensors.torch import load_file, save_file
 from torch import ones
 
@@ -27,26 +28,16 @@ def run(tmp_path):
     for part in ("", "ref", "base", "checkpoint-2", "completions", "_incomplete-checkpoint-3", "_push-2", "runs"):
         (folder / part).mkdir(exist_ok=True)
         save_file({"w": ones(3)}, folder / part / "adapter_model.safetensors")
-        (folder / part / "adapter_config.json").write_text(
-            json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"})
-        )
-        (folder / part / "training_args.bin").write_bytes(b"pickle")
-        (folder / part / "optimizer.pt").write_bytes(b"pickle")
-    recipe = {
-        "task": "sorting",
-        "hub_token": SECRET,
-        "model_init_kwargs": {"token": SECRET},
-        "output_dir": str(folder),
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
-    (folder / "env.json").write_text('{"variant": "A"}')
-    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-    (folder / "events.jsonl").write_text("")
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "metrics.1.jsonl").write_text("")
-    (folder / "train.log").write_text("")
+        (folder / part / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}')
+        for file in ("training_args.bin", "optimizer.pt"):
+            (folder / part / file).write_bytes(b"pickle")
+    for file in ("metrics.1.jsonl", "train.log"):
+        (folder / file).touch()
     (folder / ".env").write_text(f"HF_TOKEN={SECRET}")
-    return folder
+    recipe = {"task": "sorting", "hub_token": SECRET, "model_init_kwargs": {"token": SECRET}}
+    return write_run(
+        folder, recipe | {"output_dir": str(folder)}, [{"step": 1}], [], env={"variant": "A"}, tokenizer={}
+    )
 
 
 MODEL = {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
@@ -123,18 +114,14 @@ def test_an_upload_is_tried_again_by_the_client(online, run, monkeypatch):
     assert sum("/preupload/" in request for request in online.requests) == 3
 
 
-def test_a_commit_that_is_refused_is_one_line(online, run, capsys):
-    online.fail("/commit/", 400)
-    assert command.main(["--run", str(run)]) == 1
-    assert "400" in capsys.readouterr().err
-
-
-def test_a_failed_storage_is_one_line_with_its_cause(online, run, capsys, monkeypatch):
+@pytest.mark.parametrize("part, status, told", [("/commit/", 400, "400"), ("/lfs/", 500, "the Hub answers 500")])
+def test_what_the_hub_refuses_is_one_line_with_its_cause(online, run, capsys, monkeypatch, part, status, told):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    online.fail("/lfs/", 500)
+    online.fail(part, status)
     assert command.main(["--run", str(run)]) == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "the Hub answers 500" in error
+    (line,) = errors(error)
+    assert told in line and error.endswith(f"{line}\n")
 
 
 EMPTY = {"files": {}, "commits": [], "private": False}

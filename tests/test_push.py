@@ -9,17 +9,16 @@ import pytest
 import torch
 from hub_server import TOKEN
 from huggingface_hub import ModelCard, snapshot_download
-from peft import PeftModel
-from safetensors.torch import load_file
+from run_record import errors
+from tiny_run import loaded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl.checkpoint.files import why_unusable
-from trl_prorl.errors import PushError
 
 
 ROOT = Path(__file__).parent.parent
-SMALL = ["--max_steps", "3", "--per_device_train_batch_size", "8", "--num_generations", "4", "--train_rows", "32"]
-SMALL += ["--ref_reset_every", "1", "--lora_r", "4", "--disable_tqdm", "true", "--push_to_hub", "true"]
+SMALL = "--max_steps 3 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --ref_reset_every 1 "
+SMALL += "--lora_r 4 --disable_tqdm true --push_to_hub true"
 MODEL = {"README.md", "adapter_config.json", "adapter_model.safetensors"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 RECORD = {"config.yaml", "env.json", "metrics.jsonl", "events.jsonl"}
@@ -27,27 +26,17 @@ REFERENCE = {"ref/adapter_config.json", "ref/adapter_model.safetensors"}
 A = {"beta": 0.1, "ref_reset_every": 1, "max_steps": 2, "push_to_hub": True}
 
 
-def error_lines(written):
-    return [line for line in written.splitlines() if line.startswith("error: ")]
-
-
 # ------------------------------------------------------------------------------------------------ whole processes
-
-
-SCRIPT = "from trl_prorl.train import main\n\nmain({recipe!r})\n"
 
 
 @pytest.fixture
 def recipe(hub_forks, tiny_model, tmp_path):
     """A function that runs variant A in a process of its own: exit status, what it wrote, and the run folder."""
-    out, script = tmp_path / "a-run", tmp_path / "recipe.py"
-    script.write_text(SCRIPT.format(recipe=str(ROOT / "recipes" / "tiny" / "variantA.yaml")))
+    out, script = tmp_path / "a-run", ROOT / "recipes" / "grpo_variantA.py"
 
     def run(*arguments):
-        status, written = hub_forks.run(
-            script, "--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL, *arguments
-        )
-        return status, written, out
+        options = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *SMALL.split(), *arguments]
+        return *hub_forks.run(script, *options), out
 
     return run
 
@@ -65,13 +54,9 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
     assert f"`{Path(tiny_model).name}`, a local folder" in card.text and "[None]" not in card.text
     assert "Not evaluated yet" in card.text and "| 1 | 2 | periodic | keep |" in card.text
 
-    (tmp_path / "passk.py").write_text("import sys\nfrom eval.passk import main\nsys.exit(main())\n")
-    (tmp_path / "push.py").write_text("import sys\nfrom eval.push import main\nsys.exit(main())\n")
-    status, written = hub_forks.run(
-        tmp_path / "passk.py", "--run", str(out), "--prompts", "20", "--n", "2", "--k", "1", "2"
-    )
+    status, written = hub_forks.run("-m", "eval.passk", "--run", out, *"--prompts 20 --n 2 --k 1 2".split())
     assert status == 0, written[-3000:]
-    status, written = hub_forks.run(tmp_path / "push.py", "--run", str(out))
+    status, written = hub_forks.run("-m", "eval.push", "--run", out)
     assert status == 0 and "pushed " in written, written[-3000:]
     assert len(hub.repos["someone/reversed"]["commits"]) == 2
 
@@ -86,11 +71,11 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
         assert found[f"pass@{k}"].metric_args["base"] == passk["base"][f"pass@{k}"]
 
 
-def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, hub, hub_forks, tmp_path):
+def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, hub, hub_forks):
     hub.fail("/commit/", 500)
     status, written, out = recipe()
     assert status == 1 and "Traceback" not in written
-    (line,) = error_lines(written)
+    (line,) = errors(written)
     assert "the push to someone/a-run failed: the Hub answers 500" in line and "ordered" in line
     assert line.endswith(f"Try it again with `trl-prorl push --run {out}`")
     assert hub.files("someone/a-run") == {}
@@ -99,30 +84,28 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3]
     hub.failures.clear()
-    (tmp_path / "push.py").write_text("import sys\nfrom eval.push import main\nsys.exit(main())\n")
-    status, written = hub_forks.run(tmp_path / "push.py", *line.split("trl-prorl push ")[1].rstrip("`").split())
+    status, written = hub_forks.run("-m", "eval.push", *line.split("trl-prorl push ")[1].rstrip("`").split())
     assert status == 0, written
     for file in (*MODEL, *TOKENIZER, "metrics.jsonl", "events.jsonl"):
         assert hub.files("someone/a-run")[file] == (out / file).read_bytes(), file
 
 
+NO_ADAPTER = "--hub_push_reference true --ref_reset_every 0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--hub_token", "hf_wrong"], ["hub_model_id='a-run'", "401", "hub_token"]),
-        (
-            ["--hub_push_reference", "true", "--beta", "0", "--ref_reset_every", "0"],
-            ["hub_push_reference=True", "beta=0"],
-        ),
-        (["--hub_push_reference", "true", "--ref_reset_every", "0"], ["hub_push_reference=True", "adapter"]),
+        ("--hub_token hf_wrong", ["hub_model_id='a-run'", "401", "hub_token"]),
+        (f"{NO_ADAPTER} --beta 0", ["hub_push_reference=True", "beta=0"]),
+        (NO_ADAPTER, ["hub_push_reference=True", "adapter"]),
     ],
 )
 def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(recipe, hub, arguments, parts):
-    status, written, out = recipe(*arguments)
+    status, written, out = recipe(*arguments.split())
     assert status == 2 and "Traceback" not in written, written[-3000:]
-    (line,) = error_lines(written)
-    for part in parts:
-        assert part in line
+    (line,) = errors(written)
+    assert all(part in line for part in parts)
     assert not out.exists() and hub.repos == {}
     assert "Loading weights" not in written
 
@@ -135,9 +118,9 @@ def test_the_adapter_that_comes_down_is_the_one_that_was_trained(online, run, ti
     trainer.push_to_hub()
     down = Path(snapshot_download("someone/adapter", cache_dir=tmp_path / "cache"))
     assert not (down / "ref").exists() and not list(down.rglob("*.bin"))
-    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), down)
     theirs = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
-    trained = {name: param for name, param in loaded.named_parameters() if ".default." in name}
+    pushed = loaded(tiny_model, down).named_parameters()
+    trained = {name: param for name, param in pushed if ".default." in name}
     assert trained and all(torch.equal(param, theirs[name]) for name, param in trained.items())
 
 
@@ -157,9 +140,8 @@ def test_a_full_model_is_pushed_as_one(online, run, tiny_model, tmp_path):
     card = ModelCard(online.files("someone/full")["README.md"].decode())
     assert card.data.library_name == "transformers" and "lora" not in card.data.tags
     assert f"`{Path(tiny_model).name}`, a local folder" in card.text
-    down = snapshot_download("someone/full", cache_dir=tmp_path / "cache")
-    loaded = AutoModelForCausalLM.from_pretrained(down)
-    assert torch.equal(loaded.lm_head.weight, trainer.model.lm_head.weight)
+    down = AutoModelForCausalLM.from_pretrained(snapshot_download("someone/full", cache_dir=tmp_path / "cache"))
+    assert torch.equal(down.lm_head.weight, trainer.model.lm_head.weight)
 
 
 def test_every_save_pushes_the_model_and_leaves_the_reference_out(online, run):
@@ -183,16 +165,9 @@ def test_nothing_is_pushed_before_the_end_if_so_asked(online, run):
     [("checkpoint", ["last-checkpoint"]), ("all_checkpoints", ["checkpoint-1", "checkpoint-2"])],
 )
 def test_a_pushed_checkpoint_can_be_resumed_from(online, run, tmp_path, strategy, folders):
-    trainer = run(
-        **A,
-        hub_model_id="someone/whole",
-        hub_token=TOKEN,
-        hub_strategy=strategy,
-        save_strategy="steps",
-        save_steps=1,
-        save_total_limit=1,  # the first is deleted here while it may still be on its way
-        hub_always_push=True,
-    )
+    keys = {"hub_strategy": strategy, "save_strategy": "steps", "save_steps": 1, "hub_always_push": True}
+    keys |= {"save_total_limit": 1}  # the first is deleted here while it may still be on its way
+    trainer = run(**A, hub_model_id="someone/whole", hub_token=TOKEN, **keys)
     trainer._finish_current_push()
     files = online.files("someone/whole")
     assert {path.split("/")[0] for path in files if "/" in path} == set(folders)
@@ -214,14 +189,6 @@ def test_a_push_that_fails_in_the_middle_does_not_stop_the_training(online, run,
     online.failures.clear()
     trainer.push_to_hub()
     assert set(online.files("someone/later")) == MODEL | TOKENIZER | RECORD
-
-
-def test_the_end_s_failure_is_a_run_error_and_the_run_is_on_disk(online, run):
-    trainer = run(**A, hub_model_id="someone/failed")
-    online.fail("/preupload/", 400)
-    with pytest.raises(PushError, match="trl-prorl push --run"):
-        trainer.push_to_hub()
-    assert load_file(Path(trainer.args.output_dir, "adapter_model.safetensors"))
 
 
 def test_a_push_that_does_not_block_gives_a_future(online, run):
@@ -248,18 +215,6 @@ def test_a_record_that_cannot_be_read_does_not_stop_the_training(run, tmp_path, 
     assert trainer.state.global_step == 1 and "The model card is not up to date" in caplog.text
 
 
-def test_the_environment_names_the_base_model(run, tiny_model):
-    trainer = run(max_steps=1)
-    env = json.loads(Path(trainer.args.output_dir, "env.json").read_text())
-    assert env["base_model"]["name"] == tiny_model and env["base_model"]["hub_id"] is None
-
-
-@pytest.mark.parametrize("value", ["yes", 1])
-def test_hub_push_reference_is_true_or_false(make_trainer, value):
-    with pytest.raises(ValueError, match="hub_push_reference"):
-        make_trainer(beta=0.1, ref_reset_every=1, hub_push_reference=value)
-
-
 # --------------------------------------------------------------------------------------------------- the result
 
 
@@ -282,7 +237,6 @@ def test_the_page_s_five_lines_merge_and_generate(run, tiny_model, tmp_path, mon
     assert AutoTokenizer.from_pretrained("merged").chat_template == trainer.processing_class.chat_template
     ids = torch.arange(5, 29)[None]
     merged = AutoModelForCausalLM.from_pretrained("merged", dtype="float32")(ids).logits
-    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype="float32")
-    untrained = base(ids).logits
-    adapted = PeftModel.from_pretrained(base, trainer.args.output_dir)(ids).logits
+    untrained = AutoModelForCausalLM.from_pretrained(tiny_model, dtype="float32")(ids).logits
+    adapted = loaded(tiny_model, trainer.args.output_dir, "float32")(ids).logits
     assert (merged - adapted).abs().max() < 1e-4 < (adapted - untrained).abs().max()

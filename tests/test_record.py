@@ -3,11 +3,21 @@
 import json
 from dataclasses import dataclass, field
 
+import torch
 import yaml
 
 from trl_prorl import ProRLConfig
 from trl_prorl.environment import versions
 from trl_prorl.record.provenance import set_keys, write_config, write_env
+
+
+def config(folder, **keys):
+    return ProRLConfig(output_dir=str(folder), use_cpu=True, bf16=False, **keys)
+
+
+def env_of(folder, args):
+    write_env(folder, args, torch.nn.Linear(2, 3))
+    return json.loads((folder / "env.json").read_text())
 
 
 @dataclass
@@ -25,12 +35,10 @@ def test_keys_that_differ_from_their_defaults_and_can_be_spelt():
 
 
 def test_our_keys_are_always_there_and_what_trl_derives_is_not(tmp_path):
-    args = ProRLConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, beta=0.25, gradient_accumulation_steps=2)
-    write_config(tmp_path, args, recipe=(Some(),))
+    write_config(tmp_path, config(tmp_path, beta=0.25, gradient_accumulation_steps=2), recipe=(Some(),))
     keys = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert keys["beta"] == 0.25 and keys["beta_old"] == 0.0 and keys["optimizer_reset"] == "keep"
-    assert keys["given"] == 1
-    assert "generation_batch_size" not in keys and "run_dir" not in keys
+    assert keys["given"] == 1 and "generation_batch_size" not in keys and "run_dir" not in keys
 
 
 def test_a_build_of_torch_is_named_whatever_its_package_says(monkeypatch):
@@ -41,39 +49,19 @@ def test_a_build_of_torch_is_named_whatever_its_package_says(monkeypatch):
 
 def test_a_gpu_is_named_if_the_run_is_on_it(tmp_path, monkeypatch):
     """A run with `use_cpu: true` on a machine that has one is a run on a CPU, also for its card."""
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a card")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    args = ProRLConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
-    write_env(tmp_path, args, torch.nn.Linear(2, 3))
-    assert "gpu" not in json.loads((tmp_path / "env.json").read_text())["hardware"]
+    args = config(tmp_path)
+    assert "gpu" not in env_of(tmp_path, args)["hardware"]
     # DeepSpeed and FSDP move the weights there only once the record is begun.
     monkeypatch.setattr(ProRLConfig, "device", torch.device("cuda", 0))
-    write_env(tmp_path, args, torch.nn.Linear(2, 3))
-    assert json.loads((tmp_path / "env.json").read_text())["hardware"]["gpu"] == "a card"
+    assert env_of(tmp_path, args)["hardware"]["gpu"] == "a card"
 
 
-def test_env_names_versions_seed_hardware_and_execution(tmp_path, tiny_model):
-    import torch
-
-    args = ProRLConfig(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        beta_old=0.1,
-        num_iterations=2,
-        reuse_old_logps=True,
-        seed=5,
-    )
-    write_env(tmp_path, args, torch.nn.Linear(2, 3))
-    env = json.loads((tmp_path / "env.json").read_text())
+def test_env_names_versions_seed_hardware_and_execution(tmp_path):
+    env = env_of(tmp_path, config(tmp_path, beta_old=0.1, num_iterations=2, reuse_old_logps=True, seed=5))
     assert env["variant"] == "B" and env["seed"] == 5 and env["parameters"] == 9
-    assert env["execution"] == {
-        "old_logps": "first_pass",
-        "ref_compute": "none",
-        "loss": "trl + added penalty",
-        "packing": "off",
-    }
+    ways = {"old_logps": "first_pass", "ref_compute": "none", "packing": "off"}
+    assert env["execution"] == {"loss": "trl + added penalty", **ways}
     assert env["versions"]["torch"] == torch.__version__ and "git_commit" in env and env["hardware"]["cpus"] > 0

@@ -4,6 +4,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from run_record import read_rows
+from tiny_run import adapted
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
@@ -53,16 +54,6 @@ def test_adapter_pairs_are_the_adapter_and_nothing_else(trained_adapter):
     assert sum(p.numel() for _, p in pairs) == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def test_a_moved_snapshot_comes_back(tiny_model, tmp_path):
-    policy = AutoModelForCausalLM.from_pretrained(tiny_model)
-    moved = SnapshotReference(policy, perturbed(AutoModelForCausalLM.from_pretrained(tiny_model), 5))
-    moved.save(tmp_path)
-    fresh = SnapshotReference(policy, AutoModelForCausalLM.from_pretrained(tiny_model))
-    fresh.load(tmp_path)
-    for (a, _), (b, _) in zip(moved.pairs(), fresh.pairs(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_a_checkpoint_without_its_reference_is_named(tiny_model, tmp_path):
     policy = AutoModelForCausalLM.from_pretrained(tiny_model)
     with pytest.raises(ValueError, match="reference.safetensors"):
@@ -71,27 +62,14 @@ def test_a_checkpoint_without_its_reference_is_named(tiny_model, tmp_path):
 
 def test_factors_of_an_embedding_are_part_of_the_adapter(run, tiny_model):
     """PEFT names them `lora_embedding_A.default`, with nothing behind: a reset must move them too."""
-    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "embed_tokens"])
-    for keys in (
-        {"trainer_kwargs": {"peft_config": lora}},
-        {"lora": False, "model": embedded_adapter(tiny_model, lora)},
-    ):
+    targets = {"target_modules": ["q_proj", "embed_tokens"]}
+    new = {"trainer_kwargs": {"peft_config": LoraConfig(r=4, lora_alpha=8, **targets)}}
+    for keys in (new, {"lora": False, "model": adapted(tiny_model, **targets)}):
         trainer = run(beta=0.1, ref_reset_every=2, beta_base=0.1, max_steps=5, **keys)
         kl = read_rows(trainer)
         assert [row["kl_ref"] for row in kl[::2]] == pytest.approx([0.0] * 3, abs=1e-6)
         assert kl[0]["kl_base"] == pytest.approx(0.0, abs=1e-6)
         assert all(row["kl_ref"] > 1e-3 for row in kl[1::2])
-
-
-def embedded_adapter(path, lora):
-    """A `PeftModel` that has been trained, its embeddings too."""
-    torch.manual_seed(0)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(path), lora)
-    with torch.no_grad():
-        for name, param in model.named_parameters():
-            if "lora" in name:
-                param.add_(0.05 * torch.randn_like(param))
-    return model
 
 
 ANCHORS = [{"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}]
@@ -135,8 +113,6 @@ def test_trained_biases_of_which_there_is_no_second_copy_are_refused(make_traine
 
 def test_trained_biases_without_an_anchor_of_ours_are_trl_s_affair(run, weights):
     keys = {"lora": False, "beta": 0.1, "max_steps": 2}
-    config = LoraConfig(target_modules=["q_proj"], bias="all")
-    trl, ours = (
-        weights(run(cls, trainer_kwargs={"peft_config": config}, **keys)) for cls in (GRPOTrainer, ProRLTrainer)
-    )
+    keys["trainer_kwargs"] = {"peft_config": LoraConfig(target_modules=["q_proj"], bias="all")}
+    trl, ours = (weights(run(cls, **keys)) for cls in (GRPOTrainer, ProRLTrainer))
     assert all(torch.equal(trl[name], ours[name]) for name in trl)

@@ -190,8 +190,6 @@ def test_an_evaluation_leaves_out_what_is_not_finite():
     assert math.isnan(first) and math.isnan(second) and third == 1.0
 
 
-# ----------------------------------------------------------------------- what its author sees, in a process of its own
-
 OWN_SCRIPT = """
 import sys
 from datasets import Dataset

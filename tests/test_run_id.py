@@ -1,9 +1,9 @@
 """The id of a run stands in its record and beside all weights that it saves."""
 
 import json
-from pathlib import Path
 
 import pytest
+from run_record import write_run
 
 from trl_prorl.hub.card import read_record
 from trl_prorl.hub.publish import files_to_push
@@ -11,23 +11,15 @@ from trl_prorl.record.run_id import RUN_ID_FILE, other_run, recorded_run_id, sav
 
 
 SIDE = {"correct": [0, 1], "pass@1": 0.5, "interval@1": [None, None]}
-PASSK = {
-    **{"split": "test", "prompts": 2, "n": 1, "k": [1], "temperature": 1.0, "seed": 0, "task": "parity"},
-    **{"base": SIDE, "trained": SIDE},
-}
+PASSK = {"split": "test", "prompts": 2, "n": 1, "k": [1], "temperature": 1.0, "seed": 0, "task": "parity"}
+PASSK |= {"base": SIDE, "trained": SIDE}
 
 
 @pytest.fixture
 def train(make_trainer, tmp_path):
     def train(name, resume=None, steps=2, save=True):
-        trainer = make_trainer(
-            output_dir=str(tmp_path / name),
-            run_dir=str(tmp_path / f"record_{name}"),
-            max_steps=steps,
-            num_iterations=1,
-            save_strategy="steps",
-            save_steps=1,
-        )
+        keys = {"output_dir": str(tmp_path / name), "run_dir": str(tmp_path / f"record_{name}"), "max_steps": steps}
+        trainer = make_trainer(**keys, num_iterations=1, save_strategy="steps", save_steps=1)
         if save:
             trainer.train(resume_from_checkpoint=resume)
         trainer.save_model()
@@ -66,14 +58,9 @@ def test_a_second_call_of_train_is_another_run(make_trainer):
 
 
 def test_an_evaluation_of_the_run_that_had_the_folder_before_goes_nowhere(tmp_path):
-    for file, content in (
-        ("env.json", {"run_id": "2"}),
-        ("passk.json", {**PASSK, "run_id": "1"}),
-        ("drift.json", {"points": []}),
-    ):
-        (tmp_path / file).write_text(json.dumps(content))
-    Path(tmp_path, "config.json").write_text("{}")
-    Path(tmp_path, "model.safetensors").touch()
+    write_run(tmp_path, env={"run_id": "2"}, passk={**PASSK, "run_id": "1"}, drift={"points": []})
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     assert set(files_to_push(tmp_path, tmp_path)) == {"config.json", "model.safetensors", "env.json", "drift.json"}
     assert read_record(tmp_path).passk is None
     (tmp_path / "passk.json").write_text(json.dumps({**PASSK, "run_id": "2"}))

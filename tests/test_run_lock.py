@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_record import read_rows
+from run_record import errors, read_rows
 
 from trl_prorl import train
 from trl_prorl.record import folders as run_lock
@@ -125,15 +125,12 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
             with pytest.raises(FolderInUseError, match=f"process {process} on "):
                 make_trainer(**A, **keys).train(resume_from_checkpoint=resume)
 
-    def no_model(*args):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(train, "find_model", no_model)
+    monkeypatch.setattr(train, "find_model", lambda *args: pytest.fail("a model was loaded"))
     for resume in ([], ["--resume_from_checkpoint", "True"]):
         arguments = ["--output_dir", str(out), "--train_rows", "64", *resume]
         with pytest.raises(SystemExit) as end:
             train.main(RECIPE, ["--config", str(RECIPE), *arguments])
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        (line,) = errors(capsys.readouterr().err)
         assert end.value.code == 2 and f"is in use: process {process} on {socket.gethostname()}" in line
     assert (everything(out), everything(tmp_path / "record")) == before
     (tmp_path / "go").touch()
@@ -144,11 +141,8 @@ def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(
 
 
 def test_the_lock_ends_with_an_error_and_covers_the_final_save(run, make_trainer, quick):
-    def broken(completions, **columns):
-        raise KeyError("answer")
-
-    with pytest.raises(ValueError, match="answer"):
-        run(reward=broken)
+    with pytest.raises(ValueError, match="by zero"):
+        run(reward=lambda completions, **columns: [1 / 0])
     trainer = make_trainer(max_steps=1)
     saves = trainer.save_model
 
@@ -172,6 +166,5 @@ def test_two_ranks_are_one_run_and_say_one_line(forks, tiny_model, tmp_path):
     forks.start(run=str(recipe), argv=arguments, log=str(log), ranks=2)
     assert forks.status() == 2
     lock.let_go()
-    errors = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and f"is in use: process {os.getpid()} on " in errors[0]
-    assert "Traceback" not in log.read_text()
+    (line,) = errors(log.read_text())
+    assert f"is in use: process {os.getpid()} on " in line and "Traceback" not in log.read_text()

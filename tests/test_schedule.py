@@ -1,5 +1,7 @@
 """A restarted learning-rate schedule runs as it did the first time."""
 
+from functools import partial
+
 import pytest
 import torch
 from accelerate import Accelerator
@@ -9,7 +11,7 @@ from trl_prorl.resets.schedule import Rewarmup, restart_schedule, rewarmup_facto
 
 
 def lambda_schedule(name):
-    return lambda optimizer: get_scheduler(name, optimizer, num_warmup_steps=2, num_training_steps=10)
+    return partial(get_scheduler, name, num_warmup_steps=2, num_training_steps=10)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -19,9 +21,7 @@ def lambda_schedule(name):
         lambda_schedule("linear"),
         lambda_schedule("cosine"),
         lambda_schedule("constant_with_warmup"),
-        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(
-            optimizer, T_max=10
-        ),  # recursive, not closed form
+        partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10),  # recursive, not closed form
     ],
     ids=["linear", "cosine", "warmup", "torch cosine"],
 )

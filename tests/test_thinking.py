@@ -1,10 +1,9 @@
 """Completions that are interrupted and asked for their answer."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
+from run_record import read_rows
+from tiny_run import watched
 
 from trl_prorl.rollout.thinking import interrupted_rollout
 
@@ -15,22 +14,10 @@ ROWS, BUDGET = 32, 20
 
 @pytest.mark.parametrize("pack", ["off", "on"])
 def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pack):
-    trainer = make_trainer(
-        max_completion_length=40,
-        max_steps=2,
-        per_device_train_batch_size=ROWS,
-        pack_groups=pack,
-        trainer_kwargs={"rollout_func": interrupted_rollout(BUDGET, 4, TEXT)},
-    )
+    keys = {"max_completion_length": 40, "max_steps": 2, "per_device_train_batch_size": ROWS, "pack_groups": pack}
+    trainer = make_trainer(**keys, trainer_kwargs={"rollout_func": interrupted_rollout(BUDGET, 4, TEXT)})
     forced = trainer.processing_class(TEXT, add_special_tokens=False).input_ids
-    seen, buffered = [], []
-    score = trainer._generate_and_score_completions
-
-    def watch(inputs):
-        buffered.append(score(inputs))
-        return buffered[-1]
-
-    trainer._generate_and_score_completions = watch
+    seen, buffered = [], watched(trainer, "_generate_and_score_completions")
     reward = trainer.reward_funcs[0]
     trainer.reward_funcs[0] = lambda completion_ids, interrupted, **columns: (
         seen.append((completion_ids, interrupted)) or reward(completion_ids=completion_ids, **columns)
@@ -47,8 +34,7 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
             assert mask[:length] == [1] * BUDGET + [0] * len(forced) + [1] * answer and 1 <= answer <= 4
         else:
             assert len(ids[row]) <= BUDGET and ids[row][-1] in trainer.eos_token_ids and all(mask[:length])
-    row = json.loads(Path(trainer.args.output_dir, "metrics.jsonl").read_text().splitlines()[0])
-    assert row["interrupted_fraction"] == sum(interrupted) / ROWS
+    assert read_rows(trainer)[0]["interrupted_fraction"] == sum(interrupted) / ROWS
     assert trainer.generation_config.max_new_tokens == 40
 
 

@@ -30,18 +30,10 @@ KEYS += [("elastic", {"elastic_reset_every": 4}), ("base-anchored", {"beta_base"
 def test_every_configuration_is_of_exactly_one_variant():
     """All combinations of what the rules look at."""
     seen = set()
-    for beta, old, base, resets, mix, treats, elastic in itertools.product(
-        (0.0, 0.1), (0.0, 0.1), (0.0, 0.1), (False, True), (0.0, 0.5, 1.0), (False, True), (0, 4)
-    ):
-        args = SimpleNamespace(
-            beta=beta,
-            beta_old=old,
-            beta_base=base,
-            resets=resets,
-            ref_reset_mix=mix,
-            treats_optimizer=treats,
-            elastic_reset_every=elastic,
-        )
+    rule = ("beta", "beta_old", "beta_base", "resets", "ref_reset_mix", "treats_optimizer", "elastic_reset_every")
+    off_or_on = ((0.0, 0.1), (0.0, 0.1), (0.0, 0.1), (False, True), (0.0, 0.5, 1.0), (False, True), (0, 4))
+    for values in itertools.product(*off_or_on):
+        args = SimpleNamespace(**dict(zip(rule, values, strict=True)))
         (name,) = [variant.name for variant in VARIANTS.values() if variant.when(args)]
         seen.add(name)
     assert seen == set(VARIANTS) == {name for name, _ in KEYS}
@@ -67,15 +59,13 @@ def test_report_and_card_know_it(name, tmp_path):
     run = load_run(write_run(tmp_path, config, [{"step": 1}], env={"variant": name, "seed": 0}))
     entry = VARIANTS[name]
     assert colour_of(run) == entry.colour
-    assert dict(zip(*_first_row(learning_table(Frame([run]))), strict=True))["anchor"] == entry.anchor
-    card = model_card(tmp_path).text
-    assert f"**{name}**: {entry.description}." in card
-    assert f"recipes/{entry.launcher} --config" in card
-    assert (DIFFERENT_OBJECTIVE in card) is entry.different_objective is (name == "B")
-
-
-def _first_row(table):
-    return table.header, table.rows[0]
+    table = learning_table(Frame([run]))
+    assert dict(zip(table.header, table.rows[0], strict=True))["anchor"] == entry.anchor
+    card = model_card(tmp_path)
+    assert f"**{name}**: {entry.description}." in card.text and f"variant-{name}" in card.data.tags
+    assert f"recipes/{entry.launcher} --config" in card.text
+    assert (DIFFERENT_OBJECTIVE in card.text) is entry.different_objective is (name == "B")
+    assert "same objective" not in card.text
 
 
 def test_runs_stand_in_the_order_of_the_entries(tmp_path):

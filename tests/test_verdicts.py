@@ -1,19 +1,17 @@
 """pass@k of evaluations during training: by hand, with rewards that differ from the verdicts."""
 
 import math
-from itertools import combinations
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
 from run_record import read_rows as read
+from tiny_run import constant, vowels
 from trl import GRPOTrainer
 
-from eval.metrics.pass_at_k.pass_at_k import pass_at_k as of_eval
 from tasks import get_task
 from trl_prorl import ReferenceResetCallback, Stall
 from trl_prorl.errors import RewardError
-from trl_prorl.pass_at_k import pass_at_k
 from trl_prorl.rollout.verdicts import draw_sizes, measurements
 from trl_prorl.train import task_reward
 
@@ -47,15 +45,6 @@ def passes(row):
     return {name: value for name, value in row.items() if "pass@" in name}
 
 
-@pytest.mark.parametrize("n", range(1, 8))
-def test_pass_at_k_is_the_share_of_all_draws_and_what_eval_computes(n):
-    for c in range(n + 1):
-        for k in range(1, n + 1):
-            draws = [any(i < c for i in draw) for draw in combinations(range(n), k)]
-            assert pass_at_k(n, c, k) == pytest.approx(sum(draws) / len(draws), abs=1e-12)
-            assert pass_at_k(n, c, k) == pytest.approx(of_eval(n, c, k), abs=1e-12)
-
-
 def test_draws_are_of_powers_of_two_up_to_the_completions():
     assert [draw_sizes(n) for n in (1, 2, 3, 8, 15)] == [[1], [1, 2], [1, 2], [1, 2, 4, 8], [1, 2, 4, 8]]
 
@@ -76,15 +65,11 @@ def test_measurements_by_hand():
     assert measurements([], [], 4) == {}
 
 
-# ------------------------------------------------------------------------------------------------- in a run
-
-
 def test_an_evaluation_says_what_is_correct_and_not_what_was_rewarded(run):
     # Two prompts of four completions: 1 and 2 correct, then none, then all.
     verdicts = [0, 1, 0, 0, 1, 0, 0, 1] + [0] * 8 + [1] * 8
-    trainer = run(
-        reward=judged(verdicts), max_steps=2, eval_on_start=True, trainer_kwargs={"eval_dataset": say(2)}, **EVALUATED
-    )
+    given = {"max_steps": 2, "eval_on_start": True, "trainer_kwargs": {"eval_dataset": say(2)}}
+    trainer = run(reward=judged(verdicts), **given, **EVALUATED)
     rows = read(trainer, "evaluations.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2] and all(row["eval_reward"] == 0.5 for row in rows)
     assert passes(rows[0]) == {
@@ -101,13 +86,8 @@ def test_an_evaluation_says_what_is_correct_and_not_what_was_rewarded(run):
 
 def test_batches_that_hold_one_prompt_each_and_fewer_completions_than_in_training(run):
     # Three prompts in batches of one; num_generations_eval is 2, num_generations 4.
-    trainer = run(
-        reward=judged([1, 1, 0, 1, 0, 0]),
-        max_steps=1,
-        num_generations_eval=2,
-        trainer_kwargs={"eval_dataset": say(3)},
-        **EVALUATED | {"per_device_eval_batch_size": 2},
-    )
+    keys = EVALUATED | {"per_device_eval_batch_size": 2, "num_generations_eval": 2, "max_steps": 1}
+    trainer = run(reward=judged([1, 1, 0, 1, 0, 0]), trainer_kwargs={"eval_dataset": say(3)}, **keys)
     (row,) = read(trainer, "evaluations.jsonl")
     assert passes(row) == {"eval_pass@1": pytest.approx(0.5), "eval_pass@2": pytest.approx(2 / 3)}
 
@@ -116,29 +96,22 @@ def test_several_tasks(run):
     """TRL shuffles the set, so the verdicts go by the row: of `easy` all are right, of `hard` one in four."""
     calls = []
 
-    def reward(completions, **columns):
-        return [1.0] * len(completions)
-
     def verifier(completions, task=None, **columns):
         calls.append(set(columns))
         task = task or ["hard"] * len(completions)  # the training set has no such column
         places = [task[:i].count(task[i]) for i in range(len(task))]
         return [of == "easy" or place % 4 == 0 for of, place in zip(task, places, strict=True)]
 
-    reward.verifier = verifier
     sets = say(4, task=["easy", "hard", "hard", "hard"])
-    trainer = run(reward=reward, max_steps=1, trainer_kwargs={"eval_dataset": sets}, **EVALUATED)
+    keys = {"max_steps": 1, "trainer_kwargs": {"eval_dataset": sets}, **EVALUATED}
+    trainer = run(reward=constant(1.0, verifier), **keys)
     (row,) = read(trainer, "evaluations.jsonl")
     assert passes(row) == {
         "eval_pass@1": pytest.approx((1 + 3 / 4) / 4),
         "eval_pass@2": pytest.approx((1 + 3 / 2) / 4),
         "eval_pass@4": 1.0,
-        "eval_pass@1/easy": 1.0,
-        "eval_pass@2/easy": 1.0,
-        "eval_pass@4/easy": 1.0,
-        "eval_pass@1/hard": pytest.approx(0.25),
-        "eval_pass@2/hard": pytest.approx(0.5),
-        "eval_pass@4/hard": 1.0,
+        **{f"eval_pass@{k}/easy": 1.0 for k in (1, 2, 4)},
+        **{f"eval_pass@{k}/hard": pytest.approx(k / 4) for k in (1, 2, 4)},
     }
     assert calls[1:] == [{"prompts"}] * 2  # after the batch of training, with the columns of the rows
 
@@ -149,15 +122,9 @@ RISING = [i / 1000 for i in range(1000)]
 def test_a_stalled_pass_at_1_resets_while_the_reward_rises(run):
     # Right of eight: 4, 4, 5, 5, 5. Evaluations 2 to 5, but for the third, are no improvement.
     verdicts = [place < right for right in (4, 4, 5, 5, 5) for place in range(8)]
-    trainer = run(
-        reward=judged(verdicts, RISING),
-        beta=0.1,
-        ref_reset_stall=1,
-        ref_reset_metric="eval_pass@1",
-        max_steps=5,
-        trainer_kwargs={"eval_dataset": say(2)},
-        **EVALUATED,
-    )
+    keys = {"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": "eval_pass@1", "max_steps": 5}
+    keys |= {"trainer_kwargs": {"eval_dataset": say(2)}, **EVALUATED}
+    trainer = run(reward=judged(verdicts, RISING), **keys)
     rewards = [row["eval_reward"] for row in read(trainer, "evaluations.jsonl")]
     assert rewards == sorted(rewards) and len(set(rewards)) == 5
     fired = [(e["reason"], e["step_applied"], e["value"], e["threshold"]) for e in read(trainer, "events.jsonl")]
@@ -166,16 +133,9 @@ def test_a_stalled_pass_at_1_resets_while_the_reward_rises(run):
 
 def test_the_best_model_by_pass_at_1_is_not_the_one_by_the_reward(run):
     verdicts = [place < right for right in (3, 6, 2) for place in range(8)]
-    trainer = run(
-        reward=judged(verdicts, RISING),
-        max_steps=3,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_pass@1",
-        save_strategy="steps",
-        save_steps=1,
-        trainer_kwargs={"eval_dataset": say(2)},
-        **EVALUATED,
-    )
+    keys = {"load_best_model_at_end": True, "metric_for_best_model": "eval_pass@1", "max_steps": 3}
+    keys |= {"save_strategy": "steps", "save_steps": 1, "trainer_kwargs": {"eval_dataset": say(2)}, **EVALUATED}
+    trainer = run(reward=judged(verdicts, RISING), **keys)
     assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2" and trainer.state.best_metric == 0.75
 
 
@@ -183,15 +143,9 @@ def test_several_validation_sets_have_each_its_own(run):
     # TRL gives their rewards one name. Eight verdicts of `easy`, then four of `hard`.
     steps = [([1] * 8, [0, 0, 0, 1]), ([1] * 8, [0] * 4), ([0] * 8, [0, 0, 1, 1])]
     verdicts = [verdict for easy, hard in steps for verdict in (*easy, *hard)]
-    trainer = run(
-        reward=judged(verdicts),
-        beta=0.1,
-        ref_reset_stall=1,
-        ref_reset_metric="eval_hard_pass@1",
-        max_steps=3,
-        trainer_kwargs={"eval_dataset": {"easy": say(2), "hard": say(1)}},
-        **EVALUATED | {"per_device_eval_batch_size": 4},
-    )
+    keys = {"beta": 0.1, "ref_reset_stall": 1, "ref_reset_metric": "eval_hard_pass@1", "max_steps": 3}
+    keys |= {"trainer_kwargs": {"eval_dataset": {"easy": say(2), "hard": say(1)}}, **EVALUATED}
+    trainer = run(reward=judged(verdicts), **keys | {"per_device_eval_batch_size": 4})
     rows = read(trainer, "evaluations.jsonl")
     assert [row["eval_easy_pass@1"] for row in rows] == [1.0, 1.0, 0.0]
     assert [row["eval_hard_pass@1"] for row in rows] == [0.25, 0.0, 0.5]
@@ -217,13 +171,10 @@ def test_a_run_with_verdicts_trains_as_trl_does(run, largest_difference):
 
 
 def vowels_judged(completions, **columns):
-    return [sum(ord(ch) < 103 for ch in c[-1]["content"]) / (len(c[-1]["content"]) + 1) for c in completions]
+    return vowels(completions)
 
 
 vowels_judged.verifier = lambda completions, **columns: [len(c[-1]["content"]) % 2 == 0 for c in completions]
-
-
-# ------------------------------------------------------------------------------------- without, and wrong
 
 
 def test_without_a_verifier_there_is_no_such_metric(run):
@@ -232,29 +183,24 @@ def test_without_a_verifier_there_is_no_such_metric(run):
     assert passes(row) == {} and "eval_reward" in row
 
 
-STALLS = {"beta": 0.1, "ref_reset_stall": 1}
-REFUSED = {
-    "no verifier": (False, {"metric_for_best_model": "eval_pass@1"}, "metric_for_best_model='eval_pass@1'.*verifier"),
-    "nor a trigger": (
-        False,
-        {**STALLS, "ref_reset_metric": "eval_pass@2"},
-        "ref_reset_metric='eval_pass@2'.*verifier",
-    ),
-    "no power of two": (True, {"metric_for_best_model": "eval_pass@3"}, "eval_pass@3.*eval_pass@1, eval_pass@2, "),
-    "more than there are": (True, {"metric_for_best_model": "pass@8"}, "'pass@8' is not measured: with 4.*pass@4"),
-    "of fewer completions": (
-        True,
+TRIGGER = {"beta": 0.1, "ref_reset_stall": 1}
+REFUSED = [
+    (constant(0.0), {"metric_for_best_model": "eval_pass@1"}, "metric_for_best_model='eval_pass@1'.*verifier"),
+    (constant(0.0), TRIGGER | {"ref_reset_metric": "eval_pass@2"}, "ref_reset_metric='eval_pass@2'.*verifier"),
+    # No power of two; more than there are; of fewer completions; no such task.
+    (vowels_judged, {"metric_for_best_model": "eval_pass@3"}, "eval_pass@3.*eval_pass@1, eval_pass@2, "),
+    (vowels_judged, {"metric_for_best_model": "pass@8"}, "'pass@8' is not measured: with 4.*pass@4"),
+    (
+        vowels_judged,
         {"metric_for_best_model": "eval_pass@4", "num_generations_eval": 2},
         "with 2 completions.*eval_pass@1, eval_pass@2, eval_pass@1/code",
     ),
-    "no such task": (True, {**STALLS, "ref_reset_metric": "eval_pass@1/cod"}, "eval_pass@1/code.*eval_pass@4/math"),
-}
+    (vowels_judged, TRIGGER | {"ref_reset_metric": "eval_pass@1/cod"}, "eval_pass@1/code.*eval_pass@4/math"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_pass_at_k_that_nothing_will_measure_is_refused_before_a_model_is_loaded(make_trainer, case):
-    has_verifier, keys, told = REFUSED[case]
-    reward = vowels_judged if has_verifier else (lambda completions, **columns: [0.0] * len(completions))
+@pytest.mark.parametrize("reward, keys, told", REFUSED)
+def test_a_pass_at_k_that_nothing_will_measure_is_refused_before_a_model_is_loaded(make_trainer, reward, keys, told):
     given = {"eval_dataset": say(3, task=["code", "math", "math"])}
     with pytest.raises(ValueError, match=told):
         make_trainer(model="no model is loaded", reward=reward, trainer_kwargs=given, **EVALUATED, **keys)
@@ -276,12 +222,8 @@ def test_an_asynchronous_verifier_is_refused(make_trainer):
     async def verifier(completions, **columns):
         return [True] * len(completions)
 
-    def reward(completions, **columns):
-        return [0.0] * len(completions)
-
-    reward.verifier = verifier
     with pytest.raises(ValueError, match="verifier.*asynchronous"):
-        make_trainer(model="no model is loaded", reward=reward)
+        make_trainer(model="no model is loaded", reward=constant(0.0, verifier))
 
 
 @pytest.mark.parametrize(
@@ -291,16 +233,10 @@ def test_a_verifier_that_does_not_say_stops_the_run(make_trainer, verdict, told)
     def verifier(completions, **columns):
         return [1 / 0 if verdict is ZeroDivisionError else verdict for _ in completions]
 
-    def reward(completions, **columns):
-        return [0.0] * len(completions)
-
-    reward.verifier = verifier
-    trainer = make_trainer(reward=reward, trainer_kwargs={"eval_dataset": say(2)}, **EVALUATED)
+    given = {"trainer_kwargs": {"eval_dataset": say(2)}, **EVALUATED}
+    trainer = make_trainer(reward=constant(0.0, verifier), **given)
     with pytest.raises(RewardError, match=f"verifier.*{told}"):
         trainer.train()
-
-
-# ---------------------------------------------------------------------------------------------- of a task
 
 
 def test_a_task_s_verifier_is_its_verify_and_not_its_reward():

@@ -1,6 +1,14 @@
 """A training of a test's size: its adapter, its reward, its settings; for the tests and for their processes."""
 
+from contextlib import nullcontext
+
+import torch
 from datasets import Dataset
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+from trl.trainer.utils import use_adapter
+
+from trl_prorl.parts import Part
 
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
@@ -18,8 +26,59 @@ def vowels(completions, **columns):
     return [sum(ord(ch) < 103 for ch in text) / (len(text) + 1) for text in texts]
 
 
+def constant(value, verifier=None):
+    """A reward that is the same for every completion, with a verifier of one's own."""
+
+    def reward(completions, **columns):
+        return [value] * len(completions)
+
+    if verifier is not None:
+        reward.verifier = verifier
+    return reward
+
+
 def evaluated_as(trainer, *rewards):
     """Evaluations whose rewards are known."""
     evaluate, known = trainer._evaluate, iter(rewards)
     trainer._evaluate = lambda *args, **kwargs: evaluate(*args, **kwargs) | {"eval_reward": next(known)}
     return trainer
+
+
+def watched(owner, name):
+    """What a method returns from now on, call by call."""
+    method, seen = getattr(owner, name), []
+    setattr(owner, name, lambda *args, **kwargs: seen.append(method(*args, **kwargs)) or seen[-1])
+    return seen
+
+
+class AtBoundary(Part):
+    """Calls a function at every generation boundary, after the parts before it."""
+
+    def __init__(self, call):
+        self.boundary = call
+
+
+TOKENS = torch.tensor([[70, 84, 90, 101, 33, 65, 77, 120]])
+
+
+def logits(model, adapter=...):
+    """Of `TOKENS`, without the forward that TRL puts in the place of the model's; of the base with adapter `None`."""
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    with torch.no_grad(), nullcontext() if adapter is ... else use_adapter(model, adapter):
+        return inner.get_output_embeddings()(inner.model(TOKENS).last_hidden_state)
+
+
+def adapted(path, noise=0.05, dtype="auto", **keys):
+    """A saved model with an adapter, all of whose factors are disturbed."""
+    torch.manual_seed(5)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(path, dtype=dtype), LoraConfig(**{**LORA, **keys}))
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if "lora_" in name:
+                param.add_(torch.randn_like(param) * noise)
+    return model.eval()
+
+
+def loaded(model, adapter, dtype="auto", **keys):
+    """A saved model with a saved adapter."""
+    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model, dtype=dtype), adapter, **keys)
