@@ -1,6 +1,6 @@
 """Several tasks in one run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from datasets import Dataset
 
@@ -42,7 +42,16 @@ def shares(weights: Sequence[float], n: int) -> list[int]:
     return places
 
 
-class Mixture(Task):
+def _of_member(name: str) -> Callable:
+    return lambda self, *asked: getattr(self.members[asked[-1]["task"]], name)(*asked)
+
+
+# Whatever a task is asked about one row, the member that the row belongs to answers.
+OF_A_ROW = [name for name, method in vars(Task).items() if "row" in getattr(method, "__annotations__", ())]
+OfMembers = type(Task)("OfMembers", (Task,), {name: _of_member(name) for name in OF_A_ROW})
+
+
+class Mixture(OfMembers):
     """
     Several tasks in given proportions; every row belongs to one task, which verifies and rewards it.
 
@@ -87,18 +96,6 @@ class Mixture(Task):
         rows = [{**next(parts[place]), "task": names[place]} for place in places]
         columns = list(dict.fromkeys(column for row in rows for column in row))
         return Dataset.from_dict({column: [row.get(column) for row in rows] for column in columns})
-
-    def verify(self, completion: str, row: Mapping) -> bool:
-        return self.members[row["task"]].verify(completion, row)
-
-    def reward(self, completion: str, row: Mapping) -> float:
-        return self.members[row["task"]].reward(completion, row)
-
-    def has_answer(self, completion: str, row: Mapping) -> bool:
-        return self.members[row["task"]].has_answer(completion, row)
-
-    def gold(self, row: Mapping) -> str:
-        return self.members[row["task"]].gold(row)
 
     def verify_many(self, completions: Sequence[str], rows: Sequence[Mapping]) -> list[bool]:
         return self._by_member("verify_many", completions, rows)

@@ -398,7 +398,7 @@ def test_scaler_goes_back_to_its_initial_scale():
 
 def test_the_changes_of_a_treatment_are_those_that_the_table_of_its_file_says():
     rows = re.findall(
-        r"^\| `(\w+)` \| (\S+) \| (\S+) \| (\S+) \|", Path(treatments.__file__).read_text(), re.MULTILINE
+        r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", Path(treatments.__file__).read_text(), re.MULTILINE
     )
     told = {
         name: {

@@ -14,6 +14,7 @@ from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_availab
 
 from .descriptor import Effect, Key, acts
 from .keys import KEYS, NOT_NEGATIVE, POSITIVE, TRIGGER_KEYS
+from .resets.treatments import TREATMENTS
 
 
 if TYPE_CHECKING:
@@ -225,8 +226,8 @@ REFUSALS = (
     Refusal(
         {"beta": 0.1, "ref_reset_every": 100, "ref_reset_mix": 0.0},
         lambda args: args.resets and args.ref_reset_mix == 0.0 and not args.treats_optimizer,
-        "ref_reset_mix=0 with optimizer_reset='keep' resets nothing. Set ref_reset_mix: 1, or an "
-        "optimizer_reset of hard, soft, asym or step.",
+        "ref_reset_mix=0 with optimizer_reset='keep' resets nothing. Set ref_reset_mix: 1, or another "
+        f"optimizer_reset: {', '.join(name for name in TREATMENTS if name != 'keep')}.",
     ),
     Refusal(
         {"beta": 0.1, "ref_reset_stall": 2, "ref_reset_metric": "reward"},
