@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
@@ -95,7 +96,8 @@ class Terminal(PrinterCallback):
         """A line, above the bar if there is one."""
         if self.shows:
             bar = getattr(self.bar, "training_bar", None)
-            (print if bar is None else bar.write)(line)
+            with nullcontext() if bar is None else bar.external_write_mode():
+                print(line, flush=True)  # into a file, too, before the bar is drawn again
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.shows = self.logs and state.is_world_process_zero

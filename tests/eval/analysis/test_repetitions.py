@@ -48,6 +48,7 @@ ENABLING = {
     "base_anchor_every": {"beta_base": 0.1},
     "pack_max_tokens": {"pack_groups": "auto"},
     "elastic_ema": {"elastic_reset_every": 5},
+    "vllm_enable_lora": {"use_vllm": True},
     "entropy_patience": {"entropy_floor": 0.1},
     "guard_gap_action": {"guard_gap": 0.1},
     "rollback_rate": {"rollback": 1},
