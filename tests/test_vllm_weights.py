@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.import_utils import is_vllm_available
 
 from trl_prorl import ProRLTrainer
 
@@ -84,6 +85,12 @@ def test_an_adapter_that_vllm_does_not_serve_is_refused(with_engine, case):
     config, said = OTHER[case]
     with pytest.raises(ValueError, match=f"^vllm_enable_lora=True.*{re.escape(said)}"):
         with_engine(vllm_enable_lora=True, trainer_kwargs={"peft_config": config})
+
+
+@pytest.mark.skipif(is_vllm_available(), reason="vLLM is installed")
+def test_without_vllm_requests_are_refused_by_trl(make_trainer):
+    with pytest.raises(ImportError, match="vLLM is not available"):
+        make_trainer(use_vllm=True, vllm_enable_lora=True)
 
 
 def test_a_policy_that_was_reset_is_handed_on_although_an_evaluation_of_this_step_has_sampled(with_engine):

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from peft import PeftModel
 from trl.generation import vllm_generation
+from trl.import_utils import is_vllm_available
 
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM can keep room
@@ -19,7 +20,10 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM can keep room
 @contextmanager
 def takes_adapters(rank: int) -> Iterator[None]:
     """While TRL makes its engine: one that takes an adapter of up to this rank."""
-    engine = getattr(vllm_generation, "LLM", None)  # without vLLM TRL says so
+    if not is_vllm_available():  # TRL says so
+        yield
+        return
+    engine = vllm_generation.LLM
     room = min(size for size in RANKS if size >= rank)
     vllm_generation.LLM = partial(engine, enable_lora=True, max_lora_rank=room, max_loras=1)
     try:
