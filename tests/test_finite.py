@@ -8,7 +8,7 @@ import torch
 from run_record import read_rows
 from transformers import TrainerCallback
 
-from trl_prorl.errors import NonFiniteError
+from trl_prorl.errors import NonFiniteError, RewardError
 from trl_prorl.guards.finite import all_finite, first_nonfinite
 
 
@@ -139,3 +139,11 @@ def test_an_assertion_on_a_gpu_while_sampling(make_trainer):
     with pytest.raises(NonFiniteError, match="at step 1: probabilities of the next token.*or an index.*sampling") as e:
         trainer.train()
     assert "device-side assert" in str(e.value.__cause__)
+
+
+def test_an_infinite_reward_stops_and_names_function_and_prompt(make_trainer):
+    def endless(completions, **kwargs):
+        return [math.inf] + [0.0] * (len(completions) - 1)
+
+    with pytest.raises(RewardError, match="'endless' returned inf for the prompt 'say"):
+        make_trainer(reward=endless).train()

@@ -229,3 +229,17 @@ def test_bf16_keeps_the_bound(estimator):
     found, beyond = gradient(penalty, logps), beyond_clamp(logps, anchor, estimator, 4.0)
     assert penalty.dtype == torch.bfloat16 and penalty.isfinite().all() and found.isfinite().all()
     assert (penalty[beyond].abs() == 4.0).all() and not found[beyond].any() and beyond.any() and not beyond.all()
+
+
+def test_a_log_probability_that_is_not_finite_stops_a_bounded_run_too(make_trainer):
+    trainer = make_trainer(beta_old=0.2, kl_clamp=10.0)
+    compute = trainer._compute_loss
+
+    def broken(model, inputs):
+        if "old_per_token_logps" in inputs:
+            inputs = {**inputs, "old_per_token_logps": inputs["old_per_token_logps"] * math.nan}
+        return compute(model, inputs)
+
+    trainer._compute_loss = broken
+    with pytest.raises(NonFiniteError):
+        trainer.train()

@@ -10,10 +10,12 @@ import torch
 from hub_server import TOKEN
 from huggingface_hub import ModelCard, snapshot_download
 from run_record import errors
+from safetensors.torch import load_file
 from tiny_run import loaded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl.checkpoint.files import why_unusable
+from trl_prorl.errors import PushError
 
 
 ROOT = Path(__file__).parent.parent
@@ -240,3 +242,17 @@ def test_the_page_s_five_lines_merge_and_generate(run, tiny_model, tmp_path, mon
     untrained = AutoModelForCausalLM.from_pretrained(tiny_model, dtype="float32")(ids).logits
     adapted = loaded(tiny_model, trainer.args.output_dir, "float32")(ids).logits
     assert (merged - adapted).abs().max() < 1e-4 < (adapted - untrained).abs().max()
+
+
+def test_the_end_s_failure_is_a_run_error_and_the_run_is_on_disk(online, run):
+    trainer = run(**A, hub_model_id="someone/failed")
+    online.fail("/preupload/", 400)
+    with pytest.raises(PushError, match="trl-prorl push --run"):
+        trainer.push_to_hub()
+    assert load_file(Path(trainer.args.output_dir, "adapter_model.safetensors"))
+
+
+def test_the_environment_names_the_base_model(run, tiny_model):
+    trainer = run(max_steps=1)
+    env = json.loads(Path(trainer.args.output_dir, "env.json").read_text())
+    assert env["base_model"]["name"] == tiny_model and env["base_model"]["hub_id"] is None

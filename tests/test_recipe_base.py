@@ -65,3 +65,28 @@ def test_what_is_wrong_is_said_with_its_file(recipe, base, arm, message):
 def test_a_missing_recipe_is_named_once(tmp_path):
     with pytest.raises(ValueError, match=r"^--config \S*none.yaml: there is no such file\.$"):
         read_recipe(tmp_path / "none.yaml")
+
+
+def test_a_run_s_config_is_complete(forks, tiny_model, recipe, tmp_path):
+    """What `--config` leads to is in `config.yaml` whole: the base is not needed to start the run again."""
+    import yaml
+
+    recipe(
+        f"task: reverse_digits\ntask_level: 1\ntrain_rows: 8\nmodel_name_or_path: {tiny_model}\n"
+        "use_cpu: true\nbf16: false\n",
+        "base.yaml",
+    )
+    arm = recipe(
+        "base: ../base.yaml\nbeta: 0.5\nmax_steps: 1\nper_device_train_batch_size: 4\nnum_generations: 4\n"
+        "max_completion_length: 4\nsave_strategy: 'no'\nreport_to: none\ngradient_checkpointing: false\n"
+        f"task_level: 2\noutput_dir: {tmp_path / 'run'}\n"
+    )
+    from pathlib import Path
+
+    script = Path(__file__).parent.parent / "recipes" / "grpo_variantA.py"
+    status, log = forks.run(script, "--config", str(arm), "--learning_rate", "1e-4")
+    assert status == 0, log[-2000:]
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert "base" not in config
+    expected = {"beta": 0.5, "task_level": 2, "train_rows": 8, "learning_rate": 1e-4, "model_name_or_path": tiny_model}
+    assert {key: config[key] for key in expected} == expected

@@ -248,7 +248,7 @@ class ProlongedKeys:
             setting for which that is not possible is refused; with `"auto"` transformers' `generate` samples, and
             `env.json` says why. The copy takes memory of its own for the weights that LoRA changes.
         vllm_enable_lora (`bool`, *optional*, defaults to `False`):
-            Hand the adapter to vLLM as a LoRA request, and merge nothing: vLLM keeps its own base, in 4 bits, too.
+            Hand the adapter to vLLM as a LoRA request, and merge nothing: vLLM keeps its own base.
             `False`: TRL merges the adapter, and hands over all weights.
         skip_zero_rows (`bool`, *optional*, defaults to `False`):
             Do not compute rows that carry no gradient: those of groups whose rewards are all equal, where no penalty

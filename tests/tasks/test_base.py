@@ -55,3 +55,7 @@ def test_reward_defaults_to_the_verdict():
     assert Echo().reward("a", {"answer": "a"}) == 1.0
     assert Echo().reward("b", {"answer": "a"}) == 0.0
     assert Echo().gold({"answer": "a"}) == "a"
+
+
+def test_stable_hash_keeps_the_parts_apart():
+    assert stable_hash("ab", "c") != stable_hash("a", "bc")

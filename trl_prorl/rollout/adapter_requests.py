@@ -1,6 +1,6 @@
 """
-The policy's adapter as a LoRA request to vLLM, in place of weights into which it is merged: nothing is merged, so that
-a 4-bit base stays what it is, and two small factors are handed over instead of all weights.
+The policy's adapter as a LoRA request to vLLM (docs.vllm.ai, "LoRA adapters"), in place of weights into which it is
+merged: the base stays what vLLM loaded, and two small factors are handed over instead of all weights.
 """
 
 from collections.abc import Iterator

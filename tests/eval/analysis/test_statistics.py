@@ -184,3 +184,27 @@ def test_bootstrap_of_a_ratio():
     low, high = ratio_interval(np.tile([0.0, 30.0], 10), np.full(20, 10.0))
     assert (low, high) == pytest.approx((1.5 - 1.96 * 0.335, 1.5 + 1.96 * 0.335), abs=0.1)
     assert np.isnan(ratio_interval(sums[:19], tokens[:19])).all()
+
+
+def test_bootstrap_interval_covers_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(300):
+        low, high = bootstrap_interval(rng.random(60) < 0.3, resamples=400, seed=trial)
+        hits += low <= 0.3 <= high
+    # 95 % of 300 is 285; the percentile interval is slightly liberal at 60 prompts, the binomial spread is 4.
+    assert 0.90 <= hits / 300 <= 0.99
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.1])
+def test_agreement_misses_no_more_often_than_it_says(rate):
+    # All of 40 prompts wrong, which happens at this rate: the interval of such a draw must reach it, or that be rare.
+    missed = (1 - rate) ** 40 if bootstrap_interval([0.0] * 40)[1] < rate else 0.0
+    assert missed <= 0.05
+
+
+def test_prediction_interval_holds_a_new_value_as_often_as_it_says():
+    values = np.random.default_rng(0).normal(0.6, 0.02, size=(1500, 7))
+    for level in (0.5, 0.95):
+        held = [low <= row[6] <= high for row in values for _, low, high in [prediction_interval(row[:6], level)]]
+        assert np.mean(held) == pytest.approx(level, abs=0.03)

@@ -91,3 +91,10 @@ def test_spikes_in_the_matrix(read_run):
     cells = dict(zip(table.header, table.rows[0], strict=True))
     assert (cells["KL spikes"], cells["entropy spikes"]) == ("1.5 (× 150)", "0.5 (× 3)")
     assert any("10 times" in line and "1.5 times" in line for line in table.definitions)
+
+
+def test_forty_looks_and_names_differ(forty):
+    arms = Frame(forty).arms
+    assert len({arm.label for arm in arms}) == len({repr(sorted(curves.style_of(arm).items())) for arm in arms}) == 40
+    colours = {arm.variant: curves.colour_of(arm) for arm in arms}
+    assert len(set(colours.values())) == len(colours) == 7  # its own colour for each variant
