@@ -50,8 +50,8 @@ def drift_of(held_out: HeldOut, point: Point, model, base_model, samples: int) -
     """
     drawn = held_out.samples(point, samples)
     device = next(model.parameters()).device
-    questions = prompt_ids(held_out.tokenizer, held_out.rows, held_out.chat_template_kwargs)
-    temperature = held_out.temperature or 1.0
+    questions = prompt_ids(held_out.tokenizer, held_out.rows, held_out.drawing.chat_template_kwargs)
+    temperature = held_out.drawing.temperature or 1.0
     totals = []  # a row per prompt: sums over tokens, and the number of tokens
     for place in track(range(len(questions)), description=f"{held_out.run_dir.name}: drift of {point.label}"):
         answers = [list(ids) for ids in drawn["ids"][place * samples : (place + 1) * samples]]
@@ -101,7 +101,7 @@ def measure(run_dir: Path, args) -> dict:
         "split": held_out.split,
         "task": held_out.name.task,
         "level": held_out.name.level,
-        "temperature": held_out.temperature,
+        "temperature": held_out.drawing.temperature,
         "points": [point_of(held_out, others, point, base_model, args.samples) for point in points],
     }
 

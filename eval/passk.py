@@ -45,8 +45,7 @@ def settings_of(held_out: HeldOut, n: int) -> dict:
         "split": held_out.split,
         "prompts": len(held_out.rows),
         "n": n,
-        "temperature": held_out.temperature,
-        "max_new_tokens": held_out.max_new_tokens,
+        **held_out.drawing.to_json(),
         "seed": held_out.seed,
         "task": held_out.name.task,
         "level": held_out.name.level,
@@ -64,7 +63,7 @@ def base_and_trained(held_out: HeldOut, args) -> tuple[dict, dict[str, pd.DataFr
         **{side: summarise_samples(samples, args.k) for side, samples in sides.items()},
     }
     result["gain"] = {f"pass@{k}": list(gain(result, k)) for k in args.k}
-    if held_out.temperature > 0 and args.with_greedy:
+    if held_out.drawing.temperature > 0 and args.with_greedy:
         result["greedy"] = {
             side: greedy_side(held_out.samples(point, 1, temperature=0.0)) for side, point in points.items()
         }
@@ -87,10 +86,10 @@ def announcement(held_outs: list[HeldOut], args) -> str:
     held_out, *others = held_outs
     models = 2 + len(checkpoint_points(held_out.run_dir, held_out.config, args.checkpoints))
     more = f", and {len(others)} other task{'s' * (len(others) > 1)} on base and trained" if others else ""
-    greedy = ", and greedy" if held_out.temperature > 0 and args.with_greedy else ""
+    greedy = ", and greedy" if held_out.drawing.temperature > 0 and args.with_greedy else ""
     return visible(
         f"{held_out.run_dir}: {models} models × {len(held_out.rows)} prompts × {args.n} samples{greedy}{more}, "
-        f"at most {held_out.max_new_tokens} tokens each; what is on disk is not drawn again."
+        f"at most {held_out.drawing.max_new_tokens} tokens each; what is on disk is not drawn again."
     )
 
 

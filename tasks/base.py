@@ -105,6 +105,14 @@ class Task(ABC):
         fewer than `n` questions.
         """
 
+    def answer_of(self, completion: str, row: Mapping) -> str | None:
+        """
+        The answer that a completion gives, right or wrong, in a form in which equal answers are equal texts as far as
+        the task can tell; `None` if it gives none. Any text is one, unless the task says otherwise. Never raises on
+        any text.
+        """
+        return completion.strip() or None
+
     @abstractmethod
     def verify(self, completion: str, row: Mapping) -> bool:
         """Whether the completion, as plain text, answers the row correctly; never raises on any text."""
@@ -126,10 +134,10 @@ class Task(ABC):
 
     def has_answer(self, completion: str, row: Mapping) -> bool:
         """
-        Whether the completion holds anything that [`Task.verify`] would take for an answer, right or wrong; any text
-        does, unless the task says otherwise. Never raises on any text.
+        Whether the completion holds anything that [`Task.verify`] would take for an answer, right or wrong; see
+        [`Task.answer_of`].
         """
-        return bool(completion.strip())
+        return self.answer_of(completion, row) is not None
 
     def gold(self, row: Mapping) -> str:
         """A completion of the row that [`Task.verify`] accepts."""

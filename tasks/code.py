@@ -94,6 +94,9 @@ class Code(LoadedTask, GeneratedTask):
         # The same function under another name is the same question.
         return prompt.partition(". ")[2]
 
+    def answer_of(self, completion: str, row: Mapping) -> str | None:
+        return extract_code(completion, row["entry_point"]) or None
+
     def verify(self, completion: str, row: Mapping) -> bool:
         return self.verify_many([completion], [row])[0]
 

@@ -55,7 +55,7 @@ class GeneratedTask(Task):
         return build_dataset(self.name, self.level, *zip(*drawn.values(), strict=True))
 
     def verify(self, completion: str, row: Mapping) -> bool:
-        return completion.strip() == row["answer"]
+        return self.answer_of(completion, row) == row["answer"]
 
     def _draw(self, split: str, n: int, seed: int, seen: Mapping[str, tuple]) -> tuple:
         """The next question of the split that is not in `seen`, as [`GeneratedTask.sample`] returned it."""

@@ -59,6 +59,12 @@ def parse_number(text: str) -> Decimal | None:
     return Decimal((sign or "") + number.replace(",", ""))
 
 
+def plain(number: Decimal) -> str:
+    """A number without a power of ten, and without zeros behind its decimals: equal numbers are equal texts."""
+    text = f"{number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def marked_answers(text: str) -> list[str]:
     """
     The texts after `####`, up to the end of the line, and in `\\boxed{}`. Markers without any digit, and markers like
@@ -111,9 +117,7 @@ def parse_problem(row: Mapping, source: str) -> Problem:
     number = parse_number(final) if marker else None
     if number is None:
         raise ValueError(f"{source}: 'answer' must end in '#### ' and a number, like '#### 42'")
-    answer = f"{number:f}"
-    answer = answer.rstrip("0").rstrip(".") if "." in answer else answer
-    return Problem(question, answer, {}, f"{question}\n{INSTRUCTION}")
+    return Problem(question, plain(number), {}, f"{question}\n{INSTRUCTION}")
 
 
 @lru_cache(maxsize=8)
@@ -154,8 +158,12 @@ class MarkedNumber(Task):
         # Several markers have to agree; a completion with a thousand of them is no answer.
         return 1 <= len(marked) <= MAX_MARKED and all(is_number(part, row["answer"]) for part in marked)
 
-    def has_answer(self, completion: str, row: Mapping) -> bool:
-        return bool(marked_answers(completion))
+    def answer_of(self, completion: str, row: Mapping) -> str | None:
+        marked = marked_answers(completion)
+        if not marked:
+            return None
+        number = parse_number(marked[-1])
+        return marked[-1].strip() if number is None else plain(number)
 
 
 class GSM8K(MarkedNumber):

@@ -134,8 +134,9 @@ class Math(LoadedTask):
         (answer,), gold = answers.values(), row["answer"]
         return is_answer(answer, gold) and not repeats(answer, normalise(gold), question_of(row))
 
-    def has_answer(self, completion: str, row: Mapping) -> bool:
-        return bool(boxed(completion))
+    def answer_of(self, completion: str, row: Mapping) -> str | None:
+        answers = boxed(completion)
+        return normalise(answers[-1]) if answers else None
 
     def gold(self, row: Mapping) -> str:
         return f"\\boxed{{{row['answer']}}}"

@@ -80,6 +80,9 @@ class ReasoningGym(GeneratedTask):
             raise ValueError(f"{self.name}: no question with {json.dumps(self._settings)} and seed {seed}")
         return f"{reply['question']}\n{INSTRUCTION}", reply["answer"] or "", {"seed": seed}
 
+    def answer_of(self, completion: str, row: Mapping) -> str | None:
+        return extract_answer(completion) or None
+
     def verify(self, completion: str, row: Mapping) -> bool:
         return self.score(completion, row) == 1.0
 

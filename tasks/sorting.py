@@ -137,8 +137,8 @@ class Sorting(GeneratedTask):
         digits = rng.choices("0123456789", k=self.level + 3)
         return f"sort {' '.join(digits)}", " ".join(sorted(digits))
 
-    def verify(self, completion: str, row: Mapping) -> bool:
-        return completion.split() == row["answer"].split()
+    def answer_of(self, completion: str, row: Mapping) -> str | None:
+        return " ".join(completion.split()) or None
 
     def reward(self, completion: str, row: Mapping) -> float:
         return self._reward(completion.split(), row["answer"].split())

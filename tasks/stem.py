@@ -95,11 +95,8 @@ class Stem(LoadedTask, GeneratedTask):
     def content(self, prompt: str) -> str:
         return prompt.partition(f"\n{LETTERS[0]})")[0]
 
-    def verify(self, completion: str, row: Mapping) -> bool:
-        return extract_letter(completion, row["choices"]) == row["answer"]
-
-    def has_answer(self, completion: str, row: Mapping) -> bool:
-        return extract_letter(completion, row["choices"]) is not None
+    def answer_of(self, completion: str, row: Mapping) -> str | None:
+        return extract_letter(completion, row["choices"])
 
     def gold(self, row: Mapping) -> str:
         return f"Answer: {row['answer']}"

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,10 +16,9 @@ from trl_prorl import tasks
 from trl_prorl.environment import installed
 from trl_prorl.errors import InputError, RunError
 from trl_prorl.eval.run_folder.reading import load_config, read_env
-from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH, DEFAULT_TEMPERATURE
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import Point, checkpoint_points, identity, load_point, load_tokenizer, trained_point
-from trl_prorl.eval.samples.sampling import for_sampling, progress, sample
+from trl_prorl.eval.samples.sampling import Drawing, for_sampling, judged, progress, sample
 from trl_prorl.eval.samples.store import SAMPLES_FOLDER, SampleStore, content_ids
 from trl_prorl.eval.samples.task_name import TaskName
 from trl_prorl.record.provenance import evaluation_of, plugin_options
@@ -28,8 +28,8 @@ from trl_prorl.text import visible
 
 class HeldOut:
     """
-    A run's models on P held-out prompts of its task, or of another `name`. Temperature, 0 for greedy decoding, and
-    length of a completion are the run's by default; a call of `generate` has `batch_size` sequences.
+    A run's models on P held-out prompts of its task, or of another `name`, drawn as the run draws but for the fields
+    of [`~eval.samples.sampling.Drawing`] that are `asked`; a call of `generate` has `batch_size` sequences.
 
     Raises:
         InputError: If the run cannot be evaluated so.
@@ -41,11 +41,10 @@ class HeldOut:
         split: str,
         prompts: int,
         *,
-        temperature: float | None = None,
-        max_new_tokens: int | None = None,
         seed: int = 0,
         batch_size: int = 512,
         name: TaskName | None = None,
+        **asked,
     ):
         self.run_dir, self.config, self.split = run_dir, check_run(run_dir), split
         self.name = name or TaskName.of_run(self.config)
@@ -55,19 +54,13 @@ class HeldOut:
         except ValueError as error:
             raise InputError(f"--split {split} --prompts {prompts}: {error}") from error
         self.prompt_ids = content_ids(self.rows)
-        self.temperature = float(
-            (self.config.get("temperature") or DEFAULT_TEMPERATURE) if temperature is None else temperature
-        )
-        self.max_new_tokens = (
-            max_new_tokens or self.config.get("max_completion_length") or DEFAULT_MAX_COMPLETION_LENGTH
-        )
-        self.chat_template_kwargs = self.config.get("chat_template_kwargs")
+        self.drawing = Drawing.of(self.config, asked)
         self.grader = grader_version()
         self.trained = trained_point(run_dir, self.config)
         self.tokenizer = load_tokenizer(self.trained.folder)
         self.base = Point("base", 0, None)
 
-    def store(self, point: Point, temperature: float) -> SampleStore:
+    def store(self, point: Point, drawing: Drawing) -> SampleStore:
         """
         Where the samples of a model are; those of a neighbouring run are taken over if they are the same model's.
         """
@@ -75,10 +68,8 @@ class HeldOut:
             "model": self._identity(point),
             "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
             "tokenizer": digest(self.tokenizer.get_vocab(), self.tokenizer.chat_template),
-            "chat_template_kwargs": self.chat_template_kwargs,
+            **asdict(drawing),
             "task": [self.name.task, self.name.level, self.name.options],
-            "temperature": temperature,
-            "max_new_tokens": self.max_new_tokens,
             "seed": self.seed,
         }
         store = SampleStore(self.run_dir / SAMPLES_FOLDER, point.label, json.loads(json.dumps(settings)))
@@ -91,12 +82,12 @@ class HeldOut:
         by prompt in the order of `rows`; what is not on disk is drawn, at another temperature if one is given, and
         kept.
         """
-        temperature = self.temperature if temperature is None else temperature
-        store = self.store(point, temperature)
+        drawing = self.drawing if temperature is None else replace(self.drawing, temperature=temperature)
+        store = self.store(point, drawing)
         missing = self._missing(store, n)
         batches = plan({place: count for place, count in missing.items() if count > 0}, self.batch_size)
         if batches:
-            self._draw(point, batches, {p: n - count for p, count in missing.items()}, temperature, store)
+            self._draw(point, batches, {p: n - count for p, count in missing.items()}, drawing, store)
         store.merge()
         frame = self._regraded(store)
         frame = frame[frame["sample"] < n].set_index("prompt_id", drop=False)
@@ -118,9 +109,11 @@ class HeldOut:
         if stale.any():
             old = frame[stale]
             rows = [self.rows[places[name]] for name in old["prompt_id"]]
-            verdicts = list(map(bool, self.task.verify_many(list(old["completion"]), rows)))
+            verdicts, answers = zip(*judged(self.task, list(old["completion"]), rows), strict=True)
             changed = sum(new != then for new, then in zip(verdicts, old["correct"], strict=True))
+            frame = frame.astype({"answer": object})  # a store that is older than this column has none
             frame.loc[stale, "correct"], frame.loc[stale, "grader"] = verdicts, self.grader
+            frame.loc[stale, "answer"] = pd.Series(answers, old.index, dtype=object)
             store.replace(frame)
             if changed:
                 folder = visible(str(store.folder))
@@ -135,8 +128,8 @@ class HeldOut:
         """A model as it is sampled, and whether compactly."""
         yield for_sampling(load_point(point, self.config))
 
-    def _draw(self, point: Point, batches, have: dict[int, int], temperature: float, store: SampleStore) -> None:
-        description = f"{self.run_dir.name}: {point.label}" + (", greedy" if temperature == 0 else "")
+    def _draw(self, point: Point, batches, have: dict[int, int], drawing: Drawing, store: SampleStore) -> None:
+        description = f"{self.run_dir.name}: {point.label}" + (", greedy" if drawing.temperature == 0 else "")
         total = sum(len(places) * count for places, count in batches)
         with self._model(point) as (model, compact), progress(total, visible(description)) as bar:
             for places, count in batches:
@@ -144,21 +137,12 @@ class HeldOut:
                 # A batch of its own seed: the same samples, whether or not there was a stop before it.
                 set_seed(int(digest(self.seed, names, have[places[0]])[:8], 16))
                 try:
-                    drawn = sample(
-                        model,
-                        self.tokenizer,
-                        self.task,
-                        [self.rows[place] for place in places],
-                        count,
-                        temperature=temperature,
-                        max_new_tokens=self.max_new_tokens,
-                        chat_template_kwargs=self.chat_template_kwargs,
-                        compact=compact,
-                    )
+                    rows = [self.rows[place] for place in places]
+                    drawn = sample(model, self.tokenizer, self.task, rows, count, drawing=drawing, compact=compact)
                 except torch.OutOfMemoryError as error:
                     raise RunError(
                         f"--batch-size {self.batch_size}: the GPU has no memory for so many sequences of up to "
-                        f"{self.max_new_tokens} tokens. Lower it; samples that were drawn are kept."
+                        f"{drawing.max_new_tokens} tokens. Lower it; samples that were drawn are kept."
                     ) from error
                 store.add(
                     [
@@ -183,6 +167,7 @@ class HeldOut:
             "ids": one.ids,
             "truncated": one.truncated,
             "correct": one.correct,
+            "answer": one.answer,
             "grader": self.grader,
         }
 

@@ -10,13 +10,13 @@ from peft import PeftModel
 from trl_prorl.checkpoint.identity import base_parameters, weights_hash
 from trl_prorl.errors import InputError
 from trl_prorl.eval.run_folder.reading import read_env
-from trl_prorl.eval.run_folder.run import DEFAULT_MAX_COMPLETION_LENGTH
 from trl_prorl.eval.samples.held_out import HeldOut
 from trl_prorl.eval.samples.local_paths import with_local_paths
 from trl_prorl.eval.samples.models import Point, identity, load_base_model
-from trl_prorl.eval.samples.sampling import for_sampling
+from trl_prorl.eval.samples.sampling import Drawing, for_sampling
 from trl_prorl.eval.samples.store import content_ids
 from trl_prorl.eval.samples.task_name import TaskName
+from trl_prorl.tasks.base import Task
 
 
 class TrainerHeldOut(HeldOut):
@@ -30,9 +30,8 @@ class TrainerHeldOut(HeldOut):
         self.batch_size = args.batch_size
         self.name, self.task, self.rows = TaskName(name), self, list(rows)
         self.verify, self.prompt_ids = verifier, content_ids(self.rows)
-        self.temperature = float(trainer.temperature if args.temperature is None else args.temperature)
-        self.max_new_tokens = args.max_new_tokens or trainer.max_completion_length or DEFAULT_MAX_COMPLETION_LENGTH
-        self.chat_template_kwargs = trainer.args.chat_template_kwargs
+        asked = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
+        self.drawing = Drawing.of(vars(trainer.args), asked)
         self.grader = uuid4().hex[:12]  # a verifier has no version: what is on disk is judged anew
         self.tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         self.trained, self.base = Point("trained", trainer.state.global_step, None), Point("base", 0, None)
@@ -46,6 +45,8 @@ class TrainerHeldOut(HeldOut):
             raise InputError("the record names no model that the run began from, so there is no base: train first")
         if not self.base_below:
             self.config = with_local_paths(self.run_dir, self.config)
+
+    answer_of = Task.answer_of
 
     def verify_many(self, completions, rows) -> list[bool]:
         return [bool(self.verify(completion, row)) for completion, row in zip(completions, rows, strict=True)]

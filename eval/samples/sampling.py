@@ -3,9 +3,9 @@ Samples of a model: batched generation from the full softmax, each sample with i
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from peft import PeftModel
@@ -19,16 +19,56 @@ from trl_prorl.rollout.merged_copy import why_not_merged
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """
+    How completions are drawn: everything that decides them but model, prompts and seed.
+
+    Attributes:
+        temperature (`float`, *optional*, defaults to `1.0`): Of the full softmax; 0 decodes greedily.
+        max_new_tokens (`int`, *optional*, defaults to `512`): Tokens at which a completion is cut.
+        chat_template_kwargs (`dict`, *optional*): Arguments of the tokenizer's chat template.
+    """
+
+    temperature: float = DEFAULT_TEMPERATURE
+    max_new_tokens: int = DEFAULT_MAX_COMPLETION_LENGTH
+    chat_template_kwargs: dict | None = None
+
+    @classmethod
+    def of(cls, config: Mapping, asked: Mapping) -> "Drawing":
+        """As a run with this configuration draws, but for the fields that are asked for and not `None`."""
+        own = {
+            "temperature": config.get("temperature"),
+            "max_new_tokens": config.get("max_completion_length"),
+            "chat_template_kwargs": config.get("chat_template_kwargs"),
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
+        fields = asdict(cls()) | {name: value for name, value in own.items() if value} | given
+        return cls(**fields | {"temperature": float(fields["temperature"])})
+
+    def to_json(self) -> dict:
+        """The fields as JSON values, those that are `None` left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
 class Sample:
     """
     One completion: its plain text; its tokens, the one that ended it included; whether it was cut at the greatest
-    length instead of ending; and the task's verdict.
+    length instead of ending; the task's verdict, and the answer that it takes the text to give.
     """
 
     text: str
     ids: list[int]
     truncated: bool
     correct: bool
+    answer: str | None
+
+
+def judged(task, texts: list[str], rows: list[Mapping]) -> Iterator[tuple[bool, str | None]]:
+    """The verdict of each completion with its row, and its answer; see [`~tasks.base.Task.answer_of`]."""
+    verdicts = task.verify_many(texts, rows)
+    for text, row, verdict in zip(texts, rows, verdicts, strict=True):
+        yield bool(verdict), task.answer_of(text, row)
 
 
 def stop_token_ids(model, tokenizer) -> list[int]:
@@ -95,18 +135,15 @@ def sample(
     task,
     rows: list[dict],
     n: int,
+    drawing: Drawing,
     *,
-    temperature: float = DEFAULT_TEMPERATURE,
-    max_new_tokens: int = DEFAULT_MAX_COMPLETION_LENGTH,
-    chat_template_kwargs: dict | None = None,
     compact: bool = False,
 ) -> list[list[Sample]]:
     """
     Sample `n` completions for each of P rows in one call of `generate`, and judge them by `task.verify_many`.
 
-    The full softmax at `temperature` is sampled (0 decodes greedily), whatever a model's own generation config asks
-    for. Samples depend on torch's global seed and on what is batched together. `compact` computes a prompt once for
-    all its samples, and drops a sample when it ends.
+    A model's own generation config has no say. Samples depend on torch's global seed and on what is batched together.
+    `compact` computes a prompt once for all its samples, and drops a sample when it ends.
 
     Returns:
         `list[list[Sample]]`: Shape (P, n).
@@ -114,10 +151,12 @@ def sample(
     model.eval()
     device = next(model.parameters()).device
     sampling = {"do_sample": False}
-    if temperature > 0:
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    if drawing.temperature > 0:
+        sampling = {"do_sample": True, "temperature": drawing.temperature, "top_k": 0, "top_p": 1.0}
     inputs = tokenizer.pad(
-        {"input_ids": prompt_ids(tokenizer, rows, chat_template_kwargs)}, padding_side="left", return_tensors="pt"
+        {"input_ids": prompt_ids(tokenizer, rows, drawing.chat_template_kwargs)},
+        padding_side="left",
+        return_tensors="pt",
     ).to(device)
     stops = stop_token_ids(model, tokenizer)
     if compact:
@@ -131,7 +170,7 @@ def sample(
         sequences = model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=drawing.max_new_tokens,
             eos_token_id=stops,
             pad_token_id=tokenizer.pad_token_id,
             **sampling,
@@ -141,10 +180,9 @@ def sample(
     completions = [until_stop(ids, stops) for ids in sequences[:, inputs["input_ids"].shape[1] :].tolist()]
     texts = tokenizer.batch_decode([ids for ids, _ in completions], skip_special_tokens=True)
     asked = [row for row in rows for _ in range(n)]
-    verdicts = map(bool, task.verify_many(texts, asked))
     samples = [
-        Sample(text, ids, not ended, verdict)
-        for text, (ids, ended), verdict in zip(texts, completions, verdicts, strict=True)
+        Sample(text, ids, not ended, *verdict)
+        for text, (ids, ended), verdict in zip(texts, completions, judged(task, texts, asked), strict=True)
     ]
     return [samples[start : start + n] for start in range(0, len(samples), n)]
 

@@ -20,7 +20,19 @@ from trl_prorl.files import replaced
 SAMPLES_FOLDER = "samples"  # of a run
 SETTINGS_FILE = "_settings.json"  # readers of a folder of parquet leave out what begins with an underscore
 WHOLE = "samples.parquet"
-COLUMNS = ("prompt_id", "sample", "prompt", "task", "level", "completion", "ids", "truncated", "correct", "grader")
+COLUMNS = (
+    "prompt_id",
+    "sample",
+    "prompt",
+    "task",
+    "level",
+    "completion",
+    "ids",
+    "truncated",
+    "correct",
+    "answer",
+    "grader",
+)
 
 
 def content_ids(rows: list[dict]) -> list[str]:

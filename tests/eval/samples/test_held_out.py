@@ -132,7 +132,7 @@ def test_a_killed_evaluation_goes_on(forks, run_dir, base, tmp_path):
     left = len(list(run_dir.glob("samples/base-*/part-*.parquet")))
     assert left >= 5
     resumed = HeldOut(run_dir, "test", 20, batch_size=4)
-    kept = resumed.store(resumed.base, resumed.temperature).frame()
+    kept = resumed.store(resumed.base, resumed.drawing).frame()
     assert 0 < len(kept) < 120
     whole = resumed.samples(resumed.base, 6)
 
@@ -158,11 +158,14 @@ def test_verdicts_of_other_graders_are_given_anew_and_nothing_is_sampled(run_dir
     before = HeldOut(run_dir, "test", 4).samples(point, 3)
     drawn = len(calls)
     monkeypatch.setattr(type(task), "verify_many", lambda self, texts, rows: [True] * len(texts))
+    monkeypatch.setattr(type(task), "answer_of", lambda self, text, row: None if len(text) % 2 else f"of {text}")
+    assert before["answer"].tolist() == [text.strip() or None for text in texts(before)]
     assert HeldOut(run_dir, "test", 4).samples(point, 3)["correct"].tolist() == before["correct"].tolist()
     monkeypatch.setattr("eval.samples.held_out.grader_version", lambda: "another")
     after = HeldOut(run_dir, "test", 4).samples(point, 3)
     assert after["correct"].all() and not before["correct"].all() and len(calls) == drawn
-    assert after["completion"].tolist() == before["completion"].tolist()
+    assert texts(after) == texts(before)
+    assert after["answer"].tolist() == [None if len(text) % 2 else f"of {text}" for text in texts(after)]
     assert "the graders have changed" in capsys.readouterr().out
     monkeypatch.setattr(type(task), "verify_many", None)
     assert HeldOut(run_dir, "test", 4).samples(point, 3)["correct"].all()  # they are kept
