@@ -78,6 +78,25 @@ def test_from_runs_to_a_page(run, tmp_path, monkeypatch):
     assert "B − A +0.060" in text and "plain − B +0.040" in text and "C − A +0.000" in text
 
 
+def test_a_night_s_runs_are_held_against_the_table(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(expected, "TABLE", tmp_path / "expected.csv")
+    expected.write_rows([run(seed=seed, pass1=0.6 + 0.001 * seed) for seed in (1, 2, 3)])
+    # mean 0.602, s = 0.001, t(0.9995, 2) = 31.599055: 0.602 ± 0.036487
+    inside, beyond = run(seed=7, pass1=0.6384), run(seed=8, pass1=0.6386)
+    assert expected.outside([inside]) == []
+    (line,) = expected.outside([inside, beyond])
+    assert line == f"{beyond}: pass@1 0.639 lies outside [0.566, 0.638] of variantA"
+    for argv, code in [([inside], None), ([inside, beyond], line), ([tmp_path / "none"], "error: --check: none")]:
+        monkeypatch.setattr("sys.argv", ["expected.py", "--check", *map(str, argv)])
+        found = None
+        try:
+            expected.main()
+        except SystemExit as error:
+            found = error.code
+        assert found == code or str(found).startswith(str(code))
+    assert "expected [0.566, 0.638]" in capsys.readouterr().out
+
+
 def test_a_seed_twice_is_one_line(run, tmp_path, monkeypatch):
     monkeypatch.setattr(expected, "TABLE", tmp_path / "expected.csv")
     folder = run()

@@ -135,19 +135,22 @@ def sample(
     task,
     rows: list[dict],
     n: int,
-    drawing: Drawing,
+    drawing: Drawing | None = None,
     *,
     compact: bool = False,
+    **fields,
 ) -> list[list[Sample]]:
     """
     Sample `n` completions for each of P rows in one call of `generate`, and judge them by `task.verify_many`.
 
-    A model's own generation config has no say. Samples depend on torch's global seed and on what is batched together.
-    `compact` computes a prompt once for all its samples, and drops a sample when it ends.
+    `fields` are those of a [`Drawing`] where none is given. A model's own generation config has no say. Samples depend
+    on torch's global seed and on what is batched together. `compact` computes a prompt once for all its samples, and
+    drops a sample when it ends.
 
     Returns:
         `list[list[Sample]]`: Shape (P, n).
     """
+    drawing = drawing or Drawing(**fields)
     model.eval()
     device = next(model.parameters()).device
     sampling = {"do_sample": False}

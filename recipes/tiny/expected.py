@@ -5,6 +5,7 @@ the pages.
     python recipes/demo.py --seeds 1 2 3 4 5 6 --out runs/seeds
     python recipes/tiny/expected.py runs/seeds/*          # writes expected.csv and the pages
     python recipes/tiny/expected.py                       # the pages alone
+    python recipes/tiny/expected.py --check runs/demo/*   # exit code 1: a score outside its 99.9 % prediction interval
 """
 
 import argparse
@@ -90,6 +91,19 @@ def read_rows() -> pd.DataFrame:
     return pd.read_csv(TABLE)
 
 
+def outside(runs: list[Path], level: float = 0.999) -> list[str]:
+    """A line for each run whose pass@1 a new run of its recipe has less often than one time in 1 / (1 − level)."""
+    rows, lines = read_rows(), []
+    for run, row in [(run, row_of(run)) for run in runs]:
+        if any(row[name] != rows[name][0] for name in ("prompts", "samples")):
+            raise ValueError(f"{run} was evaluated with other prompts or samples than expected.csv.")
+        _, low, high = prediction_interval(list(rows.loc[rows["recipe"] == row["recipe"], "pass@1"]), level)
+        print(f"{run}: pass@1 {row['pass@1']:.3f}, expected [{low:.3f}, {high:.3f}]")
+        if not low <= row["pass@1"] <= high:
+            lines.append(f"{run}: pass@1 {row['pass@1']:.3f} lies outside [{low:.3f}, {high:.3f}] of {row['recipe']}")
+    return lines
+
+
 def text(rows: pd.DataFrame) -> str:
     """The table of the pages, with an explanation of its intervals."""
     scores = {recipe: rows[rows["recipe"] == recipe] for recipe in RECIPES}
@@ -136,10 +150,18 @@ def with_table(page: Path, rows: pd.DataFrame) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write expected.csv from runs, and the pages from that.")
     parser.add_argument("runs", nargs="*", type=Path, help="run folders, evaluated; others in between are passed over")
+    parser.add_argument("--check", action="store_true", help="compare the runs with expected.csv, and write nothing")
     args = parser.parse_args()
+    runs = [run for run in args.runs if (run / "config.yaml").is_file()]
     try:
+        if args.check:
+            if not runs:
+                raise ValueError("--check: none of the folders is a run.")
+            if found := outside(runs):
+                raise SystemExit("\n".join(found))
+            return
         if args.runs:
-            write_rows([run for run in args.runs if (run / "config.yaml").is_file()])
+            write_rows(runs)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     PAGE.write_text(with_table(PAGE, read_rows()))

@@ -10,6 +10,11 @@ import sys
 import nbformat
 import pytest
 from doc_pages import LINK, ROOT
+from test_links_and_commands import why_wrong
+
+from eval.command_lines import gpu_check
+from trl_prorl.launch.shipped_recipes import shipped_recipes
+from trl_prorl.train import first_look, parsed
 
 
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
@@ -77,3 +82,20 @@ def test_it_runs_from_top_to_bottom():
     assert len([out for out in outputs if "image/png" in out.get("data", {})]) == 1
     if output := os.environ.get("QUICKSTART_OUTPUT"):  # to look at it
         nbformat.write(notebook, output)
+
+
+def test_the_notebook_for_a_t4_names_commands_keys_and_files_that_exist():
+    notebook = nbformat.read(ROOT / "docs" / "colab" / "gpu_check.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # nobody has run it there
+    shell = [line.removeprefix("!") for line in "\n".join(code).replace("\\\n", "").split("\n") if line[:1] == "!"]
+    ours = [re.sub(r"^timeout --signal INT \d+ ", "", line) for line in shell if "trl-prorl " in line]
+    assert [line.split()[1] for line in ours] == ["env", "gpu-check", "train"]
+    assert [reason for line in ours if (reason := why_wrong(line, ""))] == []
+    assert gpu_check(ours[1].split()[2:]).minutes == 20
+    assert " --fp16 true " in ours[2]  # which needs a card
+    _, _, recipe, *keys = ours[2].replace("--fp16 true", "--use_cpu true").split()
+    _, args, model = parsed(first_look(shipped_recipes()[recipe], keys))
+    assert (args.bf16, model.dtype, args.beta_old > 0) == (False, "float32", True)
+    compile(code[-2], "cell", "exec")

@@ -1,0 +1,81 @@
+"""
+Two commits on this machine, side by side: do the first steps of every arm agree, and what does a step cost?
+
+    python scripts/compare_commits.py main HEAD
+    python scripts/compare_commits.py v0.1 HEAD --arms variantA --steps 60 --rounds 5
+
+Both run in this environment and on one thread, in turns. A column is "same" if it is so to the bit; else the largest
+difference and its step are given. Costs are CPU seconds of a step, the median of the rounds.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+
+SCRIPT = Path(__file__).with_name("trajectory.py").resolve()
+ARMS = ("plain", "control", "variantA", "variantB", "variantC")
+
+
+def run(tree: Path, arms: list[str], steps: int) -> dict:
+    """What `trajectory.py` finds with the code of a tree."""
+    out = tree / "trajectory.json"
+    command = [sys.executable, str(SCRIPT), "--arms", *arms, "--steps", str(steps), "--out", str(out)]
+    done = subprocess.run(
+        command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"error: the code in {tree.name} did not run to its end:\n{done.stderr[-2000:]}")
+    return json.loads(out.read_text())
+
+
+def difference(then: list[float], now: list[float]) -> str:
+    """`same`, or the largest difference and the step at which the two first differ."""
+    gaps = [abs(one - other) for one, other in zip(then, now, strict=True)]
+    if not any(gaps):
+        return "same"
+    return f"{max(gaps):.1e}, from step {next(place for place, gap in enumerate(gaps, 1) if gap)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("then")
+    parser.add_argument("now", nargs="?", default="HEAD")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    found = {args.then: [], args.now: []}
+    if len(found) < 2:
+        parser.error(f"{args.then} is named twice; name two commits.")
+    with TemporaryDirectory() as folder:
+        trees = {commit: Path(folder, f"{number}") for number, commit in enumerate(found)}
+        for commit, tree in trees.items():
+            tree.mkdir()
+            archive = subprocess.run(["git", "archive", commit], cwd=SCRIPT.parent.parent, capture_output=True)
+            if archive.returncode:
+                sys.exit(f"error: {commit} is no commit of this checkout: {archive.stderr.decode().strip()}")
+            subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+        for _ in range(args.rounds):
+            for commit, tree in trees.items():
+                found[commit].append(run(tree, args.arms, args.steps))
+    columns = ("loss", "grad_norm", "kl_ref", "kl_old", "reward")
+    table = Table("arm", *columns, f"CPU s a step, {args.then}", args.now, "now / then")
+    for arm in args.arms:
+        then, now = found[args.then][0][arm], found[args.now][0][arm]
+        cells = [difference(then[name], now[name]) if name in then and name in now else "–" for name in columns]
+        costs = [statistics.median(one[arm]["cpu_seconds"][0] for one in rounds) for rounds in found.values()]
+        table.add_row(arm, *cells, *(f"{cost:.3f}" for cost in costs), f"{costs[1] / costs[0]:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""
+The first steps of every arm of `recipes/tiny`, on one thread: loss, gradient norm, KL and reward of each step, to the
+bit, and the CPU seconds of a step.
+
+    python scripts/trajectory.py --out tests/trajectories     # writes avx512-torch2.13.0.json, or what this machine is
+    python scripts/trajectory.py --arms variantA --steps 60   # prints
+    ATEN_CPU_CAPABILITY=avx2 python scripts/trajectory.py --out tests/trajectories
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import time
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+import torch  # noqa: E402
+
+
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+# The other libraries' paths are fixed, too, so that the bits depend on the instruction set and not on the processor.
+ONEDNN = {"AVX512": "AVX512_CORE"}.get(CAPABILITY, CAPABILITY)
+os.environ |= {"MKL_CBWR": CAPABILITY, "ONEDNN_MAX_CPU_ISA": ONEDNN}
+
+import trl_prorl  # noqa: E402, F401
+from trl_prorl.record.run_files import METRICS, METRICS_FILE, read_jsonl  # noqa: E402
+from trl_prorl.train import build, first_look, parsed, train  # noqa: E402
+
+
+ARMS = ("plain", "control", "variantA", "variantB", "variantC")
+RECIPES = Path(trl_prorl.__file__).resolve().parents[1] / "recipes" / "tiny"
+SMALL = {"per_device_train_batch_size": 16, "num_generations": 4, "train_rows": 80, "logging_steps": 1}
+COLUMNS = ("grad_norm", "kl_ref", "kl_old", "reward")
+
+
+def first_steps(arm: str, steps: int) -> dict[str, list[float]]:
+    """Values of every step by column, and `cpu_seconds`; a reset lies among them where an arm has any."""
+    with TemporaryDirectory() as folder:
+        keys = {**SMALL, "max_steps": steps, "output_dir": f"{folder}/run", "report_to": "none", "disable_tqdm": True}
+        if arm in ("variantA", "variantC"):
+            keys["ref_reset_every"] = 6
+        argv = [text for key, value in keys.items() for text in (f"--{key}", str(value))]
+        trainer, resume = build(*parsed(first_look(RECIPES / f"{arm}.yaml", argv)))
+        begin = time.process_time()
+        train(trainer, resume)
+        seconds = (time.process_time() - begin) / steps
+        rows = read_jsonl(Path(folder, "run", METRICS_FILE), METRICS)
+    found = {"loss": [row["loss"] for row in trainer.state.log_history if "loss" in row]}
+    found |= {name: [row[name] for row in rows] for name in COLUMNS if name in rows[0]}
+    return found | {"cpu_seconds": [seconds]}
+
+
+def trajectories(arms: list[str], steps: int) -> dict[str, dict[str, list[float]]]:
+    """[`first_steps`] of each arm, in a process of its own, so that nothing is left from the arm before."""
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        return dict(zip(arms, pool.starmap(first_steps, [(arm, steps) for arm in arms], chunksize=1), strict=True))
+
+
+def made_with() -> dict[str, str]:
+    """Whatever else decides the bits: libraries, and the processor's maker, by which MKL chooses its code."""
+    cpu = Path("/proc/cpuinfo")
+    vendor = re.search(r"vendor_id\s*:\s*(\S+)", cpu.read_text() if cpu.exists() else "")
+    return {name: version(name) for name in ("trl", "transformers", "peft")} | {"cpu": vendor[1] if vendor else "?"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="a file, or a folder in which it is named after this machine")
+    args = parser.parse_args()
+    found = trajectories(args.arms, args.steps)
+    if args.out is None:
+        print(json.dumps(found, indent=1))
+        return
+    for columns in found.values():
+        columns.pop("cpu_seconds") if args.out.is_dir() else None
+    name = f"{CAPABILITY.lower()}-torch{torch.__version__.partition('+')[0]}.json"
+    file = args.out / name if args.out.is_dir() else args.out
+    file.write_text(as_json({"made_with": made_with(), **found}))
+
+
+def as_json(content: dict[str, dict]) -> str:
+    """JSON with a line for each column, so that a difference between two files can be read."""
+    return re.sub(r'(?<=[{,]) ?(?="\w+": [{\["])', "\n", json.dumps(content)) + "\n"
+
+
+if __name__ == "__main__":
+    main()
