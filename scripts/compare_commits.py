@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 
 SCRIPT = Path(__file__).with_name("trajectory.py").resolve()
@@ -38,11 +38,11 @@ def run(tree: Path, arms: list[str], steps: int) -> dict:
 
 
 def difference(then: list[float], now: list[float]) -> str:
-    """`same`, or the largest difference and the step at which the two first differ."""
+    """`same`, or the largest difference and the first step that has one."""
     gaps = [abs(one - other) for one, other in zip(then, now, strict=True)]
     if not any(gaps):
         return "same"
-    return f"{max(gaps):.1e}, from step {next(place for place, gap in enumerate(gaps, 1) if gap)}"
+    return f"{max(gaps):.0e} from {next(place for place, gap in enumerate(gaps, 1) if gap)}"
 
 
 def main() -> None:
@@ -68,7 +68,8 @@ def main() -> None:
             for commit, tree in trees.items():
                 found[commit].append(run(tree, args.arms, args.steps))
     columns = ("loss", "grad_norm", "kl_ref", "kl_old", "reward")
-    table = Table("arm", *columns, f"CPU s a step, {args.then}", args.now, "now / then")
+    heads = [Column(name, no_wrap=True) for name in ("arm", *columns, "then", "now", "ratio")]
+    table = Table(*heads, title=f"{args.then} and {args.now}; CPU seconds a step")
     for arm in args.arms:
         then, now = found[args.then][0][arm], found[args.now][0][arm]
         cells = [difference(then[name], now[name]) if name in then and name in now else "–" for name in columns]
