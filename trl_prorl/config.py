@@ -9,7 +9,7 @@ from trl import GRPOConfig
 from .descriptor import Effect, check_keys
 from .keys import FAST, KEYS, ProlongedKeys, effects
 from .objective.kl import gradient_bias
-from .refusals import CHECKED, check_batch, check_combinations, check_launcher, check_machine
+from .refusals import CHECKED, check_batch, check_combinations, check_deepspeed, check_launcher, check_precision
 from .resets.treatments import treatment_of
 from .variants import variant_of
 
@@ -43,12 +43,14 @@ class ProRLConfig(ProlongedKeys, GRPOConfig, Given):
         written = str(self.resume_from_checkpoint).lower()
         if written in ("true", "false"):
             self.resume_from_checkpoint = "True" if written == "true" else None
-        check_machine(self)
+        check_deepspeed(self)
         check_batch(self)
+        by_default = self.bf16 is None
         try:
             super().__post_init__()
         except ValueError:
-            check_batch(self)  # TRL names a key that it computed; this names the keys that were given
+            check_batch(self)  # TRL names a key that it computed; these name the keys that were given
+            check_precision(self, by_default)
             raise
         check_launcher(self)
         check_keys(self, CHECKED)

@@ -45,20 +45,22 @@ def check_batch(args: "ProRLConfig") -> None:
         )
 
 
-def check_machine(args: "ProRLConfig") -> None:
-    """
-    Refuse, with the keys, what transformers refuses without them. Raises `ValueError`: bfloat16, by default as well,
-    or DeepSpeed is asked for, and is not here.
-    """
+def check_deepspeed(args: "ProRLConfig") -> None:
+    """Raises `ValueError`: DeepSpeed is asked for, and is not installed."""
     if args.deepspeed and not is_deepspeed_available():
         raise ValueError(
             f"deepspeed={args.deepspeed!r} needs DeepSpeed: pip install 'trl-prorl[deepspeed]', or leave the key out."
         )
+
+
+def check_precision(args: "ProRLConfig", by_default: bool) -> None:
+    """
+    Refuse, with the keys, bfloat16 that transformers has refused without them. Raises `ValueError`: it is asked for,
+    or nothing is asked for, and torch finds no GPU that computes in it.
+    """
     asked = next((key for key in ("bf16", "bf16_full_eval") if getattr(args, key)), None)
-    if args.bf16 is None and not args.fp16:
-        asked = "bf16"  # TRL's default
     if asked and not (args.use_cpu or is_torch_bf16_gpu_available() or is_torch_xla_available()):
-        default = ", the default," if args.bf16 is None and asked == "bf16" else ""
+        default = ", the default," if by_default and asked == "bf16" else ""
         raise ValueError(
             f"{asked}=True{default} needs a GPU that computes in bfloat16, and torch finds none here. "
             f"Set {asked}: false, and use_cpu: true to train on a CPU."
