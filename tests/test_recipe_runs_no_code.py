@@ -38,11 +38,9 @@ def flow(value):
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
 
 
-# Ways to write `key: value` in YAML.
+# Ways to write `key: value` in YAML that may reach the check as something else.
 NOTATIONS = {
     "block": lambda key, value: yaml.safe_dump({key: value}),
-    "flow": lambda key, value: f"{key}: {flow(value)}\n",
-    "JSON as YAML": lambda key, value: f"{json.dumps(key)}: {json.dumps(value)}\n",
     "quoted": lambda key, value: yaml.safe_dump({key: value}, default_style='"'),
     "tagged": lambda key, value: f"? !!str {key}\n: !!map {flow(value)}\n",
     "merged": lambda key, value: f"{key}:\n  <<: {flow(value)}\n",
@@ -50,10 +48,6 @@ NOTATIONS = {
     "anchored": lambda key, value: f"{key}: &x {flow(value)}\n",
     "by an alias": lambda key, value: f"{key}: {{<<: [&x {flow(value)}, *x]}}\n",
     "text": lambda key, value: yaml.safe_dump({key: json.dumps(value)}),
-    "text in single quotes": lambda key, value: yaml.safe_dump({key: json.dumps(value)}, default_style="'"),
-    "text in double quotes": lambda key, value: yaml.safe_dump({key: json.dumps(value)}, default_style='"'),
-    "literal text": lambda key, value: yaml.safe_dump({key: json.dumps(value, indent=1)}, default_style="|"),
-    "folded text": lambda key, value: yaml.safe_dump({key: json.dumps(value)}, default_style=">"),
     "escaped text": lambda key, value: yaml.safe_dump(
         {key: json.dumps(value).replace("_", "\\u005f").replace("/", "\\/")}
     ),
@@ -78,9 +72,8 @@ def refused(folder, text, layer):
 def test_no_notation_hides_it(tmp_path, notation, layer):
     for value in FORBIDDEN:
         line = refused(tmp_path, NOTATIONS[notation]("model_init_kwargs", value), layer)
-        assert (
-            f": model_init_kwargs: {next(iter(value))}=" in line and "--model_init_kwargs on the command line" in line
-        )
+        assert f": model_init_kwargs: {next(iter(value))}=" in line
+        assert "--model_init_kwargs on the command line" in line
 
 
 @settings(max_examples=150, **QUICK)
@@ -180,6 +173,5 @@ def test_the_command_line_may_ask_for_it(tmp_path, option, value):
 
 
 def test_the_arguments_of_a_model_name_no_code():
-    assert not INIT & set(SWITCHES) and not INIT & {key for value in FORBIDDEN for key in value} - {
-        "attn_implementation"
-    }
+    forbidden = {key for value in FORBIDDEN for key in value} - {"attn_implementation"}
+    assert not INIT & set(SWITCHES) and not INIT & forbidden
