@@ -11,11 +11,11 @@ from datasets import Dataset
 from run_record import read_events as events
 from run_record import read_rows as metrics
 from run_record import untimed
+from tiny_run import AtBoundary
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
-from trl_prorl.parts import Part
 
 
 def steps(trainer):
@@ -56,13 +56,10 @@ def test_an_event_says_what_happened(run):
 @pytest.mark.parametrize("lora", [True, False])
 def test_every_step_and_a_small_mix_make_the_reference_a_moving_average(make_trainer, lora):
     policies = []
-
-    class Boundary(Part):
-        def boundary(self, step):
-            policies.append([policy.detach().clone() for _, policy in trainer.reference.pairs()])
-
     trainer = make_trainer(lora=lora, beta=0.1, ref_reset_every=1, ref_reset_mix=0.25, max_steps=6, learning_rate=1e-2)
-    trainer.parts["boundary"] = Boundary()
+    pairs = trainer.reference.pairs
+    keep = AtBoundary(lambda step: policies.append([policy.detach().clone() for _, policy in pairs()]))
+    trainer.parts["keep"] = keep
     trainer.train()
     assert [(e["step_applied"], len(e["requests"])) for e in events(trainer)] == [(2, 2), (4, 2)]
     average, *others = policies
@@ -132,8 +129,8 @@ def changed_in_memory(path):
 
 
 def test_a_full_model_made_in_memory_is_its_own_reference(run, tiny_model):
-    model = changed_in_memory(tiny_model)
     for name in ("", tiny_model):  # no path at all, and the path of what it was before
+        model = changed_in_memory(tiny_model)
         model.config._name_or_path = name
         trainer = run(model=model, lora=False, beta=0.1, ref_reset_every=4, max_steps=1)
         assert metrics(trainer)[0]["kl_ref"] == pytest.approx(0.0, abs=1e-6)
@@ -288,17 +285,16 @@ def test_rewarmup_scales_the_rates_after_a_reset(run):
 
 
 class AdamWitness(TrainerCallback):
-    """Every parameter's moments and step count as each step leaves them, and its gradients as they are used."""
+    """Of each step: every parameter's gradient as it is used, and its moments and step count as they are left."""
 
     def __init__(self):
-        self.states, self.gradients = [], []
+        self.gradients, self.states = [], []
 
-    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        self.gradients.append([p.grad.double() for group in optimizer.param_groups for p in group["params"]])
+    def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs):
+        self.gradients.append([param.grad.double() for param in optimizer.param_groups[0]["params"]])
 
-    def on_step_end(self, args, state, control, optimizer=None, **kwargs):
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        entries = [optimizer.state[p] for p in params]
+    def on_step_end(self, args, state, control, optimizer, **kwargs):
+        entries = [optimizer.state[param] for param in optimizer.param_groups[0]["params"]]
         self.states.append([(e["exp_avg"].double(), e["exp_avg_sq"].double(), int(e["step"])) for e in entries])
 
 
@@ -322,9 +318,8 @@ def test_the_update_after_a_reset_by_hand(run, mode):
     assert metrics(trainer)[3]["update_norm"] == pytest.approx(square**0.5, rel=1e-4)
 
 
-def test_run_dir_takes_the_record_and_output_dir_the_model(make_trainer, tmp_path):
-    trainer = make_trainer(beta=0.1, ref_reset_every=2, max_steps=3, run_dir=str(tmp_path / "record"))
-    trainer.train()
+def test_run_dir_takes_the_record_and_output_dir_the_model(run, tmp_path):
+    trainer = run(beta=0.1, ref_reset_every=2, max_steps=3, run_dir=str(tmp_path / "record"))
     written = {path.name for path in (tmp_path / "record").iterdir()}
     assert written == {"config.yaml", "env.json", "metrics.jsonl", "events.jsonl"}
     assert not Path(trainer.args.output_dir, "metrics.jsonl").exists()
@@ -332,14 +327,11 @@ def test_run_dir_takes_the_record_and_output_dir_the_model(make_trainer, tmp_pat
 
 def test_the_way_to_compute_a_reference_changes_no_number(run, tiny_model):
     """A model changed in memory, whose reference TRL loads from its path."""
-    model = changed_in_memory(tiny_model)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = []
-    for keys in ({"cls": GRPOTrainer}, {"ref_compute": "cached"}, {"ref_compute": "naive_epoch"}):
-        model.load_state_dict(before)
-        trainer = run(model=model, lora=False, beta=0.1, max_steps=3, learning_rate=1e-3, **keys)
-        found.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
-    for theirs, cached, naive in zip(*(each.values() for each in found), strict=True):
+    found = [
+        run(model=changed_in_memory(tiny_model), lora=False, beta=0.1, max_steps=3, learning_rate=1e-3, **keys).model
+        for keys in ({"cls": GRPOTrainer}, {"ref_compute": "cached"}, {"ref_compute": "naive_epoch"})
+    ]
+    for theirs, cached, naive in zip(*(model.parameters() for model in found), strict=True):
         assert torch.equal(theirs, cached) and torch.allclose(cached, naive, atol=1e-6)
 
 
@@ -401,15 +393,10 @@ def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_train
         return AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
 
     monkeypatch.setattr("trl_prorl.launch.plan.AutoProcessor", SimpleNamespace(from_pretrained=load))
-    init = {"revision": "main", "dtype": "bfloat16"}
-    given = {"processing_class": None}
-    with caplog.at_level("WARNING"):
-        trainer = make_trainer(beta=0.1, ref_reset_every=2, model_init_kwargs=init, trainer_kwargs=given)
-    assert asked == [(tiny_model, "main")]
-    assert trainer.args.model_init_kwargs == init
-    assert not [record for record in caplog.records if "model_init_kwargs" in record.getMessage()]
-    rewarded = make_trainer(beta=0.1, ref_reset_every=2, model_init_kwargs={"dtype": "bfloat16"}, reward=tiny_model)
-    assert rewarded.reward_funcs[0].dtype == torch.bfloat16
+    keys = {"beta": 0.1, "ref_reset_every": 2, "model_init_kwargs": {"revision": "main", "dtype": "bfloat16"}}
+    trainer = make_trainer(reward=tiny_model, trainer_kwargs={"processing_class": None}, **keys)
+    assert asked == [(tiny_model, "main")] and trainer.reward_funcs[0].dtype == torch.bfloat16
+    assert trainer.args.model_init_kwargs == keys["model_init_kwargs"] and "model_init_kwargs" not in caplog.text
 
 
 def test_several_validation_sets_are_refused_where_one_decides(make_trainer):
