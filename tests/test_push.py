@@ -9,13 +9,11 @@ import pytest
 import torch
 from hub_server import TOKEN
 from huggingface_hub import ModelCard, snapshot_download
-from run_record import errors
-from safetensors.torch import load_file
+from run_record import errors, read_rows
 from tiny_run import loaded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_prorl.checkpoint.files import why_unusable
-from trl_prorl.errors import PushError
 
 
 ROOT = Path(__file__).parent.parent
@@ -80,11 +78,7 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     (line,) = errors(written)
     assert "the push to someone/a-run failed: the Hub answers 500" in line and "ordered" in line
     assert line.endswith(f"Try it again with `trl-prorl push --run {out}`")
-    assert hub.files("someone/a-run") == {}
-    for file in (*MODEL, *TOKENIZER, *RECORD):
-        assert (out / file).is_file(), file
-    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3]
+    assert hub.files("someone/a-run") == {} and [row["step"] for row in read_rows(out)] == [1, 2, 3]
     hub.failures.clear()
     status, written = hub_forks.run("-m", "eval.push", *line.split("trl-prorl push ")[1].rstrip("`").split())
     assert status == 0, written
@@ -115,22 +109,17 @@ def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(recipe, hu
 # ------------------------------------------------------------------------------------------------------- trainers
 
 
-def test_the_adapter_that_comes_down_is_the_one_that_was_trained(online, run, tiny_model, tmp_path):
-    trainer = run(**A, hub_model_id="someone/adapter")
+def test_the_adapter_that_comes_down_is_the_one_that_was_trained_with_the_reference_if_asked_for(
+    online, run, tiny_model, tmp_path
+):
+    trainer = run(**A, hub_model_id="someone/adapter", hub_push_reference=True)
     trainer.push_to_hub()
+    assert set(online.files("someone/adapter")) == MODEL | TOKENIZER | RECORD | REFERENCE
     down = Path(snapshot_download("someone/adapter", cache_dir=tmp_path / "cache"))
-    assert not (down / "ref").exists() and not list(down.rglob("*.bin"))
     theirs = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
     pushed = loaded(tiny_model, down).named_parameters()
     trained = {name: param for name, param in pushed if ".default." in name}
     assert trained and all(torch.equal(param, theirs[name]) for name, param in trained.items())
-
-
-def test_the_reference_is_pushed_if_it_is_asked_for(online, run):
-    trainer = run(**A, hub_model_id="someone/both", hub_push_reference=True)
-    trainer.push_to_hub()
-    assert REFERENCE <= set(online.files("someone/both"))
-    assert not any("training_args" in path for path in online.files("someone/both"))
 
 
 def test_a_full_model_is_pushed_as_one(online, run, tiny_model, tmp_path):
@@ -242,17 +231,3 @@ def test_the_page_s_five_lines_merge_and_generate(run, tiny_model, tmp_path, mon
     untrained = AutoModelForCausalLM.from_pretrained(tiny_model, dtype="float32")(ids).logits
     adapted = loaded(tiny_model, trainer.args.output_dir, "float32")(ids).logits
     assert (merged - adapted).abs().max() < 1e-4 < (adapted - untrained).abs().max()
-
-
-def test_the_end_s_failure_is_a_run_error_and_the_run_is_on_disk(online, run):
-    trainer = run(**A, hub_model_id="someone/failed")
-    online.fail("/preupload/", 400)
-    with pytest.raises(PushError, match="trl-prorl push --run"):
-        trainer.push_to_hub()
-    assert load_file(Path(trainer.args.output_dir, "adapter_model.safetensors"))
-
-
-def test_the_environment_names_the_base_model(run, tiny_model):
-    trainer = run(max_steps=1)
-    env = json.loads(Path(trainer.args.output_dir, "env.json").read_text())
-    assert env["base_model"]["name"] == tiny_model and env["base_model"]["hub_id"] is None
