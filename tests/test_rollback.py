@@ -94,19 +94,13 @@ def test_the_rate_is_lower_from_then_on(make_trainer, run, arm):
     assert rates[4:] == pytest.approx([0.25 * rate for rate in before[4:]])
 
 
-def test_at_most_so_many_times(make_trainer):
+@pytest.mark.parametrize("faults, times, end", [([(6, 6), (7, 7)], 1, 7), ([(6, 3)], 0, 6)])
+def test_at_most_so_many_times_and_only_to_a_good_checkpoint(make_trainer, faults, times, end):
     trainer = make_trainer(**SAVES, rollback=1)
-    trainer.parts["fault"], trainer.parts["another"] = Fault(6, 6), Fault(7, 7)
+    trainer.parts |= {f"fault {place}": Fault(*fault) for place, fault in enumerate(faults)}
     trainer.train()
-    assert len(events(trainer, "rollback")) == 1 and trainer.state.global_step == 7
-    assert Path(trainer.args.output_dir, "checkpoint-7").is_dir()
-
-
-def test_without_a_good_checkpoint_the_run_stops(make_trainer):
-    trainer = make_trainer(**SAVES, rollback=1)
-    trainer.parts["fault"] = Fault(6, last_good=3)
-    trainer.train()
-    assert not events(trainer, "rollback") and trainer.state.global_step == 6
+    assert len(events(trainer, "rollback")) == times and trainer.state.global_step == end
+    assert Path(trainer.args.output_dir, f"checkpoint-{end}").is_dir()
 
 
 class Killed(Exception):
