@@ -69,35 +69,27 @@ def comparison(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "where", "agrees"),
+    ("theirs", "ours", "where"),
     [
-        ("passed", "passed", None, True),
-        ("passed", "failed", "lost", False),
-        ("passed", "skipped", "lost", False),
-        ("passed", None, "lost", False),
-        ("failed", "passed", "gained", True),
-        ("skipped", "passed", "gained", True),
-        ("failed", "failed", "neither", True),
-        ("xfailed", "xfailed", "neither", True),
-        ("failed", "skipped", "neither", True),
-        ("skipped", "skipped", "not_run", True),
+        ("passed", "passed", "BOTH"),
+        *(("passed", other, "LOST") for other in ("failed", "skipped", None)),
+        *((other, "passed", "GAINED") for other in ("failed", "skipped")),
+        *((other, other, "NEITHER") for other in ("failed", "xfailed")),
+        ("failed", "skipped", "NEITHER"),
+        ("skipped", "skipped", "NOT_RUN"),
     ],
 )
-def test_a_pair_of_outcomes(comparison, theirs, ours, where, agrees):
-    def outcomes(outcome):
-        others = {"other": comparison.Outcome("passed")}
+def test_a_pair_of_outcomes(comparison, theirs, ours, where):
+    def outcomes(outcome, **others):
         return others if outcome is None else {**others, "test": comparison.Outcome(outcome, "why")}
 
-    result = comparison.Comparison(outcomes(theirs), outcomes(ours))
-    for name in ("lost", "gained", "neither", "not_run"):
-        assert getattr(result, name) == (["test"] if name == where else [])
-    assert result.agrees is agrees
-
-
-def test_nothing_passed_is_no_agreement(comparison):
-    skipped = {"test": comparison.Outcome("skipped", "no package")}
-    assert not comparison.Comparison(skipped, skipped).agrees
-    assert not comparison.Comparison({}, {}).agrees
+    other = comparison.Outcome("passed")
+    result = comparison.Comparison(outcomes(theirs, other=other), outcomes(ours, other=other))
+    found = {title: set(tests) - {"other"} for title, tests in result.found.items()}
+    assert [title for title, tests in found.items() if tests] == [getattr(comparison, where)]
+    assert result.agrees == (where != "LOST")
+    # Nothing passed is no agreement.
+    assert comparison.Comparison(outcomes(theirs), outcomes(ours)).agrees == (where == "BOTH")
 
 
 @pytest.mark.slow
@@ -109,10 +101,8 @@ def test_a_difference_is_found(tmp_path):
     (tests / "test_grpo_trainer.py").write_text(SUITE)
     result = run(str(tmp_path / "trl"))
     assert result.returncode == 1, result.stdout + result.stderr
-    lost, gained, neither = (
-        result.stdout.split(title)[1].split("\n\n")[0]
-        for title in ("not with ours:\n", "not with TRL's:\n", "Passed with neither:\n")
-    )
+    titles = ("not with ours:\n", "not with TRL's:\n", "passed with neither:\n")
+    lost, gained, neither = (result.stdout.split(title)[1].split("\n\n")[0] for title in titles)
     assert "test_theirs" in lost and "test_ours" in gained and "test_neither" in neither
     for what in ("data set trl-internal-testing/other", "model tiny-Other"):
         assert f"no stand-in for the {what}" in result.stdout

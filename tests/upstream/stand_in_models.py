@@ -98,7 +98,6 @@ REMOTE_CODE = {
 
 
 def repository(hub: Path, name: str) -> Path:
-    """Where a Hub cache keeps a model."""
     return hub / f"models--{OWNER}--{name}"
 
 
