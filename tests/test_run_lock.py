@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_record import errors, read_rows
+from run_record import errors, everything, read_rows
 
 from trl_prorl import train
 from trl_prorl.record import folders as run_lock
@@ -101,10 +101,6 @@ def test_a_file_that_says_nothing_and_a_file_system_without_locks(tmp_path, quic
     check_free(tmp_path)
     lock.let_go()
     assert "without locks" in caplog.text and not (tmp_path / LOCK_FILE).exists()
-
-
-def everything(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(

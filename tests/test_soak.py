@@ -14,7 +14,7 @@ import torch
 SOAK = Path(__file__).parent / "soak"
 sys.path.append(str(SOAK))
 
-from cases import ALONE, CASES, command  # noqa: E402
+from cases import ALONE, CASES  # noqa: E402
 from damage import CHECKPOINT_DAMAGE, RECORD_DAMAGE, cut_record, damage_checkpoint  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
 from plan import DECK, trial  # noqa: E402
@@ -38,16 +38,6 @@ def test_a_trial_follows_from_its_seed_and_number_alone():
     assert {life.resume for life in lives} == {"newest", "older"} and any(life.torchrun for life in lives)
     # A process that is killed from outside would leave torchrun's others behind.
     assert not any(life.torchrun and life.kind == "any time" for life in lives)
-
-
-@pytest.mark.parametrize("processes", (1, 2))
-@pytest.mark.parametrize("case", CASES)
-def test_a_case_has_the_prompts_that_a_generation_takes(case, processes):
-    _, arguments = command(case, "model", processes)
-    keys = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    per_step = int(keys.get("--steps_per_generation", keys.get("--gradient_accumulation_steps", 1)))
-    completions = int(keys["--per_device_train_batch_size"]) * per_step * processes
-    assert completions // int(keys["--num_generations"]) <= int(keys["--train_rows"])
 
 
 ROWS = [{"step": step, "reward": step / 7} for step in range(1, 6)]
@@ -96,7 +86,6 @@ def test_a_damaged_checkpoint_is_damaged(tmp_path, kind):
         ({"w": torch.zeros(2)}, {"w": torch.zeros(2, dtype=torch.float64)}, ".w: tensors differ"),
         ([1, 2], [1], ": 2 items instead of 1"),
         ({"a": 1, "b": 2}, {"a": 1}, ": keys ['b']"),
-        ({"a": 1}, {"a": 1.0}, ".a: 1 instead of 1.0"),
         ({"a": None}, {"a": 0}, ".a: None instead of 0"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from datasets import Dataset
-from run_record import errors, read_rows, untimed
+from run_record import errors, everything, read_rows, untimed
 from trl import ModelConfig
 
 from trl_prorl import ProRLConfig, train
@@ -37,10 +37,6 @@ def recipe(forks, tiny_model, tmp_path):
         return forks.run(script, *given, *options.split(), *words, **kwargs)
 
     return start
-
-
-def everything(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_a_recipe_leaves_a_run_folder_from_which_it_can_be_started_again(forks, recipe, tmp_path):
