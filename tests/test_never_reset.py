@@ -1,8 +1,8 @@
-"""A run whose resets never come is the control, and everything that names it says so."""
+"""A run whose resets never came is the control, and everything that names it says so; when: test_resets.py."""
 
 import pytest
 from rich.console import Console
-from run_record import read_rows, write_run
+from run_record import write_run
 
 from eval.analysis.compare import pair_notes
 from eval.analysis.configurations import configuration_labels
@@ -12,43 +12,6 @@ from eval.pages.runs import learning_table
 from eval.run_folder.reading import load_run
 from trl_prorl.hub.card import model_card
 from trl_prorl.variants import NEVER_RESET, without_reset
-
-
-@pytest.mark.parametrize(
-    "keys, first",
-    [
-        ({"ref_reset_every": 4, "max_steps": 4}, None),  # README's first command was this
-        ({"ref_reset_every": 3, "max_steps": 4}, None),  # asked at 3, and the next generation would be at 4
-        ({"ref_reset_every": 3, "max_steps": 5}, 4),
-        ({"ref_reset_every": 2, "max_steps": 4}, 2),
-        ({"ref_reset_every": 1, "max_steps": 3}, 2),
-        ({"ref_reset_every": 3, "max_steps": 4, "num_iterations": 1}, 3),
-        ({"ref_reset_every": 1, "max_steps": 4, "steps_per_generation": 4, "num_iterations": 1}, None),
-        ({"ref_reset_every": 1, "max_steps": 5, "steps_per_generation": 4, "num_iterations": 1}, 4),
-        ({"ref_reset_every": 3, "max_steps": 4, "gradient_accumulation_steps": 2}, None),  # two steps a generation
-        (
-            {"ref_reset_every": 3, "max_steps": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
-            | {"num_iterations": 1},
-            3,
-        ),
-    ],
-    ids=str,
-)
-def test_the_first_reset_is_where_it_is_foretold(run, keys, first, caplog):
-    trainer = run(beta=0.1, **keys)
-    events = read_rows(trainer, "events.jsonl")
-    assert [event["step_applied"] for event in events][:1] == ([first] if first else [])
-    assert trainer.args.first_reset(keys["max_steps"]) == first
-    warned = [record.getMessage() for record in caplog.records if "never resets" in record.getMessage()]
-    assert len(warned) == (first is None)
-    if first is None:
-        assert f"ref_reset_every={keys['ref_reset_every']}" in warned[0] and "it is the control" in warned[0]
-
-
-@pytest.mark.parametrize("more", [{"ref_reset_kl": 1e3}, {"ref_reset_every": 0}])
-def test_nothing_is_said_where_a_reset_may_come_or_none_is_asked_for(run, more, caplog):
-    run(beta=0.1, **({"ref_reset_every": 4, "max_steps": 4} | more))
-    assert "never resets" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -26,19 +26,34 @@ def steps(trainer):
     "accumulation, per_generation, iterations, every, applied",
     [
         (1, 1, 1, 2, [(2, 2), (4, 4)]),
+        (1, 1, 1, 6, []),  # README's first command was this
+        (1, 1, 2, 1, [(1, 2), (3, 4)]),
         (1, 1, 2, 3, [(3, 4)]),  # requested in the middle of a buffer
+        (1, 1, 2, 5, []),  # the next generation would be at 6
+        (1, 4, 1, 1, [(1, 4)]),
         (2, 4, 1, 3, [(3, 4)]),
+        (2, 4, 1, 5, []),
         (2, 2, 3, 2, [(2, 3)]),  # 4 would be applied at 6, where the run ends
+        (2, 1, 1, 3, [(3, 3)]),
         (4, 2, 1, 2, [(2, 2), (4, 4)]),  # two generations in one step
     ],
 )
-def test_a_reset_waits_for_the_next_generation(run, accumulation, per_generation, iterations, every, applied):
+def test_a_reset_waits_for_the_next_generation(run, caplog, accumulation, per_generation, iterations, every, applied):
     keys = {"gradient_accumulation_steps": accumulation, "steps_per_generation": per_generation}
     keys |= {"num_iterations": iterations, "per_device_train_batch_size": 4, "max_steps": 6}
     trainer = run(beta=0.1, ref_reset_every=every, **keys)
-    assert steps(trainer) == applied
-    after = {e["step_applied"] + 1 for e in events(trainer)}
+    assert steps(trainer) == applied and trainer.args.first_reset(6) == (applied[0][1] if applied else None)
+    after = {step + 1 for _, step in applied}
     assert all(row["time_reset"] > 0 for row in metrics(trainer) if row["step"] in after)
+    warned = [record.getMessage() for record in caplog.records if "never resets" in record.getMessage()]
+    assert len(warned) == (not applied)
+    assert applied or f"ref_reset_every={every}" in warned[0] and "it is the control" in warned[0]
+
+
+@pytest.mark.parametrize("more", [{"ref_reset_kl": 1e3}, {"ref_reset_every": 0}])
+def test_nothing_is_said_where_a_reset_may_come_or_none_is_asked_for(run, more, caplog):
+    run(beta=0.1, **({"ref_reset_every": 4, "max_steps": 4} | more))
+    assert "never resets" not in caplog.text
 
 
 def test_an_event_says_what_happened(run):
