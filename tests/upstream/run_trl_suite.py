@@ -62,7 +62,7 @@ def main() -> int:
         parser.error("which TRL? Give the path of a checkout, or set TRL_TESTS.")
     suite, chosen = suite_of(Path(trl)), ["-k", args.k] if args.k else []
     with tempfile.TemporaryDirectory() as work:
-        run_python([str(HERE / "stand_ins.py"), work], Path(work))
+        run_python([str(HERE / "stand_in_models.py"), work], Path(work))
         comparison = Comparison(*(run_suite(suite, classes, Path(work), chosen) for classes in ("trl", "prorl")))
     print(comparison.text())
     return 0 if comparison.agrees else 1
