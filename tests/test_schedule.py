@@ -10,24 +10,18 @@ from transformers import get_scheduler
 from trl_prorl.resets.schedule import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
 
 
-def lambda_schedule(name):
-    return partial(get_scheduler, name, num_warmup_steps=2, num_training_steps=10)
+SCHEDULES = {
+    name: partial(get_scheduler, name, num_warmup_steps=2, num_training_steps=10)
+    for name in ("linear", "cosine", "constant_with_warmup")
+}
+SCHEDULES["recursive"] = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda_schedule("linear"),
-        lambda_schedule("cosine"),
-        lambda_schedule("constant_with_warmup"),
-        partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10),  # recursive, not closed form
-    ],
-    ids=["linear", "cosine", "warmup", "torch cosine"],
-)
-def test_the_rates_after_a_restart_are_those_of_a_new_schedule(make, wrapped):
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_rates_after_a_restart_are_those_of_a_new_schedule(name, wrapped):
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedule = make(optimizer)
+    schedule = SCHEDULES[name](optimizer)
     start = snapshot_schedule(schedule)
     if wrapped:
         optimizer, schedule = Accelerator(cpu=True).prepare(optimizer, schedule)
