@@ -65,11 +65,6 @@ def test_a_line_for_several_keys_is_told_for_each(keys, said):
     assert said in refused(**keys)[0]
 
 
-def test_no_two_examples_are_the_same():
-    examples = [sorted(refusal.example.items(), key=str) for refusal in REFUSALS]
-    assert all(example not in examples[:place] for place, example in enumerate(examples))
-
-
 def test_the_order_of_the_keys_decides_which_line_is_told():
     """Two faults at once: the one that is declared first."""
     line, _ = refused(entropy_stop=True, hub_push_reference=True)
