@@ -18,7 +18,6 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that moves only when told."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock.now)
     return clock

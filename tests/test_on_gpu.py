@@ -36,7 +36,6 @@ def test_a_run_in_bf16_with_everything_on(run, keys, lora):
 
 
 def test_probes_leave_the_random_numbers_of_the_gpu_alone(make_trainer):
-    """Packing and compact generation are tried when the trainer is made: the states afterwards are the same."""
     states = []
     for keys in ({}, {"pack_groups": "on", "compact_generation": "on"}):
         torch.cuda.manual_seed(5)

@@ -50,7 +50,6 @@ ALL_MODES += [("scale(0.2, 0.8)", 1.0), ("scale(0.5,0.25, step)", 1.0), ("scale(
 
 
 def after(mode, alpha, m, v, t):
-    """(m, v, t) after a reset, by the table."""
     cleared = {"keep": (m, v, t), "hard": (0.0, 0.0, 0), "asym": (0.0, v, t), "step": (m, v, 0)}
     cleared |= {"scale(0.2, 0.8)": (0.2 * m, 0.8 * v, t), "scale(0.5,0.25, step)": (0.5 * m, 0.25 * v, 0)}
     cleared |= {"scale(0, 1)": (0.0, v, t)}

@@ -1,10 +1,8 @@
 """Whether packing changes a model's numbers, asked of the model itself."""
 
-import json
 import random
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 from test_packing import MOE, build, padded_logps, with_adapter, with_head
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from eval.run_folder.reading import read_env
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.launch import acceleration
 from trl_prorl.scoring import packing_probe
@@ -63,21 +62,13 @@ def test_rounding_alone_is_let_pass(kind, precision):
 
 @PRECISIONS
 @pytest.mark.parametrize("kind", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
-def test_a_model_to_which_absolute_positions_matter_is_found_by_its_numbers(kind, precision):
+def test_a_model_to_which_absolute_positions_matter_is_found_by_its_numbers_and_known_before(kind, precision):
+    """As initialised, norms commute with a rotation."""
     answer = probed(uneven(kind), precision)
     assert "in packed rows differ from those in padded rows by 0." in answer and "\n" not in answer
-
-
-@pytest.mark.parametrize("kind", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
-def test_the_same_models_are_known_before_their_norms_show_it(kind):
-    """As initialised, norms commute with a rotation."""
     model = build(kind, head_dim=8, **MOE)
-    assert "normalises queries and keys after their rotation" in why_not(model) and probed(with_head(model)) is None
-
-
-def test_a_model_that_crashes_is_told_in_one_line():
-    answer = probed(uneven("nemotron"))
-    assert answer.startswith("NemotronForCausalLM fails on a packed row (RuntimeError: ") and "\n" not in answer
+    assert "normalises queries and keys after their rotation" in why_not(model)
+    assert probed(with_head(model), precision) is None
 
 
 @pytest.mark.parametrize(
@@ -137,8 +128,7 @@ def test_auto_falls_back_and_on_refuses_what_the_probe_finds(run, make_trainer, 
     padded, fallen_back = (run(model=build("nemotron", **sizes), pack_groups=pack, **keys) for pack in ("off", "auto"))
     assert largest_difference(padded, fallen_back) == 0.0
     assert fallen_back.acceleration.packing.startswith("off: NemotronForCausalLM fails on a packed row (RuntimeError")
-    execution = json.loads(Path(fallen_back.args.output_dir, "env.json").read_text())["execution"]
-    assert execution["packing"] == fallen_back.acceleration.packing
+    assert read_env(fallen_back.args.output_dir)["execution"]["packing"] == fallen_back.acceleration.packing
 
 
 def chosen(made):
@@ -149,9 +139,8 @@ def chosen(made):
 def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, monkeypatch, caplog):
     made = make_trainer(pack_groups="on")
     monkeypatch.setattr(acceleration, "probe_packing", lambda *args: pytest.fail("half of the weights were asked"))
-    for sharded in ({"is_fsdp_enabled": True}, {"deepspeed": SimpleNamespace(zero_stage=3)}):
-        made.is_fsdp_enabled = sharded.get("is_fsdp_enabled", False)
-        made.args.deepspeed_plugin = sharded.get("deepspeed")
+    for fsdp, plugin in ((True, None), (False, SimpleNamespace(zero_stage=3))):
+        made.is_fsdp_enabled, made.args.deepspeed_plugin = fsdp, plugin
         caplog.clear()
         assert chosen(made) == "on; its numbers were not tried, because the weights are sharded"
         assert "not tried on this model: its weights are sharded" in caplog.text

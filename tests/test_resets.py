@@ -87,8 +87,6 @@ def test_every_step_and_a_small_mix_make_the_reference_a_moving_average(make_tra
 
 
 class Always(Trigger):
-    """A trigger of somebody else's."""
-
     def observe_step(self, step, kl_ref=None):
         return Reason("always", value=step, threshold=0.0, step=step)
 
@@ -110,9 +108,8 @@ def test_a_trainer_made_without_resets_refuses_them(make_trainer):
 
 
 def test_optimizer_alone_is_reset_where_there_is_no_reference(run, largest_difference):
-    shared = {"max_steps": 4, "num_iterations": 1}
-    hard = run(ref_reset_every=2, ref_reset_mix=0.0, optimizer_reset="hard", **shared)
-    none = run(**shared)
+    alone = {"ref_reset_every": 2, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}
+    hard, none = (run(max_steps=4, num_iterations=1, **keys) for keys in (alone, {}))
     assert [e["step_applied"] for e in events(hard)] == [2] and hard.reference is None
     assert largest_difference(hard, none) > 1e-5
 
@@ -211,12 +208,11 @@ def test_a_kl_spike_resets(run):
     keys = {"ref_reset_kl": 2e-3, "ref_reset_kl_window": 2, "ref_reset_cooldown": 4, "optimizer_reset": "hard"}
     trainer = run(beta=0.01, max_steps=12, **keys)
     fired = events(trainer)
-    kl = {row["step"]: row["kl_ref"] for row in metrics(trainer)}
-    assert fired and {e["reason"] for e in fired} == {"kl_spike"}
+    kl = [row["kl_ref"] for row in metrics(trainer)]
+    assert fired and {(event["reason"], event["threshold"]) for event in fired} == {("kl_spike", 2e-3)}
     for event in fired:
         step = event["step_requested"]
-        assert event["value"] == pytest.approx((kl[step] + kl[step - 1]) / 2) and event["value"] > 2e-3
-        assert event["threshold"] == 2e-3
+        assert event["value"] == pytest.approx(sum(kl[step - 2 : step]) / 2) and event["value"] > 2e-3
     applied = [e["step_applied"] for e in fired]
     assert all(later - sooner >= 4 for sooner, later in zip(applied, applied[1:], strict=False))
 
@@ -391,12 +387,10 @@ def test_an_evaluation_with_a_reward_of_nan_is_that_of_the_others(make_trainer):
         rewards = [len(completion[-1]["content"]) / 7 for completion in completions]
         return [float("nan"), *rewards[1:]] if prompts[0][-1]["content"].startswith("hear") else rewards
 
-    found = []
-    for keys in ({"cls": GRPOTrainer}, {"nonfinite": "skip"}):
-        torch.manual_seed(0)
-        given = {"trainer_kwargs": VALIDATION["trainer_kwargs"], "per_device_eval_batch_size": 8}
-        found.append(make_trainer(reward=reward, **given, **keys).evaluate()["eval_reward"])
-    assert found[0] == found[1] and 0 < found[0] < 2
+    given = {"trainer_kwargs": VALIDATION["trainer_kwargs"], "per_device_eval_batch_size": 8}
+    made = (make_trainer(reward=reward, **given, **keys) for keys in ({"cls": GRPOTrainer}, {"nonfinite": "skip"}))
+    theirs, ours = (trainer.evaluate()["eval_reward"] for trainer in made)
+    assert theirs == ours and 0 < ours < 2
 
 
 def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_trainer, monkeypatch, tiny_model, caplog):

@@ -229,11 +229,10 @@ def test_a_function_that_cannot_be_called_is_named_with_the_place_where_it_is_de
 
 
 def test_in_a_recipe_it_is_one_line(own, tiny_model, tmp_path):
-    keys = {"model_name_or_path": tiny_model, "output_dir": str(tmp_path / "run"), "use_cpu": "true", "bf16": "false"}
-    keys |= {"report_to": "none", "per_device_train_batch_size": "4", "num_generations": "4"}
-    keys |= {"max_completion_length": "4", "max_steps": "1", "train_rows": "8", "disable_tqdm": "true"}
+    options = f"--model_name_or_path {tiny_model} --output_dir {tmp_path / 'run'} --use_cpu true --bf16 false "
+    options += "--report_to none --per_device_train_batch_size 4 --num_generations 4 --max_completion_length 4 "
     status, frames, written = own(
-        RECIPE_SCRIPT, *(word for key, value in keys.items() for word in (f"--{key}", value))
+        RECIPE_SCRIPT, *f"{options} --max_steps 1 --train_rows 8 --disable_tqdm true".split()
     )
     assert (status, frames) == (1, [])
     file, raised = str(tmp_path / "own.py"), line_of('return {}["answer"]')

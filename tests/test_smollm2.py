@@ -24,7 +24,6 @@ STAND_IN = embedded_model()
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache."""
     folder = tmp_path / "home" / "trl_prorl" / "smollm2"
     for module in (shipped, smollm2):
         monkeypatch.setattr(module, "SMOLLM2_FOLDER", folder)

@@ -34,13 +34,11 @@ class Engine(VLLMGeneration):
 
 
 def second_token(completion_ids, **columns):
-    """A reward that differs within a group."""
     return [float(ids[1] % 4) for ids in completion_ids]
 
 
 @pytest.fixture
 def with_engine(make_trainer, monkeypatch):
-    """`make_trainer` of trainers that sample with an `Engine`."""
     off = {"vllm_importance_sampling_correction": False}  # the log-probabilities are made up
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
 
