@@ -9,9 +9,9 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from run_record import read_rows as rows
-from test_packing import MOE, SIZES
+from test_packing import MOE, build
 from tiny_run import constant, vowels, watched
-from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
 from trl_prorl import ProRLTrainer
@@ -220,20 +220,12 @@ def test_a_limit_is_refused_where_processes_would_wait_for_each_other(make_train
         Acceleration.of(trainer, trainer.accelerator.unwrap_model(trainer.model), trainer._padded_logps)
 
 
-def mixture_of_experts(path):
-    tokens = AutoTokenizer.from_pretrained(path)
-    torch.manual_seed(0)
-    sizes = SIZES | MOE | {"head_dim": 16, "num_attention_heads": 2, "moe_intermediate_size": 16}
-    ids = {"pad_token_id": tokens.pad_token_id, "eos_token_id": tokens.eos_token_id, "bos_token_id": None}
-    config = Qwen3MoeConfig(**sizes | ids | {"vocab_size": len(tokens)})
-    return Qwen3MoeForCausalLM(config)
-
-
 def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, tiny_model):
+    tokens = AutoTokenizer.from_pretrained(tiny_model)
+    sizes = MOE | {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id, "head_dim": 8}
     keys = {"reward": solved, "lora": False, "max_steps": 3, "num_iterations": 1, "router_aux_loss_coef": 1.0}
-    models = (mixture_of_experts(tiny_model) for _ in range(3))
-    theirs, whole = run(cls=GRPOTrainer, model=next(models), **keys), run(model=next(models), **keys)
-    kept = run(model=next(models), skip_zero_rows=True, **keys)
+    ways = ({"cls": GRPOTrainer}, {}, {"skip_zero_rows": True})
+    theirs, whole, kept = (run(model=build("qwen3_moe", **sizes), **keys, **way) for way in ways)
     assert largest_difference(theirs, whole) == largest_difference(whole, kept) == 0.0
 
 
