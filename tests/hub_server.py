@@ -1,7 +1,7 @@
 """
 The Hugging Face Hub on loopback, as far as pushing and downloading a model needs it: it stores what it is sent.
 
-Requests can be made to fail: `server.fail("/commit/", 500, times=2)`.
+Requests can be made to fail: `server.fail("/commit/", 500)`.
 """
 
 import base64
@@ -35,7 +35,7 @@ class HubServer:
     """
 
     def __init__(self):
-        self.repos, self.blobs, self.requests, self.failures = {}, {}, [], []
+        self.repos, self.blobs, self.requests, self.failures = {}, {}, [], {}
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         self.thread = threading.Thread(target=self.http.serve_forever, daemon=True)
@@ -49,9 +49,9 @@ class HubServer:
         for held in (self.repos, self.blobs, self.requests, self.failures):
             held.clear()
 
-    def fail(self, part, status, times=10**6, body=None):
-        """The next so many requests whose path has this part are answered with a status."""
-        self.failures.append({"part": part, "status": status, "times": times, "body": body})
+    def fail(self, part, status):
+        """Every request whose path has this part is answered with a status."""
+        self.failures[part] = status
 
     def files(self, repo):
         return self.repos[repo]["files"]
@@ -94,10 +94,9 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body, path = self.rfile.read(length), unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
-        for failure in self.hub.failures:
-            if failure["part"] in path and failure["times"] > 0:
-                failure["times"] -= 1
-                return self.answer(failure["status"], failure["body"] or {"error": "a failure that a test ordered"})
+        for part, status in self.hub.failures.items():
+            if part in path:
+                return self.answer(status, {"error": "a failure that a test ordered"})
         authorised = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         for pattern, method, needs_token, action in ROUTES:
             match = re.fullmatch(pattern, path)
