@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from tiny_run import SETTINGS
 from transformers import AutoTokenizer
 
 from trl_prorl import ProRLConfig, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
@@ -32,10 +33,8 @@ def digest(tensors):
 def small_trainer(model, out, kind, given=None, **keys):
     """A trainer of a tiny model: `kind` is `lora` or `full`, `given` goes to it, `keys` are the configuration's."""
     torch.set_num_threads(1)
-    fixed = {"beta": 0.1, "per_device_train_batch_size": 4, "num_generations": 4, "num_iterations": 2}
-    fixed |= {"max_completion_length": 6, "learning_rate": 5e-3, "lr_scheduler_type": "constant", "seed": 7}
-    fixed |= {"bf16": False, "use_cpu": True, "gradient_checkpointing": False, "ddp_find_unused_parameters": False}
-    fixed |= {"report_to": "none", "disable_tqdm": True}
+    fixed = SETTINGS | {"beta": 0.1, "per_device_train_batch_size": 4, "num_iterations": 2, "report_to": "none"}
+    fixed |= {"lr_scheduler_type": "constant", "use_cpu": True, "ddp_find_unused_parameters": False}
     prompts = [[{"role": "user", "content": f"say {i}"}] for i in range(16)]
     ours = {
         "reward_funcs": lambda completions, **kwargs: [len(set(c[-1]["content"])) / 6 for c in completions],
@@ -67,8 +66,12 @@ def main(model, out, kind, seen_by):
     trainer.accelerator.end_training()
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))
-    # All is done and written. When the interpreter tears gloo's threads down, about one run in twenty is aborted.
+def end():
+    """All is done and written. When the interpreter tears gloo's threads down, about one run in twenty is aborted."""
     sys.stdout.flush()
     os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], int(sys.argv[4]))
+    end()

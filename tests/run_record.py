@@ -35,6 +35,11 @@ def read_events(run, *kinds):
     return [event for event in events if (event["event"] in kinds if kinds else event["event"] != "resume")]
 
 
+def everything(folder):
+    """The files and folders below one, with the time of their last change."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
 def errors(written):
     """The lines of an output that tell an error."""
     return [line for line in written.splitlines() if line.startswith("error: ")]

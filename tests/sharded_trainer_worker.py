@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-from distributed_worker import small_trainer
+from distributed_worker import end, small_trainer
 
 
 CONFIG = Path(__file__).parent.parent / "accelerate_configs" / "fsdp2.yaml"
@@ -79,5 +79,4 @@ def main(engine, model, out, kind, keys, checkpoint=None):
 
 if __name__ == "__main__":
     main(*sys.argv[1:5], json.loads(sys.argv[5]), *sys.argv[6:])
-    sys.stdout.flush()
-    os._exit(0)  # as in distributed_worker.py
+    end()

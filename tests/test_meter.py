@@ -3,6 +3,7 @@
 import json
 import threading
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,45 +18,35 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that moves only when told."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(meter_module.time, "perf_counter", lambda: clock.now)
     return clock
 
 
-def step(meter, kind="policy", shape=(4, 5)):
-    """A forward of a model, counted in a step that has begun."""
-    return meter.counted(lambda **inputs: "scored", kind)(input_ids=torch.zeros(*shape))
-
-
-def test_a_second_belongs_to_the_innermost_stage(clock):
+def test_a_second_belongs_to_the_innermost_stage_which_ends_when_its_body_raises(clock):
     timer = StageTimer(CPU)
     with timer.stage("update"):
         clock.now += 1
         with timer.stage("rollout"):
             clock.now += 2
-            with timer.stage("ref"):
+            with pytest.raises(KeyError), timer.stage("ref"):
                 clock.now += 4
+                raise KeyError
             clock.now += 8
         clock.now += 16
-    assert dict(timer.seconds) == {"update": 17.0, "rollout": 10.0, "ref": 4.0}
+    assert dict(timer.seconds) == {"update": 17.0, "rollout": 10.0, "ref": 4.0} and timer.stack == []
 
 
-def test_a_stage_ends_when_its_body_raises(clock):
-    timer = StageTimer(CPU)
-    with pytest.raises(KeyError), timer.stage("ref"):
-        clock.now += 1
-        raise KeyError
-    assert timer.stack == [] and timer.seconds["ref"] == 1.0
-
-
-def test_row_of_a_step(clock):
+@pytest.mark.parametrize("processes", [1, 3])
+def test_row_of_a_step(clock, processes):
+    """Counts are sums over processes, as if further ones had done the same; means and times are not."""
     meter = Meter(CPU)
     meter.begin_step()
     with meter.timer.stage("ref"):
         clock.now += 3
-    assert step(meter, "ref", (2, 5)) == "scored"
-    step(meter, "policy")
+    for kind, shape in (("ref", (2, 5)), ("policy", (4, 5))):
+        forward = meter.counted(lambda **inputs: "scored", kind)
+        assert forward(input_ids=torch.zeros(*shape)) == "scored"
     meter.add_mean("kl_ref", torch.tensor([[1.0, 9.0]]), torch.tensor([[1, 0]]))
     meter.add_mean("kl_ref", torch.tensor([[2.0, 6.0]]), torch.tensor([[1, 1]]))
     meter.add_total("kl_penalty", torch.tensor(0.5))
@@ -64,30 +55,16 @@ def test_row_of_a_step(clock):
     meter.add_average("clip_region_mean", 0.75)
     meter.add_tokens_in_loss(torch.tensor([[1, 1, 0], [1, 0, 0]]))  # a micro-batch, and its second pass
     meter.add_tokens_in_loss(torch.tensor([[1, 1, 0], [1, 1, 1]]))
+    meter.add_count("rows_skipped", torch.tensor(2))
     clock.now += 1
-    row = meter.end_step(torch.clone)
+    row = meter.end_step(lambda tensor: processes * tensor, processes)
     assert row["kl_ref"] == 3.0 and row["kl_penalty"] == 0.75 and row["clip_region_mean"] == 0.5
-    assert (row["ref_forward_calls"], row["tokens_processed_ref"]) == (1, 10)
-    assert (row["policy_forward_calls"], row["old_forward_calls"]) == (1, 0)
+    names = ["ref_forward_calls", "policy_forward_calls", "old_forward_calls", "rows_skipped"]
+    names += ["tokens_processed_ref", "tokens_processed_policy", "tokens_per_second", "positions_per_second"]
+    assert [row[name] for name in names] == [processes * one for one in (1, 1, 0, 2, 10, 20, 2.0, 5.0)]
     assert (row["time_ref"], row["time_update"], row["time_step"]) == (3.0, 1.0, 4.0)
     assert row["ref_time_fraction"] == 0.75
-    assert (row["tokens_per_second"], row["positions_per_second"]) == (2.0, 5.0)
     assert "kl_old" not in row and "peak_memory_gib" not in row  # not measured
-
-
-def test_counts_are_sums_over_processes_and_times_are_not(clock):
-    """As if two further processes had done the same."""
-    meter = Meter(CPU)
-    meter.begin_step()
-    step(meter, "policy")
-    step(meter, "ref", (1, 7))
-    meter.add_tokens_in_loss(torch.ones(4, 2))
-    meter.add_count("rows_skipped", torch.tensor(2))
-    clock.now += 4
-    row = meter.end_step(lambda tensor: 3 * tensor, 3)
-    assert (row["policy_forward_calls"], row["ref_forward_calls"], row["old_forward_calls"]) == (3, 3, 0)
-    assert (row["tokens_processed_policy"], row["tokens_processed_ref"], row["rows_skipped"]) == (60, 21, 6)
-    assert (row["time_step"], row["tokens_per_second"], row["positions_per_second"]) == (4.0, 6.0, 15.0)
 
 
 def test_means_over_processes_are_means_over_all_tokens():
@@ -115,26 +92,6 @@ def test_a_new_run_keeps_the_record_of_an_older_one(tmp_path):
     assert read_jsonl(tmp_path / "metrics.2.jsonl") == [{"step": 1}]
 
 
-def test_a_gpu_that_has_failed_does_not_hide_the_first_error(monkeypatch):
-    """To wait for it raises again: what a device-side assertion does."""
-    timer, failed = StageTimer(torch.device("cuda")), []
-
-    def synchronize(device):
-        if failed:
-            raise RuntimeError("CUDA error: device-side assert triggered")
-
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    with pytest.raises(KeyError), timer.stage("rollout"), timer.stage("ref"):
-        failed.append(True)
-        raise KeyError
-    failed.clear()
-    with timer.stage("update"):
-        pass
-    failed.append(True)
-    with pytest.raises(RuntimeError), timer.stage("update"):  # without another error it is one
-        pass
-
-
 @pytest.fixture
 def card(monkeypatch):
     """A GPU that is not there: `card(synchronize=...)` says what torch answers."""
@@ -149,16 +106,21 @@ def card(monkeypatch):
     return answers
 
 
+def test_a_gpu_that_has_failed_does_not_hide_the_first_error(card):
+    """To wait for it raises again: what a device-side assertion does."""
+    failed, synchronize = RuntimeError("CUDA error: device-side assert triggered"), Mock()
+    timer = StageTimer(card(synchronize=synchronize))
+    for first, seen in ((KeyError, KeyError), (None, RuntimeError)):  # without another error it is one
+        synchronize.side_effect = None
+        with pytest.raises(seen), timer.stage("rollout"), timer.stage("ref"):
+            synchronize.side_effect = failed
+            if first:
+                raise first
+
+
 def test_a_card_of_which_nvml_knows_no_utilisation_is_measured_without_it(card):
     """A part of a card (MIG): NVML answers with an error of its own, which derives from `Exception` alone."""
-
-    class NotSupported(Exception):
-        pass
-
-    def utilization(device):
-        raise NotSupported("Not Supported")
-
-    assert gpu_row(card(utilization=utilization)) == {"peak_memory_gib": 1.0}
+    assert gpu_row(card(utilization=Mock(side_effect=Exception("Not Supported")))) == {"peak_memory_gib": 1.0}
 
 
 def test_the_utilisation_of_a_gpu_is_a_mean_over_the_step(card, monkeypatch):

@@ -13,7 +13,6 @@ from run_record import read_rows as rows
 
 from trl_prorl.guards.finite import all_finite
 from trl_prorl.record.meter import StageTimer, gpu_row
-from trl_prorl.resets.optimizer_state import reset_optimizer
 from trl_prorl.rollout.compact import draw
 
 
@@ -37,7 +36,6 @@ def test_a_run_in_bf16_with_everything_on(run, keys, lora):
 
 
 def test_probes_leave_the_random_numbers_of_the_gpu_alone(make_trainer):
-    """Packing and compact generation are tried when the trainer is made: the states afterwards are the same."""
     states = []
     for keys in ({}, {"pack_groups": "on", "compact_generation": "on"}):
         torch.cuda.manual_seed(5)
@@ -51,18 +49,6 @@ def test_tokens_are_drawn_as_often_as_they_are_probable():
     probabilities = torch.tensor([0.0, 0.5, 0.25, 0.25, 0.0], device="cuda").expand(40_000, 5)
     counts = torch.bincount(draw(probabilities), minlength=5).cpu() / 40_000
     assert counts[0] == counts[4] == 0 and (counts - probabilities[0].cpu()).abs().max() < 0.015
-
-
-def test_fused_adam_keeps_its_storage_through_a_reset():
-    param = torch.nn.Parameter(torch.ones(4, device="cuda"))
-    optimizer = torch.optim.AdamW([param], fused=True)
-    param.grad = torch.ones_like(param)
-    optimizer.step()
-    before = {key: value.data_ptr() for key, value in optimizer.state[param].items()}
-    reset_optimizer(optimizer, "hard")
-    state = optimizer.state[param]
-    assert {key: value.data_ptr() for key, value in state.items()} == before
-    assert all(value.eq(0).all() for value in state.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -1,9 +1,8 @@
 """Whether packing changes a model's numbers, asked of the model itself."""
 
-import json
 import random
 from contextlib import nullcontext
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from test_packing import MOE, build, padded_logps, with_adapter, with_head
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from eval.run_folder.reading import read_env
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.launch import acceleration
 from trl_prorl.scoring import packing_probe
@@ -31,11 +31,9 @@ def uneven(kind, **keys):
 
 
 def probed(model, precision="fp32", packed=packed_logps):
-    autocast = nullcontext
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16) if precision == "autocast" else nullcontext
     if precision == "bf16":
         model.to(torch.bfloat16)
-    if precision == "autocast":
-        autocast = lambda: torch.autocast("cpu", torch.bfloat16)  # noqa: E731
     return probe(
         model,
         model.get_input_embeddings().weight.shape[0],
@@ -64,41 +62,23 @@ def test_rounding_alone_is_let_pass(kind, precision):
 
 @PRECISIONS
 @pytest.mark.parametrize("kind", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
-def test_a_model_to_which_absolute_positions_matter_is_found_by_its_numbers(kind, precision):
+def test_a_model_to_which_absolute_positions_matter_is_found_by_its_numbers_and_known_before(kind, precision):
+    """As initialised, norms commute with a rotation."""
     answer = probed(uneven(kind), precision)
     assert "in packed rows differ from those in padded rows by 0." in answer and "\n" not in answer
-
-
-@pytest.mark.parametrize("kind", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
-def test_the_same_models_are_known_before_their_norms_show_it(kind):
     model = build(kind, head_dim=8, **MOE)
-    assert (
-        probed(with_head(build(kind, head_dim=8, **MOE))) is None
-    )  # as initialised, its norms commute with a rotation
     assert "normalises queries and keys after their rotation" in why_not(model)
+    assert probed(with_head(model), precision) is None
 
 
-def test_a_model_that_crashes_is_told_in_one_line():
-    answer = probed(uneven("nemotron"))
-    assert answer.startswith("NemotronForCausalLM fails on a packed row (RuntimeError: ") and "\n" not in answer
-
-
-@PRECISIONS
-def test_a_change_beyond_rounding_is_found(precision):
-    """By a factor of about ten of what these precisions can show."""
-    off = {"fp32": 1e-3, "autocast": 0.1, "bf16": 0.1}[precision]
-
-    def shifted(*args, **kwargs):
-        logps, entropies = packed_logps(*args, **kwargs)
-        return logps + off, entropies
-
-    assert probed(uneven("qwen2"), precision, packed_logps) is None
+@pytest.mark.parametrize(
+    "precision, off",
+    [("fp32", 1e-3), ("autocast", 0.1), ("bf16", 0.1), ("fp32", float("nan")), ("fp32", float("inf"))],
+)
+def test_a_change_beyond_rounding_is_found(precision, off):
+    """By a factor of about ten of what these precisions can show, or not finite."""
+    shifted = lambda *args, **keys: (packed_logps(*args, **keys)[0] + off, None)  # noqa: E731
     assert "differ" in probed(uneven("qwen2"), precision, shifted)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_found(value):
-    assert "differ" in probed(uneven("qwen2"), packed=lambda *a, **k: (packed_logps(*a, **k)[0] + value, None))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -138,27 +118,17 @@ def test_the_rows_are_padded_as_trl_pads_them():
     assert len(set(tokens(200, 1000).tolist())) > 150 and int(tokens(5000, 7).max()) == 6
 
 
-def nemotron(path):
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    return build("nemotron", vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, head_dim=8)
-
-
 def test_auto_falls_back_and_on_refuses_what_the_probe_finds(run, make_trainer, tiny_model, largest_difference):
+    tokens = AutoTokenizer.from_pretrained(tiny_model)
+    sizes = {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id, "head_dim": 8}
     keys = {"lora": False, "max_steps": 2}
     with pytest.raises(ValueError, match="pack_groups='on' is not possible: NemotronForCausalLM fails.*auto") as error:
-        make_trainer(model=nemotron(tiny_model), pack_groups="on", **keys)
+        make_trainer(model=build("nemotron", **sizes), pack_groups="on", **keys)
     assert "\n" not in str(error.value)
-    padded, fallen_back = (run(model=nemotron(tiny_model), pack_groups=pack, **keys) for pack in ("off", "auto"))
+    padded, fallen_back = (run(model=build("nemotron", **sizes), pack_groups=pack, **keys) for pack in ("off", "auto"))
     assert largest_difference(padded, fallen_back) == 0.0
-    env = json.loads(Path(fallen_back.args.output_dir, "env.json").read_text())
-    assert env["execution"]["packing"].startswith("off: NemotronForCausalLM fails on a packed row (RuntimeError")
-
-
-def test_a_run_with_packing_goes_as_if_nobody_had_asked(run, largest_difference, monkeypatch):
-    keys = {"pack_groups": "on", "max_steps": 2, "beta": 0.1, "learning_rate": 1e-3}
-    asked = run(**keys)
-    monkeypatch.setattr(acceleration, "probe_packing", lambda *args: None)
-    assert largest_difference(asked, run(**keys)) == 0.0
+    assert fallen_back.acceleration.packing.startswith("off: NemotronForCausalLM fails on a packed row (RuntimeError")
+    assert read_env(fallen_back.args.output_dir)["execution"]["packing"] == fallen_back.acceleration.packing
 
 
 def chosen(made):
@@ -169,9 +139,8 @@ def chosen(made):
 def test_where_weights_are_sharded_it_says_that_it_was_skipped(make_trainer, monkeypatch, caplog):
     made = make_trainer(pack_groups="on")
     monkeypatch.setattr(acceleration, "probe_packing", lambda *args: pytest.fail("half of the weights were asked"))
-    for sharded in ({"is_fsdp_enabled": True}, {"deepspeed": SimpleNamespace(zero_stage=3)}):
-        made.is_fsdp_enabled = sharded.get("is_fsdp_enabled", False)
-        made.args.deepspeed_plugin = sharded.get("deepspeed")
+    for fsdp, plugin in ((True, None), (False, SimpleNamespace(zero_stage=3))):
+        made.is_fsdp_enabled, made.args.deepspeed_plugin = fsdp, plugin
         caplog.clear()
         assert chosen(made) == "on; its numbers were not tried, because the weights are sharded"
         assert "not tried on this model: its weights are sharded" in caplog.text

@@ -5,6 +5,7 @@ A tool's answer stands in the completion, so later tokens attend to it, and `too
 Packing computes every token of a completion and leaves the mask to TRL.
 """
 
+import functools
 import random
 from pathlib import Path
 
@@ -33,9 +34,6 @@ def add(a: int, b: int) -> int:
     Args:
         a: The first.
         b: The second.
-
-    Returns:
-        Their sum.
     """
     return a + b
 
@@ -64,10 +62,10 @@ def speaks(trainer):
         first = num_generations > 1
         texts = []
         for row in range(len(prompt_ids)):
-            calls = row % 3 < 2 if first else row % 2
-            said = (
-                CALL % (draw.randrange(100), draw.randrange(9)) if calls else f"it is {draw.randrange(200)}<|im_end|>"
-            )
+            if row % 3 < 2 if first else row % 2:
+                said = CALL % (draw.randrange(100), draw.randrange(9))
+            else:
+                said = f"it is {draw.randrange(200)}<|im_end|>"
             texts.append("x" * draw.randrange(4) + said)
         return [tokenizer(text, add_special_tokens=False).input_ids for text in texts], None
 
@@ -99,36 +97,24 @@ def trained(make_trainer, tools_model):
     return build_and_train
 
 
-def entropies(trainer):
-    return [row["entropy"] for row in read_rows(trainer)]
-
-
-@pytest.mark.parametrize("keys", [{"beta": 0.2}, {"loss_type": "cispo"}])
-def test_packed_training_with_tools_is_trl_s(trained, largest_difference, keys):
-    theirs = trained(GRPOTrainer, **keys)
-    ours = trained(pack_groups="on", reuse_old_logps=True, **keys)
-    assert ours.acceleration.packs
-    assert largest_difference(theirs, ours) < 1e-5
-    for batch, other in zip(ours.made, theirs.made, strict=True):
-        written = batch["completion_mask"].bool() & ~batch["tool_mask"].bool()
-        assert torch.equal(batch["tool_mask"], other["tool_mask"])
-        assert {len(row.diff().nonzero()) for row in written} >= {0, 2, 4}  # no call, one, and two
-
-
-@pytest.mark.parametrize("pack", ["off", "on"])
-def test_our_own_penalty_leaves_the_tool_s_tokens_out_as_trl_s_does(trained, largest_difference, pack):
-    """A bound that no token reaches makes the penalty ours, padded and packed."""
-    theirs, ours = trained(GRPOTrainer, beta=0.2), trained(beta=0.2, kl_clamp=1e6, pack_groups=pack)
-    assert ours.args.adds_penalty and largest_difference(theirs, ours) < 1e-5
-
-
 @pytest.mark.parametrize(
-    "keys", [{"beta_old": 0.3}, {"beta": 0.3, "ref_reset_every": 2}, {"beta_old": 0.1, "beta_base": 0.2}]
+    "keys, more, packs",
+    [
+        ({"beta": 0.2}, {}, ["on"]),
+        ({"beta": 0.2}, {"kl_clamp": 1e6}, ["off", "on"]),  # a bound that no token reaches makes the penalty ours
+        ({"loss_type": "cispo"}, {}, ["on"]),
+    ],
 )
-def test_every_anchor_with_tools_packed_and_padded(trained, largest_difference, keys):
-    padded, packed = trained(**keys), trained(pack_groups="on", reuse_old_logps=True, **keys)
-    assert largest_difference(padded, packed) < 1e-5
-    assert entropies(packed) == pytest.approx(entropies(padded), rel=1e-5)
+def test_training_with_tools_is_trl_s(trained, largest_difference, keys, more, packs):
+    theirs = trained(GRPOTrainer, **keys)
+    for pack in packs:
+        ours = trained(pack_groups=pack, reuse_old_logps=pack == "on", **keys, **more)
+        assert ours.acceleration.packs == (pack == "on") and ours.args.adds_penalty == bool(more)
+        assert largest_difference(theirs, ours) < 1e-5
+        for batch, other in zip(ours.made, theirs.made, strict=True):
+            written = batch["completion_mask"].bool() & ~batch["tool_mask"].bool()
+            assert torch.equal(batch["tool_mask"], other["tool_mask"])
+            assert {len(row.diff().nonzero()) for row in written} >= {0, 2, 4}  # no call, one, and two
 
 
 @pytest.mark.parametrize("pack", ["off", "on"])
@@ -139,7 +125,7 @@ def test_rows_that_are_left_out_leave_the_entropy_of_the_model_s_tokens(trained,
     counts = (batch["completion_mask"] * batch["tool_mask"])[batch["advantages"] != 0].bool()
     assert 0 < len(counts) < len(batch["advantages"]) and not counts.all()
     mean = values[batch["advantages"] != 0][counts].mean().item()
-    assert entropies(less)[0] == pytest.approx(mean, rel=1e-5)
+    assert read_rows(less)[0]["entropy"] == pytest.approx(mean, rel=1e-5)
     # TRL logs a mean over all rows, those that were left out too.
     assert less.state.log_history[0]["entropy"] == pytest.approx(mean, rel=1e-5)
 
@@ -147,18 +133,11 @@ def test_rows_that_are_left_out_leave_the_entropy_of_the_model_s_tokens(trained,
 def test_later_tokens_attend_to_the_tool_s_answer(trained, largest_difference):
     """Another answer of the same length is scored nowhere, earns the same, and still changes the training."""
 
-    def sub(a: int, b: int) -> int:
-        """
-        Add two numbers, wrongly.
-
-        Args:
-            a: The first.
-            b: The second.
-        """
+    @functools.wraps(add)
+    def wrongly(a, b):
         return a + b + (1 if str(a + b)[-1] != "9" else -1)
 
-    sub.__name__ = "add"
-    first, second = trained(pack_groups="on"), trained(pack_groups="on", tool=sub)
+    first, second = trained(pack_groups="on"), trained(pack_groups="on", tool=wrongly)
     for key in ("tool_mask", "advantages"):
         assert all(torch.equal(a[key], b[key]) for a, b in zip(first.made, second.made, strict=True))
     assert largest_difference(first, second) > 1e-5

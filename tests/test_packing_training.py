@@ -1,6 +1,7 @@
 """Training with packed groups and without the rows that carry no gradient: the same numbers."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,17 +9,15 @@ from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from run_record import read_rows as rows
-from test_packing import MOE, SIZES
+from test_packing import MOE, build
 from tiny_run import constant, vowels, watched
-from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
-from eval.run_folder.reading import read_env
 from trl_prorl import ProRLTrainer
-from trl_prorl import trainer as trainer_module
 from trl_prorl.launch.acceleration import Acceleration, check_pack_processes
-from trl_prorl.record.meter import Meter
 from trl_prorl.rollout.outcome import whole_groups
+from trl_prorl.scoring.scorer import Scorer
 
 
 SPREAD = {"per_device_train_batch_size": 4, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
@@ -80,20 +79,16 @@ def test_eight_steps_packed_and_padded_end_with_the_same_weights(run, largest_di
     assert {name: [row[name] for row in rows(packed)] for name in calls} == calls
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
-def test_every_loss_type(run, largest_difference, loss_type):
-    keys = {"loss_type": loss_type, "max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3}
-    assert largest_difference(run(**keys), run(pack_groups="on", **keys)) < 1e-5
+LOSSES = "grpo bnpo dr_grpo dapo cispo sapo luspo vespo".split()
+ASKED = [{"loss_type": name, "beta": 0.2, "ref_reset_every": 2} for name in LOSSES]
+OTHERS = ({"gradient_checkpointing": True}, {"mask_truncated_completions": True}, {"entropy_coef": 0.1})
+ASKED += [{"beta_old": 0.2, "max_completion_length": 12, **keys} for keys in OTHERS]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "keys", [{"gradient_checkpointing": True}, {"mask_truncated_completions": True}, {"entropy_coef": 0.1}]
-)
-def test_what_else_a_recipe_may_ask(run, largest_difference, keys):
-    keys = {"max_steps": 4, "beta_old": 0.2, "learning_rate": 1e-3, "max_completion_length": 12, **keys}
-    padded, packed = run(**keys), run(pack_groups="on", **keys)
+@pytest.mark.parametrize("keys", ASKED, ids=str)
+def test_every_loss_type_and_what_else_a_recipe_may_ask(run, largest_difference, keys):
+    padded, packed = (run(pack_groups=pack, max_steps=4, learning_rate=1e-3, **keys) for pack in ("off", "on"))
     assert largest_difference(padded, packed) < 1e-5
     for mine, theirs in zip(rows(packed), rows(padded), strict=True):
         if "entropy" in theirs:  # not if every completion was truncated
@@ -124,50 +119,42 @@ def test_rows_without_gradient_are_left_out_and_change_nothing(run, largest_diff
     assert "rows_skipped" not in rows(whole)[0]
 
 
-class Kept(ProRLTrainer):
-    """Keeps what is returned for the rows of a micro-batch of which some are left out."""
-
-    kept = ()
-
-    def _assemble(self, plan):
-        super()._assemble(plan)
-        some_rows = self.scorer._some_rows
-
-        def keep(score, current, model, input_ids, attention_mask, logits_to_keep, **kwargs):
-            given = (model, input_ids, attention_mask, logits_to_keep)
-            logps, entropies, aux_loss = some_rows(score, current, *given, **kwargs)
-            left_out = [row for row in range(len(input_ids)) if row not in current.rows.tolist()]
-            mask = attention_mask[:, -logits_to_keep:].bool()
-            self.kept = [*self.kept, (logps.detach(), entropies.detach(), current.fill, left_out, mask)]
-            return logps, entropies, aux_loss
-
-        self.scorer._some_rows = keep
-
-
-def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean(run):
+def test_what_stands_for_rows_left_out_changes_no_ratio_and_no_mean():
     """A ratio far from 1 times an advantage of 0 would still be NaN once it overflows; TRL logs the mean entropy."""
-    keys = {"reward": solved, "steps_per_generation": 2, "num_iterations": 2, "max_steps": 6, "learning_rate": 1e-4}
-    trainer = run(cls=Kept, skip_zero_rows=True, **keys)
-    assert trainer.args.old_logps_source == "forward" and len(trainer.kept) > 3
-    for logps, entropies, old, left_out, mask in trainer.kept:
-        scored = [row for row in range(len(logps)) if row not in left_out]
-        assert left_out and torch.equal(logps[left_out], old[left_out])
-        mean = entropies[scored][mask[scored]].mean().item()
-        assert entropies[mask].mean().item() == pytest.approx(mean, rel=1e-5) and mean > 0.1
+    kept, mask = torch.tensor([0, 2]), torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
+    old, logps, entropies = -torch.rand(3, 3), -torch.rand(2, 3), torch.rand(2, 3)
+    current = SimpleNamespace(rows=kept, mask=mask, fill=old)
+    score = lambda model, ids, of, keep: (logps, entropies, None)  # noqa: E731
+    found, filled, _ = Scorer._some_rows(score, current, None, mask, mask, 3)
+    assert torch.equal(found[1], old[1]) and torch.equal(found[kept], logps) and torch.equal(filled[kept], entropies)
+    mean = (entropies[0, 0] + entropies[0, 1] + entropies[1, 0]).item() / 3
+    assert filled[mask.bool()].mean().item() == pytest.approx(mean)
 
 
-@pytest.mark.parametrize("keys", [{"beta_old": 0.5}, {"entropy_coef": 0.1}], ids=["a penalty", "an entropy bonus"])
+WATCHED = {"use_adaptive_entropy": True, "entropy_coef": 0.0, "entropy_coef_min": 0.0, "entropy_coef_delta": 0.1}
+
+
+@pytest.mark.parametrize(
+    "keys", [{"beta_old": 0.5}, {"entropy_coef": 0.1}, WATCHED | {"entropy_target": 4.2}], ids=str
+)
 def test_rows_on_which_something_else_acts_stay(run, largest_difference, keys):
-    keys |= {"reward": solved, "max_steps": 4, "learning_rate": 1e-3}
+    """An adaptive entropy bonus watches them while it is zero."""
+    keys |= {"reward": solved, "max_steps": 6, "learning_rate": 1e-3}
     whole, kept = run(**keys), run(skip_zero_rows=True, **keys)
     assert largest_difference(whole, kept) == 0.0 and all(row["rows_skipped"] == 0 for row in rows(kept))
+    assert whole.entropy_coef == kept.entropy_coef
 
 
-def test_rows_that_carry_a_penalty_go_where_the_recipe_drops_them(run, largest_difference):
-    keys = {"reward": solved, "beta_old": 0.5, "max_steps": 6, "learning_rate": 1e-3, "drop_zero_rows": True}
-    dropped, skipped = run(**keys), run(skip_zero_rows=True, **keys)
+@pytest.mark.parametrize("keys", [{"beta_old": 0.5}, {"beta": 0.2, "kl_target": 0.01, "kl_horizon": 1}], ids=str)
+def test_rows_that_carry_a_penalty_go_where_the_recipe_drops_them_and_steer_no_coefficient(
+    run, largest_difference, keys
+):
+    keys |= {"reward": solved, "max_steps": 8, "per_device_train_batch_size": 16, "learning_rate": 1e-3}
+    dropped, skipped = run(drop_zero_rows=True, **keys), run(drop_zero_rows=True, skip_zero_rows=True, **keys)
     assert largest_difference(dropped, skipped) < 1e-5 and sum(row["rows_skipped"] for row in rows(skipped)) > 10
-    assert largest_difference(run(**keys | {"drop_zero_rows": False}), dropped) > 1e-4  # another objective
+    for mine, theirs in zip(rows(skipped), rows(dropped), strict=True):
+        assert mine.get("kl_ref", 0.0) == pytest.approx(theirs.get("kl_ref", 0.0), rel=1e-4, abs=1e-7)
+    assert largest_difference(run(**keys), dropped) > 1e-4  # another objective
 
 
 def test_a_batch_without_any_gradient_changes_nothing(run, largest_difference):
@@ -175,15 +162,6 @@ def test_a_batch_without_any_gradient_changes_nothing(run, largest_difference):
     ends = [run(pack_groups=pack, **keys) for pack in ("off", "on")]
     assert all([row["rows_skipped"] for row in rows(trainer)] == [7, 7, 7] for trainer in ends)
     assert largest_difference(*ends) == 0.0
-
-
-def test_what_cannot_be_packed_is_refused_or_falls_back_only_where_asked(make_trainer, run):
-    eager = {"model_init_kwargs": {"attn_implementation": "eager"}}
-    with pytest.raises(ValueError, match="pack_groups='on' is not possible: .*attn_implementation='eager'.*auto"):
-        make_trainer(pack_groups="on", **eager)
-    for keys, told in ((eager, "off: attn_implementation='eager'"), ({}, "on")):
-        env = read_env(run(pack_groups="auto", max_steps=1, **keys).args.output_dir)
-        assert env["execution"]["packing"].startswith(told)
 
 
 def test_a_forward_holds_at_most_pack_max_tokens(run, make_trainer, largest_difference):
@@ -220,7 +198,7 @@ def test_a_limit_too_small_for_a_late_prompt_is_refused_when_the_trainer_is_made
     assert make_trainer(**keys, pack_groups=pack, pack_max_tokens=length + 6).acceleration.packing == "on"
     keys |= {"pack_groups": "auto", "model_init_kwargs": {"attn_implementation": "eager"}}
     # Where nothing is packed there is no limit.
-    assert make_trainer(**keys, pack_max_tokens=10).acceleration.packing.startswith("off")
+    assert make_trainer(**keys, pack_max_tokens=10).acceleration.packing.startswith("off: attn_implementation='eager'")
 
 
 def test_the_limit_that_is_asked_for_is_enough(run):
@@ -242,38 +220,13 @@ def test_a_limit_is_refused_where_processes_would_wait_for_each_other(make_train
         Acceleration.of(trainer, trainer.accelerator.unwrap_model(trainer.model), trainer._padded_logps)
 
 
-def mixture_of_experts(path):
-    tokens = AutoTokenizer.from_pretrained(path)
-    torch.manual_seed(0)
-    sizes = SIZES | MOE | {"head_dim": 16, "num_attention_heads": 2, "moe_intermediate_size": 16}
-    ids = {"pad_token_id": tokens.pad_token_id, "eos_token_id": tokens.eos_token_id, "bos_token_id": None}
-    config = Qwen3MoeConfig(**sizes | ids | {"vocab_size": len(tokens)})
-    return Qwen3MoeForCausalLM(config)
-
-
 def test_rows_that_a_load_balancing_loss_acts_on_stay(run, largest_difference, tiny_model):
+    tokens = AutoTokenizer.from_pretrained(tiny_model)
+    sizes = MOE | {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id, "head_dim": 8}
     keys = {"reward": solved, "lora": False, "max_steps": 3, "num_iterations": 1, "router_aux_loss_coef": 1.0}
-    models = (mixture_of_experts(tiny_model) for _ in range(3))
-    theirs, whole = run(cls=GRPOTrainer, model=next(models), **keys), run(model=next(models), **keys)
-    kept = run(model=next(models), skip_zero_rows=True, **keys)
+    ways = ({"cls": GRPOTrainer}, {}, {"skip_zero_rows": True})
+    theirs, whole, kept = (run(model=build("qwen3_moe", **sizes), **keys, **way) for way in ways)
     assert largest_difference(theirs, whole) == largest_difference(whole, kept) == 0.0
-
-
-def test_rows_that_an_adaptive_entropy_bonus_watches_stay_while_it_is_zero(run, largest_difference):
-    keys = {"reward": solved, "use_adaptive_entropy": True, "entropy_coef": 0.0, "entropy_coef_min": 0.0}
-    keys |= {"entropy_coef_delta": 0.1, "entropy_target": 4.2, "max_steps": 6, "learning_rate": 1e-3}
-    whole, kept = run(**keys), run(skip_zero_rows=True, **keys)
-    assert largest_difference(whole, kept) == 0.0 and whole.entropy_coef == kept.entropy_coef
-
-
-def test_dropped_rows_steer_no_coefficient_whether_they_are_computed_or_not(run, largest_difference):
-    keys = {"reward": solved, "beta": 0.2, "drop_zero_rows": True, "kl_target": 0.01, "kl_horizon": 1, "max_steps": 8}
-    keys |= {"per_device_train_batch_size": 16, "learning_rate": 1e-3}
-    dropped, skipped = run(**keys), run(skip_zero_rows=True, **keys)
-    assert sum(row["rows_skipped"] for row in rows(skipped)) > 10
-    for mine, theirs in zip(rows(skipped), rows(dropped), strict=True):
-        assert mine.get("kl_ref") == pytest.approx(theirs.get("kl_ref"), rel=1e-4, abs=1e-7)
-    assert largest_difference(dropped, skipped) < 1e-5
 
 
 def test_images_and_skipped_rows_are_refused_together(make_trainer):
@@ -281,27 +234,16 @@ def test_images_and_skipped_rows_are_refused_together(make_trainer):
         make_trainer(skip_zero_rows=True, columns={"image": ["none"] * 16})
 
 
-class SecondsOfOne(Meter):
-    """Every step takes a second."""
-
-    def end_step(self, *args):
-        row = super().end_step(*args)
-        return {name: row[name] * row["time_step"] if "per_second" in name else row[name] for name in row} | {
-            "time_step": 1.0
-        }
-
-
-def test_packing_is_faster_by_the_tokens_that_are_learned_from(run, monkeypatch):
-    """At equal seconds as many tokens a second, from fewer positions: packed, padded, and with rows left out."""
-    keys = {"reward": solved, "max_steps": 2, "num_iterations": 2, "max_completion_length": 12, "learning_rate": 1e-3}
-    keys |= {"per_device_train_batch_size": 16}
-    monkeypatch.setattr(trainer_module, "Meter", SecondsOfOne)
+def test_packing_is_faster_by_the_tokens_that_are_learned_from(run):
+    """In a step as many tokens, from fewer positions: packed, padded, and with rows left out."""
+    keys = {"reward": solved, "max_steps": 2, "max_completion_length": 12, "learning_rate": 1e-3}
     ways = ({}, {"pack_groups": "on"}, {"pack_groups": "on", "skip_zero_rows": True})
-    padded, packed, skipping = (rows(run(**keys, **more)) for more in ways)
-    assert sum(row["rows_skipped"] for row in skipping) > 4
-    for one, two, three in zip(padded, packed, skipping, strict=True):
-        assert [round(row["tokens_per_second"]) for row in (two, three)] == [round(one["tokens_per_second"])] * 2
-        assert one["tokens_per_second"] == pytest.approx(one["completion_length"] * 16)  # every one, in this pass
-        speeds = [row["positions_per_second"] for row in (one, two, three)]
-        assert speeds == sorted(speeds, reverse=True) and speeds[0] > speeds[2]
-        assert speeds == pytest.approx([row["tokens_processed_policy"] for row in (one, two, three)])
+    found = [rows(run(per_device_train_batch_size=16, **keys, **more)) for more in ways]
+    assert sum(row["rows_skipped"] for row in found[2]) > 4
+    for each in zip(*found, strict=True):
+        tokens, positions = (
+            [row[f"{name}_per_second"] * row["time_step"] for row in each] for name in ("tokens", "positions")
+        )
+        assert tokens == pytest.approx([each[0]["completion_length"] * 16] * 3)  # every one, in this pass
+        assert positions == pytest.approx([row["tokens_processed_policy"] for row in each])
+        assert positions == sorted(positions, reverse=True) and positions[0] > positions[2]

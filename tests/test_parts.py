@@ -9,22 +9,19 @@ from run_record import read_rows
 from trl_prorl.parts import Part, Parts
 
 
+def told(name, step, **more):
+    return {"event": name, "step_requested": step, "step_applied": step, **more}
+
+
 class Watcher(Part):
-    """Notes its calls, and what the record holds by then."""
+    """Notes its calls, and how many rows the record holds by then."""
 
     def __init__(self, trainer, stops_at=None):
         self.trainer, self.stops_at, self.calls = trainer, stops_at, []
 
-    def rows(self):
-        path = Path(self.trainer.args.output_dir, "metrics.jsonl")
-        return len(path.read_text().splitlines()) if path.exists() else 0
-
-    def told(self, name, step, **more):
-        return {"event": name, "step_requested": step, "step_applied": step, **more}
-
     def boundary(self, step):
         self.calls.append(("boundary", step))
-        return self.told("boundary", step)
+        return told("boundary", step)
 
     def batch(self, batch, measured, tokens):
         self.calls.append(("batch", len(batch["advantages"]), measured["reward"] > 0, tokens))
@@ -41,11 +38,11 @@ class Watcher(Part):
         self.calls.append(("next", step, float(norm) == pytest.approx(unclipped, rel=1e-5), rate))
 
     def update(self, step, model):
-        self.calls.append(("update", step, self.rows(), self.trainer.meter.open))
+        self.calls.append(("update", step, len(read_rows(self.trainer)), self.trainer.meter.open))
 
     def row(self, step, row):
-        self.calls.append(("row", step, self.rows(), row["step"]))
-        return self.told("seen", step, action="stop") if step == self.stops_at else None
+        self.calls.append(("row", step, len(read_rows(self.trainer)), row["step"]))
+        return told("seen", step, action="stop") if step == self.stops_at else None
 
 
 @pytest.mark.parametrize("stops_at, steps", [(None, 4), (3, 3)])
@@ -74,7 +71,7 @@ def test_events_come_in_the_order_of_the_parts_each_before_the_next_part_is_call
 
         def boundary(self, step):
             calls.append(self.name)
-            return {"event": self.name, "step_requested": step, "step_applied": step} if self.tells else None
+            return told(self.name, step) if self.tells else None
 
         def event(self, event):
             if self.name == "last":

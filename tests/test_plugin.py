@@ -46,10 +46,9 @@ def test_train_evaluate_report(own, command):
     train = "train tiny/variantA --plugin own.py --task roman --task_level 1 --train_rows 64 --max_steps 2 "
     train += "--output_dir run --report_to none --hub_token secret --eval_strategy no --max_completion_length 16 "
     train += "--per_device_train_batch_size 8 --num_generations 4"
-    status, written = command(train)
-    assert status == 0, written[-2000:]
-    status, written = command("report --runs run")
-    assert status == 0, written[-2000:]
+    for line in (train, "report --runs run"):
+        status, written = command(line)
+        assert status == 0, written[-2000:]
     page = (own / "report.md").read_text()
     assert "trl-prorl passk --plugin own.py --run run" in page
     status, written = command("passk --run run --prompts 4 --n 2")
@@ -61,25 +60,21 @@ def test_train_evaluate_report(own, command):
     assert "--plugin own.py" in (own / "run" / "README.md").read_text()
 
 
-BAD = {
-    "nowhere.py": (None, "there is no such Python file"),
-    "words.txt": ("TASKS", "there is no such Python file"),
-    "broken.py": ("1 / 0", "stopped with ZeroDivisionError"),
-    "ends.py": ("raise SystemExit(0)", "stopped with SystemExit"),
-    "wrong.py": ("def", "stopped with SyntaxError"),
-    "nothing.py": ("x = 1", "registers no task"),
-    "json.py": ("x = 1", "a module called json is loaded already"),
-}
+TRAIN = "train tiny/variantA"
+BAD = [
+    ("nowhere.py", None, "there is no such Python file", TRAIN),
+    ("words.txt", "TASKS", "there is no such Python file", TRAIN),
+    ("ends.py", "raise SystemExit(0)", "stopped with SystemExit", TRAIN),
+    ("wrong.py", "def", "stopped with SyntaxError", TRAIN),
+    ("nothing.py", "x = 1", "registers no task", TRAIN),
+    ("json.py", "x = 1", "a module called json is loaded already", TRAIN),
+]
+COMMANDS = (TRAIN, "preflight tiny/variantA", "passk --run x", "report --runs x")
+BAD += [("broken.py", "1 / 0", "stopped with ZeroDivisionError", command) for command in COMMANDS]
 
 
-OTHERS = ("preflight tiny/variantA", "passk --run x", "report --runs x")
-
-
-@pytest.mark.parametrize(
-    "file, begin", [*((file, "train tiny/variantA") for file in BAD), *(("broken.py", other) for other in OTHERS)]
-)
-def test_refused_in_one_line(tmp_path, command, file, begin):
-    content, said = BAD[file]
+@pytest.mark.parametrize("file, content, said, begin", BAD)
+def test_refused_in_one_line(tmp_path, command, file, content, said, begin):
     if content is not None:
         (tmp_path / file).write_text(content)
     status, written = command(f"{begin} --plugin {file}")
@@ -108,10 +103,7 @@ HOME = str(Path.home())
         (["python", "x.py", "--eos_token", "</s>"], "python x.py --eos_token '</s>'"),
         (["python", "x.py", "--name", "hf_" + "a" * 30], "python x.py --name '[removed]'"),
         (["python", "x.py", '--model_init_kwargs={"token": "abc"}'], "python x.py '--model_init_kwargs={}'"),
-        (
-            ["python", "x.py", "{token: abc, b: 1}"],
-            "python x.py \"{'b': 1}\"".replace("\"{'b': 1}\"", "'{'\"'\"'b'\"'\"': 1}'"),
-        ),
+        (["python", "x.py", "{token: abc, b: 1}"], """python x.py "{'b': 1}" """),
         (["python", "-c", "token = 'abc'"], "python -c …"),
     ],
 )

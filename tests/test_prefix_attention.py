@@ -34,6 +34,11 @@ def row_of(groups):
     return sequences
 
 
+def in_one(query, key, value, mask, scale=None):
+    result = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+    return result.transpose(1, 2)
+
+
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(
     groups=st.lists(
@@ -57,28 +62,11 @@ def test_values_and_gradients_are_those_of_a_dense_mask(groups, block, heads, sc
             if blocks:
                 result = prefix_attention(query, key, value, layout(sequences), scale=scale)
             else:
-                result = scaled_dot_product_attention(
-                    query, key, value, attn_mask=mask, scale=scale, enable_gqa=True
-                ).transpose(1, 2)
+                result = in_one(query, key, value, mask, scale)
             (result * weights).sum().backward()
             found.append([result, query.grad, key.grad, value.grad])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
-
-
-def test_a_layout_by_hand(monkeypatch):
-    """A prefix of 2 places, continued by 5 and by 3, in blocks of 3: the longest first, the prefix itself last."""
-    monkeypatch.setattr(module, "QUERY_BLOCK", 3)
-    keys, masks, order = layout([(0, 0, 0, 2), (0, 2, 2, 5), (0, 2, 7, 3)])
-    assert keys.tolist() == [[0, 1, 2, 3, 4, 5, 6], [0, 1, 7, 8, 9, 0, 0], [0, 0, 0, 1, 0, 0, 0]]
-    first, second = (mask.int().tolist() for mask in masks)
-    assert first == [
-        [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]],
-        [[[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]],
-        [[[0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 0]]],  # the last query is none
-    ]
-    assert second == [[[[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1]]]]  # of the only one that is so long
-    assert order.tolist() == [6, 7, 0, 1, 2, 9, 10, 3, 4, 5]
 
 
 def test_the_work_does_not_grow_with_the_square_of_the_row():
@@ -93,19 +81,16 @@ def test_the_work_does_not_grow_with_the_square_of_the_row():
 def test_what_it_cannot_compute_is_refused():
     states = torch.zeros(1, 1, 2, 4)
     for extra in ({"softcap": 30.0}, {"position_bias": torch.zeros(1, 1, 2, 2)}):
+        given = {"prefix_layout": layout([(0, 0, 0, 2)]), **extra}
         with pytest.raises(ValueError, match=next(iter(extra))):
-            sdpa_or_prefix_attention(
-                torch.nn.Module(), states, states, states, None, prefix_layout=layout([(0, 0, 0, 2)]), **extra
-            )
+            sdpa_or_prefix_attention(torch.nn.Module(), states, states, states, None, **given)
 
 
 def test_dropout_drops_weights_and_keeps_their_mean():
     torch.manual_seed(0)
     states, place = torch.zeros(1, 500, 8, 1), layout([(0, 0, 0, 3), (0, 3, 3, 5)])
-    ones = torch.ones_like(states)
-    result, _ = sdpa_or_prefix_attention(
-        torch.nn.Module(), states, states, ones, None, dropout=0.5, prefix_layout=place
-    )
+    given = {"dropout": 0.5, "prefix_layout": place}
+    result, _ = sdpa_or_prefix_attention(torch.nn.Module(), states, states, torch.ones_like(states), None, **given)
     assert sorted(set(result[0, 0].flatten().tolist())) == [0.0, 2.0]  # the first place sees itself alone
     assert abs(result.mean() - 1) < 0.05
 
@@ -124,10 +109,8 @@ def test_in_bf16_its_backward_errs_as_torchs_does(heads):
         result = attend(query, key, value)
         return torch.autograd.grad(result, (query, key, value), weights.to(result.dtype))
 
-    def in_one(query, key, value):
-        return scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2)
-
-    exact = gradients([state.double() for state in states], in_one)
+    exact = gradients([state.double() for state in states], lambda *states: in_one(*states, mask))
+    torchs = gradients(states, lambda *states: in_one(*states, mask))
     mine = gradients(states, lambda *states: prefix_attention(*states, layout(sequences)))
-    for true, theirs, ours in zip(exact, gradients(states, in_one), mine, strict=True):
+    for true, theirs, ours in zip(exact, torchs, mine, strict=True):
         assert (ours - true).norm() <= 1.5 * (theirs - true).norm()

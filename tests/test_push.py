@@ -1,21 +1,29 @@
-"""`push_to_hub: true`, in trainers and in whole processes, against hub_server.py; and what is served in the end."""
+"""
+`trl-prorl push` and `push_to_hub: true`, in trainers and in whole processes, against hub_server.py: the files, a
+repetition, the message when it fails; and what is served in the end.
+"""
 
 import json
 import re
 import warnings
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import torch
+import yaml
 from hub_server import TOKEN
-from huggingface_hub import ModelCard, snapshot_download
-from run_record import errors
-from safetensors.torch import load_file
+from huggingface_hub import ModelCard, constants, snapshot_download
+from run_record import errors, everything, read_rows, write_run
+from safetensors.torch import load_file, save_file
 from tiny_run import loaded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from eval import push as command
 from trl_prorl.checkpoint.files import why_unusable
 from trl_prorl.errors import PushError
+from trl_prorl.hub import publish
+from trl_prorl.record.run_id import write_run_id
 
 
 ROOT = Path(__file__).parent.parent
@@ -58,9 +66,11 @@ def test_a_run_is_pushed_scored_and_pushed_again(recipe, hub, hub_forks, tiny_mo
 
     status, written = hub_forks.run("-m", "eval.passk", "--run", out, *"--prompts 20 --n 2 --k 1 2".split())
     assert status == 0, written[-3000:]
+    hub.requests.clear()
     status, written = hub_forks.run("-m", "eval.push", "--run", out)
     assert status == 0 and "pushed " in written, written[-3000:]
-    assert len(hub.repos["someone/reversed"]["commits"]) == 2
+    assert len(hub.repos["someone/reversed"]["commits"]) == 2 and "passk.json" in hub.files("someone/reversed")
+    assert not any(request.startswith("PUT ") for request in hub.requests), "the weights were there"
 
     passk = json.loads((out / "passk.json").read_text())
     card = ModelCard(hub.files("someone/reversed")["README.md"].decode())
@@ -80,11 +90,7 @@ def test_a_failing_upload_loses_nothing_and_the_command_it_names_pushes(recipe, 
     (line,) = errors(written)
     assert "the push to someone/a-run failed: the Hub answers 500" in line and "ordered" in line
     assert line.endswith(f"Try it again with `trl-prorl push --run {out}`")
-    assert hub.files("someone/a-run") == {}
-    for file in (*MODEL, *TOKENIZER, *RECORD):
-        assert (out / file).is_file(), file
-    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3]
+    assert hub.files("someone/a-run") == {} and [row["step"] for row in read_rows(out)] == [1, 2, 3]
     hub.failures.clear()
     status, written = hub_forks.run("-m", "eval.push", *line.split("trl-prorl push ")[1].rstrip("`").split())
     assert status == 0, written
@@ -115,22 +121,17 @@ def test_what_could_not_be_pushed_is_refused_before_a_model_is_loaded(recipe, hu
 # ------------------------------------------------------------------------------------------------------- trainers
 
 
-def test_the_adapter_that_comes_down_is_the_one_that_was_trained(online, run, tiny_model, tmp_path):
-    trainer = run(**A, hub_model_id="someone/adapter")
+def test_the_adapter_that_comes_down_is_the_one_that_was_trained_with_the_reference_if_asked_for(
+    online, run, tiny_model, tmp_path
+):
+    trainer = run(**A, hub_model_id="someone/adapter", hub_push_reference=True)
     trainer.push_to_hub()
+    assert set(online.files("someone/adapter")) == MODEL | TOKENIZER | RECORD | REFERENCE
     down = Path(snapshot_download("someone/adapter", cache_dir=tmp_path / "cache"))
-    assert not (down / "ref").exists() and not list(down.rglob("*.bin"))
     theirs = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
     pushed = loaded(tiny_model, down).named_parameters()
     trained = {name: param for name, param in pushed if ".default." in name}
     assert trained and all(torch.equal(param, theirs[name]) for name, param in trained.items())
-
-
-def test_the_reference_is_pushed_if_it_is_asked_for(online, run):
-    trainer = run(**A, hub_model_id="someone/both", hub_push_reference=True)
-    trainer.push_to_hub()
-    assert REFERENCE <= set(online.files("someone/both"))
-    assert not any("training_args" in path for path in online.files("someone/both"))
 
 
 def test_a_full_model_is_pushed_as_one(online, run, tiny_model, tmp_path):
@@ -244,15 +245,185 @@ def test_the_page_s_five_lines_merge_and_generate(run, tiny_model, tmp_path, mon
     assert (merged - adapted).abs().max() < 1e-4 < (adapted - untrained).abs().max()
 
 
-def test_the_end_s_failure_is_a_run_error_and_the_run_is_on_disk(online, run):
-    trainer = run(**A, hub_model_id="someone/failed")
-    online.fail("/preupload/", 400)
-    with pytest.raises(PushError, match="trl-prorl push --run"):
-        trainer.push_to_hub()
-    assert load_file(Path(trainer.args.output_dir, "adapter_model.safetensors"))
+# ---------------------------------------------------------------------------------------------------- the command
 
 
-def test_the_environment_names_the_base_model(run, tiny_model):
-    trainer = run(max_steps=1)
-    env = json.loads(Path(trainer.args.output_dir, "env.json").read_text())
-    assert env["base_model"]["name"] == tiny_model and env["base_model"]["hub_id"] is None
+SECRET = "hf_" + "S" * 34
+REPO = "someone/a-run"
+ADAPTER = MODEL | {"tokenizer.json"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run folder with everything that may lie in one."""
+    run = tmp_path / "a-run"
+    for part in ("", "ref", "base", "checkpoint-2", "completions", "_incomplete-checkpoint-3", "_push-2", "runs"):
+        (run / part).mkdir(exist_ok=True)
+        save_file({"w": torch.ones(3)}, run / part / "adapter_model.safetensors")
+        (run / part / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}')
+        for file in ("training_args.bin", "optimizer.pt"):
+            (run / part / file).write_bytes(b"pickle")
+    for file in ("metrics.1.jsonl", "train.log"):
+        (run / file).touch()
+    (run / ".env").write_text(f"HF_TOKEN={SECRET}")
+    recipe = {"task": "sorting", "hub_token": SECRET, "model_init_kwargs": {"token": SECRET}}
+    recipe["output_dir"] = str(run)
+    return write_run(run, recipe, [{"step": 1}], [], env={"variant": "A"}, tokenizer={})
+
+
+@pytest.mark.parametrize(
+    ("options", "pushed"),
+    [
+        ([], ADAPTER | RECORD),
+        (["--with-record"], ADAPTER | RECORD),
+        (["--without-record"], ADAPTER),
+        (["--with-reference"], ADAPTER | RECORD | REFERENCE),
+    ],
+)
+def test_the_hub_has_exactly_what_was_asked(online, folder, options, pushed):
+    assert command.main(["--run", str(folder), *options]) == 0
+    files = online.files(REPO)
+    assert set(files) == pushed
+    assert not any(SECRET.encode() in content for content in files.values())
+    assert len(online.repos[REPO]["commits"]) == 1 and online.repos[REPO]["private"] is False
+
+
+def test_what_comes_down_is_what_went_up(online, folder, tmp_path):
+    assert command.main(["--run", str(folder), "--repo", "someone/else", "--private"]) == 0
+    assert online.repos["someone/else"]["private"] is True
+    down = Path(snapshot_download("someone/else", cache_dir=tmp_path / "cache"))
+    assert load_file(down / "adapter_model.safetensors")["w"].tolist() == [1, 1, 1]
+    assert yaml.safe_load((down / "config.yaml").read_text())["task"] == "sorting"
+    assert ModelCard.load(down / "README.md").data.base_model == "Qwen/Qwen2.5-0.5B"
+    assert (down / "README.md").read_text() == (folder / "README.md").read_text()
+
+
+def test_the_recipe_s_keys_are_the_defaults(online, folder):
+    write_run(folder, {"hub_model_id": "someone/named", "hub_push_reference": True, "hub_private_repo": True})
+    assert command.main(["--run", str(folder)]) == 0
+    assert online.repos["someone/named"]["private"] is True
+    assert set(online.files("someone/named")) == ADAPTER | RECORD | REFERENCE
+
+
+def test_a_push_of_nothing_new_makes_no_commit(online, folder):
+    assert [command.main(["--run", str(folder)]) for _ in range(2)] == [0, 0]
+    assert len(online.repos[REPO]["commits"]) == 1
+
+
+def test_a_dry_run_asks_nobody_and_writes_nothing(online, folder, capsys):
+    before = everything(folder)
+    assert command.main(["--run", str(folder), "--dry-run"]) == 0
+    written = capsys.readouterr().out
+    assert "adapter_model.safetensors" in written and "base_model: Qwen/Qwen2.5-0.5B" in written
+    assert "training_args" not in written and "README.md" in written
+    assert online.requests == [] and everything(folder) == before
+
+
+@pytest.mark.parametrize("part, status, told", [("/commit/", 400, "400"), ("/lfs/", 500, "the Hub answers 500")])
+def test_what_the_hub_refuses_is_one_line_with_its_cause(online, folder, capsys, monkeypatch, part, status, told):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    online.fail(part, status)
+    assert command.main(["--run", str(folder)]) == 1
+    error = capsys.readouterr().err
+    (line,) = errors(error)
+    assert told in line and error.endswith(f"{line}\n")
+
+
+EMPTY = {"files": {}, "commits": [], "private": False}
+
+
+def without_token(hub, at, patch):
+    patch.delenv("HF_TOKEN")
+    patch.setattr(constants, "HF_TOKEN_PATH", str(at / "no"))
+
+
+def wrong_token(hub, at, patch):
+    patch.setenv("HF_TOKEN", "hf_wrong")
+
+
+def wrong_token_for_what_is_there(hub, at, patch):
+    patch.setenv("HF_TOKEN", "hf_wrong")
+    hub.repos[REPO] = EMPTY
+
+
+def set_constant(name, value):
+    return lambda hub, at, patch: patch.setattr(constants, name, value)
+
+
+# What is wrong, the options, and what the line says.
+CASES = [
+    (wrong_token, [], ["401", "hf auth login", "HF_TOKEN"]),
+    (wrong_token_for_what_is_there, ["--repo", REPO], ["401"]),
+    (without_token, [], ["there is no token", "hf auth login"]),
+    (None, ["--repo", "others/a-run"], ["hub_model_id='others/a-run'", "403", "rights"]),
+    (None, ["--repo", "a/b/c"], ["hub_model_id='a/b/c'", "NAMESPACE/NAME"]),
+    (set_constant("HF_HUB_OFFLINE", True), [], ["HF_HUB_OFFLINE=1"]),
+    (set_constant("ENDPOINT", "http://127.0.0.1:9"), [], ["the Hub cannot be reached", "HF_ENDPOINT"]),
+    (None, ["--run", "nowhere"], ["nowhere", "does not exist"]),
+    (lambda hub, at, patch: (at / "adapter_model.safetensors").unlink(), [], ["holds no trained model"]),
+    (lambda hub, at, patch: rmtree(at / "ref"), ["--with-reference"], ["no adapter 'ref'"]),
+    (lambda hub, at, patch: (at / "env.json").write_text("{"), [], ["env.json", "is not JSON"]),
+]
+
+
+@pytest.mark.parametrize("spoil, options, parts", CASES)
+def test_what_cannot_be_pushed_is_one_line(online, folder, monkeypatch, capsys, spoil, options, parts):
+    if spoil is not None:
+        spoil(online, folder, monkeypatch)
+    assert command.main(["--run", str(folder), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    for part in parts:
+        assert part in error
+    assert all(repo["files"] == {} for repo in online.repos.values())
+
+
+def test_an_adapter_trained_on_a_download_names_the_hub_s_model(folder):
+    cached = "/home/me/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c"
+    config = {"base_model_name_or_path": cached, "r": 8}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    files = publish.files_to_push(folder, folder)
+    assert json.loads(files["adapter_config.json"]) == {"base_model_name_or_path": "Qwen/Qwen2.5-0.5B", "r": 8}
+    assert json.loads((folder / "adapter_config.json").read_text()) == config
+
+
+def test_a_record_kept_elsewhere_goes_with_the_model(online, folder, tmp_path):
+    record = tmp_path / "record"
+    record.mkdir()
+    for name in RECORD:
+        (folder / name).rename(record / name)
+    write_run(record, {"output_dir": str(folder), "run_dir": str(record)})
+    assert command.main(["--run", str(record)]) == 2  # it may be another run's: nothing says so
+    write_run(record, env={"variant": "A", "run_id": "1"})
+    write_run_id(folder, "1")
+    assert command.main(["--run", str(record)]) == 0
+    assert set(online.files(REPO)) == ADAPTER | RECORD
+
+
+def test_a_folder_of_the_repository_becomes_what_the_folder_here_is(online):
+    api = publish.make_api()
+    publish.open_repo(REPO, api=api)
+    for content, names in ((b"1", ["kept.pt", "gone.pt", "in/side.json"]), (b"2", ["kept.pt", "new.json"])):
+        files = {f"last-checkpoint/{name}": content for name in names}
+        publish.push(REPO, files, message="save", again="again", api=api, folder="last-checkpoint")
+    assert online.files(REPO) == {"last-checkpoint/kept.pt": b"2", "last-checkpoint/new.json": b"2"}
+
+
+def test_what_is_staged_does_not_change_with_the_run(folder, tmp_path):
+    files = publish.files_to_push(folder, folder)
+    left = tmp_path / "staged" / "left-behind.txt"
+    left.parent.mkdir()
+    left.write_text("by a push that was cut short")
+    staged = publish.stage(files, tmp_path / "staged")
+    assert not left.exists()
+    with open(folder / "metrics.jsonl", "a") as log:
+        log.write('{"step": 2}\n')
+    (folder / "adapter_model.safetensors").unlink()
+    assert set(staged) == set(files)
+    assert staged["metrics.jsonl"].read_text() == '{"step": 1}\n'
+    assert load_file(staged["adapter_model.safetensors"])["w"].tolist() == [1, 1, 1]
+
+
+def test_a_push_error_says_what_and_how_again(online):
+    with pytest.raises(PushError, match="404.*HF_TOKEN.*Try it again with `x`"):
+        publish.push("someone/nowhere", {"a.txt": b"1"}, message="m", again="`x`")

@@ -1,15 +1,21 @@
-"""Recipes parse, and the arms of a folder differ only in the keys that define the variant."""
+"""
+Recipes parse, and the arms of a folder differ only in the keys that define the variant; what `--help` says of the keys
+is what the classes of a recipe have.
+"""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import yaml
-from trl import ModelConfig
+from trl import GRPOConfig, ModelConfig, ScriptArguments
 
 from trl_prorl import ProRLConfig
 from trl_prorl.embedded.shipped import full_name
+from trl_prorl.launch.command_line import first_look
 from trl_prorl.launch.recipe import RecipeParser
 from trl_prorl.launch.recipe_check import read_recipe
+from trl_prorl.launch.recipe_keys import DECLARE, own_keys, possible_keys, recipe_keys
 from trl_prorl.train import TaskArguments
 
 
@@ -35,17 +41,15 @@ def name(path):
     return str(path.relative_to(RECIPES))
 
 
-def parse(file, *extra):
+def parse(file):
     # A GPU recipe is parsed on any machine.
-    overrides = ["--bf16", "false", "--use_cpu", "true", *extra]
-    return RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(
-        ["--config", str(file), *overrides]
-    )
+    argv = ["--config", str(file), "--bf16", "false", "--use_cpu", "true"]
+    return RecipeParser((TaskArguments, ProRLConfig, ModelConfig)).parse_args_and_config(argv)[1]
 
 
 @pytest.mark.parametrize("file", FILES, ids=name)
 def test_parses_into_its_variant(file):
-    _, args, _ = parse(file)
+    args = parse(file)
     special = {"variantA0": "A", "variantC_keep": "A", "optimizer_only": "optimizer-only", "gsm8k_qwen2.5-0.5b": "A"}
     assert args.variant == (special.get(file.stem) or OTHERS.get(file.stem) or EXPECTED[file.stem.split("_")[0]])
 
@@ -91,24 +95,12 @@ def test_the_gamed_recipes_are_the_tiny_ones_with_a_reward_that_can_be_gamed():
     task = {"model_name_or_path", "task", "task_options", "max_completion_length", "learning_rate", "max_steps"}
     assert other == task | {"guard_gap", "guard_gap_action"}
     plain, control = (read_recipe(RECIPES / "tiny" / "gamed" / f"{arm}.yaml") for arm in ("plain", "control"))
-    assert {key for key in plain.keys() | control.keys() if plain.get(key) != control.get(key)} == {
-        "beta",
-        "output_dir",
-    }
-
-
-def test_the_command_line_wins_over_the_recipe():
-    file = RECIPES / "tiny" / "variantA.yaml"
-    recipe = read_recipe(file)
-    _, args, model_args = parse(file, "--beta", "0.125", "--lora_r", "3")
-    assert recipe["beta"] != 0.125 and args.beta == 0.125
-    assert model_args.lora_r == 3 and args.ref_reset_every == recipe["ref_reset_every"]
+    other = {key for key in plain.keys() | control.keys() if plain.get(key) != control.get(key)}
+    assert other == {"beta", "output_dir"}
 
 
 def test_every_variant_has_its_script():
-    for variant in "ABC":
-        script = (RECIPES / f"grpo_variant{variant}.py").read_text()
-        assert f"variant{variant}.yaml" in script
+    assert all(f"variant{name}.yaml" in (RECIPES / f"grpo_variant{name}.py").read_text() for name in "ABC")
 
 
 FAMILIES = ("reverse_digits", "sorting", "sums")
@@ -125,5 +117,39 @@ def test_a_family_of_the_study_is_the_tiny_base_with_another_task(family):
     of_the_task = {"model_name_or_path", "task", "task_level", "task_options", "max_completion_length"}
     assert other <= (set() if family == "reverse_digits" else of_the_task)
     assert full_name(own["model_name_or_path"]) == f"embedded:{own['task']}:0" == f"embedded:{family}:0"
-    _, args, _ = parse(STUDY / f"{family}.yaml")
-    assert args.variant == "plain"
+    assert parse(STUDY / f"{family}.yaml").variant == "plain"
+
+
+def fields(*classes):
+    return {field.name: field for cls in classes for field in dataclasses.fields(cls) if field.init}
+
+
+def test_the_keys_are_the_fields():
+    assert set(recipe_keys()) == set(fields(TaskArguments, ProRLConfig, ModelConfig))
+    assert set(own_keys()) == set(fields(TaskArguments, ProRLConfig)) - set(fields(GRPOConfig, ScriptArguments))
+
+
+def test_every_key_is_possible_and_hardly_any_other_name():
+    """A key that was missing here would be refused although it exists."""
+    assert possible_keys() >= set(recipe_keys())
+    assert len(possible_keys() - set(recipe_keys())) <= 12, possible_keys() - set(recipe_keys())
+
+
+def test_a_file_that_is_not_where_it_was_refuses_nothing(monkeypatch):
+    monkeypatch.setitem(DECLARE, "trl", ("trainer/elsewhere.py",))
+    assert possible_keys() == frozenset()
+    assert first_look(None, ["--nope", "1"]) == ["--nope", "1"]
+
+
+def test_every_key_has_a_meaning_and_every_one_of_the_config_its_group():
+    assert [name for name, key in recipe_keys().items() if not key.text] == []
+    assert {name for name, key in own_keys().items() if not key.group} == set(fields(TaskArguments)) - set(
+        fields(ScriptArguments)
+    )
+
+
+def test_types_and_defaults():
+    found = {name: (recipe_keys()[name].hint, recipe_keys()[name].default) for name in ("beta_old", "run_dir", "bf16")}
+    assert found == {"beta_old": (float, "0.0"), "run_dir": (str | None, "None"), "bf16": (bool | None, "None")}
+    assert recipe_keys()["eval_strategy"].default == "'no'" and recipe_keys()["lora_r"].default == "16"
+    assert recipe_keys()["lora_target_modules"].hint == list[str] | None

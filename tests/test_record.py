@@ -1,14 +1,18 @@
-"""`config.yaml` says what a run was, and `env.json` where."""
+"""`config.yaml` says what a run was, `env.json` where, and a run's id stands there and beside all weights it saves."""
 
 import json
 from dataclasses import dataclass, field
 
 import torch
 import yaml
+from run_record import write_run
 
 from trl_prorl import ProRLConfig
 from trl_prorl.environment import versions
+from trl_prorl.hub.card import read_record
+from trl_prorl.hub.publish import files_to_push
 from trl_prorl.record.provenance import set_keys, write_config, write_env
+from trl_prorl.record.run_id import RUN_ID_FILE, other_run, recorded_run_id, saved_run_id
 
 
 def config(folder, **keys):
@@ -65,3 +69,53 @@ def test_env_names_versions_seed_hardware_and_execution(tmp_path):
     ways = {"old_logps": "first_pass", "ref_compute": "none", "packing": "off"}
     assert env["execution"] == {"loss": "trl + added penalty", **ways}
     assert env["versions"]["torch"] == torch.__version__ and "git_commit" in env and env["hardware"]["cpus"] > 0
+
+
+SIDE = {"correct": [0, 1], "pass@1": 0.5, "interval@1": [None, None]}
+PASSK = {"split": "test", "prompts": 2, "n": 1, "k": [1], "temperature": 1.0, "seed": 0, "task": "parity"}
+PASSK |= {"base": SIDE, "trained": SIDE}
+
+
+def test_one_id_from_the_first_checkpoint_to_the_model_at_the_end_and_through_a_resume(make_trainer, tmp_path):
+    def train(name, resume=None, steps=2):
+        keys = {"output_dir": str(tmp_path / name), "run_dir": str(tmp_path / f"record_{name}"), "max_steps": steps}
+        trainer = make_trainer(**keys, num_iterations=1, save_strategy="steps", save_steps=1)
+        if steps:
+            trainer.train(resume_from_checkpoint=resume)
+        trainer.save_model()
+
+    train("a")
+    run = recorded_run_id(tmp_path / "record_a")
+    assert len(run) == 32
+    folders = [tmp_path / "a", *(tmp_path / "a").glob("checkpoint-*")]
+    assert len(folders) == 3 and {saved_run_id(folder) for folder in folders} == {run}
+    train("a", resume=True, steps=3)
+    assert recorded_run_id(tmp_path / "record_a") == run == saved_run_id(tmp_path / "a/checkpoint-3")
+    # Moved and resumed, it is the same run; begun from a checkpoint elsewhere, it is another.
+    (tmp_path / "a").rename(tmp_path / "b")
+    train("b", resume=True, steps=4)
+    assert recorded_run_id(tmp_path / "record_b") == run == saved_run_id(tmp_path / "b")
+    train("fork", resume=str(tmp_path / "b/checkpoint-3"), steps=4)
+    fork = recorded_run_id(tmp_path / "record_fork")
+    assert fork != run and fork == saved_run_id(tmp_path / "fork")
+    # A model that was not trained is no run's, wherever it is saved.
+    train("b", steps=0)
+    assert not (tmp_path / "b" / RUN_ID_FILE).exists()
+
+
+def test_a_second_call_of_train_is_another_run(run):
+    trainer = run(max_steps=1, num_iterations=1)
+    first = recorded_run_id(trainer.args.output_dir)
+    trainer.train()
+    assert None is not first != recorded_run_id(trainer.args.output_dir) is not None
+
+
+def test_an_evaluation_of_the_run_that_had_the_folder_before_goes_nowhere(tmp_path):
+    write_run(tmp_path, env={"run_id": "2"}, passk={**PASSK, "run_id": "1"}, drift={"points": []})
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    assert set(files_to_push(tmp_path, tmp_path)) == {"config.json", "model.safetensors", "env.json", "drift.json"}
+    assert read_record(tmp_path).passk is None
+    (tmp_path / "passk.json").write_text(json.dumps({**PASSK, "run_id": "2"}))
+    assert "passk.json" in files_to_push(tmp_path, tmp_path) and read_record(tmp_path).passk["run_id"] == "2"
+    assert not other_run({}, "2") and not other_run({"run_id": "1"}, None)

@@ -58,19 +58,11 @@ RESTARTS = {"beta": 0.1, "ref_reset_every": 100, "adapter_restart": "merge"}
         (RESTARTS | {"lora_growth_every": 100}, "lora_growth_every=100"),
         (RESTARTS | {"elastic_reset_every": 100}, "elastic_reset_every=100"),
         ({"beta": 0.1, "ref_reset_drop": 0.1}, "ref_reset_drop=0.1"),
-        (
-            {"beta_old": 0.1, "gradient_accumulation_steps": 4, "steps_per_generation": 2},
-            "beta_old=0.1 can do nothing",
-        ),
+        ({"beta_old": 0.1, "gradient_accumulation_steps": 4, "steps_per_generation": 2}, "beta_old=0.1 can do"),
     ],
 )
 def test_a_line_for_several_keys_is_told_for_each(keys, said):
     assert said in refused(**keys)[0]
-
-
-def test_no_two_examples_are_the_same():
-    examples = [sorted(refusal.example.items(), key=str) for refusal in REFUSALS]
-    assert all(example not in examples[:place] for place, example in enumerate(examples))
 
 
 def test_the_order_of_the_keys_decides_which_line_is_told():
@@ -153,63 +145,57 @@ def test_a_choice_that_there_is_not_is_refused_with_those_there_are(key):
     assert getattr(ProRLConfig(**CPU), key) in CHOICES[key]
 
 
-WRONG = {
-    "a finite number that is not negative": (-0.5, float("inf"), float("nan"), True, "1", None),
-    "a whole number from 0": (-1, 2.5, float("inf"), float("nan"), True, "1", None),
-    "a whole number from 1": (0, 2.5, float("inf"), float("nan"), True, "1"),
-    "a positive number": (0.0, -1.0, float("inf"), float("nan"), True, "1"),
-    "in [0, 1]; 1 is a hard copy": (-0.1, 1.1, float("nan"), True, None),
-    "in [0, 1)": (-0.1, 1, float("nan"), True, None),
-    "in (0, 1]; to clear the state use optimizer_reset: hard": (0, 1.1, float("nan"), True, None),
-    "in (0, 1]": (0, 1.1, float("nan"), True, None),
-    "a list of names of reward functions": ("mine", [], [1], ("mine",)),
-    "true or false": ("yes", 1, None),
-    "a text": (1, ["a"]),
-    "a path": (1, ["a"]),
-}
-
-
-# By hand: the range of every number.
+# By hand, the range of every number and of some other values: the words for it, values outside, and whose it is.
+COUNT = (2.5, float("inf"), float("nan"), True, "1")
 RANGES = {
-    "a finite number that is not negative": "beta beta_old beta_base ref_reset_min_delta",
-    "a whole number from 0": "ref_reset_every ref_reset_stall ref_reset_cooldown optimizer_reset_rewarmup_steps "
-    "elastic_reset_every lora_growth_every rollback dynamic_sampling_rounds length_off",
-    "a whole number from 1": "base_anchor_every ref_reset_kl_window kl_horizon entropy_patience lora_growth_step "
-    "lora_growth_max_rank pack_max_tokens length_on length_target length_margin thinking_budget "
-    "thinking_answer_tokens",
-    "a positive number": "ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap "
-    "temperature",
-    "in [0, 1]; 1 is a hard copy": "ref_reset_mix",
-    "in [0, 1)": "elastic_ema",
-    "in (0, 1]; to clear the state use optimizer_reset: hard": "optimizer_reset_alpha",
-    "in (0, 1]": "rollback_rate",
+    "a finite number that is not negative": (
+        (-0.5, float("inf"), float("nan"), True, "1", None),
+        "beta beta_old beta_base ref_reset_min_delta",
+    ),
+    "a whole number from 0": (
+        (-1, *COUNT, None),
+        "ref_reset_every ref_reset_stall ref_reset_cooldown optimizer_reset_rewarmup_steps elastic_reset_every "
+        "lora_growth_every rollback dynamic_sampling_rounds length_off",
+    ),
+    "a whole number from 1": (
+        (0, *COUNT),
+        "base_anchor_every ref_reset_kl_window kl_horizon entropy_patience lora_growth_step lora_growth_max_rank "
+        "pack_max_tokens length_on length_target length_margin thinking_budget thinking_answer_tokens",
+    ),
+    "a positive number": (
+        (0.0, -1.0, float("inf"), float("nan"), True, "1"),
+        "ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap temperature",
+    ),
+    "in [0, 1]; 1 is a hard copy": ((-0.1, 1.1, float("nan"), True, None), "ref_reset_mix"),
+    "in [0, 1)": ((-0.1, 1, float("nan"), True, None), "elastic_ema"),
+    "in (0, 1]; to clear the state use optimizer_reset: hard": (
+        (0, 1.1, float("nan"), True, None),
+        "optimizer_reset_alpha",
+    ),
+    "in (0, 1]": ((0, 1.1, float("nan"), True, None), "rollback_rate"),
+    "a list of names of reward functions": (("mine", [], [1], ("mine",)), None),
+    "true or false": (("yes", 1, None), None),
+    "a text": ((1, ["a"]), None),
+    "a path": ((1, ["a"]), None),
 }
 NULLABLE = "pack_max_tokens ref_reset_kl ref_reset_drop kl_target kl_clamp reward_timeout entropy_floor guard_gap "
 NULLABLE += "length_target length_margin thinking_budget"
+VALUED = {name: key for name, key in (CHECKED | TASK_KEYS).items() if not key.choices and key.values.words}
 
 
 def test_every_number_has_its_range():
-    keys = CHECKED | TASK_KEYS
-    for words, names in RANGES.items():
-        assert {name for name, key in keys.items() if key.values.words == words} == set(names.split())
-        for name in names.split():
-            assert keys[name].nullable == (name in NULLABLE.split()), name
+    for words, (_, names) in RANGES.items():
+        if names is not None:
+            assert {name for name, key in VALUED.items() if key.values.words == words} == set(names.split())
+            assert all(VALUED[name].nullable == (name in NULLABLE.split()) for name in names.split())
 
 
-@pytest.mark.parametrize("name", [name for name, key in CHECKED.items() if not key.choices])
+@pytest.mark.parametrize("name", VALUED)
 def test_a_value_out_of_its_range_is_refused_with_the_range(name):
-    key = CHECKED[name]
-    for wrong in WRONG[key.values.words]:
+    key, (cls, base) = VALUED[name], (TaskArguments, {}) if name in TASK_KEYS else (ProRLConfig, CPU)
+    for wrong in RANGES[key.values.words][0]:
         if not (name == "temperature" and wrong == 0.0 or key.nullable and wrong is None):  # which TRL refuses first
-            line, _ = refused(**{name: wrong})
-            assert line == f"{name}={wrong!r} must be {key.values.words}."
-    assert key.wrong(name, getattr(ProRLConfig(**CPU), name)) is None
-
-
-@pytest.mark.parametrize("name", [name for name, key in TASK_KEYS.items() if key.values.words])
-def test_a_task_s_value_out_of_its_range_is_refused_with_the_range(name):
-    key = TASK_KEYS[name]
-    for wrong in WRONG[key.values.words]:
-        if wrong is not None:
-            with pytest.raises(ValueError, match=f"^{name}={re.escape(repr(wrong))} must be {key.values.words}.$"):
-                TaskArguments(**{name: wrong})
+            with pytest.raises(ValueError) as error:
+                cls(**base, **{name: wrong})
+            assert str(error.value) == f"{name}={wrong!r} must be {key.values.words}."
+    assert key.wrong(name, getattr(cls(**base), name)) is None

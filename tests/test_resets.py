@@ -11,11 +11,11 @@ from datasets import Dataset
 from run_record import read_events as events
 from run_record import read_rows as metrics
 from run_record import untimed
+from tiny_run import AtBoundary
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_prorl import Periodic, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
-from trl_prorl.parts import Part
 
 
 def steps(trainer):
@@ -26,19 +26,34 @@ def steps(trainer):
     "accumulation, per_generation, iterations, every, applied",
     [
         (1, 1, 1, 2, [(2, 2), (4, 4)]),
+        (1, 1, 1, 6, []),  # README's first command was this
+        (1, 1, 2, 1, [(1, 2), (3, 4)]),
         (1, 1, 2, 3, [(3, 4)]),  # requested in the middle of a buffer
+        (1, 1, 2, 5, []),  # the next generation would be at 6
+        (1, 4, 1, 1, [(1, 4)]),
         (2, 4, 1, 3, [(3, 4)]),
+        (2, 4, 1, 5, []),
         (2, 2, 3, 2, [(2, 3)]),  # 4 would be applied at 6, where the run ends
+        (2, 1, 1, 3, [(3, 3)]),
         (4, 2, 1, 2, [(2, 2), (4, 4)]),  # two generations in one step
     ],
 )
-def test_a_reset_waits_for_the_next_generation(run, accumulation, per_generation, iterations, every, applied):
+def test_a_reset_waits_for_the_next_generation(run, caplog, accumulation, per_generation, iterations, every, applied):
     keys = {"gradient_accumulation_steps": accumulation, "steps_per_generation": per_generation}
     keys |= {"num_iterations": iterations, "per_device_train_batch_size": 4, "max_steps": 6}
     trainer = run(beta=0.1, ref_reset_every=every, **keys)
-    assert steps(trainer) == applied
-    after = {e["step_applied"] + 1 for e in events(trainer)}
+    assert steps(trainer) == applied and trainer.args.first_reset(6) == (applied[0][1] if applied else None)
+    after = {step + 1 for _, step in applied}
     assert all(row["time_reset"] > 0 for row in metrics(trainer) if row["step"] in after)
+    warned = [record.getMessage() for record in caplog.records if "never resets" in record.getMessage()]
+    assert len(warned) == (not applied)
+    assert applied or f"ref_reset_every={every}" in warned[0] and "it is the control" in warned[0]
+
+
+@pytest.mark.parametrize("more", [{"ref_reset_kl": 1e3}, {"ref_reset_every": 0}])
+def test_nothing_is_said_where_a_reset_may_come_or_none_is_asked_for(run, more, caplog):
+    run(beta=0.1, **({"ref_reset_every": 4, "max_steps": 4} | more))
+    assert "never resets" not in caplog.text
 
 
 def test_an_event_says_what_happened(run):
@@ -56,13 +71,10 @@ def test_an_event_says_what_happened(run):
 @pytest.mark.parametrize("lora", [True, False])
 def test_every_step_and_a_small_mix_make_the_reference_a_moving_average(make_trainer, lora):
     policies = []
-
-    class Boundary(Part):
-        def boundary(self, step):
-            policies.append([policy.detach().clone() for _, policy in trainer.reference.pairs()])
-
     trainer = make_trainer(lora=lora, beta=0.1, ref_reset_every=1, ref_reset_mix=0.25, max_steps=6, learning_rate=1e-2)
-    trainer.parts["boundary"] = Boundary()
+    pairs = trainer.reference.pairs
+    keep = AtBoundary(lambda step: policies.append([policy.detach().clone() for _, policy in pairs()]))
+    trainer.parts["keep"] = keep
     trainer.train()
     assert [(e["step_applied"], len(e["requests"])) for e in events(trainer)] == [(2, 2), (4, 2)]
     average, *others = policies
@@ -75,8 +87,6 @@ def test_every_step_and_a_small_mix_make_the_reference_a_moving_average(make_tra
 
 
 class Always(Trigger):
-    """A trigger of somebody else's."""
-
     def observe_step(self, step, kl_ref=None):
         return Reason("always", value=step, threshold=0.0, step=step)
 
@@ -98,9 +108,8 @@ def test_a_trainer_made_without_resets_refuses_them(make_trainer):
 
 
 def test_optimizer_alone_is_reset_where_there_is_no_reference(run, largest_difference):
-    shared = {"max_steps": 4, "num_iterations": 1}
-    hard = run(ref_reset_every=2, ref_reset_mix=0.0, optimizer_reset="hard", **shared)
-    none = run(**shared)
+    alone = {"ref_reset_every": 2, "ref_reset_mix": 0.0, "optimizer_reset": "hard"}
+    hard, none = (run(max_steps=4, num_iterations=1, **keys) for keys in (alone, {}))
     assert [e["step_applied"] for e in events(hard)] == [2] and hard.reference is None
     assert largest_difference(hard, none) > 1e-5
 
@@ -132,8 +141,8 @@ def changed_in_memory(path):
 
 
 def test_a_full_model_made_in_memory_is_its_own_reference(run, tiny_model):
-    model = changed_in_memory(tiny_model)
     for name in ("", tiny_model):  # no path at all, and the path of what it was before
+        model = changed_in_memory(tiny_model)
         model.config._name_or_path = name
         trainer = run(model=model, lora=False, beta=0.1, ref_reset_every=4, max_steps=1)
         assert metrics(trainer)[0]["kl_ref"] == pytest.approx(0.0, abs=1e-6)
@@ -199,12 +208,11 @@ def test_a_kl_spike_resets(run):
     keys = {"ref_reset_kl": 2e-3, "ref_reset_kl_window": 2, "ref_reset_cooldown": 4, "optimizer_reset": "hard"}
     trainer = run(beta=0.01, max_steps=12, **keys)
     fired = events(trainer)
-    kl = {row["step"]: row["kl_ref"] for row in metrics(trainer)}
-    assert fired and {e["reason"] for e in fired} == {"kl_spike"}
+    kl = [row["kl_ref"] for row in metrics(trainer)]
+    assert fired and {(event["reason"], event["threshold"]) for event in fired} == {("kl_spike", 2e-3)}
     for event in fired:
         step = event["step_requested"]
-        assert event["value"] == pytest.approx((kl[step] + kl[step - 1]) / 2) and event["value"] > 2e-3
-        assert event["threshold"] == 2e-3
+        assert event["value"] == pytest.approx(sum(kl[step - 2 : step]) / 2) and event["value"] > 2e-3
     applied = [e["step_applied"] for e in fired]
     assert all(later - sooner >= 4 for sooner, later in zip(applied, applied[1:], strict=False))
 
@@ -288,17 +296,16 @@ def test_rewarmup_scales_the_rates_after_a_reset(run):
 
 
 class AdamWitness(TrainerCallback):
-    """Every parameter's moments and step count as each step leaves them, and its gradients as they are used."""
+    """Of each step: every parameter's gradient as it is used, and its moments and step count as they are left."""
 
     def __init__(self):
-        self.states, self.gradients = [], []
+        self.gradients, self.states = [], []
 
-    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        self.gradients.append([p.grad.double() for group in optimizer.param_groups for p in group["params"]])
+    def on_pre_optimizer_step(self, args, state, control, optimizer, **kwargs):
+        self.gradients.append([param.grad.double() for param in optimizer.param_groups[0]["params"]])
 
-    def on_step_end(self, args, state, control, optimizer=None, **kwargs):
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        entries = [optimizer.state[p] for p in params]
+    def on_step_end(self, args, state, control, optimizer, **kwargs):
+        entries = [optimizer.state[param] for param in optimizer.param_groups[0]["params"]]
         self.states.append([(e["exp_avg"].double(), e["exp_avg_sq"].double(), int(e["step"])) for e in entries])
 
 
@@ -322,9 +329,8 @@ def test_the_update_after_a_reset_by_hand(run, mode):
     assert metrics(trainer)[3]["update_norm"] == pytest.approx(square**0.5, rel=1e-4)
 
 
-def test_run_dir_takes_the_record_and_output_dir_the_model(make_trainer, tmp_path):
-    trainer = make_trainer(beta=0.1, ref_reset_every=2, max_steps=3, run_dir=str(tmp_path / "record"))
-    trainer.train()
+def test_run_dir_takes_the_record_and_output_dir_the_model(run, tmp_path):
+    trainer = run(beta=0.1, ref_reset_every=2, max_steps=3, run_dir=str(tmp_path / "record"))
     written = {path.name for path in (tmp_path / "record").iterdir()}
     assert written == {"config.yaml", "env.json", "metrics.jsonl", "events.jsonl"}
     assert not Path(trainer.args.output_dir, "metrics.jsonl").exists()
@@ -332,14 +338,11 @@ def test_run_dir_takes_the_record_and_output_dir_the_model(make_trainer, tmp_pat
 
 def test_the_way_to_compute_a_reference_changes_no_number(run, tiny_model):
     """A model changed in memory, whose reference TRL loads from its path."""
-    model = changed_in_memory(tiny_model)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = []
-    for keys in ({"cls": GRPOTrainer}, {"ref_compute": "cached"}, {"ref_compute": "naive_epoch"}):
-        model.load_state_dict(before)
-        trainer = run(model=model, lora=False, beta=0.1, max_steps=3, learning_rate=1e-3, **keys)
-        found.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
-    for theirs, cached, naive in zip(*(each.values() for each in found), strict=True):
+    found = [
+        run(model=changed_in_memory(tiny_model), lora=False, beta=0.1, max_steps=3, learning_rate=1e-3, **keys).model
+        for keys in ({"cls": GRPOTrainer}, {"ref_compute": "cached"}, {"ref_compute": "naive_epoch"})
+    ]
+    for theirs, cached, naive in zip(*(model.parameters() for model in found), strict=True):
         assert torch.equal(theirs, cached) and torch.allclose(cached, naive, atol=1e-6)
 
 
@@ -384,12 +387,10 @@ def test_an_evaluation_with_a_reward_of_nan_is_that_of_the_others(make_trainer):
         rewards = [len(completion[-1]["content"]) / 7 for completion in completions]
         return [float("nan"), *rewards[1:]] if prompts[0][-1]["content"].startswith("hear") else rewards
 
-    found = []
-    for keys in ({"cls": GRPOTrainer}, {"nonfinite": "skip"}):
-        torch.manual_seed(0)
-        given = {"trainer_kwargs": VALIDATION["trainer_kwargs"], "per_device_eval_batch_size": 8}
-        found.append(make_trainer(reward=reward, **given, **keys).evaluate()["eval_reward"])
-    assert found[0] == found[1] and 0 < found[0] < 2
+    given = {"trainer_kwargs": VALIDATION["trainer_kwargs"], "per_device_eval_batch_size": 8}
+    made = (make_trainer(reward=reward, **given, **keys) for keys in ({"cls": GRPOTrainer}, {"nonfinite": "skip"}))
+    theirs, ours = (trainer.evaluate()["eval_reward"] for trainer in made)
+    assert theirs == ours and 0 < ours < 2
 
 
 def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_trainer, monkeypatch, tiny_model, caplog):
@@ -401,15 +402,10 @@ def test_what_a_model_is_loaded_with_reaches_all_that_trl_gives_it_to(make_train
         return AutoTokenizer.from_pretrained(tiny_model, padding_side="left")
 
     monkeypatch.setattr("trl_prorl.launch.plan.AutoProcessor", SimpleNamespace(from_pretrained=load))
-    init = {"revision": "main", "dtype": "bfloat16"}
-    given = {"processing_class": None}
-    with caplog.at_level("WARNING"):
-        trainer = make_trainer(beta=0.1, ref_reset_every=2, model_init_kwargs=init, trainer_kwargs=given)
-    assert asked == [(tiny_model, "main")]
-    assert trainer.args.model_init_kwargs == init
-    assert not [record for record in caplog.records if "model_init_kwargs" in record.getMessage()]
-    rewarded = make_trainer(beta=0.1, ref_reset_every=2, model_init_kwargs={"dtype": "bfloat16"}, reward=tiny_model)
-    assert rewarded.reward_funcs[0].dtype == torch.bfloat16
+    keys = {"beta": 0.1, "ref_reset_every": 2, "model_init_kwargs": {"revision": "main", "dtype": "bfloat16"}}
+    trainer = make_trainer(reward=tiny_model, trainer_kwargs={"processing_class": None}, **keys)
+    assert asked == [(tiny_model, "main")] and trainer.reward_funcs[0].dtype == torch.bfloat16
+    assert trainer.args.model_init_kwargs == keys["model_init_kwargs"] and "model_init_kwargs" not in caplog.text
 
 
 def test_several_validation_sets_are_refused_where_one_decides(make_trainer):

@@ -1,9 +1,8 @@
 """A collapse, and the way back: to the same weights, killed or not, at a lower rate, and at most so many times."""
 
-import os
-import subprocess
-import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -94,39 +93,29 @@ def test_the_rate_is_lower_from_then_on(make_trainer, run, arm):
     assert rates[4:] == pytest.approx([0.25 * rate for rate in before[4:]])
 
 
-def test_at_most_so_many_times(make_trainer):
+@pytest.mark.parametrize("faults, times, end", [([(6, 6), (7, 7)], 1, 7), ([(6, 3)], 0, 6)])
+def test_at_most_so_many_times_and_only_to_a_good_checkpoint(make_trainer, faults, times, end):
     trainer = make_trainer(**SAVES, rollback=1)
-    trainer.parts["fault"], trainer.parts["another"] = Fault(6, 6), Fault(7, 7)
+    trainer.parts |= {f"fault {place}": Fault(*fault) for place, fault in enumerate(faults)}
     trainer.train()
-    assert len(events(trainer, "rollback")) == 1 and trainer.state.global_step == 7
-    assert Path(trainer.args.output_dir, "checkpoint-7").is_dir()
-
-
-def test_without_a_good_checkpoint_the_run_stops(make_trainer):
-    trainer = make_trainer(**SAVES, rollback=1)
-    trainer.parts["fault"] = Fault(6, last_good=3)
-    trainer.train()
-    assert not events(trainer, "rollback") and trainer.state.global_step == 6
+    assert len(events(trainer, "rollback")) == times and trainer.state.global_step == end
+    assert Path(trainer.args.output_dir, f"checkpoint-{end}").is_dir()
 
 
 class Killed(Exception):
     """Not of the run's own errors."""
 
 
-def dying(trainer, moment):
+def dying(trainer):
     """Where a run is killed, and by which function: arguments of `setattr`."""
-
-    def die(*args, **kwargs):
-        raise Killed
-
-    part, opened = trainer.parts["rollback"], trainer.recorder.open
-    row = part.row
+    part, opened, row = trainer.parts["rollback"], trainer.recorder.open, trainer.parts["rollback"].row
+    die = Mock(side_effect=Killed)
     return {
         "before the event": (trainer, "_event", die),
         "after the event": (part, "noted", die),
         "after the renaming": (trainer.recorder, "open", lambda *args: die() if args[1:] else opened(*args)),
         "a step later": (part, "row", lambda now, found: die() if trainer._resume and now == 5 else row(now, found)),
-    }[moment]
+    }
 
 
 def test_killed_in_a_roll_back_a_resume_ends_in_the_same_state(make_trainer, largest_difference):
@@ -141,7 +130,7 @@ def test_killed_in_a_roll_back_a_resume_ends_in_the_same_state(make_trainer, lar
     for moment in ("before the event", "after the event", "after the renaming", "a step later"):
         one = faulty()
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(*dying(one, moment))
+            patch.setattr(*dying(one)[moment])
             one.train()
         again = faulty(output_dir=one.args.output_dir)
         if moment != "before the event":
@@ -152,40 +141,29 @@ def test_killed_in_a_roll_back_a_resume_ends_in_the_same_state(make_trainer, lar
         assert [event["checkpoint"] for event in events(again, "rollback")] == ["checkpoint-4"]
 
 
-def nan_at(trainer, step, times):
-    """The norm of the gradients is NaN at a step, so many times."""
-    update, left = trainer.guard.before_update, [None] * times
-
-    def before_update(now, norm, rate):
-        return update(now, float("nan") if now == step and left and left.pop() is None else norm, rate)
-
-    trainer.guard.before_update = before_update
-
-
-def test_nan_goes_back_too(make_trainer):
-    trainer = make_trainer(**SAVES, rollback=1)
-    nan_at(trainer, step=6, times=1)
-    trainer.train()
-    (event,) = events(trainer, "rollback")
-    assert (event["reason"], event["checkpoint"]) == ("nonfinite", "checkpoint-4")
-    assert trainer.state.global_step == 12
-    for keys, times in (({}, 1), ({"rollback": 1}, 2)):
-        trainer = make_trainer(**SAVES, **keys)
-        nan_at(trainer, step=6, times=times)
-        with pytest.raises(NonFiniteError, match="step 6"):
-            trainer.train()
+@pytest.mark.parametrize("rollback, times", [(1, 1), (0, 1), (1, 2)])
+def test_nan_goes_back_too(make_trainer, rollback, times):
+    """The norm of the gradients is NaN at step 6, so many times."""
+    trainer = make_trainer(**SAVES, rollback=rollback)
+    update, left = trainer.guard.before_update, [float("nan")] * times
+    trainer.guard.before_update = lambda step, norm, rate: update(
+        step, left.pop() if step == 6 and left else norm, rate
+    )
+    with pytest.raises(NonFiniteError, match="step 6") if times > rollback else nullcontext():
+        trainer.train()
+        (event,) = events(trainer, "rollback")
+        assert (event["reason"], event["checkpoint"]) == ("nonfinite", "checkpoint-4")
+        assert trainer.state.global_step == 12
 
 
 @pytest.mark.slow
-def test_at_seven_times_the_rate_of_the_study(tmp_path):
+def test_at_seven_times_the_rate_of_the_study(forks, tmp_path):
     """Plain on reversing ends below its base, and with roll-backs above."""
-    ends = {}
-    for name, more in (("without", ()), ("with", ("--rollback", "4"))):
-        out = tmp_path / name
-        keys = ["--learning_rate", "3.5e-3", "--save_strategy", "steps", "--save_steps", "20", *more]
-        command = [sys.executable, "-m", "trl_prorl", "train", "tiny/plain", "--output_dir", str(out), *keys]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        found = rows(out)
-        ends[name] = sum(row["reward"] for row in found[-24:]) / 24
-        base = found[0]["reward"]
-    assert ends["without"] < base < ends["with"]
+    ends = []
+    for most in "04":
+        keys = f"--learning_rate 3.5e-3 --save_strategy steps --save_steps 20 --rollback {most} --output_dir".split()
+        status, written = forks.run("-m", "trl_prorl", "train", "tiny/plain", *keys, tmp_path / most)
+        assert status == 0, written[-3000:]
+        found = rows(tmp_path / most)
+        ends.append(sum(row["reward"] for row in found[-24:]) / 24)
+    assert ends[0] < found[0]["reward"] < ends[1]

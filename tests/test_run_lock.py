@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_record import errors, read_rows
+from run_record import errors, everything, read_rows
 
 from trl_prorl import train
 from trl_prorl.record import folders as run_lock
@@ -28,32 +28,23 @@ def quick(monkeypatch):
 
 
 def test_a_folder_has_one_holder_who_counts(tmp_path, quick):
-    out, record = tmp_path / "deep" / "out", tmp_path / "record"
-    lock, other = FolderLock(out, record), FolderLock(record)
+    out, record, free = tmp_path / "deep" / "out", tmp_path / "record", tmp_path / "free"
+    lock, other = FolderLock(out, record), FolderLock(free, record)
     lock.hold()
     lock.hold()
     lock.let_go()
-    for _ in range(2):  # a refusal takes nothing
+    for _ in range(2):  # a refusal takes nothing, of two folders none
         with pytest.raises(FolderInUseError, match=f"process {os.getpid()} on {socket.gethostname()}, since 20"):
             other.hold()
         with pytest.raises(FolderInUseError, match=f"'{record}' is in use: process {os.getpid()} on "):
-            check_free(tmp_path, record)
+            check_free(tmp_path, free, record)
+        check_free(free)
     (out / "file").touch()
     lock.let_go()
     check_free(out, record)
     other.hold()
     other.let_go()
     assert [*out.iterdir()] == [out / "file"] and not [*record.iterdir()]
-
-
-def test_of_two_folders_none_is_kept_if_one_is_refused(tmp_path, quick):
-    first, second = tmp_path / "a", tmp_path / "b"
-    holder = FolderLock(second)
-    holder.hold()
-    with pytest.raises(FolderInUseError):
-        FolderLock(first, second).hold()
-    check_free(first)
-    holder.let_go()
 
 
 HOLDER = """
@@ -101,10 +92,6 @@ def test_a_file_that_says_nothing_and_a_file_system_without_locks(tmp_path, quic
     check_free(tmp_path)
     lock.let_go()
     assert "without locks" in caplog.text and not (tmp_path / LOCK_FILE).exists()
-
-
-def everything(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_a_resume_beside_a_live_run_is_refused_and_deletes_nothing(

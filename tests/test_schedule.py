@@ -10,24 +10,18 @@ from transformers import get_scheduler
 from trl_prorl.resets.schedule import Rewarmup, restart_schedule, rewarmup_factor, snapshot_schedule
 
 
-def lambda_schedule(name):
-    return partial(get_scheduler, name, num_warmup_steps=2, num_training_steps=10)
+SCHEDULES = {
+    name: partial(get_scheduler, name, num_warmup_steps=2, num_training_steps=10)
+    for name in ("linear", "cosine", "constant_with_warmup")
+}
+SCHEDULES["recursive"] = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda_schedule("linear"),
-        lambda_schedule("cosine"),
-        lambda_schedule("constant_with_warmup"),
-        partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10),  # recursive, not closed form
-    ],
-    ids=["linear", "cosine", "warmup", "torch cosine"],
-)
-def test_the_rates_after_a_restart_are_those_of_a_new_schedule(make, wrapped):
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_rates_after_a_restart_are_those_of_a_new_schedule(name, wrapped):
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    schedule = make(optimizer)
+    schedule = SCHEDULES[name](optimizer)
     start = snapshot_schedule(schedule)
     if wrapped:
         optimizer, schedule = Accelerator(cpu=True).prepare(optimizer, schedule)
@@ -53,27 +47,22 @@ def test_rewarmup_factor_by_hand():
     assert rewarmup_factor(None, 4) == rewarmup_factor(0, 0) == rewarmup_factor(0, 1) == 1.0
 
 
-@pytest.mark.parametrize("recursive", [False, True])
-def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone(recursive):
-    param = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([param], lr=1.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10) if recursive else None
+def test_rewarmup_scales_the_update_and_leaves_the_schedule_alone():
+    """One that takes each rate from the one before, beside the same one without rewarmup."""
+    param, rates, moved = torch.nn.Parameter(torch.zeros(1)), [], []
+    plain, optimizer = (torch.optim.SGD([param], lr=1.0) for _ in range(2))
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, T_max=10) for each in (plain, optimizer)]
     rewarmup = Rewarmup(optimizer, steps=4)
-    moved, rates = [], []
     for step in range(8):
         if step == 2:
             rewarmup.begin()
-        before = param.item()
-        param.grad = torch.ones(1)
-        rates.append(optimizer.param_groups[0]["lr"])
+        before, param.grad = param.item(), torch.ones(1)
+        rates.append([schedule.get_last_lr()[0] for schedule in schedules])
         optimizer.step()
-        moved.append(before - param.item())
-        if schedule:
+        moved.append((before - param.item()) / rates[-1][0])
+        param.grad = None
+        plain.step()
+        for schedule in schedules:
             schedule.step()
-    factors = [moved[i] / rates[i] for i in range(8)]
-    assert factors == pytest.approx([1, 1, 0.25, 0.5, 0.75, 1, 1, 1], rel=1e-4)
-    if recursive:
-        plain = torch.optim.lr_scheduler.CosineAnnealingLR(torch.optim.SGD([param], lr=1.0), T_max=10)
-        for step in range(8):
-            assert rates[step] == pytest.approx(plain.get_last_lr()[0])
-            plain.optimizer.step(), plain.step()
+    assert moved == pytest.approx([1, 1, 0.25, 0.5, 0.75, 1, 1, 1], rel=1e-4)
+    assert all(mine == pytest.approx(theirs) for theirs, mine in rates)

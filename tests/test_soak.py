@@ -14,61 +14,23 @@ import torch
 SOAK = Path(__file__).parent / "soak"
 sys.path.append(str(SOAK))
 
-from cases import ALONE, CASES, command  # noqa: E402
 from damage import CHECKPOINT_DAMAGE, RECORD_DAMAGE, cut_record, damage_checkpoint  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
-from plan import DECK, trial  # noqa: E402
 from same_run import first_difference  # noqa: E402
-from stages import SIGNALS, STAGES  # noqa: E402
 
 from trl_prorl.checkpoint.files import name_checkpoint, why_unusable  # noqa: E402
 
 
-def test_a_trial_follows_from_its_seed_and_number_alone():
-    assert trial(7, 12) == trial(7, 12) != trial(7, 13)
-    assert trial(7, 12) != trial(8, 12)
-    trials = [trial(7, number) for number in range(4 * len(CASES))]
-    assert {(plan.case, plan.processes) for plan in trials} >= {(case, 1) for case in CASES}
-    paired = [plan.case for plan in trials if plan.processes == 2]
-    assert len(paired) == sum(plan.number % 4 == 3 and plan.case not in ALONE for plan in trials) >= len(CASES) - 2
-    assert not set(ALONE) & set(paired)
-    lives = [life for plan in trials for life in plan.lives]
-    assert {life.stage for life in lives} == set(STAGES) == set(DECK)
-    assert {life.kind for life in lives} == {*SIGNALS, "any time", "full disk", "file size"}
-    assert {life.resume for life in lives} == {"newest", "older"} and any(life.torchrun for life in lives)
-    # A process that is killed from outside would leave torchrun's others behind.
-    assert not any(life.torchrun and life.kind == "any time" for life in lives)
-
-
-@pytest.mark.parametrize("processes", (1, 2))
-@pytest.mark.parametrize("case", CASES)
-def test_a_case_has_the_prompts_that_a_generation_takes(case, processes):
-    _, arguments = command(case, "model", processes)
-    keys = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    per_step = int(keys.get("--steps_per_generation", keys.get("--gradient_accumulation_steps", 1)))
-    completions = int(keys["--per_device_train_batch_size"]) * per_step * processes
-    assert completions // int(keys["--num_generations"]) <= int(keys["--train_rows"])
-
-
-ROWS = [{"step": step, "reward": step / 7} for step in range(1, 6)]
-EVENTS = [
-    {"event": "reset", "step_applied": 2},
-    {"event": "nonfinite", "step_applied": 3},
-    {"event": "reset", "step_applied": 3},
-    {"event": "resume", "step_applied": 3},
-]
-
-
 @pytest.mark.parametrize("kind", RECORD_DAMAGE)
-@pytest.mark.parametrize("name, rows, safe", [("metrics.jsonl", ROWS, 3), ("events.jsonl", EVENTS, 2)])
-def test_a_record_loses_no_more_than_a_power_loss_takes(tmp_path, kind, name, rows, safe):
+def test_a_record_loses_no_more_than_a_power_loss_takes(tmp_path, kind):
     """A checkpoint at step 3 was synchronised, with every line written before it; the reset of that step was not."""
-    lines = [json.dumps(row) + "\n" for row in rows]
+    events = [("reset", 2), ("nonfinite", 3), ("reset", 3), ("resume", 3)]
+    lines = [json.dumps({"event": event, "step_applied": step}) + "\n" for event, step in events]
     for place in (0.0, 0.3, 0.9, 1.0):
-        (tmp_path / name).write_text("".join(lines))
-        cut_record(tmp_path / name, 3, kind, place)
-        content = (tmp_path / name).read_text()
-        assert content.startswith("".join(lines[:safe])) and content != "".join(lines)
+        (tmp_path / "events.jsonl").write_text("".join(lines))
+        cut_record(tmp_path / "events.jsonl", 3, kind, place)
+        content = (tmp_path / "events.jsonl").read_text()
+        assert content.startswith("".join(lines[:2])) and content != "".join(lines)
         assert not content.endswith("\n") or kind == "cut" and place == 0.0
 
 
@@ -96,7 +58,6 @@ def test_a_damaged_checkpoint_is_damaged(tmp_path, kind):
         ({"w": torch.zeros(2)}, {"w": torch.zeros(2, dtype=torch.float64)}, ".w: tensors differ"),
         ([1, 2], [1], ": 2 items instead of 1"),
         ({"a": 1, "b": 2}, {"a": 1}, ": keys ['b']"),
-        ({"a": 1}, {"a": 1.0}, ".a: 1 instead of 1.0"),
         ({"a": None}, {"a": 0}, ".a: None instead of 0"),
     ],
 )

@@ -20,9 +20,9 @@ def short(completions, **columns):
     return [-float(len(completion[0]["content"])) for completion in completions]
 
 rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"reverse {i}"}] for i in range(16)]})
-args = ProRLConfig("run", beta=0.1, ref_reset_every=40, max_steps=2, num_generations=4, per_device_train_batch_size=8)
-trainer = ProRLTrainer(embedded_model("embedded"), short, args, rows, peft_config=LoraConfig())
-trainer.train()
+keys = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "bf16": False, "use_cpu": True}
+args = ProRLConfig("run", beta=0.1, ref_reset_every=40, report_to="none", **keys)
+ProRLTrainer(embedded_model("embedded"), short, args, rows, peft_config=LoraConfig()).train()
 """
 
 ENV = {"COLUMNS": "200", "TERM": "dumb"}
@@ -74,16 +74,13 @@ def test_off_a_terminal_or_without_bars_there_is_no_banner(train, silent):
     assert not [line for line in lines if line.startswith(("trains ", "variant ", "run folder", "next: "))]
     warned = [line for line in lines if "A never resets: ref_reset_every=4" in line]
     assert len(warned) == 1 and "it is the control" in warned[0]
-    assert [line[:7] for line in lines if re.match(r"step \d: (reward|loss)", line)] == [
-        f"step {n}:" for n in (1, 2, 3, 4)
-    ]
+    logs = [line[:7] for line in lines if re.match(r"step \d: (reward|loss)", line)]
+    assert logs == [f"step {n}:" for n in (1, 2, 3, 4)]
 
 
 def test_a_script_sees_no_future_warning_that_is_not_its_own(forks, tmp_path):
     """In a process that has imported nothing yet."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.replace("max_steps=2,", "max_steps=2, bf16=False, use_cpu=True, report_to='none',"))
-    lines = lines_of(forks.run("exec", sys.executable, script, cwd=tmp_path, env=ENV, terminal=True))
+    lines = lines_of(forks.run("exec", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=ENV, terminal=True))
     assert not [line for line in lines if "FutureWarning" in line]
     text = "\n".join(lines)
     assert "reward              short" in text and "A never resets" in text and "next: " not in text

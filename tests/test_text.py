@@ -34,9 +34,9 @@ def test_nothing_that_acts_is_left(text):
 
 def test_a_table_on_a_terminal_and_in_markdown():
     table = Table(EVIL, ["run", "x"], [[EVIL, "[red]1[/red]"]], [EVIL])
-    out = io.StringIO()
-    Console(file=out, force_terminal=True, width=300, color_system=None).print(table.to_rich())
-    shown = out.getvalue()
+    console = Console(file=io.StringIO(), force_terminal=True, width=300, color_system=None)
+    console.print(table.to_rich())
+    shown = console.file.getvalue()
     # rich's own codes are there (the title is italic); those of the names are not.
     assert "\x1b[31m" not in shown and "\x1b]0" not in shown and "\x07" not in shown
     assert "[bold]b[/bold]" in shown and "[red]1[/red]" in shown

@@ -39,16 +39,14 @@ def test_what_ends_in_time_is_left_alone_and_the_rest_is_asked(make_trainer, pac
 
 
 def test_forced_tokens_carry_no_gradient(make_trainer):
-    """Advantages on forced tokens alone leave the loss without gradient."""
     trainer = make_trainer(max_completion_length=24, loss_type="dapo")
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    batch = {"prompt_ids": torch.full((4, 3), 70), "prompt_mask": torch.ones(4, 3, dtype=torch.long)}
-    batch |= {"completion_ids": torch.full((4, 5), 80), "completion_mask": torch.ones(4, 5, dtype=torch.long)}
-    batch |= {"tool_mask": torch.zeros(4, 5, dtype=torch.long), "advantages": torch.tensor([1.0, -1.0, 2.0, -2.0])}
-    batch |= {"num_items_in_batch": torch.tensor(20)}
+    ones = torch.ones(4, 5, dtype=torch.long)
+    batch = {"prompt_ids": 70 * ones, "prompt_mask": ones, "completion_ids": 80 * ones, "completion_mask": ones}
+    batch |= {"advantages": torch.tensor([1.0, -1.0, 2.0, -2.0]), "num_items_in_batch": torch.tensor(20)}
     for mask, silent in ((0, True), (1, False)):
         trainer.model.zero_grad()
-        trainer._compute_loss(trainer.model, {**batch, "tool_mask": batch["tool_mask"] + mask}).backward()
+        trainer._compute_loss(trainer.model, {**batch, "tool_mask": mask * ones}).backward()
         norm = sum(p.grad.abs().sum() for p in trainer.model.parameters() if p.grad is not None)
         assert (norm == 0) == silent

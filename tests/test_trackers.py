@@ -1,10 +1,10 @@
 """What a tracker receives: TensorBoard's files, read by TensorBoard's own reader, beside the record."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
+from run_record import read_rows
 
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +26,7 @@ def written(forks, tiny_model, tmp_path_factory):
     events = reader.EventAccumulator(str(file.parent))
     events.Reload()
     scalars = {tag: {point.step: point.value for point in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
-    return scalars, {row["step"]: row for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines())}
+    return scalars, {row["step"]: row for row in read_rows(out)}
 
 
 @pytest.mark.parametrize("name", ["kl_ref", "kl_old", "kl_base", "kl_penalty", "beta", "ref_forward_calls"])

@@ -1,14 +1,123 @@
-"""TRL's own suite with our classes, and whether the program that runs it would notice a difference."""
+"""TRL's own suite with our classes, the workflow on TRL's releases and main: would they notice a difference?"""
 
+import configparser
+import json
 import os
 import subprocess
 import sys
+from importlib import import_module
+from importlib.metadata import metadata, version
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
+from trl.trainer import utils
+
+from trl_prorl import ProRLConfig, ProRLTrainer
 
 
-FOLDER = Path(__file__).parent / "upstream"
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "tests" / "upstream"
+
+
+@pytest.fixture
+def seams(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    return import_module("seams")
+
+
+@pytest.fixture
+def comparison(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    return import_module("comparison")
+
+
+def test_the_window_is_two_minors_with_the_installed_one_and_named_in_one_place(seams):
+    found = subprocess.run(
+        [sys.executable, str(FOLDER / "seams.py"), "--window"], capture_output=True, text=True, check=True
+    )
+    minors = json.loads(found.stdout)
+    assert len(minors) == 2 and ".".join(version("trl").split(".")[:2]) in minors
+    setup = (ROOT / "setup.cfg").read_text()
+    assert setup.count("trl>=") == 1 and "trl[deepspeed]\n" in setup
+    assert seams.window(setup.replace("<1.17", "<1.19")) == ["1.15", "1.16", "1.17", "1.18"]
+    assert not any("1.16" in file.read_text() for file in (ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def test_no_python_is_promised_that_trl_refuses():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    ours = SpecifierSet(setup["options"]["python_requires"])
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python-version"]
+    theirs = SpecifierSet(metadata("trl")["Requires-Python"])
+    minors = [f"3.{minor}" for minor in range(9, 20)]
+    assert all(theirs.contains(minor) for minor in minors if ours.contains(minor))
+    assert all(ours.contains(minor) for minor in tested)
+
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="a.C" name="test_holds"/>
+<testcase classname="c" name="test_not_run"><skipped type="pytest.skip" message="no package">at</skipped></testcase>
+<testcase classname="c" name="test_known"><skipped type="pytest.xfail" message="why"/></testcase>
+<testcase classname="c" name="test_still_has[_compute_loss]">
+<failure message="AssertionError">    def test():
+E       AssertionError: TRL no longer has GRPOTrainer._compute_loss, where penalties are added
+E       assert False</failure>
+</testcase>
+<testcase classname="c" name="test_broken"/>
+<testcase classname="c" name="test_broken"><error message="ImportError: no name Ratio"/></testcase>
+<testcase classname="c" name="test_broken"/>
+</testsuite></testsuites>"""
+
+
+def test_a_page_names_the_seams_that_moved_and_no_others(seams):
+    """And of a report each test's end is read; what failed once, as in its teardown, has failed."""
+    ends = {test: end.outcome for test, end in seams.read_outcomes(REPORT).items()}
+    of_c = {"test_not_run": "skipped", "test_known": "xfailed", "test_broken": "failed"}
+    of_c["test_still_has[_compute_loss]"] = "failed"
+    assert ends == {"C::test_holds": "passed"} | {f"c::{name}": end for name, end in of_c.items()}
+    assert seams.read_outcomes(REPORT)["c::test_not_run"].reason == "no package"
+    lines = seams.moved(REPORT)
+    assert lines == [
+        "- `test_still_has[_compute_loss]`: TRL no longer has GRPOTrainer._compute_loss, where penalties are added",
+        "- `test_broken`: ImportError: no name Ratio",
+    ]
+    text = seams.page({"Contract": ("2 failed, 1 passed", lines), "Parity": ("28 passed", [])})
+    assert f"TRL {version('trl')}." in text and "| Parity | 28 passed |" in text
+    assert text.index("## Contract") < text.index("test_broken") and "## Parity" not in text
+
+
+def test_a_file_whose_tests_cannot_begin_has_moved(seams, tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_x.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.setattr(seams, "HERE", tmp_path / "tests" / "upstream")
+    _, lines = seams.tested("test_x.py")
+    assert len(lines) == 1 and "nothing_of_this_name" in lines[0]
+
+
+def test_every_file_and_recipe_of_the_workflow_is_there():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "upstream.yml").read_text())["jobs"]
+    commands = " ".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    assert "tests/upstream/seams.py runs/trl --page page.md" in commands
+    arms = commands.partition("for arm in ")[2].partition(";")[0].split()
+    assert arms == ["plain", "variantA", "variantB", "variantC"]
+    assert all((ROOT / "recipes" / "tiny" / f"{arm}.yaml").is_file() for arm in arms)
+
+
+@pytest.mark.parametrize("triton", [True, False])
+def test_a_cpu_is_refused_where_trl_s_head_is_a_triton_kernel_alone(monkeypatch, triton):
+    monkeypatch.delattr(utils, "_use_triton")
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", object() if triton else None)
+    args = ProRLConfig(use_cpu=True, bf16=False, per_device_train_batch_size=8)
+    for interprets in ("0", "1"):
+        monkeypatch.setenv("TRITON_INTERPRET", interprets)
+        allowed = triton and interprets == "1"
+        error = "no/model|reward" if allowed else "on GPUs only.*use_cpu=True.*'trl>=1.16'"
+        with pytest.raises((ValueError, OSError), match=error):
+            ProRLTrainer("/no/model/is/loaded", lambda **kwargs: [], args)
+
 
 # A suite of ours, laid out as TRL's.
 SUITE = """
@@ -60,44 +169,28 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.fixture
-def comparison(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    import comparison
-
-    return comparison
-
-
 @pytest.mark.parametrize(
-    ("theirs", "ours", "where", "agrees"),
+    ("theirs", "ours", "where"),
     [
-        ("passed", "passed", None, True),
-        ("passed", "failed", "lost", False),
-        ("passed", "skipped", "lost", False),
-        ("passed", None, "lost", False),
-        ("failed", "passed", "gained", True),
-        ("skipped", "passed", "gained", True),
-        ("failed", "failed", "neither", True),
-        ("xfailed", "xfailed", "neither", True),
-        ("failed", "skipped", "neither", True),
-        ("skipped", "skipped", "not_run", True),
+        ("passed", "passed", "BOTH"),
+        *(("passed", other, "LOST") for other in ("failed", "skipped", None)),
+        *((other, "passed", "GAINED") for other in ("failed", "skipped")),
+        *((other, other, "NEITHER") for other in ("failed", "xfailed")),
+        ("failed", "skipped", "NEITHER"),
+        ("skipped", "skipped", "NOT_RUN"),
     ],
 )
-def test_a_pair_of_outcomes(comparison, theirs, ours, where, agrees):
-    def outcomes(outcome):
-        others = {"other": comparison.Outcome("passed")}
+def test_a_pair_of_outcomes(comparison, theirs, ours, where):
+    def outcomes(outcome, **others):
         return others if outcome is None else {**others, "test": comparison.Outcome(outcome, "why")}
 
-    result = comparison.Comparison(outcomes(theirs), outcomes(ours))
-    for name in ("lost", "gained", "neither", "not_run"):
-        assert getattr(result, name) == (["test"] if name == where else [])
-    assert result.agrees is agrees
-
-
-def test_nothing_passed_is_no_agreement(comparison):
-    skipped = {"test": comparison.Outcome("skipped", "no package")}
-    assert not comparison.Comparison(skipped, skipped).agrees
-    assert not comparison.Comparison({}, {}).agrees
+    other = comparison.Outcome("passed")
+    result = comparison.Comparison(outcomes(theirs, other=other), outcomes(ours, other=other))
+    found = {title: set(tests) - {"other"} for title, tests in result.found.items()}
+    assert [title for title, tests in found.items() if tests] == [getattr(comparison, where)]
+    assert result.agrees == (where != "LOST")
+    # Nothing passed is no agreement.
+    assert comparison.Comparison(outcomes(theirs), outcomes(ours)).agrees == (where == "BOTH")
 
 
 @pytest.mark.slow
@@ -109,10 +202,8 @@ def test_a_difference_is_found(tmp_path):
     (tests / "test_grpo_trainer.py").write_text(SUITE)
     result = run(str(tmp_path / "trl"))
     assert result.returncode == 1, result.stdout + result.stderr
-    lost, gained, neither = (
-        result.stdout.split(title)[1].split("\n\n")[0]
-        for title in ("not with ours:\n", "not with TRL's:\n", "Passed with neither:\n")
-    )
+    titles = ("not with ours:\n", "not with TRL's:\n", "passed with neither:\n")
+    lost, gained, neither = (result.stdout.split(title)[1].split("\n\n")[0] for title in titles)
     assert "test_theirs" in lost and "test_ours" in gained and "test_neither" in neither
     for what in ("data set trl-internal-testing/other", "model tiny-Other"):
         assert f"no stand-in for the {what}" in result.stdout

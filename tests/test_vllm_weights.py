@@ -4,8 +4,8 @@ import re
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
+from tiny_run import QUESTIONS
 from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 from trl.distributed import DistributedBackend
@@ -34,13 +34,11 @@ class Engine(VLLMGeneration):
 
 
 def second_token(completion_ids, **columns):
-    """A reward that differs within a group."""
     return [float(ids[1] % 4) for ids in completion_ids]
 
 
 @pytest.fixture
 def with_engine(make_trainer, monkeypatch):
-    """`make_trainer` of trainers that sample with an `Engine`."""
     off = {"vllm_importance_sampling_correction": False}  # the log-probabilities are made up
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", Engine)
 
@@ -72,17 +70,17 @@ def test_the_weights_under_an_adapter_stay_what_they_are(with_engine, tiny_model
     assert any(not torch.equal(engine.given[names[name]], before[name]) for name in under)
 
 
-OTHER = {
-    "full fine-tuning": (None, "the model has none"),
-    "DoRA": (LoraConfig(use_dora=True), "use_dora=True"),
-    "a head of its own": (LoraConfig(modules_to_save=["lm_head"]), "modules_to_save=['lm_head']"),
-    "a large rank": (LoraConfig(r=513), "ranks up to 512, and the adapter's reaches 513"),
-}
-
-
-@pytest.mark.parametrize("case", OTHER)
-def test_an_adapter_that_vllm_does_not_serve_is_refused(with_engine, case):
-    config, said = OTHER[case]
+@pytest.mark.parametrize(
+    "config, said",
+    [
+        (None, "the model has none"),
+        (LoraConfig(use_dora=True), "use_dora=True"),
+        (LoraConfig(modules_to_save=["lm_head"]), "modules_to_save=['lm_head']"),
+        (LoraConfig(r=513), "ranks up to 512, and the adapter's reaches 513"),
+    ],
+    ids=["full fine-tuning", "DoRA", "a head of its own", "a large rank"],
+)
+def test_an_adapter_that_vllm_does_not_serve_is_refused(with_engine, config, said):
     with pytest.raises(ValueError, match=f"^vllm_enable_lora=True.*{re.escape(said)}"):
         with_engine(vllm_enable_lora=True, trainer_kwargs={"peft_config": config})
 
@@ -97,7 +95,6 @@ def test_a_policy_that_was_reset_is_handed_on_although_an_evaluation_of_this_ste
     """An evaluation at steps 2 and 4, then Elastic Reset: without the second hand-over vLLM samples from no policy."""
     keys = {"elastic_reset_every": 2, "elastic_ema": 0.5, "eval_strategy": "steps", "eval_steps": 2}
     keys |= {"per_device_eval_batch_size": 8, "max_steps": 6, "lora": False}
-    prompts = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {n}"}] for n in range(2)]})
-    trainer, engine = with_engine(trainer_kwargs={"eval_dataset": prompts}, **keys)
+    trainer, engine = with_engine(trainer_kwargs=QUESTIONS, **keys)
     trainer.train()
     assert len(engine.is_current) >= 6 and all(engine.is_current)

@@ -61,67 +61,55 @@ def kill_at_call(number):
     return seen
 
 
-class FilesOfAtMost(TrainerCallback):
-    """From a step on, no file can grow beyond a size: what a full disk does to a save."""
+class AtStep(TrainerCallback):
+    """Calls a function when a step is done and not yet saved."""
 
-    def __init__(self, step, size):
-        self.step, self.size = step, size
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.size))
-
-
-class WaitInSave:
-    """Half a checkpoint is written when this process says so, and waits until it is told to go on."""
-
-    def __init__(self, trainer, step, signals):
-        self.trainer, self.step, self.signals = trainer, step, Path(signals)
-        self.save_beside, trainer._save_beside = trainer._save_beside, self.wait
-
-    def wait(self, checkpoint):
-        if self.trainer.state.global_step == self.step:
-            (self.signals / "waits").touch()
-            while not (self.signals / "go").exists():
-                time.sleep(0.01)
-        self.save_beside(checkpoint)
-
-
-class KillAtStep(TrainerCallback):
-    """SIGKILL this process, and its group if it is one of several ranks, when a step is done and not yet saved."""
-
-    def __init__(self, step):
-        self.step = step
+    def __init__(self, step, act):
+        self.step, self.act = step, act
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == self.step:
-            if args.world_size > 1:
-                os.killpg(0, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.act(args)
 
 
-class HoldAtStep(TrainerCallback):
+def kill(args):
+    """SIGKILL this process, and its group if it is one of several ranks."""
+    if args.world_size > 1:
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hold(args):
     """The run goes no further, so that a kill from outside is in time on a machine with other work, too."""
+    while True:
+        time.sleep(1)
 
-    def __init__(self, step):
-        self.step = step
 
-    def on_step_end(self, args, state, control, **kwargs):
-        while state.global_step == self.step:
-            time.sleep(1)
+def wait_in_save(trainer, step, signals):
+    """Half a checkpoint is written when this process says so, and waits until it is told to go on."""
+    save, signals = trainer._save_beside, Path(signals)
+
+    def wait(checkpoint):
+        if trainer.state.global_step == step:
+            (signals / "waits").touch()
+            while not (signals / "go").exists():
+                time.sleep(0.01)
+        save(checkpoint)
+
+    trainer._save_beside = wait
 
 
 def train(spec):
     calls = kill_at_call(spec["kill_at_call"]) if "kill_at_call" in spec else None
     trainer = build(spec["model"], spec["out"], spec["lora"], spec["prompts"], spec["keys"])
-    if "files_of_at_most" in spec:
-        trainer.add_callback(FilesOfAtMost(*spec["files_of_at_most"]))
-    if "kill_at_step" in spec:
-        trainer.add_callback(KillAtStep(spec["kill_at_step"]))
-    if "hold_at_step" in spec:
-        trainer.add_callback(HoldAtStep(spec["hold_at_step"]))
+    if "files_of_at_most" in spec:  # no file can grow beyond a size from then on: what a full disk does to a save
+        step, size = spec["files_of_at_most"]
+        trainer.add_callback(AtStep(step, lambda args: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))))
+    for key, act in (("kill_at_step", kill), ("hold_at_step", hold)):
+        if key in spec:
+            trainer.add_callback(AtStep(spec[key], act))
     if "wait_in_save" in spec:
-        WaitInSave(trainer, *spec["wait_in_save"])
+        wait_in_save(trainer, *spec["wait_in_save"])
     trainer.train(resume_from_checkpoint=spec.get("resume"))
     trainer.save_model()
     if calls is not None:

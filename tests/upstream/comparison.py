@@ -15,9 +15,6 @@ class Outcome:
     reason: str = ""
 
 
-ABSENT = Outcome("absent", "it did not report an outcome")
-
-
 def read_outcomes(report: str) -> dict[str, Outcome]:
     """
     The outcome of every test of pytest's report in XML, by `class::name`, with the first line of an error; a test that
@@ -36,57 +33,37 @@ def read_outcomes(report: str) -> dict[str, Outcome]:
     return outcomes
 
 
-@dataclass
+ABSENT = Outcome("absent", "it did not report an outcome")
+BOTH, LOST, GAINED = "passed with both", "passed with TRL's classes, not with ours", "passed with ours, not with TRL's"
+NEITHER, NOT_RUN = (
+    "passed with neither",
+    "not run with either",
+)  # a suite of another version asks for what is not there
+
+
 class Comparison:
-    """
-    Two runs of one suite, with TRL's classes and with ours. `lost` are the tests that TRL's pass and ours do not,
-    `gained` the reverse; `not_run` both skipped, and `neither` passes the others, as a suite of another version may
-    ask for what is not there.
-    """
+    """Two runs of one suite, with TRL's classes and with ours: `found` has the tests by how both ended."""
 
-    theirs: dict[str, Outcome]
-    ours: dict[str, Outcome]
-
-    def __post_init__(self):
-        self.both, self.lost, self.gained, self.neither, self.not_run = ([] for _ in range(5))
-        for test in dict.fromkeys([*self.theirs, *self.ours]):
-            pair = tuple(outcome.outcome for outcome in self._where(test))
-            passed = {(True, True): self.both, (True, False): self.lost, (False, True): self.gained}
-            neither = self.not_run if pair == ("skipped", "skipped") else self.neither
-            passed.get((pair[0] == "passed", pair[1] == "passed"), neither).append(test)
-
-    def _where(self, test: str) -> tuple[Outcome, Outcome]:
-        return self.theirs.get(test, ABSENT), self.ours.get(test, ABSENT)
+    def __init__(self, theirs: dict[str, Outcome], ours: dict[str, Outcome]):
+        self.found = {title: {} for title in (BOTH, LOST, GAINED, NEITHER, NOT_RUN)}
+        for test in theirs | ours:
+            ends = theirs.get(test, ABSENT), ours.get(test, ABSENT)
+            passed = {(True, True): BOTH, (True, False): LOST, (False, True): GAINED}
+            neither = NOT_RUN if all(end.outcome == "skipped" for end in ends) else NEITHER
+            self.found[passed.get(tuple(end.outcome == "passed" for end in ends), neither)][test] = ends
 
     @property
     def agrees(self) -> bool:
         """Whether ours pass all that TRL's pass, and TRL's pass something."""
-        return not self.lost and bool(self.both)
+        return not self.found[LOST] and bool(self.found[BOTH])
 
     def text(self) -> str:
-        rows = [
-            ("passed with TRL's classes", len(self.both + self.lost)),
-            ("passed with ours", len(self.both + self.gained)),
-            ("passed with TRL's, not with ours", len(self.lost)),
-            ("passed with ours, not with TRL's", len(self.gained)),
-            ("passed with neither", len(self.neither)),
-            ("not run with either", len(self.not_run)),
-        ]
-        width = max(len(name) for name, _ in rows)
-        lines = [f"{name:<{width}}  {count:>4}" for name, count in rows]
-        reasons = Counter(self.theirs[test].reason for test in self.not_run)
-        lines += [f"{'':<{width}}  {count:>4}  {reason}" for reason, count in reasons.most_common()]
-        for title, tests in (
-            ("Passed with TRL's classes, not with ours:", self.lost),
-            ("Passed with ours, not with TRL's:", self.gained),
-            ("Passed with neither:", self.neither),
-        ):
-            lines += ["", title] if tests else []
-            for test in tests:
-                theirs, ours = self._where(test)
-                lines.append(f"  {test}")
-                for whose, outcome in (("TRL's", theirs), ("ours ", ours)):
-                    if outcome.outcome != "passed":
-                        reason = shorten(outcome.reason, 160, placeholder=" ...")
-                        lines.append(f"    {whose}: {outcome.outcome}: {reason}")
+        lines = [f"{len(tests):>4}  {title}" for title, tests in self.found.items()]
+        reasons = Counter(theirs.reason for theirs, _ in self.found[NOT_RUN].values())
+        lines += [f"{count:>10}  {reason}" for reason, count in reasons.most_common()]
+        for title in (LOST, GAINED, NEITHER):
+            lines += ["", f"{title}:"] if self.found[title] else []
+            for test, ends in self.found[title].items():
+                told = [f"{end.outcome}: {shorten(end.reason, 160, placeholder=' ...')}" for end in ends]
+                lines += [f"  {test}", f"    TRL's: {told[0]}", f"    ours : {told[1]}"]
         return "\n".join(lines)

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from comparison import Comparison, Outcome, read_outcomes
@@ -30,64 +29,42 @@ def suite_of(path: Path) -> Path:
     raise FileNotFoundError(f"{path} has neither {SUITE} nor tests/{SUITE}: give the path of a checkout of TRL.")
 
 
-def run_python(arguments: list[str], work: Path, log: Path, **variables: str) -> int:
-    """The exit status of a process that finds the stand-ins below `work`, reaches no Hub and writes no bytecode."""
+def run_python(arguments: list[str], work: Path, allowed: tuple[int, ...] = (0,), **variables: str) -> None:
+    """Run a process that finds the stand-ins below `work`, reaches no Hub and writes no bytecode."""
     paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= {"HF_HOME": str(work), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **variables}
     for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE"):  # they would take precedence
         environment.pop(name, None)
-    command = [sys.executable, *arguments]
-    with log.open("w") as file:
-        return subprocess.run(command, cwd=work, env=environment, stdout=file, stderr=subprocess.STDOUT).returncode
-
-
-def fail(what: str, log: Path) -> None:
-    raise RuntimeError(f"{what}:\n{log.read_text()[-3000:]}")
+    done = subprocess.run([sys.executable, *arguments], cwd=work, env=environment, capture_output=True, text=True)
+    if done.returncode not in allowed:
+        raise RuntimeError(f"{arguments[:3]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
 
 
 def run_suite(suite: Path, classes: str, work: Path, arguments: list[str]) -> dict[str, Outcome]:
     """The outcomes with `classes`, `"trl"` or `"prorl"`."""
-    report, log = work / f"{classes}.xml", work / f"{classes}.log"
+    report = work / f"{classes}.xml"
     pytest = ["-m", "pytest", str(suite), "-p", "suite_plugin", "-q", "--tb=short", f"--junitxml={report}", *arguments]
     # Neither a configuration nor a cache of whatever folder the suite is in.
     pytest += ["-c", os.devnull, "--rootdir", str(suite.parent), "-p", "no:cacheprovider"]
     pytest += ["--basetemp", str(work / f"temporary_{classes}")]
-    status = run_python(pytest, work, log, UPSTREAM_CLASSES=classes)
-    if status not in (0, 1):  # all passed, some failed
-        fail(f"pytest ended with status {status}", log)
+    run_python(pytest, work, allowed=(0, 1), UPSTREAM_CLASSES=classes)  # all passed, some failed
     return read_outcomes(report.read_text())
-
-
-def compare(suite: Path, work: Path, arguments: list[str]) -> Comparison:
-    log = work / "stand_ins.log"
-    if run_python([str(HERE / "stand_ins.py"), str(work)], work, log) != 0:
-        fail("The stand-ins could not be made", log)
-    outcomes = []
-    for classes, whose in (("trl", "TRL's classes"), ("prorl", "ours")):
-        print(f"{SUITE} with {whose}", flush=True)
-        outcomes.append(run_suite(suite, classes, work, arguments))
-    return Comparison(*outcomes)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("trl", nargs="?", help="checkout of TRL or its tests; by default what TRL_TESTS says")
     parser.add_argument("-k", metavar="EXPRESSION", help="run only the tests that match, as in pytest")
-    parser.add_argument(
-        "--work", type=Path, help="keep stand-ins, logs and outcomes in this folder, which must be new"
-    )
     args = parser.parse_args()
     trl = args.trl or os.environ.get("TRL_TESTS")
     if not trl:
         parser.error("which TRL? Give the path of a checkout, or set TRL_TESTS.")
-    start = time.monotonic()
-    if args.work is not None:
-        args.work.mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as temporary:
-        work = (args.work or Path(temporary)).resolve()
-        comparison = compare(suite_of(Path(trl)), work, ["-k", args.k] if args.k else [])
-    print(f"\n{comparison.text()}\n\n{time.monotonic() - start:.0f} s")
+    suite, chosen = suite_of(Path(trl)), ["-k", args.k] if args.k else []
+    with tempfile.TemporaryDirectory() as work:
+        run_python([str(HERE / "stand_in_models.py"), work], Path(work))
+        comparison = Comparison(*(run_suite(suite, classes, Path(work), chosen) for classes in ("trl", "prorl")))
+    print(comparison.text())
     return 0 if comparison.agrees else 1
 
 

@@ -50,8 +50,7 @@ def tested(file: str) -> tuple[str, list[str]]:
 
 
 def upstream_suite(checkout: str) -> tuple[str, list[str]]:
-    command = [sys.executable, str(HERE / "run_trl_suite.py"), checkout]
-    ran = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, str(HERE / "run_trl_suite.py"), checkout], capture_output=True, text=True)
     text = (ran.stdout or ran.stderr).strip()[-20_000:]
     return f"exit status {ran.returncode}", [f"```\n{text}\n```"] if ran.returncode else []
 

@@ -1,13 +1,14 @@
 """Tiny models with random weights under the names of TRL's test models, in a folder laid out as a Hub cache.
 
-With that folder as `HF_HOME` and the Hub switched off, `from_pretrained` finds them with nothing patched.
+With that folder as `HF_HOME` and the Hub switched off, `from_pretrained` finds them with nothing patched:
+`python stand_in_models.py FOLDER`.
 """
 
 import json
-import textwrap
-from dataclasses import dataclass, field
+import sys
 from pathlib import Path
 
+import stand_in_datasets
 import stand_in_vision
 import torch
 import transformers
@@ -25,80 +26,43 @@ SMALL |= {"intermediate_size": 32, "max_position_embeddings": 4096}
 REWARD = {**SMALL, "hidden_size": 16, "num_labels": 1}
 
 
-@dataclass(frozen=True)
-class StandIn:
-    """One model: its name on the Hub, its class in transformers, its chat template, what its config is made of."""
+HEADED, EXPERTS = {**SMALL, "head_dim": 8}, {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+GLM = {**SMALL, **EXPERTS, "head_dim": 2, "n_routed_experts": 4, "attention_bias": True, "use_qk_norm": True}
+NEMOTRON = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32}
+NEMOTRON |= {"layers_block_type": ["mamba", "attention", "moe"], "mamba_num_heads": 8, "mamba_head_dim": 4}
+NEMOTRON |= {"mamba_n_groups": 1, "ssm_state_size": 16, "mamba_d_conv": 4, "mamba_expand": 2, "n_routed_experts": 4}
+NEMOTRON |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}
 
-    name: str
-    model: str
-    template: str
-    config: dict = field(default_factory=lambda: SMALL)
-
-
-STAND_INS = (
-    StandIn("tiny-Qwen2ForCausalLM-2.5", "Qwen2ForCausalLM", "qwen2_5"),
-    StandIn("tiny-Qwen3ForCausalLM", "Qwen3ForCausalLM", "qwen3", {**SMALL, "head_dim": 8}),
-    StandIn(
-        "tiny-Qwen3MoeForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "qwen3",
-        {**SMALL, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-    ),
-    StandIn("tiny-Cohere2ForCausalLM", "Cohere2ForCausalLM", "cohere2", {**SMALL, "logit_scale": 1.0}),
-    StandIn("tiny-Gemma2ForCausalLM", "Gemma2ForCausalLM", "gemma", {**SMALL, "head_dim": 8}),
-    StandIn("tiny-LlamaForCausalLM-3.2", "LlamaForCausalLM", "llama3_2"),
-    StandIn("tiny-MistralForCausalLM-0.2", "MistralForCausalLM", "llama3"),
-    StandIn(
-        "tiny-Glm4MoeForCausalLM",
-        "Glm4MoeForCausalLM",
-        "glm4moe",
-        {**SMALL, "head_dim": 2, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
-        | {"attention_bias": True, "use_qk_norm": True},
-    ),
-    StandIn(
-        "tiny-GptOssForCausalLM",
-        "GptOssForCausalLM",
-        "gptoss",
-        {**SMALL, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
-    ),
-    StandIn(
-        "tiny-NemotronHForCausalLM-nano",
-        "NemotronHForCausalLM",
-        "nemotron_3_nano",
-        {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 32}
-        | {"layers_block_type": ["mamba", "attention", "moe"], "mamba_num_heads": 8, "mamba_head_dim": 4}
-        | {"mamba_n_groups": 1, "ssm_state_size": 16, "mamba_d_conv": 4, "mamba_expand": 2, "n_routed_experts": 4}
-        | {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32}
-        | {"use_mamba_kernels": False},
-    ),
-    StandIn("tiny-Qwen2ForSequenceClassification-2.5", "Qwen2ForSequenceClassification", "qwen2_5", REWARD),
-    StandIn("tiny-Qwen3ForSequenceClassification", "Qwen3ForSequenceClassification", "qwen3", REWARD),
-    StandIn("tiny-LlamaForSequenceClassification-3.2", "LlamaForSequenceClassification", "llama3_2", REWARD),
-)
+# By the name on the Hub, in which the class in transformers stands: chat template, and what its config is made of.
+STAND_INS = {
+    "tiny-Qwen2ForCausalLM-2.5": ("qwen2_5", SMALL),
+    "tiny-Qwen3ForCausalLM": ("qwen3", HEADED),
+    "tiny-Qwen3MoeForCausalLM": ("qwen3", HEADED | EXPERTS | {"num_experts": 4}),
+    "tiny-Cohere2ForCausalLM": ("cohere2", SMALL | {"logit_scale": 1.0}),
+    "tiny-Gemma2ForCausalLM": ("gemma", HEADED),
+    "tiny-LlamaForCausalLM-3.2": ("llama3_2", SMALL),
+    "tiny-MistralForCausalLM-0.2": ("llama3", SMALL),
+    "tiny-Glm4MoeForCausalLM": ("glm4moe", GLM),
+    "tiny-GptOssForCausalLM": ("gptoss", HEADED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "tiny-NemotronHForCausalLM-nano": ("nemotron_3_nano", NEMOTRON | {"use_mamba_kernels": False}),
+    "tiny-Qwen2ForSequenceClassification-2.5": ("qwen2_5", REWARD),
+    "tiny-Qwen3ForSequenceClassification": ("qwen3", REWARD),
+    "tiny-LlamaForSequenceClassification-3.2": ("llama3_2", REWARD),
+}
 
 # A model whose code lies beside its weights, which only `trust_remote_code` loads.
-REMOTE_CODE = {
-    "configuration_remote.py": """
-        from transformers import LlamaConfig
+REMOTE_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
 
+class RemoteConfig(LlamaConfig):
+    model_type = "remote"
 
-        class RemoteConfig(LlamaConfig):
-            model_type = "remote"
-        """,
-    "modeling_remote.py": """
-        from transformers import LlamaForCausalLM
-
-        from .configuration_remote import RemoteConfig
-
-
-        class RemoteForCausalLM(LlamaForCausalLM):
-            config_class = RemoteConfig
-        """,
-}
+class RemoteForCausalLM(LlamaForCausalLM):
+    config_class = RemoteConfig
+"""
 
 
 def repository(hub: Path, name: str) -> Path:
-    """Where a Hub cache keeps a model."""
     return hub / f"models--{OWNER}--{name}"
 
 
@@ -126,41 +90,35 @@ def _save(model: PreTrainedModel, processing_class, hub: Path, name: str) -> Pat
     return folder
 
 
-def make(stand_in: StandIn, hub: Path) -> Path:
+def make(hub: Path, name: str, model: str, template: str, keys: dict) -> Path:
     """One model in a Hub cache; its folder."""
-    model_class = getattr(transformers, stand_in.model)
-    tokenizer = make_tokenizer(stand_in.template)
+    model_class, tokenizer = getattr(transformers, model), make_tokenizer(template)
     torch.manual_seed(0)
-    config = model_class.config_class(
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        **stand_in.config,
-    )
-    return _save(model_class(config), tokenizer, hub, stand_in.name)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = model_class.config_class(vocab_size=len(tokenizer), **ids, **keys)
+    return _save(model_class(config), tokenizer, hub, name)
 
 
 def make_remote(hub: Path) -> None:
     """A Llama whose class is known only from the files beside it."""
-    folder = make(StandIn("tiny-RemoteForCausalLM", "LlamaForCausalLM", "llama3_2"), hub)
-    for name, text in REMOTE_CODE.items():
-        (folder / name).write_text(textwrap.dedent(text).lstrip())
+    folder = make(hub, "tiny-RemoteForCausalLM", "LlamaForCausalLM", "llama3_2", SMALL)
+    (folder / "remote.py").write_text(REMOTE_CODE)
     config = json.loads((folder / "config.json").read_text())
-    config["model_type"] = "remote"
-    config["architectures"] = ["RemoteForCausalLM"]
-    config["auto_map"] = {
-        "AutoConfig": "configuration_remote.RemoteConfig",
-        "AutoModelForCausalLM": "modeling_remote.RemoteForCausalLM",
-    }
+    config |= {"model_type": "remote", "architectures": ["RemoteForCausalLM"]}
+    config["auto_map"] = {"AutoConfig": "remote.RemoteConfig", "AutoModelForCausalLM": "remote.RemoteForCausalLM"}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def make_all(hub: Path) -> None:
-    """Fill a Hub cache with every stand-in."""
-    for stand_in in STAND_INS:
-        make(stand_in, hub)
-    make_remote(hub)
+def make_all(folder: Path) -> None:
+    """Everything that TRL's tests take from the Hub, below one folder: where it is looked for if that is `HF_HOME`."""
+    for name, (template, keys) in STAND_INS.items():
+        make(folder / "hub", name, name.split("-")[1], template, keys)
+    make_remote(folder / "hub")
     for name, build in stand_in_vision.STAND_INS.items():
         torch.manual_seed(0)
-        _save(*build(), hub, name)
+        _save(*build(), folder / "hub", name)
+    stand_in_datasets.make_all(folder / "stand_in_datasets")
+
+
+if __name__ == "__main__":
+    make_all(Path(sys.argv[1]))

@@ -17,36 +17,26 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 
 
 PATCH = 14
-TEXT = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
-TEXT |= {"intermediate_size": 32, "max_position_embeddings": 4096}
-VISION = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
-VISION |= {"patch_size": PATCH}
+SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 32}
+TEXT = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 4096, "bos_token_id": None}
+VISION = {**SIZES, "patch_size": PATCH}
 
 
-def _tokens(tokenizer) -> dict:
-    return {
-        "vocab_size": len(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-    }
+def _text(tokenizer, **keys) -> dict:
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return {**TEXT, **ids, "vocab_size": len(tokenizer), **keys}
 
 
 def gemma3() -> tuple[PreTrainedModel, ProcessorMixin]:
     """Four tokens for an image of 56 by 56 pixels."""
     names = {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
-    tokenizer = make_tokenizer("gemma3", names)
-    side, tokens_per_image = 4 * PATCH, 4
-    processor = Gemma3Processor(
-        Gemma3ImageProcessorPil(size={"height": side, "width": side}),
-        tokenizer,
-        chat_template=tokenizer.chat_template,
-        image_seq_length=tokens_per_image,
-    )
+    tokenizer, side, length = make_tokenizer("gemma3", names), 4 * PATCH, 4
+    images = Gemma3ImageProcessorPil(size={"height": side, "width": side})
+    template = {"chat_template": tokenizer.chat_template}
     config = Gemma3Config(
-        text_config={**TEXT, **_tokens(tokenizer), "head_dim": 8},
+        text_config=_text(tokenizer, head_dim=8),
         vision_config={**VISION, "image_size": side, "vision_use_head": False},
-        mm_tokens_per_image=tokens_per_image,
+        mm_tokens_per_image=length,
         image_token_index=tokenizer.image_token_id,
         boi_token_index=tokenizer.boi_token_id,
         eoi_token_index=tokenizer.eoi_token_id,
@@ -55,31 +45,23 @@ def gemma3() -> tuple[PreTrainedModel, ProcessorMixin]:
     model = Gemma3ForConditionalGeneration(config)
     # Zeros by default, through which no gradient reaches the vision tower.
     nn.init.xavier_uniform_(model.model.multi_modal_projector.mm_input_projection_weight)
-    return model, processor
+    return model, Gemma3Processor(images, tokenizer, image_seq_length=length, **template)
 
 
 def llava_next() -> tuple[PreTrainedModel, ProcessorMixin]:
     """Tiles of 28 by 28 pixels."""
-    tokenizer = make_tokenizer("llava_next", {"image_token": "<image>"})
-    side = 2 * PATCH
+    tokenizer, side = make_tokenizer("llava_next", {"image_token": "<image>"}), 2 * PATCH
     grid = [[side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
-    image_processor = LlavaNextImageProcessorPil(
-        size={"shortest_edge": side}, crop_size={"height": side, "width": side}, image_grid_pinpoints=grid
-    )
-    processor = LlavaNextProcessor(
-        image_processor,
-        tokenizer,
-        chat_template=tokenizer.chat_template,
-        patch_size=PATCH,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-    )
+    crop = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    images = LlavaNextImageProcessorPil(**crop, image_grid_pinpoints=grid)
+    patches = {"patch_size": PATCH, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
     config = LlavaNextConfig(
-        text_config={**TEXT, **_tokens(tokenizer), "model_type": "mistral"},
+        text_config=_text(tokenizer, model_type="mistral"),
         vision_config={**VISION, "image_size": side, "model_type": "clip_vision_model"},
         image_token_index=tokenizer.image_token_id,
         image_grid_pinpoints=grid,
     )
+    processor = LlavaNextProcessor(images, tokenizer, chat_template=tokenizer.chat_template, **patches)
     return LlavaNextForConditionalGeneration(config), processor
 
 

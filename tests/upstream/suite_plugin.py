@@ -12,7 +12,6 @@ from pathlib import Path
 
 import datasets
 import pytest
-import stand_ins
 import torch
 import trl
 from stand_in_models import OWNER, repository
@@ -31,7 +30,7 @@ _load_dataset = datasets.load_dataset
 
 def _load_stand_in(path, name=None, **kwargs):
     """`load_dataset`, with a local folder for a name on the Hub."""
-    folder = stand_ins.data(HOME) / path / (name or "")
+    folder = HOME / "stand_in_datasets" / path / (name or "")
     if not folder.is_dir():
         pytest.skip(f"no stand-in for the data set {path}")
     return _load_dataset(str(folder), **kwargs)
@@ -89,5 +88,5 @@ def _models(item) -> set[str]:
 
 def pytest_runtest_setup(item):
     for name in sorted(_models(item)):
-        if not repository(stand_ins.hub(HOME), name).is_dir():
+        if not repository(HOME / "hub", name).is_dir():
             pytest.skip(f"no stand-in for the model {name}")
