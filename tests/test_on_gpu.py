@@ -1,6 +1,7 @@
 """What only a GPU shows; `pytest -m gpu` runs these, and on the GPU all other tests that are marked so."""
 
 import contextlib
+import gc
 import importlib.util
 import json
 import subprocess
@@ -78,6 +79,22 @@ def test_peak_memory_begins_anew_with_every_step():
     del large
     gpu_row(card)  # the peak of a step in which it was still there at the beginning
     assert with_it - gpu_row(card)["peak_memory_gib"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_reference_costs_its_weights_and_b_costs_none(run):
+    """Full fine-tuning, one step, in which all arms sample the same completions."""
+    arms = {"plain": {}, "A": {"beta": 0.1, "ref_reset_every": 2}, "B": {"beta_old": 0.1}}
+    arms["C"] = {**arms["A"], "optimizer_reset": "hard"}
+    peaks = {}
+    for arm, keys in arms.items():
+        trainer = run(lora=False, max_steps=1, **keys)
+        (row,) = rows(trainer.args.output_dir)
+        peaks[arm] = row["peak_memory_gib"] * 2**30
+        weights = sum(param.nbytes for param in trainer.model.parameters())
+        del trainer
+        gc.collect()
+    assert abs(peaks["B"] - peaks["plain"]) < 0.1 * weights
+    assert min(peaks["A"], peaks["C"]) - peaks["B"] > 0.9 * weights
 
 
 def in_a_process(log, *command):
