@@ -46,8 +46,8 @@ def test_gold_answers_verify(family):
 
 
 ANSWERS = """
-    7 ≟ <answer>7</answer> ¦ <answer>6</answer> no, <answer> 7⏎</answer>. ¦ <answer>a <answer>7</answer>
-    <think><answer>1</think> 7 ≟ <think><answer>1</think> 7 ¦ ␣7␣ ≟ ␣7␣ ¦ ∅ ≟ <answer></answer>
+    7 ≟ <answer>7</answer> ¦ <answer>6</answer> no, <answer> 7⏎</answer>. ¦ <answer>a <answer>7</answer> ¦ ␣7␣
+    <think><answer>1</think> 7 ≟ <think><answer>1</think> 7 ¦ ∅ ≟ <answer></answer>
 """
 
 
