@@ -152,7 +152,8 @@ class Attempt:
     def _accident(self, life: Life) -> dict:
         """What of a job is the accident of a life, at a moment that the undisturbed run has."""
         if life.kind == "any time":
-            return {"kill_after": max(0.001, life.at_place * self.undisturbed.seconds)}
+            # Half, because the undisturbed run was slowed by the counting.
+            return {"kill_after": max(0.001, life.at_place * self.undisturbed.seconds / 2)}
         checkpoint, counts, stage = self._resumed_from(life), self.undisturbed.counts, life.stage
         done = step_of(checkpoint) if checkpoint is not None else 0
         steps = sorted(step for of, step in counts if of == stage and (step > done or not step))
