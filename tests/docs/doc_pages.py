@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*/README.md")]
-)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = sorted([*PAGES, *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*/README.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 

@@ -32,17 +32,8 @@ def broken(page: Path) -> list[str]:
 
 def test_every_relative_link_leads_somewhere():
     assert {name(page): found for page in PAGES if (found := broken(page))} == {}
-
-
-def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# A `b` c\n\n[x](#a-b-c) [y](#a-b) [z](none.md) [w](page.md#a-b-c) [v](page.md#q)\n")
-    assert broken(page) == ["#a-b", "none.md", "page.md#q"]
-
-
-def test_anchors_are_githubs():
-    text = "# Keys of `a_b`: what, why?\n\n## Same\n\n```\n# not one\n```\n\n## Same\n\n## [A](x.md) & B\n"
-    assert anchors(text) == {"keys-of-a_b-what-why", "same", "same-1", "a--b"}
+    inside = [link for page in PAGES for link in links(page.read_text()) if ".md#" in link]
+    assert len(inside) > 20  # there is something to check, anchors too
 
 
 def test_every_page_is_in_the_index():
@@ -107,16 +98,6 @@ def test_the_front_page_has_its_commands():
     assert {"make demo", "make test", "pip install -e ."} <= set(found) and len(found) >= 6
 
 
-WRONG = ["make dmeo", "python -m eval.nothing", "python recipes/none.py", "trl-prorl pask --run DIR"]
-
-
-@pytest.mark.parametrize(
-    "command", [*WRONG, "accelerate launch --config_file x.yaml a.py", "trl-prorl train tiny/variantD"]
-)
-def test_a_wrong_command_is_found(command):
-    assert why_wrong(command, "")
-
-
 def test_every_recipe_that_is_named_exists():
     named = {(name(page), path) for page in PAGES for path in re.findall(r"recipes/[\w./-]+[\w]", page.read_text())}
     assert [place for place in named if not (ROOT / place[1]).exists()] == []
@@ -170,18 +151,10 @@ def left_by_the_demo(path: str) -> bool:
     return arm in ("*", "report.html", "report.md") or (arm in DEMOS["embedded"]["arms"] and not rest.strip("/"))
 
 
-def paths_of_the_demo(text: str) -> set[str]:
-    return set(re.findall(r"runs/demo/[\w./*-]*[\w*]", text))
-
-
 SPEAKING = [*PAGES, ROOT / "docs" / "quickstart.ipynb", *ROOT.glob("eval/*.py"), *ROOT.glob("trl_prorl/**/*.py")]
 
 
 def test_what_the_pages_name_is_there_after_the_demo():
-    named = {(name(page), path) for page in SPEAKING for path in paths_of_the_demo(page.read_text())}
-    assert [place for place in named if not left_by_the_demo(place[1])] == []
-
-
-def test_a_path_that_the_demo_does_not_leave_is_found():
-    named = paths_of_the_demo("--run runs/demo/A --run runs/demo/variantA, 'runs/demo/*' (runs/demo/report.html).")
-    assert {path for path in named if not left_by_the_demo(path)} == {"runs/demo/A"} and len(named) == 4
+    paths = re.compile(r"runs/demo/[\w./*-]*[\w*]")
+    named = {(name(page), path) for page in SPEAKING for path in paths.findall(page.read_text())}
+    assert [place for place in named if not left_by_the_demo(place[1])] == [] and len(named) > 10

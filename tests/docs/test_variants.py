@@ -29,9 +29,7 @@ def stated_calls():
     """{arm: (policy, reference, π_old)} in multiples of m."""
     stated = {}
     for page in VARIANTS.glob("*.md"):
-        for arm, *cells in re.findall(
-            r"^\| (\w+) \| ([\w ]+) \| ([\w ]+) \| ([\w ]+) \|$", page.read_text(), re.MULTILINE
-        ):
+        for arm, *cells in re.findall(r"(?m)^\| (\w+) \| ([\w ]+) \| ([\w ]+) \| ([\w ]+) \|$", page.read_text()):
             if arm in KEYS:
                 stated[arm] = tuple(CALLS[cell.strip()] for cell in cells)
     return stated

@@ -33,9 +33,7 @@ PASSK = {
     "prompt_ids": ["a", "b", "c"],
     "checkpoints": [{"step": step, **SIDE} for step in (1, 2, 4)],
     "by": [{"task": "parity", "level": 1, "prompts": 3, "base": SIDE, "trained": SIDE}],
-    "others": {
-        "sorting": {"task": "sorting", "level": 2, "prompts": 3, "n": 2, "k": [1], "base": SIDE, "trained": SIDE}
-    },
+    "others": {"x": {"task": "sorting", "level": 2, "prompts": 3, "n": 2, "k": [1], "base": SIDE, "trained": SIDE}},
     "greedy": {
         **{side: {"accuracy": 1 / 3, "interval": [0, 1], "correct": [0, 0, 1]} for side in ("base", "trained")},
         "gain": [0.0, None, None],
@@ -62,10 +60,9 @@ FILES = {
 NUMBERS = st.one_of(
     st.integers(-5, 5), st.sampled_from([10**400, 2**63, 1e308, -1e308, 5e-324]), st.floats(), st.floats(-10, 10)
 )
+WORDS = st.text(max_size=3) | st.sampled_from(["reset", "A", "test", "nonfinite"])
 VALUES = st.recursive(
-    st.one_of(
-        st.none(), st.booleans(), NUMBERS, st.text(max_size=3), st.sampled_from(["reset", "A", "test", "nonfinite"])
-    ),
+    st.one_of(st.none(), st.booleans(), NUMBERS, WORDS),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
@@ -136,9 +133,7 @@ def damage():
             value.map(lambda change: written(file, changed(content, *change)))
             | cut.map(lambda cut: whole[: min(cut[:2])] + cut[2] + whole[max(cut[:2]) :])
             | st.binary(max_size=20)
-            | st.sampled_from(
-                [b"[" * 99, b"{}", b"[]", b"[1, 2]", b"5", b"null", b"", b"\xff", b"&a [*a]", b"a: &a {b: *a}"]
-            ),
+            | st.sampled_from([b"[" * 99, *b"{} [] [1,2] 5 null \xff".split(), b"", b"&a [*a]", b"a: &a {b: *a}"]),
         )
 
     return st.sampled_from(sorted(FILES)).flatmap(of)
@@ -194,6 +189,10 @@ def test_no_content_of_a_file_ends_in_a_traceback(folders, readers, examples):
         ("config.yaml", b"a: &a {b: *a}", "config.yaml' is not YAML"),
         ("config.yaml", b"a: [", "config.yaml' is not YAML"),
         ("config.yaml", b"output_dir: 5", "config.yaml': output_dir is 5; text is needed"),
+        ("config.yaml", b"- a list", "config.yaml' holds a list; it must be a flat mapping"),
+        ("config.yaml", None, "config.yaml' is missing"),
+        ("env.json", None, "env.json' is missing"),
+        ("metrics.jsonl", b"", "records no step"),
         ("drift.json", b'{"points": [{}]}', "drift.json': points[0] has no 'step'"),
     ],
 )
@@ -204,8 +203,7 @@ def test_what_is_said(folders, readers, file, content, said):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), None, True, 1e308])
 @pytest.mark.parametrize(
-    ("file", "key"),
-    [*(("metrics.jsonl", key) for key in ROW), ("evaluations.jsonl", "eval_reward")],
+    ("file", "key"), [*(("metrics.jsonl", key) for key in ROW), ("evaluations.jsonl", "eval_reward")]
 )
 def test_any_number_of_a_row_is_read(folders, readers, caplog, file, key, value):
     """Also in every row: an infinite one, as fp16 leaves in `grad_norm`, counts as not measured, and that is said."""
@@ -250,11 +248,9 @@ def test_a_file_that_is_cut_anywhere_loses_its_last_line_and_says_so(tmp_path, c
     assert read_jsonl(path) == [*FILES[file][:-1], {"step": 9}]
 
 
-@pytest.mark.parametrize(
-    "manifest", ["5", "{}", '{"files": []}', '{"resumable": 1, "files": {"a": {"bytes": 1}}}', "\0"]
-)
-def test_a_manifest_of_any_shape(tmp_path, manifest):
-    Path(tmp_path, MANIFEST_FILE).write_text(manifest)
+@pytest.mark.parametrize("text", ["5", "{}", '{"files": []}', '{"resumable": 1, "files": {"a": {"bytes": 1}}}', "\0"])
+def test_a_manifest_of_any_shape(tmp_path, text):
+    Path(tmp_path, MANIFEST_FILE).write_text(text)
     assert "cannot be read" in why_unusable(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import struct
 from functools import reduce
 from operator import getitem
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from any_content import QUICK, changed, places
 from exchange import A, B
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from trl_prorl.errors import InputError
@@ -65,103 +69,55 @@ def refused(folder, cls=UpdateInputs):
     return str(caught.value)
 
 
-def edited(folder, change):
-    """Change the sidecar, and give it a hash that fits, as the page says."""
-    path = folder / "inputs.json"
-    sidecar = json.loads(path.read_text())
-    change(sidecar)
-    del sidecar["sha256"]
-    rest = json.dumps(sidecar, sort_keys=True, separators=(",", ":"))
-    path.write_text(json.dumps(sidecar | {"sha256": hashlib.sha256(rest.encode()).hexdigest()}))
+def of_bytes(change, file="safetensors"):
+    """A damage to the bytes of a file."""
+
+    def damage(path):
+        path = path / f"inputs.{file}"
+        path.write_bytes(change(path.read_bytes()))
+
+    return damage
 
 
-def test_a_flipped_bit_is_refused_with_its_tensor(hand_made, tmp_path):
-    write(hand_made(), tmp_path)
-    path = tmp_path / "inputs.safetensors"
-    data = bytearray(path.read_bytes())
+def of_tensors(change):
+    """A damage: other tensors, in a file that is whole."""
+
+    def damage(path):
+        held = load_file(path / "inputs.safetensors")
+        save_file(held | change(held), path / "inputs.safetensors")
+
+    return damage
+
+
+def of_sidecar(change):
+    """A damage to the sidecar, which gets a hash that fits, as the page says and as an engine with an error would."""
+
+    def edited(whole):
+        sidecar = json.loads(whole)
+        change(sidecar)
+        del sidecar["sha256"]
+        rest = json.dumps(sidecar, sort_keys=True, separators=(",", ":"))
+        return json.dumps(sidecar | {"sha256": hashlib.sha256(rest.encode()).hexdigest()}).encode()
+
+    return of_bytes(edited, "json")
+
+
+def flipped(whole):
+    """A bit of the first number of a tensor."""
+    data = bytearray(whole)
     (size,) = struct.unpack("<Q", data[:8])
     data[8 + size + json.loads(data[8 : 8 + size])[f"exp_avg_sq/{B}"]["data_offsets"][0]] ^= 1
-    path.write_bytes(data)
-    assert f"tensor exp_avg_sq/{B} does not fit its hash" in refused(tmp_path)
+    return data
 
 
-@pytest.mark.parametrize("length", [0, 5, 40, -1])
-def test_a_file_that_is_cut_is_refused(hand_made, tmp_path, length):
-    write(hand_made(), tmp_path)
-    path = tmp_path / "inputs.safetensors"
-    path.write_bytes(path.read_bytes()[:length])
-    assert f"parameters/{A}" in refused(tmp_path)
+FIRST, SECOND, TURNED = f"exp_avg/{A}", f"exp_avg_sq/{A}", f"parameters/{B}"
 
 
-def test_a_sidecar_that_is_cut_altered_or_missing_is_refused(hand_made, tmp_path):
-    write(hand_made(), tmp_path)
-    path = tmp_path / "inputs.json"
-    text = path.read_text()
-    path.write_text(text[: len(text) // 2])
-    assert "not a whole sidecar" in refused(tmp_path)
-    path.write_text(text.replace('"lr": 0.01', '"lr": 0.02'))
-    assert text != path.read_text() and "does not fit its own hash" in refused(tmp_path)
-    path.unlink()
-    assert "missing" in refused(tmp_path)
-
-
-def test_a_later_version_is_refused_and_another_schema_too(hand_made, tmp_path):
-    write(hand_made(), tmp_path)
-    edited(tmp_path, lambda sidecar: sidecar.update(version=2))
-    assert "version 2" in (message := refused(tmp_path)) and "update trl-prorl" in message
-    edited(tmp_path, lambda sidecar: sidecar.update(version=1, schema="outputs"))
-    assert "not trl_prorl.interchange inputs" in refused(tmp_path)
-
-
-def test_swapped_tensors_are_refused_although_their_shapes_agree(hand_made, tmp_path):
-    """In the file, and in the sidecar's mapping with the hashes moved along."""
-    write(hand_made(), tmp_path)
-    held = load_file(tmp_path / "inputs.safetensors")
-    first, second = f"exp_avg/{A}", f"exp_avg_sq/{A}"
-    save_file(held | {first: held[second], second: held[first]}, tmp_path / "inputs.safetensors")
-    assert f"tensor {first} does not fit its hash" in refused(tmp_path)
-
-    write(hand_made(), tmp_path)
-
-    def swap(sidecar):
-        one, other = (next(e for e in sidecar["tensors"] if e["name"] == name) for name in (first, second))
-        for field in ("key", "xxh3_128"):
-            one[field], other[field] = other[field], one[field]
-
-    edited(tmp_path, swap)
-    assert f"tensor {first} does not fit its hash" in refused(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            lambda tensors: tensors.insert(1, tensors[0]),
-            f"tensor parameters/{A} does not belong to this schema, or stands there twice",
-        ),
-        (lambda tensors: tensors.pop(1), f"tensor parameters/{B} is missing"),
-        (lambda tensors: tensors[-1].update(name="steps/other"), "tensor steps/other does not belong"),
-    ],
-)
-def test_doubled_missing_and_unknown_tensors_are_refused(hand_made, tmp_path, change, said):
-    write(hand_made(), tmp_path)
-    edited(tmp_path, lambda sidecar: change(sidecar["tensors"]))
-    assert said in refused(tmp_path)
-
-
-def test_a_tensor_of_another_shape_or_dtype_than_the_sidecar_s_is_refused(hand_made, tmp_path):
-    write(hand_made(), tmp_path)
-    held = load_file(tmp_path / "inputs.safetensors")
-    name = f"parameters/{B}"
-    save_file(held | {name: held[name].T.contiguous()}, tmp_path / "inputs.safetensors")
-    assert f"tensor {name} is F32 [2, 4] in the file and F32 [4, 2] in the sidecar" in refused(tmp_path)
-    save_file(held | {name: held[name].double()}, tmp_path / "inputs.safetensors")
-    assert f"tensor {name} is F64" in refused(tmp_path)
-    save_file(held | {"stray": torch.ones(1)}, tmp_path / "inputs.safetensors")
-    assert "tensor stray is in the file and not in the sidecar" in refused(tmp_path)
-
-
-RESET = {"mode": "soft", "alpha": 0.25, "restarts_schedule": False, "rewarmup_steps": 3}
+def swapped(sidecar):
+    """The mapping of two tensors whose shapes agree, with the hashes moved along."""
+    one, other = (next(e for e in sidecar["tensors"] if e["name"] == name) for name in (FIRST, SECOND))
+    for field in ("key", "xxh3_128"):
+        one[field], other[field] = other[field], one[field]
 
 
 def put(*path, value):
@@ -170,38 +126,60 @@ def put(*path, value):
     return lambda sidecar: reduce(getitem, way, sidecar).__setitem__(last, value)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (put("version", value=True), "version is True"),
-        (put("form", value="torch"), "form is 'torch'; plain is needed"),
-        (put("values", value=[]), "values is a list; an object is needed"),
-        (put("values", "names", value=None), "names is None"),
-        (put("values", "groups", "…", value={"lr": 1.0}), "groups[0] has no 'beta1'"),
-        (put("values", "groups", "…", "lr", value="0.1"), "groups[0].lr is '0.1'"),
-        (put("values", "groups", "…", "lr", value=float("nan")), "groups[0].lr is nan"),
-        (put("values", "growth", value={"old_rank": 2}), "growth has no 'new_rank'"),
-        (put("values", "growth", value={"old_rank": 2, "new_rank": 2.5}), "growth.new_rank is 2.5"),
-        (put("values", "reset", value={"mode": "hard"}), "reset has no 'alpha'"),
-        (put("values", "reset", value=RESET | {"mode": "soft", "alpha": 0.0}), "alpha=0.0"),
-        (put("values", "reset", value=RESET | {"mode": "half"}), "'half'"),
-        (put("values", "update", value=True), "update is True"),
-        (put("tensors", value=None), "tensors is None"),
-        (put("tensors", "…", value={}), "tensors[0] has no 'name'"),
-        (put("tensors", "…", "shape", value=[2.0, 3]), "tensors[0].shape[0] is 2.0"),
-        (put("tensors", "…", "file", value="../x.safetensors"), f"parameters/{A} is in ../x.safetensors"),
-        (put("tensors", "…", "sha256", value="0"), f"parameters/{A} has not one hash"),
-        (None, "scalars[0] is no key of the schema"),
-    ],
-)
-def test_a_sidecar_of_another_structure_is_refused_although_its_hash_fits(hand_made, tmp_path, change, named):
-    """As an engine with an error would write it."""
+RESET = {"mode": "soft", "alpha": 0.25, "restarts_schedule": False, "rewarmup_steps": 3}
+STRAY = {"name": "lr_1", "key": "lr_1", "file": "inputs.safetensors", "dtype": "F64", "shape": [1], "xxh3_128": "0"}
+SIDECARS = [
+    (put("version", value=2), "version 2"),
+    (put("version", value=2), "update trl-prorl"),
+    (put("schema", value="outputs"), "not trl_prorl.interchange inputs"),
+    (swapped, f"tensor {FIRST} does not fit its hash"),
+    (lambda sidecar: sidecar["tensors"].insert(1, sidecar["tensors"][0]), f"tensor parameters/{A} does not belong to"),
+    (lambda sidecar: sidecar["tensors"].insert(1, sidecar["tensors"][0]), "this schema, or stands there twice"),
+    (lambda sidecar: sidecar["tensors"].pop(1), f"tensor parameters/{B} is missing"),
+    (lambda sidecar: sidecar["tensors"][-1].update(name="steps/other"), "tensor steps/other does not belong"),
+    (put("version", value=True), "version is True"),
+    (put("form", value="torch"), "form is 'torch'; plain is needed"),
+    (put("values", value=[]), "values is a list; an object is needed"),
+    (put("values", "names", value=None), "names is None"),
+    (put("values", "groups", "…", value={"lr": 1.0}), "groups[0] has no 'beta1'"),
+    (put("values", "groups", "…", "lr", value="0.1"), "groups[0].lr is '0.1'"),
+    (put("values", "groups", "…", "lr", value=float("nan")), "groups[0].lr is nan"),
+    (put("values", "growth", value={"old_rank": 2}), "growth has no 'new_rank'"),
+    (put("values", "growth", value={"old_rank": 2, "new_rank": 2.5}), "growth.new_rank is 2.5"),
+    (put("values", "reset", value={"mode": "hard"}), "reset has no 'alpha'"),
+    (put("values", "reset", value=RESET | {"mode": "soft", "alpha": 0.0}), "alpha=0.0"),
+    (put("values", "reset", value=RESET | {"mode": "half"}), "'half'"),
+    (put("values", "update", value=True), "update is True"),
+    (put("values", "update", value=0), "update is 0; an integer from 1 is needed"),
+    (put("values", "update", value=-1), "update is -1;"),
+    (put("values", "update", value=10**400), "update is 1000"),
+    (put("tensors", value=None), "tensors is None"),
+    (put("tensors", "…", value={}), "tensors[0] has no 'name'"),
+    (put("tensors", "…", "shape", value=[2.0, 3]), "tensors[0].shape[0] is 2.0"),
+    (put("tensors", "…", "file", value="../x.safetensors"), f"parameters/{A} is in ../x.safetensors"),
+    (put("tensors", "…", "sha256", value="0"), f"parameters/{A} has not one hash"),
+    (put("scalars", value=[STRAY]), "scalars[0] is no key of the schema"),
+]
+OTHERS = [
+    (of_bytes(flipped), f"tensor exp_avg_sq/{B} does not fit its hash"),
+    *((of_bytes(lambda whole, end=end: whole[:end]), f"parameters/{A}") for end in (0, 5, 40, -1)),
+    (of_bytes(lambda whole: whole[: len(whole) // 2], "json"), "not a whole sidecar"),
+    (of_bytes(lambda whole: whole.replace(b'"lr": 0.01', b'"lr": 0.02'), "json"), "does not fit its own hash"),
+    (lambda folder: (folder / "inputs.json").unlink(), "missing"),
+    (of_tensors(lambda held: {FIRST: held[SECOND], SECOND: held[FIRST]}), f"tensor {FIRST} does not fit its hash"),
+    (of_tensors(lambda held: {TURNED: held[TURNED].T.contiguous()}), f"{TURNED} is F32 [2, 4] in the file and F32 [4"),
+    (of_tensors(lambda held: {TURNED: held[TURNED].double()}), f"tensor {TURNED} is F64"),
+    (of_tensors(lambda held: {"stray": torch.ones(1)}), "tensor stray is in the file and not in the sidecar"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), [*((of_sidecar(change), said) for change, said in SIDECARS), *OTHERS])
+def test_what_is_not_whole_is_refused_by_its_name(hand_made, tmp_path, damage, said):
     write(hand_made(), tmp_path)
-    if change is None:
-        stray = {"name": "lr_1", "key": "lr_1", "file": "inputs.safetensors", "dtype": "F64", "shape": [1]}
-        change = put("scalars", value=[stray | {"xxh3_128": "0"}])
-    edited(tmp_path, change)
-    assert named in refused(tmp_path)
+    before = [path.read_bytes() for path in sorted(tmp_path.iterdir())]
+    damage(tmp_path)
+    assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] != before
+    assert said in refused(tmp_path)
 
 
 def test_a_folder_in_the_place_of_a_file_and_a_file_in_that_of_a_folder_are_refused(hand_made, tmp_path):
@@ -252,3 +230,96 @@ def test_a_write_that_fails_leaves_nothing_that_can_be_read(hand_made, tmp_path,
         write(hand_made(seed=1), tmp_path)
     assert "missing" in refused(tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".part")]
+
+
+NUMBERS = st.one_of(st.integers(-3, 9), st.floats(), st.sampled_from([10**400, -(10**400), 2**63, 1e308, 2**53 + 1]))
+LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=4), st.just("x" * 3000), st.just(...))
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+DEPTHS = (99, 330, 480, 900, 990, 1500, 100_000)  # around the recursion limit: JSON reads some that Python cannot walk
+
+
+@pytest.fixture
+def exchange(hand_made, rows, tmp_path):
+    """A folder for each schema, whole."""
+    inputs = hand_made(reset={"mode": "soft", "alpha": 0.25, "restarts_schedule": False, "rewarmup_steps": 3})
+    state = {kind: getattr(inputs, kind) for kind in ("parameters", "exp_avg", "exp_avg_sq", "steps", "names")}
+    outputs = UpdateOutputs(**state, update=8, inputs="0" * 64, metrics={"update_norm": 0.1})
+    folders = {}
+    for data in (rows, inputs, outputs):
+        folders[type(data)] = tmp_path / data.schema
+        write(data, folders[type(data)])
+    return folders
+
+
+def sealed(text):
+    """A sidecar with the hash that belongs to it, where it has one."""
+    try:
+        sidecar = json.loads(text)
+        return json.dumps({**sidecar, "sha256": files.sidecar_hash(sidecar)})
+    except (ValueError, TypeError, RecursionError):
+        return text
+
+
+def refused_line(cls, folder, text):
+    """The line that refuses a sidecar; `None` if it is read."""
+    path = folder / f"{cls.schema}.json"
+    before = path.read_bytes()
+    path.write_text(text)
+    try:
+        read(cls, folder)
+    except InputError as error:
+        assert len(str(error)) <= 500 and "\n" not in str(error)
+        return str(error)
+    finally:
+        path.write_bytes(before)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("key", ["update", "schedule", "names", "groups"])
+def test_nested_json(exchange, key, depth):
+    folder = exchange[UpdateInputs]
+    whole = json.loads((folder / "inputs.json").read_text())
+    for changed_one in ({"values": {**whole["values"], key: "HERE"}}, {"tensors": "HERE"}):
+        nested = json.dumps(whole | changed_one).replace('"HERE"', "[" * depth + "]" * depth)
+        assert "inputs.json" in refused_line(UpdateInputs, folder, sealed(nested))
+
+
+def without_holes(value):
+    if isinstance(value, dict):
+        return {key: without_holes(one) for key, one in value.items()}
+    return [without_holes(one) for one in value] if isinstance(value, list) else None if value is ... else value
+
+
+@given(st.data())
+@settings(max_examples=300, **QUICK)
+def test_no_sidecar_ends_in_a_traceback(exchange, data):
+    cls, folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
+    text = (folder / f"{cls.schema}.json").read_text()
+    whole = json.loads(text)
+    at = data.draw(st.sampled_from(sorted(places(whole), key=repr)))
+    value = data.draw(VALUES)
+    value = value if value is ... and at else without_holes(value)
+    content = changed(whole, at, value)
+    refused_line(cls, folder, sealed(json.dumps(content)))
+
+
+@given(st.data())
+@settings(max_examples=60, **QUICK)
+def test_no_bytes_end_in_a_traceback(exchange, data):
+    cls, folder = data.draw(st.sampled_from(sorted(exchange.items(), key=str)))
+    own = sorted(path for path in folder.rglob("*") if path.is_file())
+    file = data.draw(st.sampled_from(own))
+    whole = file.read_bytes()
+    first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
+    shutil.copy(file, folder.parent / "kept")
+    file.write_bytes(whole[:first] + data.draw(st.binary(max_size=6) | st.just(b"[" * 5000)) + whole[last:])
+    try:
+        read(cls, folder)
+    except InputError as error:
+        assert len(str(error)) <= 500
+    finally:
+        shutil.move(folder.parent / "kept", file)

@@ -1,12 +1,17 @@
 """A live trainer: what is exported is what the update was made from, and an import is everything or nothing."""
 
+import dataclasses
+import re
+from pathlib import Path
+
 import pytest
 import torch
-from exchange import STATE, live_state
+from exchange import STATE, EveryUpdate, live_state
 from run_record import read_rows
 from safetensors.torch import load_file, save_file
+from test_packing_tools import KEYS, add, rewarded, speaks, tools_model  # noqa: F401
 from tiny_run import QUESTIONS
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from trl_prorl.errors import InputError
 from trl_prorl.interchange import Rollout, UpdateInputs, UpdateOutputs, export_update, import_update, live, read, write
@@ -15,16 +20,11 @@ from trl_prorl.interchange import Rollout, UpdateInputs, UpdateOutputs, export_u
 A_RESET = {"beta": 0.1, "ref_reset_every": 2, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.25}
 
 
-def test_an_export_does_not_change_the_training(exporting, run, weights):
-    trained, _ = exporting(**A_RESET)
-    plain = run(**A_RESET)
-    theirs = weights(plain)
-    assert all(torch.equal(value, theirs[name]) for name, value in weights(trained).items())
-
-
-def test_the_inputs_are_the_state_that_the_last_update_left(exporting):
-    """So that a reset is in the inputs as what it does, and has not been done yet."""
+def test_the_inputs_are_the_state_that_the_last_update_left(exporting, run, weights):
+    """So that a reset is in the inputs as what it does, and has not been done yet; the training is what it was."""
     trainer, callback = exporting(max_steps=5, **A_RESET)
+    plain = weights(run(max_steps=5, **A_RESET))
+    assert all(torch.equal(value, plain[name]) for name, value in weights(trainer).items())
     first = read(UpdateInputs, callback.folder / "1")
     assert all(not moment.any() for moment in (*first.exp_avg.values(), *first.exp_avg_sq.values()))
     assert all(step.item() == 0.0 for step in first.steps.values())
@@ -168,17 +168,6 @@ def test_a_schedule_that_waits_for_a_plateau_is_exported(exporting):
     assert "best" not in inputs.schedule and inputs.schedule["patience"] == 10
 
 
-def test_a_folder_that_cannot_be_made_is_said_at_once(make_trainer, tmp_path):
-    trainer = make_trainer()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file/new could not be written"):
-        export_update(trainer, tmp_path / "file" / "new")
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="link exists"):
-        export_update(trainer, tmp_path / "link")
-    assert "export" not in trainer.parts and not list(tmp_path.glob(".*"))
-
-
 def test_after_a_full_disk_nothing_is_left_and_an_export_can_be_announced(make_trainer, tmp_path, monkeypatch):
     """The disk is full when the inputs are written, after the rollout."""
 
@@ -201,15 +190,17 @@ def test_after_a_full_disk_nothing_is_left_and_an_export_can_be_announced(make_t
 
 def test_what_cannot_be_exported_is_said_at_once(make_trainer, tmp_path):
     trainer = make_trainer()
-    (tmp_path / "there").mkdir()
-    with pytest.raises(InputError, match="there exists"):
-        export_update(trainer, tmp_path / "there")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name, said in (("file/new", "file/new could not be"), ("link", "link exists"), ("file", "file exists")):
+        with pytest.raises(InputError, match=said):
+            export_update(trainer, tmp_path / name)
+    assert "export" not in trainer.parts and not list(tmp_path.glob(".*"))
     export_update(trainer, tmp_path / "new")
     with pytest.raises(InputError, match="still waits"):
         export_update(trainer, tmp_path / "second")
-    elastic = make_trainer(elastic_reset_every=2)
     with pytest.raises(InputError, match="elastic_reset_every"):
-        export_update(elastic, tmp_path / "elastic")
+        export_update(make_trainer(elastic_reset_every=2), tmp_path / "elastic")
     momentum = make_trainer(optim="sgd")
     export_update(momentum, tmp_path / "sgd")
     with pytest.raises(InputError, match="SGD: only the state of torch's Adam"):
@@ -280,6 +271,11 @@ def put(kind, change):
     return of
 
 
+def ending_in(number):
+    """A tensor whose last number is another one."""
+    return lambda tensor: torch.cat([tensor.flatten()[:-1], torch.tensor([number])]).view(tensor.shape)
+
+
 def unlike(outputs):
     for kind in ("parameters", "exp_avg", "exp_avg_sq"):
         put(kind, lambda tensor: torch.zeros(2, 2))(outputs)
@@ -289,50 +285,43 @@ def reordered(outputs):
     outputs.names = [outputs.names[1], outputs.names[0], *outputs.names[2:]]
 
 
+def unchanged(outputs):
+    """The file is damaged once it is written."""
+
+
 CHANGES = [
-    ("parameters", unlike),
-    ("parameters", lambda outputs: setattr(outputs, "names", outputs.names[:-1])),
-    ("parameters", reordered),
-    ("parameters", put("parameters", torch.Tensor.double)),
+    ("parameters", unlike, ""),
+    ("parameters", lambda outputs: setattr(outputs, "names", outputs.names[:-1]), ""),
+    ("parameters", reordered, ""),
+    ("parameters", put("parameters", torch.Tensor.double), ""),
     # A number that float32 does not hold.
-    ("exp_avg", put("exp_avg", lambda tensor: torch.full_like(tensor, 1e300, dtype=torch.float64))),
-    ("exp_avg_sq", put("exp_avg_sq", torch.Tensor.half)),
-    ("steps", put("steps", torch.Tensor.long)),
-    ("steps", "damaged"),
+    ("exp_avg", put("exp_avg", lambda tensor: torch.full_like(tensor, 1e300, dtype=torch.float64)), ""),
+    ("exp_avg_sq", put("exp_avg_sq", torch.Tensor.half), ""),
+    ("steps", put("steps", torch.Tensor.long), ""),
+    ("steps", unchanged, ""),
+    # Numbers that no Adam has.
+    ("exp_avg_sq", put("exp_avg_sq", ending_in(-1e-9)), " is .*negative"),
+    ("steps", put("steps", ending_in(-1.0)), " is .*-1"),
+    ("steps", put("steps", ending_in(2.5)), " is .*2[.]5"),
+    ("exp_avg", put("exp_avg", ending_in(float("nan"))), " holds NaN"),
 ]
 
 
 def test_outputs_of_another_model_or_damaged_ones_change_nothing(run, tmp_path):
     trainer = run(max_steps=1)
     before, names, folder = live_state(trainer), outputs_of(trainer).names, tmp_path / "x"
-    for kind, change in CHANGES:
+    for kind, change, told in CHANGES:
         named = f"{kind}/{names[1 if change is reordered else -1]}"
-        if change == "damaged":
-            write(outputs_of(trainer), folder)
-            held = load_file(folder / "outputs.safetensors")
-            save_file(held | {named: held[named] + 1}, folder / "outputs.safetensors")
-        else:
+        with pytest.raises(InputError, match=f"tensor {re.escape(named)}{told}") as caught:
             write(outputs_of(trainer, change), folder)
-        with pytest.raises(InputError, match=f"tensor {named}".replace(".", r"\.")) as caught:
+            assert not told  # those are not even written
+            if change is unchanged:
+                held = load_file(folder / "outputs.safetensors")
+                save_file(held | {named: held[named] + 1}, folder / "outputs.safetensors")
             import_update(trainer, folder)
         assert "\n" not in str(caught.value)
         after = live_state(trainer)
         assert all(torch.equal(after[kind][name], before[kind][name]) for kind in STATE for name in names), named
-
-
-def test_numbers_that_no_adam_has_are_refused_before_they_are_written(run, tmp_path):
-    trainer = run(max_steps=1)
-    for kind, number, told in (
-        ("exp_avg_sq", -1e-9, "is .*negative"),
-        ("steps", -1.0, "is .*-1"),
-        ("steps", 2.5, "is .*2.5"),
-        ("exp_avg", float("nan"), "holds NaN"),
-    ):
-        outputs = outputs_of(trainer)
-        name = outputs.names[-1]
-        getattr(outputs, kind)[name].view(-1)[-1] = number
-        with pytest.raises(InputError, match=f"tensor {kind}/{name} {told}".replace(".w", r"\.w")):
-            write(outputs, tmp_path / "x")
 
 
 class Imports(TrainerCallback):
@@ -367,3 +356,61 @@ def test_outputs_beside_other_inputs_are_refused(exporting, tmp_path):
     write(outputs_of(trainer), callback.folder / "1")
     with pytest.raises(InputError, match="of other inputs"):
         import_update(trainer, callback.folder / "1")
+
+
+def test_a_tool_s_answer_is_context_and_no_part_of_the_loss(make_trainer, tools_model, tmp_path):  # noqa: F811
+    """
+    The reference of a new LoRA is the model itself, so that its log-probabilities come from the files and the model:
+    every completion token up to the last with mask 1 is attended to, a tool's answer too.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(tools_model)
+    callback = EveryUpdate(tmp_path / "exchange")
+    kwargs = {"tools": [add], "processing_class": tokenizer, "callbacks": [callback]}
+    keys = KEYS | {"max_steps": 1, "beta": 0.2, "temperature": 0.7}
+    trainer = speaks(make_trainer(model=tools_model, reward=rewarded, trainer_kwargs=kwargs, **keys))
+    callback.trainer = trainer
+    trainer.train()
+    rollout = read(Rollout, callback.folder / "1")
+    mask = rollout.completion_mask.bool()
+    reached = mask.flip(1).cumsum(1).flip(1) > 0
+    answers = reached & ~mask
+    assert answers.any() and "<tool_response>" in tokenizer.decode(rollout.completion_ids[answers])
+    model = AutoModelForCausalLM.from_pretrained(tools_model)
+    ids = torch.cat([rollout.prompt_ids, rollout.completion_ids], dim=1)
+
+    def scored(attended):
+        with torch.no_grad():
+            logits = model(ids, attention_mask=torch.cat([rollout.prompt_mask, attended], dim=1)).logits / 0.7
+        return logits.log_softmax(-1)[:, :-1].gather(2, ids[:, 1:, None])[:, -mask.shape[1] :, 0][mask]
+
+    torch.testing.assert_close(scored(reached), rollout.logp_ref[mask], rtol=1e-4, atol=1e-4)
+    assert (scored(mask) - rollout.logp_ref[mask]).abs().max() > 0.1
+
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "interchange.md").read_text()
+
+
+@pytest.mark.parametrize("cls", [Rollout, UpdateInputs, UpdateOutputs])
+def test_the_table_of_a_schema_has_its_fields(cls):
+    section = re.search(rf"^## `{cls.schema}`.*?(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)[0]
+    names = [
+        name for row in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    ]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(cls))
+    assert f"version {cls.version}" in section.split("\n")[0].lower()
+
+
+def test_the_callbacks_of_the_page_train_with_an_engine_and_past_a_step_that_is_left_out(
+    engine, make_trainer, run, weights, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    names = {"run_the_engine": engine.main}
+    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], names)
+    callback = names["Foreign"]()
+    keys = {"nonfinite": "skip", "max_steps": 3, "adam_epsilon": 1e-2}
+    trainer = callback.trainer = make_trainer(**keys, trainer_kwargs={"callbacks": [Overflows(), callback]})
+    trainer.train()
+    assert sorted(path.name for path in Path("exchange").iterdir()) == ["00001", "00003"]
+    assert all((path / "outputs.json").is_file() for path in Path("exchange").iterdir())
+    theirs = weights(run(**keys, trainer_kwargs={"callbacks": [Overflows()]}))
+    assert max((value - theirs[name]).abs().max().item() for name, value in weights(trainer).items()) < 1e-6

@@ -91,17 +91,15 @@ def test_noma_agrees_with_the_engine_in_numpy(program, engine, grown_and_reset, 
 
 @pytest.mark.skipif(NOMA is None, reason="there is no noma here")
 def test_noma_s_own_adam_makes_the_update_after_a_hard_reset(program, engine, hand_made, tmp_path):
-    inputs = hand_made(
-        clip_norm=0.0, reset={"mode": "hard", "alpha": 0.1, "restarts_schedule": False, "rewarmup_steps": 0}
-    )
+    reset = {"mode": "hard", "alpha": 0.1, "restarts_schedule": False, "rewarmup_steps": 0}
+    inputs = hand_made(clip_norm=0.0, reset=reset)
     inputs.groups[0]["weight_decay"] = 0.0
     for folder in ("plain", "exchange"):
         write(inputs, tmp_path / folder)
     engine.main(tmp_path / "plain")
     program.spread(tmp_path / "exchange")
-    subprocess.run(
-        [NOMA, "run", str(EXAMPLES / "noma" / "optimize.noma")], check=True, capture_output=True, cwd=tmp_path
-    )
+    command = [NOMA, "run", str(EXAMPLES / "noma" / "optimize.noma")]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     ours = load_file(tmp_path / "exchange" / "outputs" / "p0001.safetensors")["p0001"]
     theirs = read(UpdateOutputs, tmp_path / "plain").parameters[A]
     torch.testing.assert_close(ours.float(), theirs, rtol=0, atol=1e-6)

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from exchange import EXAMPLES, A, B, norm_of
+from exchange import EXAMPLES, STATE, A, B, live_state, norm_of
 from transformers import AutoTokenizer, TrainerCallback
 
 from trl_prorl.embedded.shipped import embedded_model
 from trl_prorl.errors import InputError
-from trl_prorl.interchange import UpdateOutputs, export_update, import_update, read, write
+from trl_prorl.interchange import UpdateInputs, UpdateOutputs, export_update, import_update, read, write
 
 
 MODES = ("keep", "hard", "soft", "asym", "step")
@@ -201,3 +201,60 @@ class ByTheEngine(TrainerCallback):
         folder = self.folder / str(state.global_step + 1)
         self.engine.main(folder)
         import_update(self.trainer, folder)
+
+
+GROWTH = {"lora_growth_every": 6, "lora_growth_step": 3}
+
+
+def assert_growth(inputs, before, after):
+    """The state is the one before it, of the old rank; the gradients are of the new; the rows are those drawn."""
+    rank = inputs.growth["old_rank"]
+    assert inputs.growth["new_rank"] == rank + 3
+    for name, value in before["parameters"].items():
+        assert torch.equal(inputs.parameters[name], value) and rank in value.shape
+        side = name.split(".")[-3]
+        assert inputs.gradients[name].shape[0 if side == "lora_A" else 1] == rank + 3
+        assert (name in inputs.new_rows) == (side == "lora_A")
+        if name in inputs.new_rows:
+            rows = inputs.new_rows[name]
+            assert rows.shape == (3, value.shape[1]) and rows.std() > 0
+            # B's new columns are 0, so that the new rows have no gradient and move by the decay alone.
+            assert not inputs.gradients[name][rank:].any()
+            group = next(group for group in inputs.groups if name in group["parameters"])
+            torch.testing.assert_close(after["parameters"][name][rank:], rows * (1 - group["lr"] * 0.1))
+
+
+@pytest.mark.parametrize("mode, every", [("keep", 6), ("hard", 4), ("soft", 4), ("asym", 6), ("step", 6)])
+def test_ten_updates_with_resets_and_a_growth_are_torch_s(engine, exporting, mode, every):
+    """The engine begins with the first state; resets come before updates 5 and 9, growth before 7, or 5 and 9."""
+    keys = TEN | GROWTH | treating(mode) | {"lora_growth_every": every}
+    _, callback = exporting(**keys, trainer_kwargs=of_the_embedded_model())
+    state, _ = engine.read_inputs(callback.folder / "1")
+    grew, resets, clipped = [], [], 0
+    for number in range(1, 11):
+        folder = callback.folder / str(number)
+        inputs = engine.read_inputs(folder)[1]
+        if inputs.values["growth"]:
+            grew.append(number)
+            assert_growth(read(UpdateInputs, folder), callback.after[number - 1], callback.after[number])
+        resets += [number] if inputs.values["reset"] else []
+        clipped += engine.update(state, inputs)["clip_factor"] < 1.0
+        found = worst(callback.after[number], {kind: getattr(state, kind) for kind in STATE})
+        assert found["parameters"] < 1e-6, (number, found)
+        assert max(found["exp_avg"], found["exp_avg_sq"]) < 1e-5, (number, found)
+    assert (grew, resets) == ([7] if every == 6 else [5, 9], [5, 9]) and clipped >= 5
+    steps = {value.item() for value in callback.after[10]["steps"].values()}
+    assert steps == ({2.0} if mode in ("hard", "step") else {10.0})
+
+
+@pytest.mark.parametrize("keys", [treating("hard"), treating("soft") | GROWTH], ids=["resets", "resets and growth"])
+def test_a_run_whose_updates_the_engine_makes_is_the_run(engine, make_trainer, run, weights, tmp_path, keys):
+    keys = TEN | SMOOTH | keys
+    callback = ByTheEngine(engine, tmp_path / "exchange")
+    kwargs = of_the_embedded_model() | {"callbacks": [callback]}
+    trainer = callback.trainer = make_trainer(**keys, trainer_kwargs=kwargs)
+    trainer.train()
+    theirs = weights(run(**keys, trainer_kwargs=of_the_embedded_model()))
+    assert max((value - theirs[name]).abs().max().item() for name, value in weights(trainer).items()) < 1e-6
+    steps = {value.item() for value in live_state(trainer)["steps"].values()}
+    assert steps == {10.0 if "lora_growth_every" in keys else 2.0}

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from trl_prorl.checkpoint.files import CHECKPOINT, newest_complete, why_unusable
+from trl_prorl.checkpoint.files import CHECKPOINT, why_unusable
 
 
 RECORDS = ("metrics.jsonl", "events.jsonl", "evaluations.jsonl")
@@ -20,12 +20,6 @@ def complete(out: Path) -> list[Path]:
     """The checkpoints of a run that can be resumed from, oldest first."""
     named = [path for path in out.glob("checkpoint-*") if path.is_dir() and CHECKPOINT.fullmatch(path.name)]
     return sorted((path for path in named if why_unusable(path) is None), key=step_of)
-
-
-def begun(out: Path) -> bool:
-    """Whether there is something to resume: a checkpoint, or a first line of the record."""
-    record = out / "metrics.jsonl"
-    return newest_complete(out)[0] is not None or record.exists() and record.stat().st_size > 0
 
 
 def synced(row: dict, step: int) -> bool:

@@ -1,7 +1,5 @@
 """Defects made on purpose, one at a time, to see that the soak finds them. Applied in the training processes alone."""
 
-import torch
-
 from trl_prorl import ProRLTrainer
 from trl_prorl.adapters.growing import Growth
 from trl_prorl.checkpoint import files as checkpoint
@@ -33,28 +31,26 @@ def rewarmup():
     Resets.load_state_dict = forgetful
 
 
-def schedule():
-    """The learning-rate schedule begins anew."""
+def after_loading(forget):
+    """What `forget` makes of the trainer, once optimizer and schedule are loaded."""
     load = ProRLTrainer._load_optimizer_and_scheduler
 
     def forgetful(self, folder):
         begin = self.lr_scheduler.state_dict()
         load(self, folder)
-        self.lr_scheduler.load_state_dict(begin)
+        forget(self, begin)
 
     ProRLTrainer._load_optimizer_and_scheduler = forgetful
+
+
+def schedule():
+    """The learning-rate schedule begins anew."""
+    after_loading(lambda trainer, begin: trainer.lr_scheduler.load_state_dict(begin))
 
 
 def optimizer():
     """Adam's second moments are cleared."""
-    load = ProRLTrainer._load_optimizer_and_scheduler
-
-    def forgetful(self, folder):
-        load(self, folder)
-        for state in self.optimizer.state.values():
-            state["exp_avg_sq"] = torch.zeros_like(state["exp_avg_sq"])
-
-    ProRLTrainer._load_optimizer_and_scheduler = forgetful
+    after_loading(lambda trainer, begin: [each["exp_avg_sq"].zero_() for each in trainer.optimizer.state.values()])
 
 
 def epoch():
@@ -93,7 +89,5 @@ def growth():
     Growth.load_state_dict = lambda self, state, changed: None
 
 
-MUTANTS = {
-    function.__name__: function
-    for function in (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future, growth)
-}
+OF = (buffer, reference, rewarmup, schedule, optimizer, epoch, record, hashes, future, growth)
+MUTANTS = {defect.__name__: defect for defect in OF}

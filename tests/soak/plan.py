@@ -21,7 +21,7 @@ class Life:
     at_step: float
     at_place: float
     counts: str
-    kind: str  # a signal, "full disk", "file size", or "any time": a SIGKILL from outside, at no stage in particular
+    kind: str  # a signal, "full disk", "file size", or "any time": every process is killed, at no stage in particular
     room: float  # what a full disk still holds
     rank: float  # with several processes: which one, whether the others die with it, how they are started
     all_die: bool
@@ -47,21 +47,20 @@ class Trial:
     seed: str  # for what is drawn on the way
 
 
-def life(rng: Random, stage: str, pair: bool, torchrun: bool, small_disk: bool) -> Life:
-    full = [("full disk" if small_disk else "file size", 6)]
-    # A launcher of its own would outlive what is killed from outside.
-    any_time = [] if torchrun else [("any time", 6)]
-    kinds, weights = zip(*zip(SIGNALS, (14, 4, 4), strict=True), *full, *any_time, strict=True)
+def life(rng: Random, stage: str, torchrun: bool, small_disk: bool) -> Life:
+    # A launcher of its own would outlive a kill at any time.
+    kinds = {**dict(zip(SIGNALS, (14, 4, 4), strict=True)), "full disk" if small_disk else "file size": 6}
+    kinds |= {} if torchrun else {"any time": 6}
     return Life(
         stage=stage,
         at_step=rng.random(),
         at_place=rng.random(),
         counts=rng.choice(("calls", "files")) if stage in ("save", "start", "end") else "calls",
-        kind=rng.choices(kinds, weights)[0],
+        kind=rng.choices(list(kinds), list(kinds.values()))[0],
         room=rng.random() ** 3,
         rank=rng.random(),
         all_die=rng.random() < 0.5,
-        torchrun=pair and torchrun,
+        torchrun=torchrun,
         place=rng.choice(PLACES),
         relative=rng.random() < 0.5,
         resume="older" if rng.random() < 0.25 else "newest",
@@ -76,12 +75,11 @@ def trial(
     """The trial of a number from 0, fixed by it and the seed, of these cases and with so many processes only."""
     order = Random(f"{seed} cases").sample(cases or list(CASES), len(cases or CASES))
     rng = Random(f"{seed} {number}")
-    # Every fourth with two processes; over the rounds every case has its turn.
-    pair = number % 4 == 3 if processes is None else processes == 2
     # An even number of cases would meet the same pairs in every round, and an odd one meets others by itself.
     shift = number // len(order) if len(order) % 2 == 0 else 0
     case = order[(number + shift) % len(order)]
-    pair = pair and case not in ALONE
+    # Every fourth with two processes; over the rounds every case has its turn.
+    pair = (number % 4 == 3 if processes is None else processes == 2) and case not in ALONE
     small_disk = rng.random() < 0.6
     deck = rng.sample(DECK, len(DECK))
     torchrun = rng.randrange(kills)
@@ -90,8 +88,8 @@ def trial(
         case=case,
         processes=2 if pair else 1,
         small_disk=small_disk,
-        lives=[life(rng, deck[i % len(deck)], pair, pair and i == torchrun, small_disk) for i in range(kills)],
-        last=life(rng, "end", pair, False, small_disk),
+        lives=[life(rng, deck[i % len(deck)], pair and i == torchrun, small_disk) for i in range(kills)],
+        last=life(rng, "end", False, small_disk),
         once_more=rng.random() < 0.3,
         seed=f"{seed} {number} on the way",
     )

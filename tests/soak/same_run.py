@@ -32,9 +32,9 @@ def first_difference(mine: Any, theirs: Any, place: str = "") -> str | None:
     elif isinstance(theirs, torch.Tensor) and isinstance(mine, torch.Tensor):
         if mine.shape == theirs.shape and mine.dtype == theirs.dtype and torch.equal(mine, theirs):
             return None
-        return f"{place}: tensors differ" + (
-            f" by up to {(mine.double() - theirs.double()).abs().max():.2g}" if mine.shape == theirs.shape else ""
-        )
+        alike = mine.shape == theirs.shape
+        far = f" by up to {(mine.double() - theirs.double()).abs().max():.2g}" if alike else ""
+        return f"{place}: tensors differ{far}"
     elif isinstance(theirs, bytes):
         return None if mine == theirs else f"{place}: bytes differ"
     else:
@@ -55,15 +55,12 @@ def content(path: Path) -> Any:
         log = [{name: value for name, value in line.items() if name != "loss"} for line in state["log_history"]]
         return state | {"best_model_checkpoint": best and Path(best).name, "log_history": log}
     if path.name == "adapter_config.json":  # PEFT writes a set, in the order of the process's hashes
-        return {
-            key: sorted(value) if isinstance(value, list) else value
-            for key, value in json.loads(path.read_text()).items()
-        }
+        keys = json.loads(path.read_text())
+        return {key: sorted(value) if isinstance(value, list) else value for key, value in keys.items()}
     if path.suffix == ".json":
         return untimed(json.loads(path.read_text()))
     if path.name == "config.yaml":
-        keys = yaml.safe_load(path.read_text())
-        return {key: value for key, value in keys.items() if key not in ("output_dir", "resume_from_checkpoint")}
+        return yaml.safe_load(path.read_text()) | {"output_dir": None, "resume_from_checkpoint": None}
     if path.suffix == ".jsonl":
         rows = [untimed(json.loads(line)) for line in path.read_text().splitlines()]
         return [row for row in rows if row.get("event") != "resume"]
@@ -75,25 +72,22 @@ def content(path: Path) -> Any:
 def files(run: Path) -> list[str]:
     """Files of a run, relative to it, without those set aside when it began again or went back to a checkpoint."""
     set_aside = {path.name for name in RECORDS for path in run.glob(f"{Path(name).stem}.*.jsonl")}
-    found = (path for path in run.rglob("*") if path.is_file() and path.name not in OF_THIS_PLACE)
-    names = (str(path.relative_to(run)) for path in found if path.name not in set_aside)
-    return sorted(name for name in names if not name.startswith(ABANDONED))
+    found = (str(path.relative_to(run)) for path in run.rglob("*") if path.is_file() and path.name not in set_aside)
+    return sorted(name for name in found if not name.startswith(ABANDONED))
 
 
 def differences(out: Path, control: Path) -> tuple[list[str], int]:
     """How a run folder differs from that of an undisturbed run, one line a file, and how many files were compared."""
-    mine, theirs = files(out), files(control)
-    lines = [f"{name} is there, and not after an undisturbed run" for name in sorted(set(mine) - set(theirs))]
-    lines += [f"{name} is missing" for name in sorted(set(theirs) - set(mine))]
-    places = [
-        path.parent for path in out.rglob(RUN_ID_FILE) if not path.relative_to(out).parts[0].startswith(ABANDONED)
-    ]
-    ids = {str(place.relative_to(out)): saved_run_id(place) for place in places}
+    every = files(out)
+    mine, theirs = (
+        [name for name in names if Path(name).name not in OF_THIS_PLACE] for names in (every, files(control))
+    )
+    lines = [f"{name} is there, and not after an undisturbed run" for name in mine if name not in theirs]
+    lines += [f"{name} is missing" for name in theirs if name not in mine]
     run_id = recorded_run_id(out)
-    lines += [
-        f"{name}: run {found} instead of {run_id}, of env.json" for name, found in ids.items() if found != run_id
-    ]
-    shared = sorted(set(mine) & set(theirs))
+    ids = {name: saved_run_id((out / name).parent) for name in every if Path(name).name == RUN_ID_FILE}
+    lines += [f"{name}: {found} instead of {run_id}, of env.json" for name, found in ids.items() if found != run_id]
+    shared = [name for name in mine if name in theirs]
     for name in shared:
         try:
             found = first_difference(content(out / name), content(control / name))

@@ -7,6 +7,7 @@ printed with the command that repeats it. The trainings are in cases.py, the acc
 
 import argparse
 import ctypes
+import functools
 import os
 import shlex
 import shutil
@@ -16,30 +17,27 @@ import tempfile
 import textwrap
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TRL_EXPERIMENTAL_SILENCE"), "1")
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 sys.path[:] = [str(Path(__file__).parent), *sys.path, str(Path(__file__).parents[1])]
 
+import pandas  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES, command, make_model  # noqa: E402
-from damage import begun, complete, cut_record, damage_checkpoint, step_of  # noqa: E402
+from damage import complete, cut_record, damage_checkpoint, step_of  # noqa: E402
 from mutants import MUTANTS  # noqa: E402
 from plan import Life, Trial, trial  # noqa: E402
 from processes import Ended, Job, run  # noqa: E402
 from same_run import differences  # noqa: E402
-from stages import SIGNALS, STAGES, Accident, empty  # noqa: E402
+from stages import BALLAST, Accident  # noqa: E402
 from transformers.utils.logging import disable_progress_bar  # noqa: E402
 
 
 REPOSITORY = Path(__file__).parents[2]
-ELSEWHERE = Path("some", "where", "else")  # below the scratch space
 MUST_BE_HIT = {"generation", "update", "save", "evaluation"}
 DISK = 64 << 20  # bytes of the file system that is filled
 LARGEST_FILE = 200_000  # bytes: most files of a checkpoint are smaller
@@ -60,55 +58,34 @@ def small_disk(folder: Path) -> Path | None:
     return folder
 
 
-@dataclass
-class Control:
-    """An undisturbed run of a case: its folder, seconds, and counts of calls and file operations by stage and step."""
-
-    folder: Path
-    seconds: float
-    counts: dict[tuple[str, int], dict[str, int]]
-
-
 class Soak:
-    """
-    In a folder of scratch space; a mutant is a defect in every run but the undisturbed ones. `accidents`, by stage and
-    kind, and `done` count what was tried.
-    """
+    """In a folder of scratch space; a mutant is a defect in every run but the undisturbed ones."""
 
     def __init__(self, folder: Path, mutant: str | None = None):
         self.folder, self.mutant = folder, mutant
-        (folder / ELSEWHERE).mkdir(parents=True)
+        (folder / "some" / "where" / "else").mkdir(parents=True)
         self.model = make_model(folder / "model")
         self.disk = small_disk(folder / "disk")
-        self.controls: dict[tuple[str, int], Control] = {}
-        self.accidents: Counter = Counter()
-        self.done: Counter = Counter()
+        self.accidents: Counter = Counter()  # by stage and kind
+        self.control = functools.cache(self._control)
 
-    def control(self, case: str, processes: int) -> Control:
-        if (case, processes) not in self.controls:
-            out = self.folder / "controls" / f"{case.replace(' ', '_').replace(',', '')}-{processes}"
-            script, arguments = command(case, self.model, processes)
-            arguments += ["--output_dir", str(out)]
-            ended = run(Job(script, arguments, str(self.folder), f"{out}.processes", processes, count=True))
-            if ended.failed:
-                raise RuntimeError(f"{case}, {processes} processes: a run left alone {ended.failed}")
-            counts = {(stage, int(step)): of for key, of in ended.counts.items() for stage, step in [key.split()]}
-            self.controls[case, processes] = Control(out, ended.seconds, counts)
-            self.done["undisturbed runs"] += 1
-        return self.controls[case, processes]
+    def _control(self, case: str, processes: int) -> tuple[Path, Ended]:
+        """An undisturbed run of a case: its folder and its end."""
+        out = self.folder / "controls" / f"{case.replace(' ', '_').replace(',', '')}-{processes}"
+        script, arguments = command(case, self.model, processes)
+        arguments += ["--output_dir", str(out)]
+        ended = run(Job(script, arguments, str(self.folder), out.with_name(f"{out.name}.logs"), processes, count=True))
+        if ended.failed:
+            raise RuntimeError(f"{case}, {processes} processes: a run left alone {ended.failed}")
+        return out, ended
 
     def table(self) -> str:
         """What was tried and how many times."""
-        kinds = [*SIGNALS, "SIGKILL at any time", "full disk", "file size"]
-        lines = [f"{'':14}" + "".join(f"{kind.replace(' at any time', '*'):>12}" for kind in kinds) + f"{'sum':>8}"]
-        rows = {stage: [self.accidents[stage, kind] for kind in kinds] for stage in STAGES}
-        rows["sum"] = [sum(column) for column in zip(*rows.values(), strict=True)]
-        for name, counts in rows.items():
-            lines.append(f"{name:14}" + "".join(f"{count:>12}" for count in counts) + f"{sum(counts):>8}")
-        lines += ["* at a time drawn from the whole run; the others at a call or a file operation of one stage."]
+        table = pandas.Series(self.accidents or {("none", "none"): 0}).unstack(fill_value=0)
+        table["sum"] = table.sum(axis=1)
+        table.loc["sum"] = table.sum()
         filled = "a file system of 64 MiB (full disk)" if self.disk else "none, because this user may not mount one"
-        lines += [f"Full disks: {filled}; elsewhere RLIMIT_FSIZE (file size)."]
-        return "\n".join(lines + [f"{name}: {count}" for name, count in sorted(self.done.items()) if count])
+        return f"{table.to_string()}\nFull disks: {filled}; elsewhere RLIMIT_FSIZE (file size)."
 
 
 class Attempt:
@@ -116,25 +93,22 @@ class Attempt:
 
     def __init__(self, soak: Soak, plan: Trial):
         self.soak, self.plan = soak, plan
-        self.control = soak.control(plan.case, plan.processes)
+        self.control, self.undisturbed = soak.control(plan.case, plan.processes)
         self.disk = soak.disk if plan.small_disk else None
         self.place = (self.disk or soak.folder) / f"trial{plan.number}"
         self.out, self.logs = self.place / "run", soak.folder / "processes" / f"trial{plan.number}"
         self.rng, self.story = Random(plan.seed), []
-        self.cwd: Path | None = None  # of the last start
 
     def found(self) -> list[str]:
         """What is wrong, and what had been done."""
         self.place.mkdir()
-        try:
-            found = self._lives()
-        finally:
-            self._empty_disk()
-        self.soak.done["runs compared"] += 1
+        found = self._lives()
+        if self.disk is not None:
+            (self.disk / BALLAST).unlink(missing_ok=True)
         if found:
             kept = self.soak.folder / "found" / self.place.name
             shutil.copytree(self.place, kept)
-            found = [*self.story, *found, f"Kept: {kept}, logs in {self.logs}; undisturbed: {self.control.folder}"]
+            found = [*self.story, *found, f"Kept: {kept}, logs in {self.logs}; undisturbed: {self.control}"]
         else:
             shutil.rmtree(self.logs)
         if self.disk is not None or not found:
@@ -145,97 +119,68 @@ class Attempt:
         for number, life in enumerate(self.plan.lives):
             if found := self._life(life, f"life{number}"):
                 return found
-        found = self._left_alone("last", "the last resume")
-        if not found and self.plan.once_more:
-            self.soak.done["resumes of a finished run"] += 1
-            found = self._left_alone("once_more", "the resume of the finished run")
-        return found
+        for name in ("last", "once_more")[: 1 + self.plan.once_more]:
+            ended = self._start(self.plan.last, name)
+            if found := [ended.failed] if ended.failed else differences(self.out, self.control)[0]:
+                return found
+        return []
 
     def _life(self, life: Life, name: str) -> list[str]:
         """A start that ends by accident: what is wrong with its end."""
-        accident = None if life.kind == "any time" else self._accident(life)
-        what = accident.kind if accident is not None else "SIGKILL at any time"
-        kill_after = life.at_place * self.control.seconds if accident is None else None
-        ended = self._start(life, name, what, accident=accident, kill_after=kill_after)
+        ended = self._start(life, name, **self._accident(life))
         # The line may stand beside an error of the launcher, or of another process that waited for this one.
         said = any(line.startswith("error: ") for line in ended.log.splitlines())
-        explained = ended.struck and (accident is None or accident.kind in SIGNALS or said)
+        explained = ended.struck and (said or life.kind not in ("full disk", "file size"))
         if ended.hung or any(ended.statuses) and not explained:
             return [f"{'after' if ended.struck else 'before'} the accident it {ended.failed}"]
-        if ended.struck:
-            self.soak.accidents[ended.struck["stage"], what] += 1
-            self.soak.done["accidents of two processes"] += self.plan.processes == 2
-        self._empty_disk()
-        if self.out.exists():
-            self._damage(life)
+        self.soak.accidents.update([(ended.struck["stage"], life.kind)] if ended.struck else [])
+        if self.disk is not None:
+            (self.disk / BALLAST).unlink(missing_ok=True)
+        there = complete(self.out)
+        for record, (kind, place) in life.record.items():
+            if (self.out / record).exists():
+                done = step_of(there[-1]) if there else 0
+                self.story.append(f"   {cut_record(self.out / record, done, kind, place)}")
+        if life.checkpoint is not None and len(there) > 1:
+            self.story.append(f"   {damage_checkpoint(there[-1], life.checkpoint, self.rng)}")
         return []
 
-    def _left_alone(self, name: str, what: str) -> list[str]:
-        """A start without an accident: how the run then differs from the undisturbed one."""
-        ended = self._start(self.plan.last, name, "left alone")
-        if ended.failed:
-            return [f"{what} {ended.failed}"]
-        found, files = differences(self.out, self.control.folder)
-        self.soak.done["files compared"] += files
-        return found
-
     def _resumed_from(self, life: Life) -> Path | None:
-        there = complete(self.out) if self.out.exists() else []
+        there = complete(self.out)
         return there[-2] if life.resume == "older" and len(there) > 1 else there[-1] if there else None
 
-    def _accident(self, life: Life) -> Accident:
-        checkpoint, counts = self._resumed_from(life), self.control.counts
+    def _accident(self, life: Life) -> dict:
+        """What of a job is the accident of a life, at a moment that the undisturbed run has."""
+        if life.kind == "any time":
+            # Half, because the undisturbed run was slowed by the counting.
+            return {"kill_after": max(0.001, life.at_place * self.undisturbed.seconds / 2)}
+        checkpoint, counts, stage = self._resumed_from(life), self.undisturbed.counts, life.stage
         done = step_of(checkpoint) if checkpoint is not None else 0
-        stage, steps = (
-            life.stage,
-            sorted(step for of, step in counts if of == life.stage and (step > done or not step)),
-        )
+        steps = sorted(step for of, step in counts if of == stage and (step > done or not step))
         if not steps:  # the run is over, or an evaluation does not come again
             stage, steps = "end", [0]
         step = steps[int(life.at_step * len(steps))]
         place = 1 + int(life.at_place * counts[stage, step][life.counts])
-        return Accident(
-            stage, step, place, life.counts, life.kind, int(life.room * LARGEST_FILE), str(self.disk or "")
-        )
+        room, disk = int(life.room * LARGEST_FILE), str(self.disk or "")
+        return {"accident": Accident(stage, step, place, life.counts, life.kind, room, disk)}
 
-    def _start(self, life: Life, name: str, what: str, **keys) -> Ended:
-        places = {"scratch": self.soak.folder, "root": Path("/"), "repository": REPOSITORY, "run": self.out.parent}
-        cwd = (places | {"deep": self.soak.folder / ELSEWHERE})[life.place]
+    def _start(self, life: Life, name: str, **accident) -> Ended:
+        folders = {"scratch": self.soak.folder, "root": Path("/"), "repository": REPOSITORY, "run": self.out.parent}
+        cwd = (folders | {"deep": self.soak.folder / "some" / "where" / "else"})[life.place]
         script, arguments = command(self.plan.case, self.soak.model, self.plan.processes)
         at = (lambda path: os.path.relpath(path, cwd)) if life.relative else str
         arguments += ["--output_dir", at(self.out)]
-        checkpoint, done = self._resumed_from(life), self.soak.done
-        if self.out.exists() and begun(self.out):
+        checkpoint, record = self._resumed_from(life), self.out / "metrics.jsonl"
+        if checkpoint is not None or record.exists() and record.stat().st_size > 0:
             older = life.resume == "older" and checkpoint is not None
             arguments += ["--resume_from_checkpoint", at(checkpoint) if older else "True"]
-            done["resumes by name of an older checkpoint" if older else "resumes from the newest"] += 1
-            done["resumes from another working directory"] += self.cwd not in (None, cwd)
-            done["resumes of two processes"] += self.plan.processes == 2
-            done["runs that began again"] += checkpoint is None
-        done["started by torchrun"] += life.torchrun
-        self.cwd = cwd
-        keys |= {"rank": int(life.rank * self.plan.processes), "all_die": life.all_die, "mutant": self.soak.mutant}
-        logs = str(self.logs / name)
-        ended = run(Job(script, arguments, str(cwd), logs, self.plan.processes, life.torchrun, **keys))
-        where = ": {stage} {step}, {where}".format(**ended.struck) if ended.struck else ""
+        job = Job(script, arguments, str(cwd), self.logs / name, self.plan.processes, life.torchrun, **accident)
+        job.rank, job.all_die, job.mutant = int(life.rank * job.processes), life.all_die, self.soak.mutant
+        ended = run(job)
+        what = f"{life.kind}: {{stage}} {{step}}, {{where}}".format(**ended.struck) if ended.struck else "left alone"
         begin = checkpoint.name if checkpoint is not None else "step 0"
-        self.story.append(f"{name}: from {begin}; {what}{where}; exit {ended.statuses}")
+        self.story.append(f"{name}: from {begin}; {what}; exit {ended.statuses}")
         return ended
-
-    def _damage(self, life: Life) -> None:
-        there = complete(self.out)
-        done = step_of(there[-1]) if there else 0
-        for name, (kind, place) in life.record.items():
-            if (self.out / name).exists():
-                self.story.append(f"   {cut_record(self.out / name, done, kind, place)}")
-                self.soak.done[f"{name} cut"] += 1
-        if life.checkpoint is not None and len(there) > 1:
-            self.story.append(f"   {damage_checkpoint(there[-1], life.checkpoint, self.rng)}")
-            self.soak.done["checkpoints damaged"] += 1
-
-    def _empty_disk(self) -> None:
-        if self.disk is not None:
-            empty(self.disk)
 
 
 def arguments() -> argparse.Namespace:
@@ -255,12 +200,10 @@ def arguments() -> argparse.Namespace:
 
 def repeat(args: argparse.Namespace, number: int) -> str:
     """The command that does one trial again."""
-    told = {"seed": args.seed, "trial": number, "lives": args.lives, "processes": args.processes}
-    words = [
-        (f"--{name}", str(value)) for name, value in (told | {"mutant": args.mutant}).items() if value is not None
-    ]
-    words += [("--case", case) for case in args.case or []]
-    return f"python tests/soak/soak.py {shlex.join(word for pair in words for word in pair)}"
+    given = {"seed": args.seed, "trial": number, "lives": args.lives, "processes": args.processes}
+    pairs = [*(given | {"mutant": args.mutant}).items(), *(("case", case) for case in args.case or [])]
+    words = [word for name, value in pairs if value is not None for word in (f"--{name}", str(value))]
+    return f"python tests/soak/soak.py {shlex.join(words)}"
 
 
 def main() -> int:

@@ -285,14 +285,7 @@ SQUARES = {
                 "def helper(x):\n    return 2\ndef bump(xs):\n    return [3] if xs == [2] else xs",
             ],
         ),
-        (
-            PLAIN,
-            "triple",
-            "Write `triple`.",
-            "assert",
-            ["def triple(x):\n    return x + 2 * x"],
-            ["def triple(x): pass"],
-        ),
+        (PLAIN, "triple", "Write `triple`.", "assert", ["triple = lambda x: x + 2 * x"], ["def triple(x): pass"]),
     ],
 )
 def test_a_file(tmp_path, write_jsonl, problem, name, shown, hidden, right, wrong):
@@ -313,10 +306,7 @@ def test_a_file(tmp_path, write_jsonl, problem, name, shown, hidden, right, wron
         ({**MBPP, "test_list": []}, "'test_list' is .."),
         ({**MBPP, "test_list": ["assert f(1 =="]}, "'test_list', test 0 is not Python"),
         ({**MBPP, "test_list": [3]}, "'test_list', test 0 is not Python"),
-        (
-            {**MBPP, "test_list": ["assert len([1]) == 1"]},
-            "'test_list': the first test calls no function of the solution",
-        ),
+        ({**MBPP, "test_list": ["assert len([1]) == 1"]}, "'test_list': the first test calls no function of the"),
         ({**HUMANEVAL, "entry_point": "absent"}, "'prompt' does not define the 'entry_point' 'absent'"),
         ({**HUMANEVAL, "canonical_solution": None}, "'canonical_solution' is missing"),
         ({**PLAIN, "tests": "assert triple(2) == 6"}, "'tests' is 'assert triple.* as a list"),

@@ -51,21 +51,13 @@ def test_as_number(number, text):
     assert as_number(text) == number
 
 
-@pytest.mark.parametrize(
-    "number, value",
-    [
-        ("-42", Fraction(-42)),
-        ("+.5", Fraction(1, 2)),
-        ("\\frac12", Fraction(1, 2)),
-        ("-3\\frac{1}{2}", Fraction(-7, 2)),
-        ("\\frac{-1}{2}", Fraction(-1, 2)),
-        ("\\frac{1}{-2}", Fraction(-1, 2)),
-        ("\\frac{1}{0}", None),
-        ("4\\times10^{-3}", Fraction(1, 250)),
-        ("4\\cdot10^3", Fraction(4000)),
-        ("1.5*10^2", Fraction(150)),
-    ],
-)
+VALUES = r"""
+    -42 ≟ -42 ¦ 1/2 ≟ +.5 ¦ \frac12 ¦ -7/2 ≟ -3\frac{1}{2} ¦ -1/2 ≟ \frac{-1}{2} ¦ \frac{1}{-2}
+    1/250 ≟ 4\times10^{-3} ¦ 4000 ≟ 4\cdot10^3 ¦ 150 ≟ 1.5*10^2
+"""
+
+
+@pytest.mark.parametrize("value, number", [*pairs(VALUES, key=Fraction), (None, "\\frac{1}{0}")])
 def test_number_value(number, value):
     assert number_value(number) == value
     assert as_number(number) == number

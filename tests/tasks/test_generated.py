@@ -1,4 +1,4 @@
-"""What holds for every generated task."""
+"""What holds for every task, and for every generated one."""
 
 import hashlib
 import json
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import tasks.code
 from tasks import get_task
+from tasks.base import Task, build_dataset, check_request, content_bucket, content_split, stable_hash
 from tasks.generated import GeneratedTask
 
 
@@ -31,22 +32,12 @@ TASKS = [(name, {}) for name in NAMES if name != "code"] + [
 GENEROUS = [("sorting", {"reward": "inclusion_ordering"})]
 ROOT = Path(__file__).parents[2]
 
-NASTY = [
-    "",
-    " ",
-    "\x00",
-    "nan",
-    "inf",
-    "-inf",
-    "1e999",
-    "½ ² ٣",
-    "\ud800",
-    "9" * 100_000,
-    "9 " * 10_000,
-    "([{" * 10_000,
-]
+NASTY = ["", " ", "\x00", "nan", "inf", "-inf", "1e999", "½ ² ٣", "\ud800", "9" * 100_000, "9 " * 10_000]
+NASTY += ["([{" * 10_000, "#### " + "9" * 100_000, "\\boxed{" * 10_000, "#" * 100_000, "#### 1" + ",123" * 10_000]
 LISTS, CHOICES = st.lists(st.integers().map(str)).map(" ".join), st.text("ABCD answer:\n()*\\boxed{} 3m/s")
-completions = st.one_of(st.text(), st.text("0123456789 -+.,e()[]{}\n"), st.sampled_from(NASTY), LISTS)
+PIECES = st.sampled_from([*"#### |####|\\boxed{|{|}|$|\\|-|\u2212|.|,|e|nan|inf|7|½|\n".split("|"), "9" * 10_000])
+MARKED = st.lists(PIECES | st.text(max_size=3)).map("".join)
+completions = st.one_of(st.text(), st.text("0123456789 -+.,e()[]{}\n"), st.sampled_from(NASTY), LISTS, MARKED)
 completions |= CHOICES.map("Answer: {}".format)
 
 
@@ -144,10 +135,10 @@ def test_rows_stay_as_they_were_published():
     assert prompts(get_task("reverse_digits").rows("test", 3)) == ["reverse 31287853", "reverse 95775", "reverse 298"]
 
 
-@pytest.mark.parametrize("name, options", TASKS)
+@pytest.mark.parametrize("name, options", [*TASKS, ("gsm8k", {})])
 def test_scoring_never_raises(name, options):
     task = get_task(name, **options)
-    row = task.rows("train", 1)[0]
+    row = {"answer": "42"} if name == "gsm8k" else task.rows("train", 1)[0]
 
     @settings(deadline=None, max_examples=150, derandomize=True)
     @given(completions)
@@ -171,16 +162,6 @@ def test_wrong_level(name, level):
         get_task(name, level=level)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_wrong_request(name):
-    task = get_task(name)
-    for request, named in ((("dev", 1), "split='dev'"), (("train", 0), "n=0"), (("train", None), "n=None")):
-        with pytest.raises(ValueError, match=named):
-            task.rows(*request)
-    with pytest.raises(ValueError, match="seed=0.5"):
-        task.rows("train", 1, seed=0.5)
-
-
 class Bits(GeneratedTask):
     """The 16 strings of 4 bits."""
 
@@ -196,7 +177,61 @@ def test_an_exhausted_space_is_an_error():
     train = [b for b in bits if int(hashlib.sha256(f"bits\x1f{b}".encode()).hexdigest()[:16], 16) % 10 > 1]
     dataset = Bits().rows("train", len(train))
     assert sorted(prompts(dataset)) == train
-    with pytest.raises(
-        ValueError, match=rf"n=17: only {len(train)} different train questions.*fewer rows.*higher level"
-    ):
+    said = rf"n=17: only {len(train)} different train questions.*fewer rows.*higher level"
+    with pytest.raises(ValueError, match=said):
         Bits().rows("train", 17)
+    with pytest.raises(ValueError, match="n=None"):
+        Bits().rows("train", None)
+
+
+def test_stable_hash_is_the_head_of_sha256():
+    digest = hashlib.sha256(b"parity\x1f3\x1ftrain").hexdigest()
+    assert stable_hash("parity", 3, "train") == int(digest[:16], 16)
+    assert stable_hash("ab", "c") != stable_hash("a", "bc")
+
+
+def test_splits_have_their_shares():
+    splits = [content_split("some_task", f"question {i}") for i in range(20000)]
+    # Four standard deviations of a share of 0.1 are 0.0085.
+    assert splits.count("test") / len(splits) == pytest.approx(0.1, abs=0.0085)
+    assert splits.count("validation") / len(splits) == pytest.approx(0.1, abs=0.0085)
+
+
+def test_the_split_depends_on_the_task_and_the_question():
+    buckets = {content_bucket("a", f"question {i}") for i in range(100)}
+    assert buckets == set(range(10))
+    assert any(content_bucket("a", f"question {i}") != content_bucket("b", f"question {i}") for i in range(100))
+
+
+@pytest.mark.parametrize(
+    "message, requests",
+    [
+        ("split=.*train, validation, test", [(split, 1, 0) for split in ("dev", "", "Train", None, 3, ["train"])]),
+        ("n=", [("train", n, 0) for n in (0, -1, 1.0, "3", True)]),
+        ("seed=", [("train", 1, seed) for seed in (None, 0.5, "0", False)]),
+    ],
+)
+def test_wrong_requests(message, requests):
+    for request in requests:
+        for refuse in (check_request, get_task("parity").rows):
+            with pytest.raises(ValueError, match=message):
+                refuse(*request)
+
+
+def test_dataset_columns():
+    dataset = build_dataset("some_task", 2, ["a?", "b?"], ["1", "2"])
+    prompt = [{"role": "user", "content": "b?"}]
+    assert dataset[1] == {"prompt": prompt, "answer": "2", "task": "some_task", "level": 2}
+
+
+def test_reward_defaults_to_the_verdict():
+    class Echo(Task):
+        def rows(self, split, n, seed=0):
+            raise NotImplementedError
+
+        def verify(self, completion, row):
+            return completion == row["answer"]
+
+    assert Echo().reward("a", {"answer": "a"}) == 1.0
+    assert Echo().reward("b", {"answer": "a"}) == 0.0
+    assert Echo().gold({"answer": "a"}) == "a"

@@ -193,43 +193,16 @@ def test_verdicts(right, answer, completion):
     assert get_task("gsm8k").reward(completion, {"answer": answer}) == float(right)
 
 
-PIECES = [*"#### |####|\\boxed{|{|}|$|\\|-|\u2212|.|,|e|nan|inf|7|½|\n".split("|"), "9" * 10_000]
-completions = st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3))).map("".join))
-
-
-@settings(deadline=None, max_examples=500)
-@given(completions)
-def test_scoring_never_raises(completion):
-    task, row = get_task("gsm8k"), {"answer": "42"}
-    assert type(task.verify(completion, row)) is bool
-    assert task.reward(completion, row) == float(task.verify(completion, row))
-
-
-@pytest.mark.parametrize(
-    "completion", ["#### " + "9" * 10**5, "\\boxed{" * 10**4, "#" * 10**5, "#### 1" + ",123" * 10**4, "\ud800"]
-)
-def test_long_texts_are_wrong(completion):
-    assert get_task("gsm8k").verify(completion, {"answer": "42"}) is False
-
-
 @pytest.mark.parametrize("piece", ["$", "\\", "*", " ", "1", "1,111", "<", "\\text{", "dozen "])
 def test_only_short_texts_are_read_as_numbers(piece, monkeypatch):
     # So that no expression, however it backtracks, holds up the training process.
-    lengths = []
-
-    class Watched:
-        def fullmatch(self, text):
-            lengths.append(len(text))
-            return None
-
-    monkeypatch.setattr(tasks.gsm8k, "NUMBER", Watched())
+    monkeypatch.setattr(tasks.gsm8k, "NUMBER", None)
     monkeypatch.setattr("tasks.final_answer.NUMBER", None)
     for completion in (f"#### {piece * 10**5}x1", f"\\boxed{{{piece * 10**5}1"):
         assert get_task("gsm8k").verify(completion, {"answer": "42"}) is False
-    assert not lengths
     monkeypatch.setattr("tasks.final_answer.NUMBER", re.compile("(?!)"))
-    assert get_task("gsm8k").verify("#### 42", {"answer": "42"}) is False
-    assert lengths == [3]
+    with pytest.raises(AttributeError, match="fullmatch"):
+        get_task("gsm8k").verify("#### 42", {"answer": "42"})
 
 
 @settings(deadline=None)

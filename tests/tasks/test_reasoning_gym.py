@@ -7,6 +7,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import pairs
 
 from tasks import get_task
 from tasks.reasoning_gym import WORKER, extract_answer
@@ -35,9 +36,7 @@ def test_rows(task):
     assert task.rows("validation", 5)[:] == rows[:5]  # fewer are the first of more
 
 
-@pytest.mark.parametrize(
-    "family", ["chain_sum", "countdown", "spiral_matrix", "simple_integration", "word_ladder", "rearc"]
-)
+@pytest.mark.parametrize("family", "chain_sum countdown spiral_matrix simple_integration word_ladder rearc".split())
 def test_gold_answers_verify(family):
     task = get_task(f"rg:{family}")
     for row in task.rows("train", 3):
@@ -46,19 +45,15 @@ def test_gold_answers_verify(family):
         assert task.verify("<answer>no such answer</answer>", row) is False
 
 
-@pytest.mark.parametrize(
-    "completion, answer",
-    [
-        ("<answer>7</answer>", "7"),
-        ("<answer>6</answer> no, <answer> 7\n</answer>.", "7"),
-        ("<answer>a <answer>7</answer>", "7"),
-        ("<think><answer>1</think> 7", "<think><answer>1</think> 7"),
-        (" 7 ", "7"),
-        ("<answer></answer>", ""),
-    ],
-)
+ANSWERS = """
+    7 ≟ <answer>7</answer> ¦ <answer>6</answer> no, <answer> 7⏎</answer>. ¦ <answer>a <answer>7</answer> ¦ ␣7␣
+    <think><answer>1</think> 7 ≟ <think><answer>1</think> 7 ¦ ∅ ≟ <answer></answer>
+"""
+
+
+@pytest.mark.parametrize("answer, completion", pairs(ANSWERS))
 def test_extract_answer(completion, answer):
-    assert extract_answer(completion) == answer
+    assert extract_answer(completion) == (answer or "")
 
 
 def test_only_a_full_point_is_correct(task):
@@ -178,13 +173,7 @@ def test_the_worker_is_locked_up():
         "    return {'refused': False}\nanswer_lines(act, 2048, 60)"
     )
     folder = WORKER.script.parent
-    wishes = [
-        "os.fork()",
-        "socket.socket()",
-        "open('/tmp/locked-up', 'w')",
-        "os.kill(os.getppid(), 0)",
-        "os.listdir('/')",
-    ]
+    wishes = ["os.fork()", "socket.socket()", "open('/tmp/x', 'w')", "os.kill(os.getppid(), 0)", "os.listdir('/')"]
     lines = "".join(f'{{"do": "{wish}"}}\n' for wish in wishes)
     command = [sys.executable, "-c", script, str(folder)]
     out = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
@@ -210,11 +199,7 @@ def test_nasty_texts(task):
 @pytest.mark.parametrize(
     "name, options, message",
     [
-        (
-            "rg:chain_sums",
-            {},
-            "rg:chain_sums: reasoning-gym has no family 'chain_sums'; the nearest of its .* chain_sum",
-        ),
+        ("rg:chain_sums", {}, "rg:chain_sums: reasoning-gym has no family 'chain_sums'; the nearest .* chain_sum"),
         ("rg:", {}, "reasoning-gym has no family ''"),
         ("rg:chain_sum", {"config": {"min_termz": 2}}, "config={'min_termz': 2} does not suit chain_sum"),
         ("rg:chain_sum", {"config": {"min_terms": 5, "max_terms": 2}}, "does not suit chain_sum"),

@@ -1,10 +1,15 @@
 import importlib
 import pkgutil
+import sys
 
 import pytest
 
 import tasks
+import tasks.__main__
+import tasks.reasoning_gym
 from tasks import Task, get_task, task_names
+from tasks.__main__ import main
+from tasks.generated import GeneratedTask
 from tasks.registry import PREFIXES, task_class
 
 
@@ -57,3 +62,62 @@ def test_what_is_unknown_is_named_with_the_nearest(name, options, message):
 
 def test_options_arrive():
     assert get_task("parity", level=2).level == 2
+
+
+def test_the_error_names_the_cure(monkeypatch):
+    monkeypatch.setattr(tasks.reasoning_gym, "find_spec", lambda name: None)
+    message = "rg:chain_sum needs reasoning-gym, .* `pip install 'trl-prorl.rg.'`"
+    with pytest.raises(ValueError, match=message) as error:
+        get_task("rg:chain_sum")
+    assert "\n" not in str(error.value)
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["tasks", *arguments])
+    main()
+    return capsys.readouterr().out
+
+
+def test_list(monkeypatch, capsys):
+    out = run(monkeypatch, capsys, "list")
+    assert all(name in out for name in [*task_names(), "rg:NAME"])
+    assert "http" not in out and "(Cobbe et al., 2021)" in out and "balanced, yes or no? ([]{})` -> `yes`" in out
+
+
+def test_show(monkeypatch, capsys):
+    out = run(monkeypatch, capsys, "show", "parity", "--level", "1", "--split", "test", "-n", "2")
+    assert "parity, level 1, test" in out
+    assert out.count("ones even or odd?") == 2
+
+
+def test_show_a_file(monkeypatch, capsys, tmp_path):
+    lines = [f'{{"problem": "How much is {i}?", "answer": "{i}"}}\n' for i in range(20)]
+    (tmp_path / "problems.jsonl").write_text("".join(lines))
+    out = run(monkeypatch, capsys, "show", "math", "--path", str(tmp_path / "problems.jsonl"), "-n", "2")
+    assert out.count("How much is") == 2 and "math, level 1, train" in out
+
+
+def test_show_with_options(monkeypatch, capsys):
+    options = '{"tasks": {"parity": 1, "sorting": {"weight": 1, "level": 2}}}'
+    out = run(monkeypatch, capsys, "show", "mixture", "--options", options, "-n", "4")
+    assert out.count("ones even or odd?") == 2 and out.count("sort ") == 2
+
+
+def test_show_prints_square_brackets(monkeypatch, capsys):
+    # rich reads "[bold]" as markup unless told otherwise.
+    class Bold(GeneratedTask):
+        name = "bold"
+
+        def sample(self, rng):
+            return f"[bold]{rng.random()}", "[bold]"
+
+    monkeypatch.setattr(tasks.__main__, "get_task", lambda name: Bold())
+    assert run(monkeypatch, capsys, "show", "bold", "-n", "1").count("[bold]") == 2
+
+
+def test_errors_are_one_line(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, capsys, "show", "parity", "--level", "9")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "error: level=9: parity has the levels 1 to 8\n"

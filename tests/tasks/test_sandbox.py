@@ -39,9 +39,7 @@ def bubblewrap_works():
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
-needs_bubblewrap = pytest.mark.skipif(
-    not bubblewrap_works(), reason="bubblewrap is not installed or not permitted here"
-)
+needs_bubblewrap = pytest.mark.skipif(not bubblewrap_works(), reason="bubblewrap is not installed or permitted here")
 ONE_SECOND = Limits(cpu_seconds=1, wall_seconds=8.0)
 
 
@@ -85,20 +83,14 @@ RIGHT = [
     ("f = bytearray", "assert f(b'ab') == b'ab'"),
     ("f = float", "assert f('inf') > 1e300 and f('nan') != f('nan')"),
     ("f = lambda n: 7 ** n", "assert f(900) == 7 ** 900"),
-    (
-        "import re, json, heapq, math\nf = math.sqrt",
-        "import math\nassert math.isclose(f(2), 1.41421356, rel_tol=1e-6)",
-    ),
+    ("import re, heapq, math\nf = math.sqrt", "import math\nassert math.isclose(f(2), 1.41421356, rel_tol=1e-6)"),
     ("from collections import Counter as f", "assert f('abca') == {'a': 2, 'b': 1, 'c': 1}"),
     ("from collections import namedtuple\nf = namedtuple('P', 'x y')", "assert f(1, 2) == (1, 2)"),
     ("import enum\nE = enum.IntEnum('E', 'a b')\nf = E", "assert f(2) == 2"),
     ("class S(str):\n    pass\nf = lambda s: {S(s): [S(s)]}", "assert f('x') == {'x': ['x']}"),
     ("from dataclasses import dataclass\ndef f(xs):\n    return sorted(xs)", "assert f([3, 1]) == [1, 3]"),
     ("def f(n):\n    raise ValueError('no')", "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"),
-    (
-        "f = lambda b: b.decode()",
-        "try:\n    f(b'\\xff')\nexcept UnicodeDecodeError:\n    pass\nelse:\n    assert False",
-    ),
+    ("f = bytes.decode", "try:\n    f(b'\\xff')\nexcept UnicodeDecodeError:\n    pass\nelse:\n    assert False"),
     ("n = 0\ndef f():\n    global n\n    n += 1\n    return n", "assert f() == 1\nassert f() == 2"),
     ("def f(n):\n    return n\nif __name__ == '__main__':\n    f = None", "assert f(3) == 3"),
     ("def f(n):\n    print(n)\n    return n", "assert f(3) == 3"),
@@ -481,13 +473,9 @@ def test_bubblewrap_alone_hides_the_network():
 
 
 @needs_bubblewrap
-def test_bubblewrap_alone_hides_the_environment_and_other_processes():
+def test_bubblewrap_alone_hides_the_environment_and_other_processes_and_cannot_be_written():
     assert set(in_bubblewrap_alone("import os\nprint(*os.environ)")) <= {"PWD", "PYTHONHASHSEED", "LC_CTYPE"}
     assert int(in_bubblewrap_alone("import os\nprint(os.getpid())")[0]) < 10
-
-
-@needs_bubblewrap
-def test_bubblewrap_alone_cannot_be_written():
     # As root it is still root here, before the harness becomes nobody.
     script = (
         "import os, sys\nfor folder in ('/', '/isolated', '/dev', os.path.dirname(os.__file__)):\n    try:\n"

@@ -1,8 +1,16 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from scipy import stats
 
 from eval import compare as command
-from eval.analysis.compare import compare, pair_notes
-from eval.pages.comparison import comparison_statements
+from eval.analysis.compare import MET, NOT_MET, UNDECIDED, all_pairs, compare, compare_arms, pair_notes
+from eval.analysis.frame import Frame
+from eval.analysis.statistics import Estimate
+from eval.pages.comparison import comparison_statements, success_statements
 from trl_prorl.errors import InputError
 from trl_prorl.variants import DIFFERENT_OBJECTIVE
 
@@ -132,3 +140,164 @@ def test_command(evaluated, make_run, make_rows, capsys):
     bare = make_run("bare", "A", make_rows(2))
     assert command.main(["--runs", str(a.path), str(bare)]) == 2
     assert f"run `trl-prorl passk --run {bare}`" in capsys.readouterr().err
+
+
+@pytest.fixture
+def found(read_run):
+    """B against A, of runs given by variant, seed, correct samples of 8 at every of 400 prompts, and step time."""
+
+    def make(*runs, prompts=400):
+        a, b = Frame([read_run(*arm, trained=[solved] * prompts, time_step=time) for *arm, solved, time in runs]).arms
+        return compare_arms(b, a)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("interval", "score", "cost"),
+    [
+        ((0.81, 0.99), MET, MET),
+        ((0.80, 1.00), MET, UNDECIDED),
+        ((0.79, 1.10), UNDECIDED, UNDECIDED),
+        ((0.70, 0.80), UNDECIDED, MET),
+        ((0.70, 0.79), NOT_MET, MET),
+        ((1.00, 1.20), MET, NOT_MET),
+        ((math.nan, math.nan), UNDECIDED, UNDECIDED),
+        (None, UNDECIDED, UNDECIDED),
+    ],
+)
+def test_the_rule(found, interval, score, cost):
+    """Not met as soon as one of the two is not; met where both are."""
+    estimate = interval and Estimate(sum(interval) / 2, *interval)
+    both = NOT_MET if NOT_MET in (score, cost) else MET if (score, cost) == (MET, MET) else UNDECIDED
+    row = replace(found(("A", 0, 8, 2.0), ("B", 0, 7, 1.0)), share=estimate, step_time=estimate)
+    assert row.rule(0.8) == (score, cost, both)
+
+
+def test_one_pair_decides_nothing(found):
+    row = found(("A", 0, 8, 2.0), ("B", 0, 7, 1.0))
+    assert row.share == (0.875, 0.0, math.inf) and row.step_time == (0.5, 0.0, math.inf)
+    assert row.rule(0.8) == row.rule(0.9) == (UNDECIDED, UNDECIDED, UNDECIDED)
+    (line,) = success_statements([row])
+    assert "B has 88 % of A's held-out pass@1 (too few runs for an interval), and its mean step takes 0.50" in line
+    assert "at least 80 % at a lower step cost **undecided** (score undecided, cost undecided)" in line
+
+
+def test_too_few_prompts_have_no_interval(found):
+    runs = [(variant, seed, 8, 2.0) for variant in "AB" for seed in range(3)]
+    row = found(*runs, prompts=8)
+    assert row.rule(0.8)[0] == UNDECIDED and "100 % (n/a) of A's" in success_statements([row])[0]
+
+
+def test_seeds_are_paired_and_met_when_all_agree(found):
+    a = [("A", seed, 8, 2.0 + seed) for seed in range(3)]
+    row = found(*a, *(("B", seed, 7, 1.0 + seed / 2 + 0.01 * seed) for seed in range(3)))
+    # Ratio of means, (1 + 1.51 + 2.02) / (2 + 3 + 4); the ratios are 0.5, 0.5033 and 0.505.
+    assert row.step_time.value == pytest.approx(4.53 / 9)
+    assert row.step_time.low < 0.5 < 0.505 < row.step_time.high < 0.52
+    assert row.rule(0.8) == (MET, MET, MET) and row.rule(0.9)[2] == NOT_MET
+
+
+def test_step_times_by_hand(found):
+    # Log ratios ±ln 2: mean 0, standard error ln 2, t(0.975, 1) = 12.706.
+    row = found(("A", 0, 8, 2.0), ("A", 1, 8, 2.0), ("B", 0, 8, 1.0), ("B", 1, 8, 4.0))
+    assert math.log(row.step_time.high) == pytest.approx(12.706 * math.log(2), rel=1e-4)
+    assert row.step_time.low * row.step_time.high == pytest.approx(1.0)
+
+
+def test_a_seed_that_scored_nothing_counts(found):
+    # B's third run collapsed: s = 1/sqrt(3), standard error 1/3, t(0.975, 2) = 4.3027: 2/3 +- 1.4342.
+    a = [("A", seed, 8, 2.0) for seed in range(3)]
+    row = found(*a, *(("B", seed, 8 * (seed < 2), 1.0) for seed in range(3)))
+    assert row.share == pytest.approx((2 / 3, 0.0, 2 / 3 + 4.3027 / 3), rel=1e-4)
+    assert row.rule(0.8)[0] == UNDECIDED
+
+
+@pytest.fixture
+def of_arm(read_run):
+    def make(variant, seed, counts):
+        ids = {"prompt_ids": [f"p{i}" for i in range(len(counts))]}
+        base, beta = [0] * len(counts), {"beta": len(variant)}
+        return read_run(variant, seed, f"{variant}_{seed}", base=base, trained=counts, passk=ids, config=beta)
+
+    return make
+
+
+def counts(mean, seed):
+    """Correct samples of 8 at 40 prompts."""
+    return [int(c) for c in np.random.default_rng(seed).binomial(8, mean, size=40)]
+
+
+@pytest.fixture
+def grid(of_arm):
+    """Three arms, three seeds; B lacks seed 3."""
+    means = {"control": 0.3, "A": 0.35, "B": 0.8}
+    return {
+        (arm, seed): of_arm(arm, seed, counts(mean, 10 * seed + place))
+        for place, (arm, mean) in enumerate(means.items())
+        for seed in (1, 2, 3)
+        if (arm, seed) != ("B", 3)
+    }
+
+
+def mean_of(run):
+    return np.mean(run.passk["trained"]["correct"]) / 8
+
+
+def test_the_difference_is_that_of_the_seeds_both_have(grid):
+    rows, left = all_pairs([*grid.values()], [1])
+    named = [(row.first, row.second, row.seeds) for row in rows]
+    assert named == [("control", "A", 3), ("control", "B", 2), ("A", "B", 2)] and not left
+    for row in rows:
+        seeds = (1, 2, 3)[: row.seeds]
+        first, second = ([mean_of(grid[arm, seed]) for seed in seeds] for arm in (row.first, row.second))
+        assert row.first_value == pytest.approx(np.mean(first))
+        assert row.difference.value == pytest.approx(np.mean(np.subtract(first, second)))
+        low, high = stats.ttest_rel(first, second).confidence_interval()
+        assert row.difference.low <= low + 1e-12 and row.difference.high >= high - 1e-12
+        assert row.p_value >= stats.ttest_rel(first, second).pvalue - 1e-12
+    # Holm by hand: the least of three p-values three times, the next twice, and none below one before it.
+    ordered, worst = sorted(rows, key=lambda row: row.p_value), 0.0
+    for factor, row in zip((3, 2, 1), ordered, strict=True):
+        worst = max(worst, factor * row.p_value)
+        assert row.adjusted == pytest.approx(min(1.0, worst))
+
+
+def test_seeds_that_are_nowhere_shared(of_arm):
+    runs = [of_arm(arm, seed, counts(0.5, seed)) for arm, seed in zip("AABB", (1, 2, 3, 4), strict=True)]
+    with pytest.raises(InputError, match="no seed in common"):
+        all_pairs(runs, [1])
+
+
+def test_runs_that_answer_alike(of_arm):
+    (row,), _ = all_pairs([of_arm(arm, seed, counts(0.5, 0)) for arm in "AB" for seed in (1, 2)], [1])
+    assert row.difference.value == 0 and row.p_value == row.adjusted == 1.0
+
+
+def test_the_command_over_seeds(grid, of_arm, tmp_path, capsys):
+    folder = grid["A", 1].path.parent
+    of_arm("C", 1, counts(0.5, 7)[:30])
+    out = tmp_path / "found.json"
+    assert command.main(["--runs", f"{folder}/*", "--k", "1", "8", "--json", str(out)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    found = json.loads(out.read_text())
+    assert len(found["comparisons"]) == 6 and {row["k"] for row in found["comparisons"]} == {1, 8}
+    assert all({"detectable", "adjusted", "difference"} <= set(row) for row in found["comparisons"])
+    assert "were not evaluated on the same prompts" in found["notes"][0] and "Holm" in shown
+    assert "B optimises a different objective" in shown
+
+    pair = [str(grid[arm, 1].path) for arm in "AB"]
+    assert command.main(["--runs", *pair, "--json", str(out)]) == 0
+    two = json.loads(out.read_text())["comparisons"][0]
+    assert (two["first"], two["second"], two["seeds"]) == ("A_1", "B_1", 1) and "detectable" in two
+    assert "exact McNemar" in " ".join(capsys.readouterr().out.split())
+    assert command.main(["--runs", f"{folder}/*", "--k", "9"]) == 2
+    assert "--k 9 must lie between 1 and the 8 samples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arms", "said"), [(["A_1"], "needs at least two runs, and was given 1"), (["A_*"], "all 3 runs are one arm")]
+)
+def test_refusals(grid, arms, said, capsys):
+    assert command.main(["--runs", *(f"{grid['A', 1].path.parent}/{arm}" for arm in arms)]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())

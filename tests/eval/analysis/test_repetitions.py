@@ -1,19 +1,9 @@
-import dataclasses
+from itertools import count
 
 import pytest
-from trl import GRPOConfig, ScriptArguments
 
-from eval.analysis.configurations import (
-    EFFECTIVE_WITH,
-    VALIDATION_KEYS,
-    configuration_labels,
-    matters,
-    repetitions,
-    seed_count,
-)
+from eval.analysis.configurations import configuration_labels, matters, repetitions, seed_count
 from eval.run_folder.run import base_family
-from trl_prorl import ProRLConfig
-from trl_prorl.train import TaskArguments
 
 
 def test_what_changes_no_number_makes_no_other_configuration(read_run):
@@ -41,51 +31,71 @@ def test_other_models_are_bases_of_their_own(model):
     assert base_family(model) == (model, None)
 
 
-# A configuration in which a key has its effect.
-ENABLING = {
-    "optimizer_reset_alpha": {"optimizer_reset": "soft"},
-    "kl_horizon": {"kl_target": 0.1},
-    "base_anchor_every": {"beta_base": 0.1},
-    "pack_max_tokens": {"pack_groups": "auto"},
-    "elastic_ema": {"elastic_reset_every": 5},
-    "vllm_enable_lora": {"use_vllm": True},
-    "entropy_patience": {"entropy_floor": 0.1},
-    "guard_gap_action": {"guard_gap": 0.1},
-    "rollback_rate": {"rollback": 1},
-    **dict.fromkeys(("lora_growth_step", "lora_growth_max_rank"), {"lora_growth_every": 5}),
-    "ref_reset_kl_window": {"ref_reset_kl": 0.1},
-    "dynamic_sampling_rewards": {"dynamic_sampling_rounds": 1},
-    **dict.fromkeys(("length_least", "length_on", "length_off"), {"length_reward": "cosine"}),
-    **dict.fromkeys(("length_target", "length_cost"), {"length_reward": "target"}),
-    "length_margin": {"length_reward": "overlong"},
-    **dict.fromkeys(("thinking_text", "thinking_answer_tokens"), {"thinking_budget": 8}),
-    **dict.fromkeys(("ref_reset_metric", "ref_reset_metric_mode", "ref_reset_min_delta"), {"ref_reset_drop": 0.1}),
-}
-# Other values than the defaults, each of which a check of the value alone accepts.
-OTHER_VALUES = {"ref_reset_metric": "eval_rewards/x/mean", "ref_reset_metric_mode": "min"}
-OTHER_VALUES |= {"dynamic_sampling_rewards": ["x"], "optimizer_reset_alpha": 0.5, "elastic_ema": 0.5}
-OTHER_VALUES |= {"rollback_rate": 0.25, "guard_gap_action": "stop"}
+@pytest.mark.parametrize(
+    ("key", "without", "enabling"),
+    [
+        ("optimizer_reset_alpha", {"optimizer_reset": "hard"}, {"optimizer_reset": "soft"}),
+        ("length_cost", {"length_reward": "cosine"}, {"length_reward": "target"}),
+        ("thinking_text", {}, {"thinking_budget": 8}),
+        ("eval_rows", {"eval_strategy": "steps"}, {"ref_reset_stall": 2}),
+    ],
+)
+def test_what_has_no_effect_does_not_matter(key, without, enabling):
+    """The configurations in which each key has one: tests/test_refusals.py."""
+    assert not matters(key, without) and matters(key, enabling)
+    assert matters("kl_clamp", {})  # it does more than to adjust what it needs
 
 
-def refused_as_without_effect():
-    """Our own keys of which the configuration says, when nothing else is set, that they need another one."""
-    quiet = {"bf16": False, "use_cpu": True, "report_to": "none"}
-    others = {bool: lambda value: not value, str: lambda value: "x", type(None): lambda value: 7}
-    for cls, host, common in ((ProRLConfig, GRPOConfig, quiet), (TaskArguments, ScriptArguments, {})):
-        own = [field for field in dataclasses.fields(cls) if field.name not in host.__dataclass_fields__]
-        for name, default in ((field.name, field.default) for field in own):
-            value = OTHER_VALUES.get(name, others.get(type(default), lambda value: value + 1)(default))
-            try:
-                cls(**common, **{name: value})
-            except ValueError as error:
-                if f"{name}={value!r} has no effect without" in str(error):
-                    yield name
+@pytest.fixture
+def groups(read_run):
+    """The configurations of runs, each given by its variant, its number of seeds and its keys."""
+    number = count()
+
+    def make(*arms):
+        arms = [(variant, seed, config) for variant, seeds, config in arms for seed in range(seeds)]
+        return repetitions([read_run(*arm[:2], f"r{next(number):03}", config=arm[2]) for arm in arms])
+
+    return make
 
 
-def test_the_configuration_and_the_report_agree_on_what_has_no_effect():
-    """A rule of one alone would split or join runs wrongly."""
-    refused = set(refused_as_without_effect())
-    assert refused == set(ENABLING) == set(EFFECTIVE_WITH) - VALIDATION_KEYS
-    for key, enabling in ENABLING.items():
-        assert not matters(key, {}), key
-        assert matters(key, enabling), key
+def test_a_name_says_what_differs_and_nothing_else(groups):
+    same = {"beta": 1.0, "temperature": 0.7, "pack_groups": "on", "ref_reset_every": 40}
+    found = groups(
+        ("A", 3, same),
+        ("A", 1, {**same, "ref_reset_every": 100}),
+        ("A", 1, {**same, "beta": 0.5}),
+        ("A", 1, {**same, "ref_reset_every": 0, "ref_reset_kl": 0.015, "ref_reset_kl_window": 10}),
+        ("C", 3, {**same, "optimizer_reset": "hard", "optimizer_reset_alpha": 0.1}),
+        ("C", 1, {**same, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.1}),
+        ("C", 1, {**same, "optimizer_reset": "soft", "optimizer_reset_alpha": 0.25}),
+        ("C", 1, {**same, "optimizer_reset": "hard", "ref_reset_stall": 2}),
+        ("B", 2, {"beta_old": 1.0}),
+    )
+    assert configuration_labels(found) == [
+        "A K=40 β=1", "A K=100 β=1", "A K=40 β=0.5", "A KL>0.015 over 10 steps β=1",
+        "C hard", "C soft 0.1", "C soft 0.25", "C hard stall 2",
+        "B",
+    ]  # fmt: skip
+
+
+def test_a_task_is_named_and_stands_for_what_goes_with_it(groups):
+    tasks = {
+        "reverse_digits": {"model_name_or_path": "embedded:reverse_digits:1", "ref_reset_every": 40},
+        "sums": {"model_name_or_path": "embedded:sums:1", "max_completion_length": 48, "ref_reset_every": 80},
+    }
+    arms = [("A", 2, {"task": task, "max_steps": 240, **keys}) for task, keys in tasks.items()]
+    longer = ("A", 1, {"task": "sums", "max_steps": 1000, **tasks["sums"]})
+    found = groups(*arms, longer, ("elastic", 1, {"task": "sums"}))
+    assert configuration_labels(found) == ["A reverse_digits", "A sums 240 steps", "A sums 1000 steps", "elastic"]
+
+
+@pytest.mark.parametrize(
+    "arms, names",
+    [
+        ([("C", 2, {"optimizer_reset": "hard", "beta": 0.3})], ["C"]),  # one configuration needs no settings
+        ([("plain", 1, {"epsilon": e, "mask": True}) for e in (0.2, 0.3)], ["plain epsilon=0.2", "plain epsilon=0.3"]),
+        ([("A", 1, {"ref_reset_stall": off}) for off in (0, None)], ["A", "A (2)"]),  # off in two ways
+    ],
+)
+def test_what_names_need(groups, arms, names):
+    assert configuration_labels(groups(*arms)) == names

@@ -45,22 +45,18 @@ def test_help():
 
 
 RECIPE = "tiny/variantA"
+READERS = [f"{name} --run nowhere" for name in ("passk", "drift", "boundary", "trajectory", "push")]
+READERS += ["report --runs nowhere", "compare --runs nowhere nowhere"]
 REFUSED = {
-    "passk --run nowhere": "run folder 'nowhere' does not exist",
+    **dict.fromkeys(READERS, "run folder 'nowhere' does not exist"),
     "passk --run nowhere/*": "--runs 'nowhere/*' matches nothing",
     "passk --run tests": "'tests/config.yaml' is missing",
     "passk --nope": "arguments are required: --run",
     "passk --run RUN --n 300": "--n 300: at least 1 sample",
     "passk --run RUN --others nope": "--others nope: name='nope' is not a task",
-    "drift --run nowhere": "run folder 'nowhere' does not exist",
     "drift --run RUN --prompts 1": "--prompts 1 must be at least 2",
-    "report --runs nowhere": "run folder 'nowhere' does not exist",
     "report --runs nowhere/*": "--runs 'nowhere/*' matches nothing",
     "report --runs FOLDER": "no run folder",
-    "compare --runs nowhere nowhere": "run folder 'nowhere' does not exist",
-    "boundary --run nowhere": "run folder 'nowhere' does not exist",
-    "trajectory --run nowhere": "run folder 'nowhere' does not exist",
-    "push --run nowhere": "run folder 'nowhere' does not exist",
     "preflight": "nothing says what to look at",
     "tasks show nope": "name='nope' is not a task",
     "step-cost --nope": "unrecognized arguments: --nope",

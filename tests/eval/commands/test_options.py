@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from eval import boundary, command_lines, compare, report, step_cost, trajectory
+from eval.command import command
+from trl_prorl.errors import InputError, PushError
 
 
 def test_sampling(make_run, make_rows, monkeypatch):
@@ -17,8 +19,8 @@ def test_sampling(make_run, make_rows, monkeypatch):
     assert (args.runs, args.others, args.with_greedy) == ([Path("a")], ["parity@2", "sorting"], False)
     assert command_lines.passk(["--run", "a"]).with_greedy
     assert command_lines.drift(["--runs", "a", "--run", "b"]).runs == [Path("a"), Path("b")]
-    for command in (command_lines.passk, command_lines.drift, command_lines.boundary, command_lines.trajectory):
-        assert command(["--run", "[a-c]", "d"]).runs == [*map(Path, "abcd")]  # a quoted glob
+    for parse in (command_lines.passk, command_lines.drift, command_lines.boundary, command_lines.trajectory):
+        assert parse(["--run", "[a-c]", "d"]).runs == [*map(Path, "abcd")]  # a quoted glob
 
 
 def test_step_cost():
@@ -43,3 +45,30 @@ def test_runs(runs, tmp_path):
     for main, further in ((report.main, ["--out", str(tmp_path)]), (boundary.main, []), (compare.main, [])):
         assert main([*pair, *further]) == 0
     assert sorted(path.parent.name for path in Path(runs[0]).parent.glob("*/boundary.png")) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (None, 0, ""),
+        (InputError("--k 9: too\n  large"), 2, "error: --k 9: too large\n"),
+        (PushError("the Hub answers 500"), 1, "error: the Hub answers 500\n"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_and_a_code(capsys, error, code, said):
+    @command
+    def main(argv=None):
+        if error is not None:
+            raise error
+
+    assert main([]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_mistake_of_ours_is_no_bad_input():
+    @command
+    def main(argv=None):
+        raise ValueError("ours")
+
+    with pytest.raises(ValueError, match="ours"):
+        main()

@@ -123,27 +123,6 @@ def test_a_base_whose_groups_are_all_alike(found, sorted_rows, right, wrong, sil
     assert ("no answer is right" in stops + findings[SILENT].change) == (right == 0)
 
 
-def test_a_base_at_zero_whose_rewards_vary_can_learn(tmp_path, sorted_rows):
-    def reward(completions, answer, **columns):
-        texts = [completion[-1]["content"] for completion in completions]
-        alike = [sum(a == b for a, b in zip(text, right)) for text, right in zip(texts, answer, strict=True)]  # noqa: B905
-        return [points / len(right) for points, right in zip(alike, answer, strict=True)]
-
-    trainer = make(tmp_path, rows=sorted_rows["wrong"], reward=own_reward(reward), num_generations=8)
-    trainer.reward_funcs[0].verifier = lambda completions, **columns: [False] * len(completions)  # as hard as can be
-    findings = preflight(trainer, TASK, prompts=12)
-    (rate,) = [finding for finding in findings if finding.what == PASS_RATE]
-    assert exit_code(findings) == 0 and rate.level == "look"
-
-
-def test_two_completions_of_a_prompt(found):
-    findings, code = found(24, num_generations=2)
-    silent = findings[SILENT]
-    p = silent.values["pass_rate"]
-    assert silent.values["expected"] == pytest.approx(p**2 + (1 - p) ** 2) and 0.1 < p < 0.45
-    assert silent.level == "look" and silent.change.startswith("num_generations: ") and code == 0
-
-
 def test_a_verifier_that_refuses_its_own_answers(tmp_path, monkeypatch):
     """No model is asked: nothing that it does could be judged."""
     trainer = make(tmp_path)
@@ -224,11 +203,19 @@ def test_the_demo_s_recipe_can_learn_and_nothing_but_the_file_is_written(folder,
         (["--config", RECIPE, "--json", "none/found.json"], "its folder does not exist"),
         (["--config", RECIPE, "--output_dir", "held"], "already holds a run"),
         ([], "give --config RECIPE.yaml"),
+        # Before a model is loaded.
+        (["--config", RECIPE, "--report_to", "wandb"], "report_to='wandb' needs a package"),
+        (["--config", RECIPE, "--json", "held"], "--json held is a folder"),
+        (["--config", RECIPE, "--json", "held/found.json"], "found.json lies in a folder that is read-only"),
     ],
 )
-def test_what_the_run_would_refuse_is_refused(folder, capsys, argv, said):
+def test_what_the_run_would_refuse_is_refused(folder, capsys, monkeypatch, argv, said):
     (folder / "held").mkdir()
     (folder / "held" / "metrics.jsonl").write_text('{"step": 1}\n')
+    if argv[2:3] in (["--report_to"], ["--json"]):
+        monkeypatch.setattr("eval.preflight.build", None)
+    monkeypatch.setattr("trl_prorl.train.get_available_reporting_integrations", lambda: [])
+    monkeypatch.setattr("eval.preflight.os.access", lambda path, mode: "read-only" not in said)
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
@@ -255,9 +242,7 @@ def test_two_steps_are_done_with_the_whole_run_s_schedule(tmp_path):
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
 
 
-@pytest.mark.parametrize(
-    "rate, iterations, peft_config", [(50, 1, LORA), (50, 2, None), (1e3, 2, LORA), (1e30, 1, LORA), (1e30, 2, None)]
-)
+@pytest.mark.parametrize("rate, iterations, peft_config", [(50, 1, LORA), (50, 2, None), (1e30, 1, LORA)])
 def test_first_updates_that_destroy_the_policy(found, rate, iterations, peft_config):
     """With one update a batch no row of the record compares the policy with the one that sampled."""
     keys = {"learning_rate": rate, "num_iterations": iterations, "peft_config": peft_config}
@@ -272,19 +257,10 @@ def test_a_warm_up_says_by_which_rates_the_policy_moved(found):
     assert 0.0 < kl.values["kl"] < 0.01 and kl.level == "fine"
 
 
-@pytest.mark.parametrize(
-    "rate, peft_config, level, said",
-    [
-        (0.0, LORA, "stop", "no update changes the policy"),
-        (1e-6, LORA, "look", "LoRA takes about ten times"),
-        (1e-5, LORA, "fine", ""),
-        (1e-6, None, "fine", ""),
-    ],
-)
-def test_a_rate_by_which_nothing_is_learnt(found, rate, peft_config, level, said):
-    findings, code = found(8, learning_rate=rate, peft_config=peft_config, temperature=1.5)
-    learning = findings["learning rate"]
-    assert (learning.level, code) == (level, int(level == "stop")) and said in learning.change
+@pytest.mark.parametrize("peft_config, level", [(LORA, "look"), (None, "fine")])
+def test_a_rate_that_is_low_for_lora(found, peft_config, level):
+    findings, code = found(8, learning_rate=1e-6, peft_config=peft_config, temperature=1.5)
+    assert (findings["learning rate"].level, code) == (level, 0)
 
 
 def test_each_stage_and_step_is_told_on_stderr(tmp_path, capsys):
@@ -385,19 +361,6 @@ def test_an_evaluation_on_the_training_set_is_found(tmp_path):
     trainer.eval_dataset = trainer.train_dataset
     (found,) = [one for one in preflight(trainer, prompts=4) if one.what == "prompts of validation in train"]
     assert found.level == "look" and "learnt by heart" in found.change
-
-
-def test_what_the_run_would_refuse_later_is_refused_first(folder, capsys, monkeypatch):
-    monkeypatch.setattr("eval.preflight.build", None)  # no model is loaded
-    monkeypatch.setattr("trl_prorl.train.get_available_reporting_integrations", lambda: [])
-    assert main(["--config", RECIPE, "--report_to", "wandb"]) == 2
-    assert "report_to='wandb' needs a package" in capsys.readouterr().err
-    (folder / "taken").mkdir()
-    assert main(["--config", RECIPE, "--json", "taken"]) == 2
-    assert "--json taken is a folder" in capsys.readouterr().err
-    monkeypatch.setattr("eval.preflight.os.access", lambda path, mode: False)
-    assert main(["--config", RECIPE, "--json", "found.json"]) == 2
-    assert "read-only" in capsys.readouterr().err
 
 
 def test_what_is_not_there_to_look_at_is_refused(tmp_path):

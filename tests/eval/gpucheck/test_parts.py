@@ -1,5 +1,6 @@
 """The parts of the check, where it can be seen without a GPU: their processes, limits, results, and the next call."""
 
+import json
 import os
 import signal
 import sys
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from eval import gpu_check
-from eval.gpucheck import parts
+from eval.gpucheck import page, parts
 from eval.gpucheck.parts import COST, PARTS, TESTS, Result, run, run_all
+from eval.stepcost.settings import BASELINE
 from trl_prorl.errors import RunError
 
 
@@ -96,12 +98,8 @@ def test_a_part_that_hangs_is_stopped_with_all_that_it_began(tmp_path):
 
 def test_of_several_gpus_one_is_seen(monkeypatch):
     """With two in a process, transformers would split every batch, and TRL refuses to begin."""
-    for visible, number, first in (
-        ("2,0", 2, "2"),
-        (None, 8, "0"),
-        ("GPU-5e,GPU-7", 2, "GPU-5e"),
-        ("MIG-1", 1, "MIG-1"),
-    ):
+    given = (("2,0", 2, "2"), (None, 8, "0"), ("GPU-5e,GPU-7", 2, "GPU-5e"), ("MIG-1", 1, "MIG-1"))
+    for visible, number, first in given:
         monkeypatch.setattr(torch.cuda, "device_count", lambda n=number: n)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
         if visible is None:
@@ -156,3 +154,35 @@ def test_a_card_without_kernels_is_one_line(monkeypatch):
     monkeypatch.setattr(torch, "ones", fails)
     with pytest.raises(RunError, match="no kernel image"):
         gpu_check.machine(False)
+
+
+TRL = {"generation": 1.0, "scoring": 1.0, "update": 2.0, "phase": [3.0] * 3, "whole": [4.0] * 3}
+MINE = {"generation": 0.5, "scoring": 0.1, "update": 1.4, "phase": [2.0, 1.0, 1.5], "whole": [2.5, 1.6, 3.2]}
+MACHINE = {"device": "NVIDIA H100 80GB HBM3", "memory": "80", "versions": {"torch": "2.9"}}
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A folder with results of two parts."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    Result({}, passed=1, failed={"test_a: test_wrong": "assert 1 == 2"}).write(folder, "tests")
+    arms = {BASELINE: TRL, "A packed": MINE | {"peak": 7.0}}
+    Result({}, skipped={"C": "out of memory"}, seconds={"μ=2": arms}).write(folder, "cost")
+    return folder
+
+
+def test_the_page(results, tmp_path):
+    written = page.page(results, MACHINE)
+    assert written.startswith("# NVIDIA H100 80GB HBM3\n\nWritten by `trl-prorl gpu-check`. 80 GiB; torch 2.9.\n")
+    assert "1 of 2 checks hold.\n\n- **Failed: test_a: test_wrong**: assert 1 == 2\n" in written
+    # The ratios of the phases are 1.5, 3, 2, of the whole steps 1.6, 2.5, 1.25.
+    assert "| A packed | 0.5 | 0.1 | 1.4 | 2.5 | 2.00 | 1.60 | 7.00 |" in written
+    assert f"| {BASELINE} | 1 | 1 | 2 | 4 | 1.00 | 1.00 | – |" in written
+    assert "- Left out: C (out of memory)" in written and "the larger model\n\nNot measured." in written
+    where = page.publish(results, tmp_path, MACHINE)
+    assert where == tmp_path / "docs" / "gpu" / "nvidia-h100-80gb-hbm3.md" and where.read_text() == written
+    assert set(json.loads(where.with_suffix(".json").read_text())) == {"tests", "cost"}
+    page.publish(results, tmp_path, MACHINE)  # once more: listed once
+    listed = (where.parent / "README.md").read_text()
+    assert listed.count("- [NVIDIA H100 80GB HBM3](nvidia-h100-80gb-hbm3.md)") == 1

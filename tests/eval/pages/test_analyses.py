@@ -65,3 +65,11 @@ def test_other_prompts_are_said_not_compared(arm):
     assert [type(block) for block in blocks] == [Bullets]
     assert "not evaluated on the same prompts" in blocks[0].items[0]
     assert comparison.sections(Frame([arm("B", 5)])) == []
+
+
+def test_control_of_the_same_seed(read_run):
+    runs = [read_run(variant, seed) for variant, seed in (("control", 0), ("control", 1), ("A", 1), ("A", 2))]
+    of_a, other = Frame(runs).rows[2:]
+    assert (of_a.control.name, other.control.name) == ("control1", "control0")
+    assert (of_a.own_control.name, other.own_control) == ("control1", None)
+    assert Frame(runs[2:]).rows[0].control is None

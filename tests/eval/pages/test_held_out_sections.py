@@ -82,9 +82,10 @@ def other(base, trained):
     return {"parity@2": {"task": "parity", "level": 2, "prompts": len(base), "n": 8, "k": [1], **sides}}
 
 
-@pytest.mark.parametrize(
-    ("trained", "interval"), [(2, "[-0.354, -0.076]"), (6, "[+0.076, +0.354]"), (4, "[-0.139, +0.139]")]
-)
+CHANGES = [(2, "[-0.354, -0.076]"), (6, "[+0.076, +0.354]"), (4, "[-0.139, +0.139]")]
+
+
+@pytest.mark.parametrize(("trained", "interval"), CHANGES)
 def test_forgetting_is_paired(arm, trained, interval):
     # Prompts differ a great deal, the change from prompt to prompt not at all: only pairing shows it.
     # 20 prompts that agree do not exclude 1 - 0.05^(1/20) = 13.9 % of others, from -1 to 1.

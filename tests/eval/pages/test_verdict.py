@@ -14,9 +14,8 @@ def arm(read_run):
 
     def make(variant, trained=None, base=None, name=None, seed=0, steps=4, config=None, env=None, **passk):
         base = base or [1] * 40
-        return read_run(
-            variant, seed, name or variant, steps, base, trained, passk, {"seed": seed, **(config or {})}, env
-        )
+        config = {"seed": seed, **(config or {})}
+        return read_run(variant, seed, name or variant, steps, base, trained, passk, config, env)
 
     return make
 
@@ -41,10 +40,7 @@ def test_the_best_is_named_with_its_lead_by_hand(arm):
 @pytest.mark.parametrize(
     ("trained", "found"),
     [
-        (
-            {"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10},
-            "0.594 (base 0.125), but not told apart from control. It is",
-        ),
+        ({"control": [4, 5] * 20, "A": [5, 4, 5, 5] * 10}, "0.594 (base 0.125), but not told apart from control. "),
         ({"control": [4] * 40, "plain": [5, 4] * 20, "A": [5, 5, 4] * 13 + [5]}, "apart from plain. It is"),
         ({"control": [1, 2] * 20, "A": [1, 1, 2, 2] * 10}, "but not told apart from A. It is"),  # the second best
         ({"A": [4] * 40}, "A is highest in held-out pass@1, 0.500 (base 0.125). It is +0.375 ["),
@@ -158,11 +154,8 @@ def test_ways_of_computing_are_named_where_the_arms_could_share_them(arm):
     ("a", "b", "why"),
     [
         ({}, {"config": {"task_seed": 1}}, ""),  # other prompts
-        (
-            {"prompt_ids": ["x"] * 40},
-            {"prompt_ids": ["x"] * 40, "config": {"task_seed": 5}},
-            None,
-        ),  # the same contents
+        # The same contents.
+        ({"prompt_ids": ["x"] * 40}, {"prompt_ids": ["x"] * 40, "config": {"task_seed": 5}}, None),
         ({"prompt_ids": ["x"] * 40}, {"prompt_ids": ["y"] * 40}, ""),
         ({"prompt_ids": ["x"] * 40}, {}, "the other is older"),
     ],

@@ -69,9 +69,8 @@ def chat(text):
 
 
 def test_splits_share_prompts_by_content():
-    findings = split_findings(
-        {"train": [chat("a  b"), chat("c")], "validation": [chat("a b"), chat("d")], "test": ["e"]}
-    )
+    splits = {"train": [chat("a  b"), chat("c")], "validation": [chat("a b"), chat("d")], "test": ["e"]}
+    findings = split_findings(splits)
     assert [finding.number for finding in findings] == ["1 of 2", "0 of 1", "0 of 1"]
     assert [finding.level for finding in findings] == [LOOK, "fine", "fine"]
     assert findings[0].what == "prompts of validation in train"

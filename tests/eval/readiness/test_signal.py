@@ -39,12 +39,7 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
     ("found", "what", "level", "said"),
     [
         # 18 %, in pairs: 41 prompts of 50 would be silent, 9 mixed.
-        (
-            rollouts([1, 0] * 9 + [0, 0] * 16, size=2),
-            SILENT,
-            LOOK,
-            "64 % of 25, 70 % at G = 2; num_generations: 8 leaves",
-        ),
+        (rollouts([1, 0] * 9 + [0, 0] * 16, size=2), SILENT, LOOK, "64 % of 25, 70 % at G = 2; num_generations: 8 "),
         # A base at zero, with a reward that is right, that is wrong, or of which nothing is known.
         (rollouts(NEVER), RATE, LOOK, "gold answers get their reward, so the base does not solve it"),
         (rollouts(NEVER), (RATE, {"tells": False}), LOOK, "reward does not tell right from wrong"),
@@ -59,12 +54,7 @@ UNKNOWN = {"tells": None}  # whether the reward tells right from wrong
         (rollouts(NEVER, rewards=[0.5] * 80, **ANY), (RATE, UNKNOWN), LOOK, "unless the reward is wrong"),
         (rollouts(ALWAYS, **ANY), (SILENT, UNKNOWN), STOP, "every completion got 1"),
         (rollouts(ALWAYS, **ANY), (RATE, UNKNOWN), LOOK, "unless the reward pays anything"),
-        (
-            rollouts(NEVER, rewards=[math.nan] * 80, **ANY),
-            (SILENT, UNKNOWN),
-            STOP,
-            "returns None for every completion",
-        ),
+        (rollouts(NEVER, rewards=[math.nan] * 80, **ANY), (SILENT, UNKNOWN), STOP, "None for every completion"),
         # Right and wrong at one reward; completions without a reward decide nothing between them.
         (rollouts(MIXED, rewards=[0.5] * 20), SILENT, STOP, "right and wrong completions get one reward"),
         (rollouts(MIXED, rewards=[0.5] * 20), PAY, LOOK, "5 of 5; "),

@@ -1,13 +1,23 @@
 """Time and memory of a run, by hand."""
 
 import json
+import math
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from eval.readiness.cost import cost_findings, largest_micro_batch, seconds_of_run
-from eval.readiness.finding import LOOK
-from eval.readiness.first_steps import FirstSteps, first_steps, update_findings
+from eval.readiness.finding import LOOK, STOP
+from eval.readiness.first_steps import (
+    MOST_MOVED,
+    FirstSteps,
+    first_steps,
+    moved,
+    moved_finding,
+    rate_findings,
+    update_findings,
+)
 
 
 FIRST = {"time_step": 10.0, "time_rollout": 6.0, "time_ref": 1.0, "time_update": 3.0, "tokens_per_second": 50.0}
@@ -70,11 +80,40 @@ def test_memory_that_other_processes_hold_is_not_there(tmp_path, monkeypatch):
 
 
 def test_the_first_update():
-    calm = update_findings(
-        [{"entropy": 0.8, "clip_region_mean": 0.0, "lr": 1.0}, {"clip_region_mean": 0.03, "lr": 1.0}]
-    )
+    calm = update_findings([{"entropy": 0.8, "clip_region_mean": 0, "lr": 1.0}, {"clip_region_mean": 0.03, "lr": 1.0}])
     assert [finding.number for finding in calm] == ["0.800 nats per token", "3.0 %"]
     assert {finding.level for finding in calm} == {"fine"}
     wild = update_findings([{"entropy": 0.01, "clip_region_mean": 0.0}, {"clip_region_mean": 0.3, "lr": 0.0}])
     assert [finding.level for finding in wild] == [LOOK, LOOK]
     assert "temperature" in wild[0].change and "learning_rate" in wild[1].change
+
+
+def test_the_distance_is_the_kl_of_the_policy_before_from_the_one_after():
+    """
+    Two tokens, 3/4 and 1/4 before, 1/2 each after, sampled in those shares: the k3 of the samples add up to
+    3/4 ln(3/2) + 1/4 ln(1/2). The last place is padding.
+    """
+    batch = {"completion_mask": torch.tensor([[1, 1, 0], [1, 1, 0]])}
+    old = torch.tensor([[0.75, 0.75, 1.0], [0.75, 0.25, 1.0]]).log()
+    new = torch.tensor([[0.5, 0.5, 1e-9], [0.5, 0.5, 0.0]]).log()
+    expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert moved(old, new, batch) == pytest.approx(expected, rel=1e-6)
+    assert moved(old, old, batch) == 0.0
+    # Where the ratio of the other direction overflows, this one is the fall of the log-probability, less 1.
+    assert moved(old, old - 1000.0, batch) == pytest.approx(999.0)
+
+
+@pytest.mark.parametrize(
+    "kl, level",
+    [(0.0, "fine"), (0.06, "fine"), (MOST_MOVED, "fine"), (0.6, "stop"), (math.inf, "stop"), (math.nan, "stop")],
+)
+def test_a_policy_that_is_gone_is_a_reason_to_stop(kl, level):
+    found = moved_finding(kl, [1.0])
+    assert found.level == level and ("destroy" in found.change) == (level == "stop")
+    assert found.values["kl"] == (kl if math.isfinite(kl) else None)  # as JSON can hold it
+
+
+def test_a_rate_by_which_nothing_is_learnt():
+    (none,), (low,), (fine,) = (rate_findings(rate, lora=True) for rate in (0.0, 1e-6, 1e-5))
+    assert none.level == STOP and "no update changes the policy" in none.change
+    assert low.level == LOOK and "LoRA takes about ten times" in low.change and fine.level == "fine"
