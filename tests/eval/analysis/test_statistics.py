@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from eval.analysis.statistics import (
     bootstrap_interval,
@@ -32,6 +33,12 @@ def test_bootstrap_interval_is_near_the_normal_one_and_follows_level_and_seed():
     assert low < narrow_low < values.mean() < narrow_high < high
     assert bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3)
     assert bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
+
+
+def test_the_interval_of_verdicts_is_the_binomial_one():
+    # Resampled, 18 right of 60 are binomial: quantiles 11 and 25 of 60.
+    assert binom.ppf([0.025, 0.975], 60, 0.3).tolist() == [11, 25]
+    assert bootstrap_interval([1.0] * 18 + [0.0] * 42, resamples=20_000) == pytest.approx((11 / 60, 25 / 60))
 
 
 def test_values_that_do_not_vary_are_no_certainty():
