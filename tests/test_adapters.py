@@ -1,13 +1,15 @@
-"""Trained adapters in bf16, beside which frozen copies are in fp32: TRL's of a base in 4 bits, and a user's own."""
+"""Initialisations of LoRA, and trained adapters in bf16, beside which frozen copies are in fp32."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora.config import KasaConfig
 from run_record import read_rows
-from tiny_run import LORA
+from tiny_run import LORA, logits
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import GRPOTrainer
 
 from trl_prorl.launch.recipe_check import read_recipe
 
@@ -99,3 +101,37 @@ def test_recipes_of_quantised_bases_take_steps_that_bf16_holds():
     for recipe in quantised:
         moved = (before.float() - recipe["learning_rate"]).bfloat16() != before
         assert moved.float().mean() > 0.9, recipe["output_dir"]
+
+
+def adapter(**keys):
+    targets = ["q_proj", "v_proj", "down_proj"]
+    return {"lora": False, "trainer_kwargs": {"peft_config": LoraConfig(r=4, target_modules=targets, **keys)}}
+
+
+@pytest.mark.parametrize("init", [True, False, "gaussian", "orthogonal", "eva", "mica"])
+def test_the_policy_starts_where_trl_s_does(make_trainer, init):
+    trl = make_trainer(cls=GRPOTrainer, **adapter(init_lora_weights=init)).model
+    for keys in ({"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}):
+        ours = make_trainer(**keys, **adapter(init_lora_weights=init))
+        assert torch.equal(logits(trl), logits(ours.model))
+        for name in ours.model.peft_config.keys() - {"default"}:
+            assert torch.equal(logits(trl), logits(ours.model, name)), name
+
+
+@pytest.mark.parametrize(
+    "keys, named",
+    [({"init_lora_weights": init}, init) for init in ("pissa", "pissa_niter_2", "olora", "corda", "lora_ga", "loftq")]
+    + [({"kasa_config": KasaConfig()}, "kasa_config")],
+)
+def test_one_that_changes_the_model_is_refused(make_trainer, tiny_model, keys, named):
+    if named == "loftq":
+        keys = keys | {"loftq_config": {"loftq_bits": 4}}
+    with pytest.raises(ValueError, match=f"{named}.* changes the model's own weights.*Set init_lora_weights: true"):
+        make_trainer(**adapter(**keys))
+
+
+def test_of_a_model_that_was_wrapped_before_too(make_trainer, tiny_model):
+    config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
+    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
+    with pytest.raises(ValueError, match="init_lora_weights='pissa' changes"):
+        make_trainer(model=wrapped, lora=False)
