@@ -29,7 +29,7 @@ def train(two_processes, tiny_model, tmp_path):
     out = tmp_path / "run"
 
     def run(kind, seen_by):
-        two_processes("distributed_worker.py", tiny_model, out, kind, seen_by)
+        two_processes("distributed_worker.py", "resets", tiny_model, out, kind, seen_by)
         ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
         return ranks, read_rows(out, "events.jsonl"), read_rows(out)
 
@@ -50,18 +50,16 @@ def test_what_the_main_process_alone_sees_resets_all_at_the_same_boundary(train,
     assert [row["policy_forward_calls"] for row in metrics] == [2] * 4
     assert [row["ref_forward_calls"] for row in metrics] == [2, 0] * 2
     for generated, again in (metrics[:2], metrics[2:]):
-        assert generated["tokens_generated"] == 8 * generated["completion_length"] and again["tokens_generated"] == 0
-        assert (
-            generated["tokens_processed_ref"] == generated["tokens_processed_policy"] > generated["tokens_generated"]
-        )
+        tokens = generated["tokens_generated"]
+        assert tokens == 8 * generated["completion_length"] and again["tokens_generated"] == 0
+        assert generated["tokens_processed_ref"] == generated["tokens_processed_policy"] > tokens
         for row in (generated, again):
-            assert row["tokens_per_second"] * row["time_step"] == pytest.approx(generated["tokens_generated"])
+            assert row["tokens_per_second"] * row["time_step"] == pytest.approx(tokens)
 
 
 def test_what_another_process_alone_sees_is_not_the_run_s_decision(train):
     ranks, events, _ = train("lora", seen_by=1)
-    assert ranks[0] == ranks[1] and events == []
-    assert not any(seen["moved"] for seen in ranks[0])
+    assert ranks[0] == ranks[1] and events == [] and not any(seen["moved"] for seen in ranks[0])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +73,7 @@ def test_what_another_process_alone_sees_is_not_the_run_s_decision(train):
 )
 def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, tiny_model, tmp_path, batch, expected):
     out = tmp_path / "run"
-    two_processes("evaluation_worker.py", tiny_model, out, batch)
+    two_processes("distributed_worker.py", "evaluation", tiny_model, out, batch)
     found = [json.loads(Path(f"{out}-rank{rank}.json").read_text()) for rank in (0, 1)]
     first, second = (rank["seen"] for rank in found)
     if batch == 4:
