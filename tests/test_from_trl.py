@@ -40,13 +40,6 @@ def test_until_its_first_reset_a_run_is_trl_s_from_the_same_weights(
         assert any((moved[name] - begun[name]).abs().max() > 1e-3 for name in moved if "lora_B" in name)
 
 
-def test_b_from_an_adapter_is_its_control(run, of_trl, tiny_model, largest_difference, moved_every_generation):
-    start = of_trl(True)
-    theirs = run(moved_every_generation, lora=False, model=loaded(tiny_model, start, is_trainable=True), beta=0.3)
-    ours = run(lora=False, model=loaded(tiny_model, start, is_trainable=True), beta_old=0.3)
-    assert largest_difference(ours, theirs) < 1e-6
-
-
 def test_reference_and_base_are_the_policy_as_the_run_begins(make_trainer, of_trl, tiny_model):
     start = of_trl(True)
     keys = {"beta": 0.3, "ref_reset_every": 2, "beta_base": 0.1, "lora": False}
