@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,18 +48,14 @@ def parameter(model, part):
     return next(param for name, param in model.named_parameters() if part in name)
 
 
-def spoil(part):
-    def what(model):
-        with torch.no_grad():
-            parameter(model, part).view(-1)[3] = math.nan
-
-    return what
+@torch.no_grad()
+def spoil(part, model):
+    parameter(model, part).view(-1)[3] = math.nan
 
 
 def spoil_gradient_once(model):
-    handle = parameter(model, "layers.1.self_attn.v_proj.lora_B.default").register_hook(
-        lambda gradient: (handle.remove(), gradient * math.nan)[1]
-    )
+    trained = parameter(model, "layers.1.self_attn.v_proj.lora_B.default")
+    handle = trained.register_hook(lambda gradient: (handle.remove(), gradient * math.nan)[1])
 
 
 KEYS = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "beta": 0.1, "ref_reset_every": 100}
@@ -69,9 +66,9 @@ GRADIENT = "gradient of base_model.model.model.layers.1.self_attn.v_proj.lora_B.
 @pytest.mark.parametrize(
     "what, compact, tensor",
     [
-        pytest.param(spoil(REFERENCE), "off", "log-probabilities of the reference", marks=pytest.mark.gpu),
-        pytest.param(spoil(BASE), "on", "probabilities of the next token", marks=pytest.mark.gpu),
-        (spoil(BASE), "off", "probabilities of the next token"),  # an assertion on a GPU: see test_on_gpu.py
+        pytest.param(partial(spoil, REFERENCE), "off", "log-probabilities of the reference", marks=pytest.mark.gpu),
+        pytest.param(partial(spoil, BASE), "on", "probabilities of the next token", marks=pytest.mark.gpu),
+        (partial(spoil, BASE), "off", "probabilities of the next token"),  # an assertion on a GPU: see test_on_gpu.py
         pytest.param(spoil_gradient_once, "off", GRADIENT, marks=pytest.mark.gpu),
     ],
 )
@@ -92,7 +89,7 @@ def test_weights_are_looked_at_after_the_update(make_trainer):
     class Late(TrainerCallback):
         def on_optimizer_step(self, args, state, control, model=None, **kwargs):
             if state.global_step == 5:  # the last step: nothing comes after it that would notice
-                spoil("lora_A.default")(model)
+                spoil("lora_A.default", model)
 
     trainer = make_trainer(**KEYS, nonfinite="skip", trainer_kwargs={"callbacks": [Late()]})
     with pytest.raises(NonFiniteError, match="at step 6: weights .*lora_A.default.* after the update"):

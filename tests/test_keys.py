@@ -38,10 +38,8 @@ def is_trl(args):
     penalties = adds_penalty(args) or args.kl_target is not None or args.loss_mode is not None
     samples = args.dynamic_sampling_rounds > 0 or args.advantage_estimator is not None
     fast = {"reuse_old_logps": True, "pack_groups": "auto", "compact_generation": "auto"}
-    accelerated = any(
-        getattr(args, key) not in (False, "off") and not (args.given_up is not None and getattr(args, key) == value)
-        for key, value in fast.items()
-    )
+    given_up = fast if args.given_up is not None else {}
+    accelerated = any(getattr(args, key) not in (False, "off", given_up.get(key, "off")) for key in fast)
     cost = accelerated or args.skip_zero_rows or args.ref_compute != "cached"
     return not (penalties or changes_at_boundary(args) or samples or cost)
 
