@@ -54,9 +54,7 @@ class Stop(TrainerCallback):
         control.should_training_stop |= state.global_step == 4
 
 
-def test_validation_is_charged_to_the_step_before_it_and_a_resume_writes_the_same_rows(
-    make_trainer, tmp_path, slow_evaluation
-):
+def test_validation_is_charged_to_the_step_before_it_after_a_resume_too(make_trainer, tmp_path, slow_evaluation):
     keys = KEYS | {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
     keys["trainer_kwargs"] = {"eval_dataset": PROMPTS}
     whole = make_trainer(**keys, output_dir=str(tmp_path / "whole"))

@@ -133,9 +133,8 @@ def test_what_is_refused_without_it_is_refused_with_it(make_trainer):
 
 
 @pytest.mark.parametrize("then, now", [({"fast": True}, {"fast": True}), (BY_HAND, {"fast": True}), (FAST, BY_HAND)])
-def test_a_resume_with_the_same_acceleration_is_the_same_run_and_with_another_another(
-    run, make_trainer, tmp_path, then, now
-):
+def test_a_resume_with_the_same_acceleration_is_the_same_run(run, make_trainer, tmp_path, then, now):
+    """With another one it is another run."""
     keys = {"output_dir": str(tmp_path / "run"), "save_strategy": "steps", "save_steps": 2, "beta": 0.1}
     whole = run(max_steps=4, **then, **{**keys, "output_dir": str(tmp_path / "whole")})
     run(max_steps=2, **then, **keys)
