@@ -137,12 +137,12 @@ def test_a_restart_is_a_new_run_from_the_merged_weights(make_trainer, tiny_model
         if step == 2:
             kept["random"] = torch.get_rng_state()
             kept["factors"] = {f.name: f.linear.weight.detach().clone() for f in factors_of(one.model)}
-            with one.model.disable_adapter():
-                merged = AutoModelForCausalLM.from_pretrained(tiny_model)
-                state = {name: value for name, value in one.model.state_dict().items() if "lora_" not in name}
-                short = lambda name: name.replace("base_model.model.", "").replace("base_layer.", "")  # noqa: E731
-                merged.load_state_dict({short(name): value for name, value in state.items()})
-                merged.save_pretrained(tmp_path / "merged")
+            merged, state = AutoModelForCausalLM.from_pretrained(tiny_model), {}
+            for name, value in one.model.state_dict().items():
+                if "lora_" not in name:
+                    state[name.replace("base_model.model.", "").replace("base_layer.", "")] = value
+            merged.load_state_dict(state)
+            merged.save_pretrained(tmp_path / "merged")
 
     one.parts["note"] = AtBoundary(note)
     one.train()

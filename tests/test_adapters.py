@@ -23,9 +23,8 @@ def in_4_bits(monkeypatch):
 
     def arguments(avx512bf16=True):
         monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: avx512bf16)
-        config = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
-        )
+        nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+        config = BitsAndBytesConfig(load_in_4bit=True, **nf4)
         return {"trainer_kwargs": {"quantization_config": config}, "bf16": True}
 
     return arguments
@@ -35,21 +34,31 @@ def adapters(trainer):
     return {name: param for name, param in trainer.model.named_parameters() if "lora_" in name}
 
 
+RESUMED = {
+    "C": {"beta": 0.3, "ref_reset_every": 2, "optim": "adamw_8bit", "optimizer_reset": "hard"},
+    "elastic": {"elastic_reset_every": 2, "elastic_ema": 0.5},
+    # The copy that is sampled holds the adapter's parameters, and is made before they are loaded.
+    "an adapter of one's own": {"compact_generation": "on", "lora": False, "bf16": True},
+}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"beta": 0.3, "ref_reset_every": 2, "optim": "adamw_8bit", "optimizer_reset": "hard"},
-        {"elastic_reset_every": 2, "elastic_ema": 0.5},
-    ],
-    ids=["C", "elastic"],
-)
-def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make_trainer, in_4_bits, keys):
-    keys |= {"num_iterations": 1, "max_steps": 5, "save_strategy": "steps", "save_steps": 2, "learning_rate": 2e-2}
-    whole = run(**in_4_bits(), **keys)
-    again = make_trainer(output_dir=whole.args.output_dir, **in_4_bits(), **keys)
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make_trainer, tiny_model, in_4_bits, case):
+    def arguments():
+        if "lora" not in RESUMED[case]:
+            return in_4_bits()
+        torch.manual_seed(11)
+        base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+        return {"model": get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=False)}
+
+    keys = {"num_iterations": 1, "max_steps": 5, "save_strategy": "steps", "save_steps": 2, "learning_rate": 2e-2}
+    keys |= RESUMED[case]
+    whole = run(**arguments(), **keys)
+    again = make_trainer(output_dir=whole.args.output_dir, **arguments(), **keys)
     begun = adapters(again)
     again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-2")))
+    assert "compact_generation" not in keys or again.parts["generation"].copy is not None
     assert {param.dtype for name, param in begun.items() if ".default." in name} == {torch.bfloat16}
     for name, param in adapters(again).items():
         assert param is begun[name], name
@@ -62,24 +71,6 @@ def test_a_base_in_4_bits_is_trained_to_the_same_numbers_on_every_cpu(run, in_4_
     keys = {"learning_rate": 2e-2, "max_steps": 2, "beta": 0.3, "pack_groups": "on"}
     with_it, without = (adapters(run(**in_4_bits(avx512bf16), **keys)) for avx512bf16 in (True, False))
     assert all(torch.equal(param, without[name]) for name, param in with_it.items())
-
-
-@pytest.mark.gpu
-def test_a_resumed_run_samples_from_the_adapter_that_it_trains(run, resume, tiny_model):
-    """The merged copy holds the adapter's parameters, and is made before they are loaded."""
-
-    def wrapped():
-        torch.manual_seed(11)
-        base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
-        return get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=False)
-
-    keys = {"lora": False, "bf16": True, "compact_generation": "on", "num_iterations": 1, "max_steps": 5}
-    keys |= {"save_strategy": "steps", "save_steps": 2, "learning_rate": 2e-2}
-    whole = run(model=wrapped(), **keys)
-    again = resume(whole, 2, model=wrapped(), output_dir=whole.args.output_dir, **keys)
-    assert again.parts["generation"].copy is not None
-    for name, param in adapters(again).items():
-        assert torch.equal(param, adapters(whole)[name]), name
 
 
 @pytest.mark.gpu
@@ -128,10 +119,8 @@ def test_one_that_changes_the_model_is_refused(make_trainer, tiny_model, keys, n
         keys = keys | {"loftq_config": {"loftq_bits": 4}}
     with pytest.raises(ValueError, match=f"{named}.* changes the model's own weights.*Set init_lora_weights: true"):
         make_trainer(**adapter(**keys))
-
-
-def test_of_a_model_that_was_wrapped_before_too(make_trainer, tiny_model):
-    config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
-    wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
-    with pytest.raises(ValueError, match="init_lora_weights='pissa' changes"):
-        make_trainer(model=wrapped, lora=False)
+    if named == "pissa":  # of a model that was wrapped before, too
+        config = LoraConfig(r=4, target_modules=["q_proj"], **keys)
+        wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
+        with pytest.raises(ValueError, match="init_lora_weights='pissa' changes"):
+            make_trainer(model=wrapped, lora=False)
