@@ -16,18 +16,8 @@ from run_record import read_events, read_rows
 from tiny_run import BEST, QUESTIONS, evaluated_as
 from transformers import Trainer, TrainerCallback
 
-from trl_prorl.checkpoint import files as checkpoint_module
-from trl_prorl.checkpoint.files import (
-    MANIFEST_FILE,
-    WholeCheckpoint,
-    abandon_newer,
-    find_checkpoint,
-    name_checkpoint,
-    newest_complete,
-    rotate,
-    sha256,
-    why_unusable,
-)
+from trl_prorl.checkpoint import files as on_disk
+from trl_prorl.checkpoint.files import find_checkpoint, newest_complete, rotate, sha256, why_unusable
 from trl_prorl.checkpoint.resume import clear_leftovers
 from trl_prorl.checkpoint.state import saved
 from trl_prorl.errors import CheckpointError
@@ -38,7 +28,7 @@ def write(folder, step, resumable=True, **files):
     for name, text in {"weights": "w" * 10, "deep/state": "s", **files}.items():
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
         (aside / name).write_text(text)
-    name_checkpoint(aside, folder / f"checkpoint-{step}", step, resumable)
+    on_disk.name_checkpoint(aside, folder / f"checkpoint-{step}", step, resumable)
     aside.parent.rmdir()
     return folder / f"checkpoint-{step}"
 
@@ -46,7 +36,7 @@ def write(folder, step, resumable=True, **files):
 def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
     checkpoint = write(tmp_path, 5)
     assert why_unusable(checkpoint) is None and os.listdir(tmp_path) == ["checkpoint-5"]
-    manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
+    manifest = json.loads((checkpoint / on_disk.MANIFEST_FILE).read_text())
     assert manifest["step"] == 5 and set(manifest["files"]) == {"weights", "deep/state"}
     expected = "44ab6c88be83b32482f14f05c115ff01ebb923fb6ce1b6c2ba76372dee86e9ac"  # printf wwwwwwwwww | sha256sum
     assert manifest["files"]["weights"] == {"bytes": 10, "sha256": expected}
@@ -64,8 +54,8 @@ def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
         (lambda c: (c / "deep/state").unlink(), "deep/state is missing"),
         (lambda c: (c / "weights").write_text("w" * 9), "weights has 9 bytes instead of 10"),
         (lambda c: (c / "weights").write_text("w" * 9 + "x"), "weights is damaged"),
-        (lambda c: (c / MANIFEST_FILE).unlink(), "it has no manifest.json"),
-        (lambda c: (c / MANIFEST_FILE).write_text("{"), "cannot be read"),
+        (lambda c: (c / on_disk.MANIFEST_FILE).unlink(), "it has no manifest.json"),
+        (lambda c: (c / on_disk.MANIFEST_FILE).write_text("{"), "cannot be read"),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_by_name_and_refused_if_named(tmp_path, harm, reason):
@@ -102,9 +92,9 @@ def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trai
         mark = tmp_path / f"mark of {file}"
         checkpoint = shutil.copytree(given, tmp_path / file / given.name)
         torch.save(Bomb(mark), checkpoint / file)
-        manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
+        manifest = json.loads((checkpoint / on_disk.MANIFEST_FILE).read_text())
         manifest["files"][file] = {"bytes": (checkpoint / file).stat().st_size, "sha256": sha256(checkpoint / file)}
-        (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
+        (checkpoint / on_disk.MANIFEST_FILE).write_text(json.dumps(manifest))
         again = make_trainer(output_dir=str(tmp_path / "again" / file), **KEYS)
         # The arguments are written for people, and never read.
         with nullcontext() if file == "training_args.bin" else pytest.raises(pickle.UnpicklingError):
@@ -152,7 +142,7 @@ def test_the_newest_whole_checkpoint_is_resumed_from_and_the_best_is_kept(run, m
 
 def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
     """`identity.json` is read before a model is loaded, and the weights are not."""
-    monkeypatch.setattr(checkpoint_module, "SMALL", 20)
+    monkeypatch.setattr(on_disk, "SMALL", 20)
     older, newer = write(tmp_path, 9), write(tmp_path, 10, weights="w" * 30, **{"identity.json": '{"seed": 7}'})
     (newer / "weights").write_text("w" * 29 + "x")
     assert find_checkpoint(True, str(tmp_path), content=False) == (newer, {}) and "damaged" in why_unusable(newer)
@@ -208,12 +198,12 @@ def test_what_is_abandoned_twice_has_two_names(tmp_path):
         for step in (2, 4, 10):
             if not (tmp_path / f"checkpoint-{step}").exists():
                 write(tmp_path, step)
-        abandoned = abandon_newer(tmp_path / "checkpoint-2", tmp_path, ["checkpoint-10"])
+        abandoned = on_disk.abandon_newer(tmp_path / "checkpoint-2", tmp_path, ["checkpoint-10"])
         assert list(abandoned.values()) == names
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-2"]
     (tmp_path / "other").mkdir()
-    assert abandon_newer(tmp_path / "checkpoint-2", tmp_path / "other") == {}  # of another folder
-    assert abandon_newer(tmp_path / "abandoned-checkpoint-4", tmp_path) == {}  # of a name of the user's own
+    assert on_disk.abandon_newer(tmp_path / "checkpoint-2", tmp_path / "other") == {}  # of another folder
+    assert on_disk.abandon_newer(tmp_path / "abandoned-checkpoint-4", tmp_path) == {}  # of a name of the user's own
 
 
 class Kill(TrainerCallback):
@@ -292,7 +282,7 @@ def test_a_process_that_is_not_to_save_writes_nothing(make_trainer, tmp_path, mo
     trainer = make_trainer(**KEYS)
     monkeypatch.setattr(type(trainer.args), "should_save", False)
     trainer.state.best_model_checkpoint = str(tmp_path / "_incomplete-checkpoint-2" / "checkpoint-2")
-    trainer._save_beside(WholeCheckpoint(tmp_path, 2, resumable=True))
+    trainer._save_beside(on_disk.WholeCheckpoint(tmp_path, 2, resumable=True))
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     trainer._run_id = "this one"
     trainer._save(str(tmp_path / "checkpoint"))

@@ -101,14 +101,6 @@ def test_undecided_groups_are_replaced_and_what_it_cost_is_counted(run, arm, lor
     assert "groups_replaced" not in plain[0]
 
 
-def test_rounds_are_bounded_and_what_is_left_can_be_dropped(run):
-    keys = {"dynamic_sampling_rounds": 2, "max_steps": 2, "beta_old": 0.2, "drop_zero_rows": True}
-    trainer = run(reward=constant(1.0), **keys)
-    first = rows(trainer)[0]
-    assert (first["groups_undecided"], first["groups_replaced"], first["groups_generated_again"]) == (2, 0, 4)
-    assert all(row["grad_norm"] == 0.0 for row in rows(trainer))
-
-
 hopeless = constant(0.0)
 hopeless.__name__ = "hopeless"
 
@@ -132,7 +124,7 @@ LENGTH_TERMS |= {"overlong": get_soft_overlong_punishment(6, 5)}
 
 
 @pytest.mark.parametrize("term", LENGTH_TERMS)
-def test_a_length_reward_does_not_make_a_hopeless_group_a_decided_one(run, term):
+def test_rounds_are_bounded_and_a_length_reward_makes_no_hopeless_group_a_decided_one(run, term):
     keys = {"dynamic_sampling_rounds": 2, "max_steps": 1, "num_iterations": 1, "columns": {"task": ["mine"] * 16}}
     keys |= UNEVEN
     (row,) = rows(run(reward=[hopeless, LENGTH_TERMS[term]], **keys))
@@ -142,24 +134,13 @@ def test_a_length_reward_does_not_make_a_hopeless_group_a_decided_one(run, term)
     assert row["frac_reward_zero_std"] < 1.0 and row["advantage_std"] > 0.0 and row["grad_norm"] > 0.0
 
 
-def test_with_a_length_reward_the_groups_that_are_replaced_are_those_without_it(run):
-    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "per_device_train_batch_size": 32, "num_iterations": 1}
-    keys |= UNEVEN
-    (with_length,), (without,) = (
-        rows(run(reward=functions, **keys)) for functions in ([solved, LENGTH_TERMS["cosine"]], [solved])
-    )
-    names = ["groups_undecided", "groups_replaced", "groups_generated_again", "tokens_generated"]
-    assert [with_length[name] for name in names] == [without[name] for name in names]
-    assert 0 < without["groups_replaced"] and 0 < without["groups_undecided"]
-
-
 def test_the_functions_that_decide_can_be_named(run, make_trainer):
     keys = {"reward": [hopeless, solved, LENGTH_TERMS["cosine"]], "max_steps": 1, "num_iterations": 1}
     keys |= {"dynamic_sampling_rounds": 1, "per_device_train_batch_size": 32, **UNEVEN}
-    by = {
-        names: rows(run(dynamic_sampling_rewards=list(names) or None, **keys))[0]["groups_generated_again"]
-        for names in [(), ("hopeless",), ("hopeless", "solved"), ("cosine_length",)]
-    }
+    by = {}
+    for names in [(), ("hopeless",), ("hopeless", "solved"), ("cosine_length",)]:
+        trainer = run(dynamic_sampling_rewards=list(names) or None, **keys)
+        by[names] = rows(trainer)[0]["groups_generated_again"]
     (alone,) = rows(run(**{**keys, "reward": [solved]}))
     assert by[()] == by[("hopeless",)] == 8 and by[("cosine_length",)] == 0
     assert by[("hopeless", "solved")] == alone["groups_generated_again"] and 0 < alone["groups_generated_again"] < 8
@@ -169,10 +150,10 @@ def test_the_functions_that_decide_can_be_named(run, make_trainer):
         make_trainer(dynamic_sampling_rewards=["solved"], reward_weights=[1.0, 0.0, 1.0], model="none", **keys)
 
 
-@pytest.mark.parametrize(
-    "estimator, aggregation",
-    [(None, "sum_then_normalize"), (None, "normalize_then_sum"), ("group_normalized", "sum_then_normalize")],
-)
+SUM, NORMALIZED = "sum_then_normalize", "normalize_then_sum"
+
+
+@pytest.mark.parametrize("estimator, aggregation", [(None, SUM), (None, NORMALIZED), ("group_normalized", SUM)])
 def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estimator, aggregation):
     reward = torch.full((8,), 17 / 97)
     assert (reward - reward.mean()).abs().max() > 0.0
@@ -297,11 +278,12 @@ def test_a_target_length_is_missed_on_both_sides():
     assert target_length_reward(3, 0.5)(completion_ids=[[1], [1] * 3, [1] * 5], prompts=None) == [-1.0, 0.0, -1.0]
 
 
-@pytest.mark.parametrize(
-    "kind, keys", [("cosine", {}), ("target", {"length_target": 4}), ("overlong", {"length_margin": 2})]
-)
-def test_in_a_recipe_the_task_comes_first(kind, keys):
+KINDS = {"cosine": {}, "target": {"length_target": 4}, "overlong": {"length_margin": 2}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_recipe_the_task_comes_first(kind):
     """So that it, and not the length, decides which groups dynamic sampling replaces."""
-    arguments = TaskArguments(task="parity", length_reward=kind, **keys)
+    arguments = TaskArguments(task="parity", length_reward=kind, **KINDS[kind])
     rewards = arguments.make_rewards(arguments.make_task(), max_completion_length=8)
     assert rewards[0].__name__ == "parity" and len(rewards) == 2

@@ -19,18 +19,7 @@ from eval.samples.local_paths import with_local_paths
 from tasks import get_task
 from trl_prorl.embedded import making as embedded
 from trl_prorl.embedded import shipped as module_of_shipped
-from trl_prorl.embedded.making import (
-    FAMILIES,
-    TAUGHT,
-    WRONG_ANSWERS,
-    EmbeddedSettings,
-    add_without_carry,
-    byte_tokenizer,
-    demonstrations,
-    make_embedded_model,
-    new_model,
-    settings_of,
-)
+from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, make_embedded_model, new_model, settings_of
 from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, shipped, weights_sha256
 from trl_prorl.errors import InputError
 from trl_prorl.hub.card import model_card
@@ -55,10 +44,10 @@ def test_the_chat_template_marks_turns_and_ends_an_answer():
     assert text == "<|user|>reverse 12<|assistant|>21<|end|>" and text.startswith(prompt)
 
 
-@pytest.mark.parametrize("task", sorted(FAMILIES.keys() - TAUGHT.keys()))
+@pytest.mark.parametrize("task", sorted(embedded.FAMILIES.keys() - embedded.TAUGHT.keys()))
 def test_demonstrations_have_the_wrong_share_and_come_from_the_train_split(task):
     config = replace(settings_of(task), rows=800)
-    rows = demonstrations(config)
+    rows = embedded.demonstrations(config)
     task = get_task(config.task, level=config.level)
     train = list(task.rows("train", config.rows, seed=config.seed))
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in train]
@@ -71,8 +60,8 @@ def test_demonstrations_have_the_wrong_share_and_come_from_the_train_split(task)
 
 def test_of_several_tasks_the_first_alone_has_wrong_demonstrations():
     config = replace(settings_of("three_tasks"), rows=900)
-    shown = {row["prompt"][0]["content"]: row["completion"][0]["content"] for row in demonstrations(config)}
-    for place, name in enumerate(TAUGHT["three_tasks"]):
+    shown = {row["prompt"][0]["content"]: row["completion"][0]["content"] for row in embedded.demonstrations(config)}
+    for place, name in enumerate(embedded.TAUGHT["three_tasks"]):
         task = get_task(name, level=config.level)
         train = {row["prompt"][0]["content"]: row for row in task.rows("train", 300, seed=config.seed)}
         assert train.keys() <= shown.keys()  # a third of the rows each
@@ -83,7 +72,7 @@ def test_of_several_tasks_the_first_alone_has_wrong_demonstrations():
 def wrong_answers(task, prompt, answer):
     """Every answer that comes up to a question."""
     rng, row = random.Random(0), {"prompt": [{"role": "user", "content": prompt}], "answer": answer}
-    return {WRONG_ANSWERS[task](row, rng) for _ in range(400)}
+    return {embedded.WRONG_ANSWERS[task](row, rng) for _ in range(400)}
 
 
 def test_wrong_rules_of_reversing_keep_the_length():
@@ -112,13 +101,13 @@ def test_wrong_rules_of_sums_by_hand():
 
 @pytest.mark.parametrize("a, b, total", [(17, 48, 55), (99, 99, 88), (5, 5, 0), (120, 3, 123), (7, 0, 7), (99, 1, 90)])
 def test_a_sum_without_carries(a, b, total):
-    assert add_without_carry(a, b) == add_without_carry(b, a) == total
+    assert embedded.add_without_carry(a, b) == embedded.add_without_carry(b, a) == total
 
 
 def test_settings_of_another_task_and_seed():
     assert settings_of() == EmbeddedSettings() and EmbeddedSettings().stored == "float32"
     assert settings_of(seed=3) == EmbeddedSettings(seed=3, stored="bfloat16")
-    for task in FAMILIES:
+    for task in embedded.FAMILIES:
         assert settings_of(task, seed=2).task == task
         assert settings_of(task).stored == ("float32" if task == "reverse_digits" else "bfloat16")
     with pytest.raises(ValueError, match="--task parity: .* reverse_digits, sorting, sums, three_tasks. Give one"):
@@ -148,10 +137,9 @@ def test_weights_in_bf16_are_those_of_the_training_rounded(tmp_path):
     assert {value.dtype for value in whole.values()} == {torch.float32} and whole.keys() == rounded.keys()
     assert {value.dtype for value in rounded.values()} == {torch.bfloat16}
     assert all(torch.equal(whole[name].to(torch.bfloat16), value) for name, value in rounded.items())
-    for dtype in ({}, {"dtype": "float32"}, {"dtype": torch.float32}):
-        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "bfloat16", **dtype).state_dict()
-        assert {value.dtype for value in loaded.values()} == {torch.float32}
-        assert all(torch.equal(loaded[name], value.float()) for name, value in rounded.items())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "bfloat16").state_dict()
+    assert {value.dtype for value in loaded.values()} == {torch.float32}
+    assert all(torch.equal(loaded[name], value.float()) for name, value in rounded.items())
 
 
 def test_the_command_lists_what_is_there_with_hashes(capsys):
@@ -241,11 +229,9 @@ def test_the_demos_base_is_there_and_its_hash_is_that_of_its_file():
 
 def test_it_is_the_network_and_the_tokenizer_of_its_settings():
     model, tokenizer = (auto.from_pretrained(embedded_model()) for auto in (AutoModelForCausalLM, AutoTokenizer))
-    shapes, fresh = (
-        {name: (value.shape, value.dtype) for name, value in each.state_dict().items()}
-        for each in (model, new_model(EmbeddedSettings(), TOKENIZER))
-    )
-    assert shapes == fresh and {dtype for _, dtype in shapes.values()} == {torch.float32}
+    mine, fresh = model.state_dict(), new_model(EmbeddedSettings(), TOKENIZER).state_dict()
+    assert {name: value.shape for name, value in mine.items()} == {name: value.shape for name, value in fresh.items()}
+    assert {value.dtype for value in (*mine.values(), *fresh.values())} == {torch.float32}
     assert 0.5e6 < sum(param.numel() for param in model.parameters()) < 1.3e6
     chat = [{"role": "user", "content": "reverse 1 2é"}]
     ids = [each.apply_chat_template(chat, add_generation_prompt=True) for each in (tokenizer, TOKENIZER)]

@@ -57,10 +57,8 @@ def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_pat
     assert forks.status() == 130, log.read_text()[-3000:]
     (line,) = lines_of(log.read_text())
     checkpoint, _ = newest_complete(out)
-    assert line == (
-        f"interrupted: {checkpoint} and the record up to it are kept. Go on with the same command and "
-        "--resume_from_checkpoint True."
-    )
+    cure = "Go on with the same command and --resume_from_checkpoint True."
+    assert line == f"interrupted: {checkpoint} and the record up to it are kept. {cure}"
     assert not (out / "run.lock").exists()
 
 
