@@ -1,4 +1,4 @@
-"""One of two real processes, started by test_distributed.py as `torchrun` would: `resets` or `evaluation`."""
+"""One of several real processes, started by test_distributed.py as `torchrun` would."""
 
 import hashlib
 import json
@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from tiny_run import constant
 from transformers import AutoTokenizer
 
 from trl_prorl import ProRLConfig, ProRLTrainer, Reason, ReferenceResetCallback, Trigger
@@ -47,9 +46,9 @@ def small_trainer(model, out, kind, given=None, **keys):
     return ProRLTrainer(model=model, args=ProRLConfig(output_dir=out, **(fixed | keys)), **ours | (given or {}))
 
 
-def resets(model, out, kind, seen_by):
+def main(model, out, kind, seen_by):
     own = {"max_steps": 4, "reuse_old_logps": True, "save_strategy": "no"}
-    given = {"callbacks": [ReferenceResetCallback([SeenBy(int(seen_by))])]}
+    given = {"callbacks": [ReferenceResetCallback([SeenBy(seen_by)])]}
     trainer = small_trainer(model, out, kind, given, **own)
     seen = []
     original = trainer.resets.boundary
@@ -68,33 +67,8 @@ def resets(model, out, kind, seen_by):
     trainer.accelerator.end_training()
 
 
-# The verdicts of each process, call by call. In batches of four a process has a prompt to itself: the first and the
-# third, the second and, because the set ends, the first again. In batches of two a prompt is spread over both.
-VERDICTS = {
-    "4": [[[1, 0, 0, 0], [0, 0, 0, 0]], [[1, 1, 0, 1], [1, 1, 1, 1]]],
-    "2": [[[1, 0], [0, 0], [1, 0]], [[0, 1], [0, 0], [0, 0]]],
-}
-
-
-def evaluation(model, out, batch):
-    """Three prompts with four completions each."""
-    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": f"say {i}"}] for i in range(3)]})
-    seen = []
-
-    def verifier(completions, prompts, **columns):
-        seen.append([prompt[-1]["content"] for prompt in prompts])
-        return VERDICTS[batch][torch.distributed.get_rank()][len(seen) - 1]
-
-    given = {"reward_funcs": constant(0.5, verifier), "train_dataset": rows, "eval_dataset": rows}
-    trainer = small_trainer(model, out, "full", given, per_device_eval_batch_size=int(batch))
-    measured = trainer.evaluate()
-    found = {"measured": {name: value for name, value in measured.items() if "pass@" in name}, "seen": seen}
-    Path(f"{out}-rank{trainer.accelerator.process_index}.json").write_text(json.dumps(found))
-    trainer.accelerator.end_training()
-
-
 if __name__ == "__main__":
-    {"resets": resets, "evaluation": evaluation}[sys.argv[1]](*sys.argv[2:])
+    main(*sys.argv[1:4], int(sys.argv[4]))
     # All is done and written. When the interpreter tears gloo's threads down, about one run in twenty is aborted.
     sys.stdout.flush()
     os._exit(0)

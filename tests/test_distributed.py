@@ -29,7 +29,7 @@ def train(two_processes, tiny_model, tmp_path):
     out = tmp_path / "run"
 
     def run(kind, seen_by):
-        two_processes("distributed_worker.py", "resets", tiny_model, out, kind, seen_by)
+        two_processes("distributed_worker.py", tiny_model, out, kind, seen_by)
         ranks = [json.loads((out / f"rank{rank}.json").read_text()) for rank in (0, 1)]
         return ranks, read_rows(out, "events.jsonl"), read_rows(out)
 
@@ -72,7 +72,7 @@ def test_what_another_process_alone_sees_is_not_the_run_s_decision(train):
 )
 def test_pass_at_k_of_an_evaluation_is_that_of_both_processes(two_processes, tiny_model, tmp_path, batch, expected):
     out = tmp_path / "run"
-    two_processes("distributed_worker.py", "evaluation", tiny_model, out, batch)
+    two_processes("evaluation_worker.py", tiny_model, out, batch)
     found = [json.loads(Path(f"{out}-rank{rank}.json").read_text()) for rank in (0, 1)]
     first, second = (rank["seen"] for rank in found)
     if batch == 4:
