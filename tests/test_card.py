@@ -91,12 +91,9 @@ def test_resets_are_listed_with_request_reason_and_optimizer(folder):
     assert table.count("\n| ") == 2 + 2, "header, rule, and a row for each reset alone"
     assert row(card, "3") == ["3", "4", "kl_spike", "soft, α = 0.25", "0.0125"]
     assert row(card, "6") == ["6", "6", "periodic", "keep", "–"]
-
-
-def test_many_resets_are_cut_and_counted(folder):
-    card = model_card(folder(events=[reset(step, step, optimizer_reset="keep") for step in range(1, 74)]))
-    assert "Resets applied: 73." in card.text and "And 23 more" in card.text
-    assert row(card, "50") and "| 51 | 51 |" not in card.text
+    many = model_card(folder(events=[reset(step, step, optimizer_reset="keep") for step in range(1, 74)]))
+    assert "Resets applied: 73." in many.text and "And 23 more" in many.text
+    assert row(many, "50") and "| 51 | 51 |" not in many.text
 
 
 @pytest.mark.parametrize("passk", [None, {**PASSK, "step": 3}], ids=["not evaluated", "other weights"])
@@ -167,28 +164,14 @@ def test_the_base_is_what_it_was_where_it_was_trained(folder):
     assert card.data.base_model is None and "`qwen`, a local folder" in card.text
 
 
-@pytest.mark.parametrize(
-    ("name", "hub_id"),
-    [
-        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
-        ("HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        ("/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c", "Qwen/Qwen2.5-0.5B"),
-        ("embedded", None),
-        ("embedded:reverse_digits:0", None),
-        ("runs/embedded/2d64bc794f3d", None),
-        ("/data/models/qwen", None),
-        ("./qwen", None),
-        ("qwen", None),
-    ],
-)
-def test_what_is_a_name_of_the_hub(name, hub_id):
-    assert identify(name).hub_id == hub_id
-
-
-def test_the_embedded_model_is_named_and_found_again(folder):
-    card = model_card(folder(adapter="/of/another/site-packages/trl_prorl/embedded/models/reverse_digits-0"))
-    assert "`embedded:reverse_digits:0`, which comes with trl-prorl" in card.text
-    assert "--model_name_or_path embedded:reverse_digits:0" in card.text and "embedded_model(" in card.text
+def test_what_is_a_name_of_the_hub():
+    for name in ("Qwen/Qwen2.5-0.5B", "HuggingFaceTB/SmolLM2-135M-Instruct"):
+        assert identify(name).hub_id == name
+    cached = "/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-0.5B/snapshots/0a1b2c"
+    assert identify(cached).hub_id == "Qwen/Qwen2.5-0.5B"
+    others = "embedded embedded:reverse_digits:0 runs/embedded/2d64bc794f3d /data/models/qwen ./qwen qwen"
+    for name in others.split():
+        assert identify(name).hub_id is None, name
 
 
 def test_secrets_are_in_no_recipe(folder):
@@ -198,19 +181,14 @@ def test_secrets_are_in_no_recipe(folder):
     assert SECRET not in text and "hub_token" not in text
     assert "eos_token: <|end|>" in text and "dtype: float32" in text and "thinking_budget: 8" in text
     assert "with [removed] inside" in text
-
-
-def test_what_is_no_secret_stays():
     kept = {"max_completion_length": 3, "pad_token": "x", "num_tokens": 4, "token_entropy": 1}
     assert without_secrets(kept) == kept
     assert without_secrets({"api_key": "x", "password": 1, "list": [{"hub_token": "y"}]}) == {"list": [{}]}
 
 
-def test_a_run_that_pushed_is_reproduced_without_pushing(folder):
+def test_how_a_run_is_trained_again(folder):
+    """One that pushed, without pushing; the run of a script of its own has no command."""
     assert "--push_to_hub false" in model_card(folder(config={"push_to_hub": True})).text
-
-
-def test_a_script_s_own_run_has_no_command(folder):
     card = model_card(folder(config={"task": None, "task_level": None}))
     assert "script of its own" in card.text and "python recipes/" not in card.text
 

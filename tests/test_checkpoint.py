@@ -16,18 +16,8 @@ from run_record import read_events, read_rows
 from tiny_run import BEST, QUESTIONS, evaluated_as
 from transformers import Trainer, TrainerCallback
 
-from trl_prorl.checkpoint import files as checkpoint_module
-from trl_prorl.checkpoint.files import (
-    MANIFEST_FILE,
-    WholeCheckpoint,
-    abandon_newer,
-    find_checkpoint,
-    name_checkpoint,
-    newest_complete,
-    rotate,
-    sha256,
-    why_unusable,
-)
+from trl_prorl.checkpoint import files as on_disk
+from trl_prorl.checkpoint.files import find_checkpoint, newest_complete, rotate, sha256, why_unusable
 from trl_prorl.checkpoint.resume import clear_leftovers
 from trl_prorl.checkpoint.state import saved
 from trl_prorl.errors import CheckpointError
@@ -38,7 +28,7 @@ def write(folder, step, resumable=True, **files):
     for name, text in {"weights": "w" * 10, "deep/state": "s", **files}.items():
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
         (aside / name).write_text(text)
-    name_checkpoint(aside, folder / f"checkpoint-{step}", step, resumable)
+    on_disk.name_checkpoint(aside, folder / f"checkpoint-{step}", step, resumable)
     aside.parent.rmdir()
     return folder / f"checkpoint-{step}"
 
@@ -46,10 +36,16 @@ def write(folder, step, resumable=True, **files):
 def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
     checkpoint = write(tmp_path, 5)
     assert why_unusable(checkpoint) is None and os.listdir(tmp_path) == ["checkpoint-5"]
-    manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
+    manifest = json.loads((checkpoint / on_disk.MANIFEST_FILE).read_text())
     assert manifest["step"] == 5 and set(manifest["files"]) == {"weights", "deep/state"}
     expected = "44ab6c88be83b32482f14f05c115ff01ebb923fb6ce1b6c2ba76372dee86e9ac"  # printf wwwwwwwwww | sha256sum
     assert manifest["files"]["weights"] == {"bytes": 10, "sha256": expected}
+    assert (write(tmp_path, 5, weights="new") / "weights").read_text() == "new"  # one of the same step is replaced
+    # The newest is the highest number, and not the last word.
+    checkpoint = write(tmp_path, 10)
+    (tmp_path / "checkpoint-best").mkdir()
+    assert newest_complete(tmp_path) == (checkpoint, {})
+    assert "save_only_model" in why_unusable(write(tmp_path, 11, resumable=False))  # weights alone
 
 
 @pytest.mark.parametrize(
@@ -58,8 +54,8 @@ def test_a_published_checkpoint_is_whole_and_says_what_it_holds(tmp_path):
         (lambda c: (c / "deep/state").unlink(), "deep/state is missing"),
         (lambda c: (c / "weights").write_text("w" * 9), "weights has 9 bytes instead of 10"),
         (lambda c: (c / "weights").write_text("w" * 9 + "x"), "weights is damaged"),
-        (lambda c: (c / MANIFEST_FILE).unlink(), "it has no manifest.json"),
-        (lambda c: (c / MANIFEST_FILE).write_text("{"), "cannot be read"),
+        (lambda c: (c / on_disk.MANIFEST_FILE).unlink(), "it has no manifest.json"),
+        (lambda c: (c / on_disk.MANIFEST_FILE).write_text("{"), "cannot be read"),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_by_name_and_refused_if_named(tmp_path, harm, reason):
@@ -75,26 +71,6 @@ def test_a_damaged_checkpoint_is_skipped_by_name_and_refused_if_named(tmp_path, 
     harm(older)
     with pytest.raises(ValueError, match="holds no checkpoint that is complete. .*checkpoint-10: .*checkpoint-9: "):
         find_checkpoint("true", str(tmp_path))
-
-
-def test_the_newest_is_the_highest_number_and_not_the_last_word(tmp_path):
-    write(tmp_path, 9), write(tmp_path, 10)
-    (tmp_path / "checkpoint-best").mkdir()
-    assert newest_complete(tmp_path) == (tmp_path / "checkpoint-10", {})
-    assert "save_only_model" in why_unusable(write(tmp_path, 11, resumable=False))  # weights alone
-
-
-def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
-    write(tmp_path, 4)
-    assert (write(tmp_path, 4, weights="new") / "weights").read_text() == "new"
-    assert os.listdir(tmp_path) == ["checkpoint-4"]
-
-
-def test_sizes_alone_do_not_see_what_hashes_see(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_module, "SMALL", 0)
-    checkpoint = write(tmp_path, 2)
-    (checkpoint / "weights").write_text("v" * 10)
-    assert why_unusable(checkpoint, content=False) is None and "damaged" in why_unusable(checkpoint)
 
 
 KEYS = {"beta": 0.3, "ref_reset_every": 3, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
@@ -116,9 +92,9 @@ def test_a_pickle_in_a_checkpoint_that_one_was_given_does_not_run(run, make_trai
         mark = tmp_path / f"mark of {file}"
         checkpoint = shutil.copytree(given, tmp_path / file / given.name)
         torch.save(Bomb(mark), checkpoint / file)
-        manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
+        manifest = json.loads((checkpoint / on_disk.MANIFEST_FILE).read_text())
         manifest["files"][file] = {"bytes": (checkpoint / file).stat().st_size, "sha256": sha256(checkpoint / file)}
-        (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest))
+        (checkpoint / on_disk.MANIFEST_FILE).write_text(json.dumps(manifest))
         again = make_trainer(output_dir=str(tmp_path / "again" / file), **KEYS)
         # The arguments are written for people, and never read.
         with nullcontext() if file == "training_args.bin" else pytest.raises(pickle.UnpicklingError):
@@ -139,9 +115,8 @@ def test_a_pickle_in_a_model_that_one_was_given_does_not_run(make_trainer, tiny_
     assert not mark.exists()
 
 
-def test_the_policy_is_loaded_beside_its_reference_although_transformers_up_to_5_22_loads_the_others_alone(
-    run, make_trainer, largest_difference, monkeypatch
-):
+def test_the_policy_is_loaded_beside_its_reference(run, resume, largest_difference, monkeypatch):
+    """Transformers up to 5.22 loads the other adapters alone."""
     keys = KEYS | {"beta": 0.1, "ref_reset_every": 2}
     whole = run(**keys)
 
@@ -149,8 +124,7 @@ def test_the_policy_is_loaded_beside_its_reference_although_transformers_up_to_5
         (model or self.model).load_adapter(f"{folder}/ref", "ref", is_trainable=False)
 
     monkeypatch.setattr(Trainer, "_load_from_checkpoint", others_alone)
-    again = make_trainer(output_dir=whole.args.output_dir, **keys)
-    again.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-2")
+    again = resume(whole, 2, output_dir=whole.args.output_dir, **keys)
     assert again.state.global_step == 4 and largest_difference(whole, again) == 0.0
 
 
@@ -168,10 +142,10 @@ def test_the_newest_whole_checkpoint_is_resumed_from_and_the_best_is_kept(run, m
 
 def test_where_large_files_are_not_read_small_ones_are(tmp_path, monkeypatch):
     """`identity.json` is read before a model is loaded, and the weights are not."""
-    monkeypatch.setattr(checkpoint_module, "SMALL", 20)
+    monkeypatch.setattr(on_disk, "SMALL", 20)
     older, newer = write(tmp_path, 9), write(tmp_path, 10, weights="w" * 30, **{"identity.json": '{"seed": 7}'})
     (newer / "weights").write_text("w" * 29 + "x")
-    assert find_checkpoint(True, str(tmp_path), content=False) == (newer, {})
+    assert find_checkpoint(True, str(tmp_path), content=False) == (newer, {}) and "damaged" in why_unusable(newer)
     (newer / "identity.json").write_bytes(b'{"seed"\0\0\0\0')
     found, skipped = find_checkpoint(True, str(tmp_path), content=False)
     assert found == older and skipped["checkpoint-10"].startswith("identity.json is damaged")
@@ -224,22 +198,18 @@ def test_what_is_abandoned_twice_has_two_names(tmp_path):
         for step in (2, 4, 10):
             if not (tmp_path / f"checkpoint-{step}").exists():
                 write(tmp_path, step)
-        abandoned = abandon_newer(tmp_path / "checkpoint-2", tmp_path, ["checkpoint-10"])
+        abandoned = on_disk.abandon_newer(tmp_path / "checkpoint-2", tmp_path, ["checkpoint-10"])
         assert list(abandoned.values()) == names
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-10", "checkpoint-2"]
     (tmp_path / "other").mkdir()
-    assert abandon_newer(tmp_path / "checkpoint-2", tmp_path / "other") == {}  # of another folder
-    assert abandon_newer(tmp_path / "abandoned-checkpoint-4", tmp_path) == {}  # of a name of the user's own
-
-
-class Killed(Exception):
-    """What ends a run in the middle."""
+    assert on_disk.abandon_newer(tmp_path / "checkpoint-2", tmp_path / "other") == {}  # of another folder
+    assert on_disk.abandon_newer(tmp_path / "abandoned-checkpoint-4", tmp_path) == {}  # of a name of the user's own
 
 
 class Kill(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 3:
-            raise Killed
+            raise KeyboardInterrupt
 
 
 def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newer_ones(run, make_trainer, caplog):
@@ -247,7 +217,7 @@ def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newe
     keys = KEYS | {"learning_rate": 1e-4, "allow_config_change": True, "output_dir": str(out)}
     back = make_trainer(**keys)
     back.add_callback(Kill())
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         back.train(resume_from_checkpoint=str(out / "checkpoint-2"))
     assert sorted(path.name for path in out.glob("*checkpoint-*")) == ["abandoned-checkpoint-4", "checkpoint-2"]
     assert "checkpoint-4 is newer than checkpoint-2" in caplog.text and "abandoned-checkpoint-4" in caplog.text
@@ -256,14 +226,6 @@ def test_a_run_that_goes_back_to_an_older_checkpoint_does_not_return_to_the_newe
     assert [(row["step"], row["lr"]) for row in read_rows(out)] == [(1, 5e-3), (2, 5e-3), (3, 1e-4), (4, 1e-4)]
     found = [(event["checkpoint"], event["abandoned"]) for event in read_events(out, "resume")]
     assert found == [("checkpoint-2", ["checkpoint-4"]), ("checkpoint-2", [])]
-
-
-def test_the_best_checkpoint_is_known_by_its_name(run):
-    trainer = run(**KEYS | BEST | {"save_total_limit": 1}, trainer_kwargs=QUESTIONS)
-    best = Path(trainer.state.best_model_checkpoint)
-    assert best.parent == Path(trainer.args.output_dir) and why_unusable(best) is None
-    state = json.loads((best / "trainer_state.json").read_text())
-    assert state["best_model_checkpoint"] == str(best)
 
 
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "tokenizer.json", "training_args.bin"])
@@ -304,6 +266,8 @@ def test_a_resumed_run_knows_its_best_checkpoint(make_trainer, tmp_path, monkeyp
         evaluated_as(make_trainer(output_dir="run", **keys | {"seed": 8}), 9.0, 1.0).train()
     else:
         monkeypatch.chdir(tmp_path)
+    state = json.loads((out / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == "run/checkpoint-2"  # by its name, and not as it was written
     again = evaluated_as(make_trainer(output_dir=os.path.relpath(out), **keys | {"max_steps": 8}), 1.0, 1.0)
     again.train(resume_from_checkpoint=True)
     assert "does not exist anymore" not in caplog.text
@@ -313,14 +277,12 @@ def test_a_resumed_run_knows_its_best_checkpoint(make_trainer, tmp_path, monkeyp
     assert sha256(out / "adapter_model.safetensors") == sha256(out / "checkpoint-2" / "adapter_model.safetensors")
 
 
-def test_a_process_that_is_not_to_save_knows_the_best_checkpoint_and_writes_nothing(
-    make_trainer, tmp_path, monkeypatch
-):
+def test_a_process_that_is_not_to_save_writes_nothing(make_trainer, tmp_path, monkeypatch):
     """Trainer calls `_save` in every process, and only the first makes the folder."""
     trainer = make_trainer(**KEYS)
     monkeypatch.setattr(type(trainer.args), "should_save", False)
     trainer.state.best_model_checkpoint = str(tmp_path / "_incomplete-checkpoint-2" / "checkpoint-2")
-    trainer._save_beside(WholeCheckpoint(tmp_path, 2, resumable=True))
+    trainer._save_beside(on_disk.WholeCheckpoint(tmp_path, 2, resumable=True))
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     trainer._run_id = "this one"
     trainer._save(str(tmp_path / "checkpoint"))
@@ -329,8 +291,8 @@ def test_a_process_that_is_not_to_save_knows_the_best_checkpoint_and_writes_noth
 
 def test_logged_prompts_with_images_are_saved_without_them(make_trainer):
     trainer = make_trainer(log_completions=True)
-    image = {"role": "user", "content": [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]}
-    trainer._logs["prompt"].append([image])
+    content = [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]
+    trainer._logs["prompt"].append([{"role": "user", "content": content}])
     trainer._logs["completion"].append([{"role": "assistant", "content": "this"}])
     json.dumps(saved(trainer._metrics["train"], trainer._logs))
 

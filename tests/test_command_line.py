@@ -1,5 +1,7 @@
-"""The command line: help, before anything is imported that takes seconds, and keys that do not exist."""
+"""The command line: help, keys and recipes that there are, or not, and packages of the user of our names."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from trl_prorl import train
+from trl_prorl.commands import COMMANDS
 from trl_prorl.launch.command_line import first_look, help_text
 from trl_prorl.launch.recipe_keys import own_keys, recipe_keys
+from trl_prorl.launch.shipped_recipes import recipe_file, shipped_recipes, with_recipe
 
 
 ROOT = Path(__file__).parent.parent
@@ -70,9 +74,8 @@ def test_all_keys_ours_first():
 
 def test_a_reader_who_has_seen_enough():
     code = "from trl_prorl.launch.command_line import show; show('usage: \\n' * 10**6)"
-    done = subprocess.run(
-        ["bash", "-c", f'{sys.executable} -c "{code}" | head -1'], capture_output=True, text=True, check=False
-    )
+    command = ["bash", "-c", f'{sys.executable} -c "{code}" | head -1']
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "usage: \n" and done.stderr == ""
 
 
@@ -91,14 +94,14 @@ MISSPELT = [
     (["--config", "a.yaml", "--config", "b.yaml"], "--config is given twice; a run has one recipe."),
     (["a.yaml"], "'a.yaml' follows no option: write --config a.yaml."),
 ]
-RECIPES = {"misspelt": "beta_odl: 0.1", "renamed": "torch_dtype: float32", "typed": "num_generations: 2.5"}
-RECIPES |= {"twice": "beta: 0.5\nlr: 1\nbeta: 0.7"}
+BAD_RECIPES = {"misspelt": "beta_odl: 0.1", "renamed": "torch_dtype: float32", "typed": "num_generations: 2.5"}
+BAD_RECIPES |= {"twice": "beta: 0.5\nlr: 1\nbeta: 0.7"}
 
 
 @pytest.mark.parametrize("arguments, message", MISSPELT)
 def test_it_is_told_in_one_line_before_anything_is_built(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.setattr(train, "build", None)
-    for name, text in RECIPES.items():
+    for name, text in BAD_RECIPES.items():
         (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
     arguments = [a.replace("--config=", f"--config={tmp_path}/") for a in arguments]
     arguments = [str(tmp_path / a) if (tmp_path / a).is_file() else a for a in arguments]
@@ -114,14 +117,165 @@ def test_without_a_recipe_there_is_nothing_to_train():
     assert done.returncode == 2 and done.stderr.startswith("error: nothing says what to train: give --config RECIPE.y")
 
 
-@pytest.mark.parametrize("argv", [["--config", "tiny/variantB"], ["--config=tiny/variantB"]])
-def test_a_shipped_recipe_by_its_name(tmp_path, monkeypatch, argv):
-    monkeypatch.chdir(tmp_path)
-    given = ["--config", str(RECIPE.with_name("variantB.yaml")), "--beta", "1"]
-    assert first_look(RECIPE, [*argv, "--beta", "1"]) == given
-
-
 def test_what_is_right_passes_unchanged():
     arguments = ["--learning_rate", "-1e-4", "--lora-target-modules", "q_proj", "v_proj", "--no_dataloader_pin_memory"]
     assert first_look(RECIPE, arguments) == ["--config", str(RECIPE), *arguments]
-    assert first_look(None, [f"--config={RECIPE}", "--beta", "-1"]) == ["--config", str(RECIPE), "--beta", "-1"]
+    for given in ([f"--config={RECIPE}"], ["--config", "tiny/variantA"], ["--config=tiny/variantA"]):
+        assert first_look(None, [*given, "--beta", "-1"]) == ["--config", str(RECIPE), "--beta", "-1"]
+
+
+RECIPES = ROOT / "recipes"
+OWN = """
+import sys
+import eval
+import trl_prorl.hub.card, trl_prorl.hub.publish
+from trl_prorl import ProRLConfig, ProRLTrainer
+from trl_prorl.tasks import get_task
+from trl_prorl.train import TaskArguments
+
+assert not {"tasks", "recipes"} & set(sys.modules)
+task = TaskArguments(task="parity", task_level=2).make_task()
+row = task.rows("train", 1)[0]
+print("reward", task.reward(task.gold(row), row))
+import tasks
+assert tasks.MINE and eval.MINE and "mine" in tasks.__file__ and sys.modules["tasks"] is tasks and get_task("parity")
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A user's folder with packages of our names."""
+    mine = tmp_path / "mine"
+    for name in ("tasks", "eval", "recipes"):
+        (mine / name).mkdir(parents=True)
+        (mine / name / "__init__.py").write_text("MINE = True\n")
+    return mine
+
+
+def run(project, *command, **env):
+    env = {**os.environ, "COLUMNS": "120", **env}
+    command = [sys.executable, *command]
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def hidden(project):
+    """A function that runs a command where Python finds the user's packages first, which refuse to be imported."""
+    for package in ("tasks", "eval"):
+        (project / package / "__init__.py").write_text("raise ImportError('the folder of the user')\n")
+    return lambda *command, **env: run(project, *command, PYTHONPATH=f"{project}{os.pathsep}{ROOT}", **env)
+
+
+@pytest.mark.slow
+def test_a_script_beside_such_packages_has_its_own_and_ours(project):
+    """One that is imported before ours and one after; the library imports none of them by itself."""
+    (project / "own.py").write_text(OWN)
+    done = run(project, "own.py")
+    assert done.returncode == 0 and done.stdout == "reward 1.0\n", done.stderr[-2000:]
+
+
+def test_help_and_a_misspelt_command(hidden):
+    done = hidden("-m", "trl_prorl")
+    assert done.returncode == 0 and all(f"  {name} " in done.stdout for name in COMMANDS)
+    done = hidden("-m", "trl_prorl", "pask")
+    assert done.returncode == 2 and done.stderr.startswith("error: 'pask' is not a command (did you mean 'passk'?)")
+
+
+def test_env_says_what_a_report_of_a_bug_needs(hidden):
+    done = hidden("-m", "trl_prorl", "env", OMP_NUM_THREADS="3", HF_TOKEN="secret")
+    assert done.returncode == 0, done.stderr
+    for package in ("TRL", "PyTorch", "Transformers", "PEFT", "trl-prorl"):
+        assert f"- {package} version: " in done.stdout
+    assert f"- CPU: {os.cpu_count()} cores" in done.stdout and "OMP_NUM_THREADS=3" in done.stdout
+    assert "secret" not in done.stdout
+
+
+HELP = """
+import contextlib, io, json, sys
+from trl_prorl.commands import COMMANDS, main
+
+pages = {}
+for name in COMMANDS:
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        main([name, "--help"])
+    pages[name] = shown.getvalue()
+print(json.dumps(pages))
+"""
+
+
+def test_no_folder_of_the_user_hides_a_command_whose_help_is_one_screen(hidden):
+    done = hidden("-c", HELP, COLUMNS="80")
+    assert (done.returncode, done.stderr) == (0, "")
+    pages = json.loads(done.stdout)
+    assert pages.keys() == COMMANDS.keys()
+    for name, page in pages.items():
+        lines = page.splitlines()
+        assert lines[0].startswith(f"usage: trl-prorl {name} ")
+        assert len(lines) <= 40 and max(map(len, lines)) <= 80, name
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_step_where_the_user_has_such_packages(hidden):
+    options = "--mode memory --arms B --rounds 1 --prompts 1 --num_generations 2 --micro_batch 2 --scale 0.1"
+    done = hidden("-m", "trl_prorl", "step-cost", *options.split(), "--no-generation", "--device", "cpu")
+    assert done.returncode == 0 and "peak GiB" in done.stdout, done.stderr[-2000:]
+
+
+def test_train_alone_lists_the_recipes(hidden):
+    done = hidden("-m", "trl_prorl", "train")
+    assert done.returncode == 0 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) < 80
+    listed, folder = set(), ""
+    for line in lines:
+        if line.startswith("    "):
+            stem, _, what = line.strip().partition(" ")
+            listed.add(f"{folder}{stem}")
+            comment = (RECIPES / f"{folder}{stem}.yaml").read_text().split("\n")[0]
+            assert what.strip(" …") and f"# {what.strip(' …')}" in comment
+        elif line.startswith("  "):
+            folder = line.strip()
+    arms = {file for file in RECIPES.rglob("*.yaml") if file.stem != "base" and file.parent != RECIPES / "study"}
+    assert listed == {str(file.relative_to(RECIPES).with_suffix("")) for file in arms} and len(listed) >= 44
+
+
+def test_a_recipe_by_its_name_and_by_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert recipe_file("tiny/variantC_soft0.1") == RECIPES / "tiny" / "variantC_soft0.1.yaml"
+    named = ["--config", str(RECIPES / "tiny" / "variantA.yaml")]
+    assert with_recipe(["tiny/variantA", "--beta", "2"]) == [*named, "--beta", "2"]
+    assert with_recipe(["--beta", "2", "--config=tiny/variantA"]) == ["--beta", "2", *named]
+    assert with_recipe(["--help", "beta_old"]) == ["--help", "beta_old"] and with_recipe([]) == []
+    # A file wins, whatever it is called.
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "variantA").write_text("beta: 1.0\n")
+    (tmp_path / "mine.yaml").write_text("beta: 1.0\n")
+    assert with_recipe(["tiny/variantA"]) == ["--config", "tiny/variantA"]
+    assert with_recipe(["mine.yaml"]) == ["--config", "mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    "asked, told",
+    [
+        ("tiny/varianA", "(did you mean 'tiny/variantA'?). `trl-prorl train` lists those."),
+        ("recipes/tiny/variantB.yaml", "(did you mean 'tiny/variantB'?). `trl-prorl train` lists those."),
+        ("none.yaml", "'none.yaml' is neither a file nor the name of a shipped recipe."),
+        ("tiny/base", "'tiny/base' is neither a file nor the name of a shipped recipe"),
+        ("study/matrix", "'study/matrix' is neither a file nor the name of a shipped recipe"),
+        ("tiny/events", "is a folder of recipes: name one of tiny/events/control, tiny/events/plain,"),
+    ],
+)
+def test_a_recipe_that_is_not_there(tmp_path, monkeypatch, asked, told):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as caught:
+        recipe_file(asked)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert asked not in shipped_recipes()
+
+
+@pytest.mark.parametrize("words", [["--beta", "2", "tiny/variantA"], ["--prompts", "8", "mine.yaml"]])
+def test_a_recipe_behind_the_options_is_told_where_it_belongs(words):
+    """It would be taken for the value of an option, or left over once everything else is refused."""
+    with pytest.raises(ValueError, match=f"^'{words[-1]}' follows no option: the recipe comes first"):
+        with_recipe(words)
+    assert with_recipe(["--output_dir", "tiny/variantA"]) == ["--output_dir", "tiny/variantA"]

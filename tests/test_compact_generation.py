@@ -1,4 +1,4 @@
-"""Compact sampling against transformers' `generate`, against enumeration, and inside a training."""
+"""Compact sampling: against `generate`, against enumeration, in a training, and where something stands against it."""
 
 import itertools
 from collections import Counter
@@ -6,20 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import IA3Config, get_peft_model
+from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from run_record import read_events, read_rows
 from scipy.stats import chisquare
-from tiny_run import LORA, adapted
+from tiny_run import LORA, adapted, constant, watched
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from eval.run_folder.reading import read_env
+from trl_prorl.launch import acceleration
 from trl_prorl.rollout.compact import GrowingLayer, compact_sample, distinct, padded_left, until_end
 from trl_prorl.rollout.compact_probe import probe
 from trl_prorl.rollout.generation import MERGED_BOUND
 from trl_prorl.rollout.merged_copy import MergedCopy, PackedLinear, can_be_packed, packs_bf16, why_not_merged
 from trl_prorl.rollout.thinking import interrupted_rollout
+from trl_prorl.scoring.packing_probe import evaluating
 
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11]]
@@ -32,9 +34,8 @@ def model(tiny_model):
 
 
 def config(**keys):
-    return GenerationConfig(
-        **{"max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None, "disable_compile": True, **keys}
-    )
+    plain = {"max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None, "disable_compile": True}
+    return GenerationConfig(**plain | keys)
 
 
 def compact(model, prompts=PROMPTS, copies=COPIES, seed=0, logps_at=None, **keys):
@@ -69,17 +70,13 @@ def test_greedy_tokens_are_those_of_generate(model, keys):
     assert torch.equal(theirs, compact(model, do_sample=False, **keys)[0].ids)
 
 
-def test_rows_that_end_are_no_longer_computed(model, monkeypatch):
+def test_rows_that_end_are_no_longer_computed(model):
     """16 rows end one token after another; what is computed is counted at the model."""
-    rows, forward = [], model.forward
-
-    def counted(input_ids=None, **kwargs):
-        rows.append(tuple(input_ids.shape))
-        return forward(input_ids=input_ids, **kwargs)
-
-    ends = list(range(0, 256, 16))
-    monkeypatch.setattr(model, "forward", counted)
+    rows, ends = [], list(range(0, 256, 16))
+    seen = lambda module, args, kwargs: rows.append(tuple(kwargs["input_ids"].shape))  # noqa: E731
+    hook = model.register_forward_pre_hook(seen, with_kwargs=True)
     _, drawn = compact(model, seed=3, do_sample=True, eos_token_id=ends, max_new_tokens=40)
+    hook.remove()
     lengths = sorted(len(until_end(row, set(ends))) for row in drawn.tolist())
     assert rows[0] == (3, 6) and all(shape[1] == 1 for shape in rows[1:])  # a prompt once, then a token each
     still = [sum(length > step for length in lengths) for step in range(1, len(rows))]
@@ -95,15 +92,11 @@ def test_rows_of_a_growing_cache_are_those_of_a_dynamic_one():
     theirs.update(*first)
     for round in range(200):
         rows = len(theirs.keys)
-        if round % 3:
-            new = [torch.randn(rows, 2, 1, 4, generator=source) for _ in "kv"]
-            theirs.update(*new)
-            mine.update(*new)
-        else:
-            count = int(torch.randint(1, 9 if rows < 3 else rows + 1, (), generator=source))
-            chosen = torch.randint(rows, (count,), generator=source)
-            theirs.batch_select_indices(chosen)
-            mine.batch_select_indices(chosen)
+        new = [torch.randn(rows, 2, 1, 4, generator=source) for _ in "kv"]
+        count = torch.randint(1, 9 if rows < 3 else rows + 1, (), generator=source)
+        chosen = torch.randint(rows, (int(count),), generator=source)
+        for cache in (theirs, mine):
+            cache.update(*new) if round % 3 else cache.batch_select_indices(chosen)
         assert torch.equal(theirs.keys, mine.keys) and torch.equal(theirs.values, mine.values)
 
 
@@ -112,48 +105,41 @@ LEFT = [10, 20, 30, 40]
 
 def exact(model, prompt, temperature, top_p, length):
     """Probabilities of all sequences of `LEFT`, token by token, by a plain forward."""
-    found = {}
-    for sequence in itertools.product(LEFT, repeat=length):
-        logits = model(torch.tensor([[*prompt, *sequence]])).logits[0, len(prompt) - 1 : -1, LEFT].double()
-        probability = 1.0
-        for step, token in enumerate(sequence):
-            shares = (logits[step] / temperature).softmax(-1)
+    found = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for sequence, chance in found.items():
+            logits = model(torch.tensor([[*prompt, *sequence]])).logits[0, -1, LEFT].double()
+            shares = (logits / temperature).softmax(-1)
             order = shares.argsort(descending=True)
-            before = shares[order].cumsum(0) - shares[order]
-            kept = order[before < top_p]
-            place = LEFT.index(token)
-            probability *= (shares[place] / shares[kept].sum()).item() if place in kept else 0.0
-        found[sequence] = probability
-    assert sum(found.values()) == pytest.approx(1.0)
+            shares[order[shares[order].cumsum(0) - shares[order] >= top_p]] = 0.0
+            chances = (chance * shares / shares.sum()).tolist()
+            longer |= {(*sequence, token): chance for token, chance in zip(LEFT, chances, strict=True)}
+        found = longer
     return found
 
 
 @torch.no_grad()
 def test_samples_have_the_right_distribution_and_are_independent(model):
-    """
-    64 sequences of four tokens, by enumeration, for two prompts of different lengths in one batch; every third row
-    ends early.
-    """
+    """64 sequences of three of four tokens, by enumeration, for two prompts of different lengths in one batch."""
     temperature, top_p, number, length = 6.0, 0.7, 4000, 3
     copies = torch.arange(2).repeat_interleave(number)
     keys = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0, "max_new_tokens": length}
     keys["suppress_tokens"] = [token for token in range(model.config.vocab_size) if token not in LEFT]
     _, drawn = compact(model, PROMPTS[:2], copies, seed=5, **keys)
     for place, prompt in enumerate(PROMPTS[:2]):
-        mine = drawn[copies == place]
-        expected = exact(model, prompt, temperature, top_p, length)
+        mine, expected = drawn[copies == place], exact(model, prompt, temperature, top_p, length)
         counts = Counter(map(tuple, mine.tolist()))
-        impossible = [sequence for sequence, share in expected.items() if share == 0.0]
-        assert impossible and sum(counts[sequence] for sequence in impossible) == 0
         possible = [sequence for sequence, share in expected.items() if share > 0.0]
+        assert len(possible) < len(expected) and counts.keys() <= {*possible}
         wanted = [number * expected[sequence] for sequence in possible]
         assert chisquare([counts[sequence] for sequence in possible], wanted).pvalue > 1e-3
         # Neighbours of one prompt: their first tokens are as a product of two draws.
-        pairs = mine[:, 0].view(-1, 2)
         first = {token: sum(share for row, share in expected.items() if row[0] == token) for token in LEFT}
         both = [(a, b) for a, b in itertools.product(LEFT, repeat=2) if first[a] * first[b] > 0]
-        seen = [int(((pairs[:, 0] == a) & (pairs[:, 1] == b)).sum()) for a, b in both]
-        assert chisquare(seen, [first[a] * first[b] * len(pairs) for a, b in both]).pvalue > 1e-3
+        pairs = Counter(zip(mine[::2, 0].tolist(), mine[1::2, 0].tolist(), strict=True))
+        wanted = [first[a] * first[b] * number / 2 for a, b in both]
+        assert chisquare([pairs[pair] for pair in both], wanted).pvalue > 1e-3
 
 
 @torch.no_grad()
@@ -200,11 +186,12 @@ def test_the_copy_gives_the_policy_s_numbers_and_leaves_its_weights_alone(tiny_m
         merged.refresh()
         theirs, mine = policy(tokens).logits.log_softmax(-1), merged.model(tokens).logits.log_softmax(-1)
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
+        assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
         for name, param in policy.named_parameters():
-            assert torch.equal(param, before[name]), name
             if "lora_" in name or "modules_to_save" in name:  # an update
                 param.add_(torch.randn_like(param) * 0.05)
-                before[name] = param.clone()
+        policy.get_output_embeddings().weight.mul_(1.1)  # a head that changes
+        before = {name: param.clone() for name, param in policy.named_parameters()}
     assert (policy(tokens).logits.log_softmax(-1) - theirs).abs().max() > 1e-2  # the updates were worth something
 
 
@@ -223,18 +210,6 @@ def test_the_copy_shares_what_lora_does_not_touch(tiny_model):
     head = policy.get_output_embeddings().weight  # held once more, in the order in which a CPU reads it
     assert merged.bytes == sum(param.numel() * 4 for param in [*weights, head])
     assert not any("lora" in name for name, _ in merged.model.named_parameters())
-
-
-@torch.no_grad()
-def test_the_copy_follows_a_head_that_changes(tiny_model):
-    policy, tokens = adapted(tiny_model, **LORA), torch.arange(24).view(2, 12)
-    merged = MergedCopy(policy)
-    merged.refresh()
-    before = merged.model(tokens).logits
-    policy.get_output_embeddings().weight.mul_(1.5)
-    merged.refresh()
-    torch.testing.assert_close(merged.model(tokens).logits, policy(tokens).logits, atol=1e-4, rtol=0)
-    assert (merged.model(tokens).logits - before).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -334,22 +309,13 @@ A = {"beta": 0.1, "ref_reset_every": 2, "compact_generation": "on"}
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_a_training_with_it(make_trainer, lora, monkeypatch):
-    trainer = make_trainer(lora=lora, **A)
-    prefilled = []
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    sampled = trainer.parts["generation"].copy.model if lora else policy
-    forward = sampled.forward
+    trainer, prefilled, calls, layer = make_trainer(lora=lora, **A), [], [], LoraLinear.forward
+    policy, sampling = trainer.accelerator.unwrap_model(trainer.model), trainer._generate_single_turn
 
-    def watched(input_ids=None, **kwargs):
-        if input_ids.shape[1] > 1 and not torch.is_grad_enabled() and kwargs.get("past_key_values") is not None:
-            prefilled.append(len(input_ids))
-        return forward(input_ids=input_ids, **kwargs)
-
-    monkeypatch.setattr(sampled, "forward", watched)
-    calls, layer_forward, sampling = [], LoraLinear.forward, trainer._generate_single_turn
-    monkeypatch.setattr(
-        LoraLinear, "forward", lambda *args, **kwargs: calls.append(1) or layer_forward(*args, **kwargs)
-    )
+    def seen(module, args, kwargs):
+        prompts = kwargs["input_ids"].shape[1] > 1 and kwargs.get("past_key_values") is not None
+        if prompts and not torch.is_grad_enabled():
+            prefilled.append(len(kwargs["input_ids"]))
 
     def single_turn(*args, **kwargs):
         before = len(calls)
@@ -357,6 +323,9 @@ def test_a_training_with_it(make_trainer, lora, monkeypatch):
         assert len(calls) == before  # from weights in which LoRA is merged
         return result
 
+    sampled = trainer.parts["generation"].copy.model if lora else policy
+    sampled.register_forward_pre_hook(seen, with_kwargs=True)
+    monkeypatch.setattr(LoraLinear, "forward", lambda *args, **kw: calls.append(1) or layer(*args, **kw))
     monkeypatch.setattr(trainer, "_generate_single_turn", single_turn)
     trainer.train()
     assert (len(calls) > 0) == lora
@@ -393,10 +362,8 @@ def test_bf16_measures_the_copy_and_leaves_it_above_the_bound(make_trainer, resu
     monkeypatch.setattr("trl_prorl.rollout.generation.MERGED_BOUND", below[0] / 2)
     for more, leaves in ((100.0, False), (0.01, True)):
         monkeypatch.setattr("trl_prorl.rollout.generation.MORE_THAN_POLICY", more)
-        refreshed = []
         trainer = bf16()
-        refresh = trainer.parts["generation"].copy.refresh
-        trainer.parts["generation"].copy.refresh = lambda refresh=refresh, seen=refreshed: seen.append(refresh())
+        refreshed = watched(trainer.parts["generation"].copy, "refresh")
         trainer.train()
         found, events = measured(trainer), read_events(trainer, "unmerged_generation")
         assert found[0] == below[0] and len(refreshed) == (1 if leaves else 2)
@@ -425,30 +392,133 @@ def test_log_probabilities_of_another_sampler_say_nothing_about_the_copy(run, dt
     assert trainer.parts["generation"].merged == "on" and len(read_rows(trainer)) == 4 and not measured(trainer)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"dynamic_sampling_rounds": 2, "reward": lambda completions, **columns: [0.0] * len(completions)},
-        {"trainer_kwargs": {"rollout_func": interrupted_rollout(3, 2, "so: ")}, "max_completion_length": 20},
-    ],
-    ids=["dynamic sampling", "a thinking budget"],
-)
-def test_with_what_else_samples(run, keys):
-    assert run(**A, **keys).state.global_step == 4
+def test_with_what_else_samples(run):
+    assert run(**A, dynamic_sampling_rounds=2, reward=constant(0.0)).state.global_step == 4
+    budget = {"rollout_func": interrupted_rollout(3, 2, "so: ")}
+    assert run(**A, trainer_kwargs=budget, max_completion_length=20).state.global_step == 4
 
 
-def test_checkpointing_rests_while_rollouts_are_sampled_and_returns_as_it_was(make_trainer, monkeypatch):
-    how = {"use_reentrant": True}
-    keys = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": how, "max_steps": 1}
-    trainer = make_trainer(compact_generation="on", **keys)
-    sample, found = trainer.compact.sample, []
+def disturb(policy):
+    source = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, param in policy.named_parameters():
+            if "lora_" in name:
+                param.add_(torch.randn(param.shape, generator=source) * 0.05)
+    return policy
 
-    def watched(policy, *args):
-        found.append(policy.is_gradient_checkpointing)
-        return sample(policy, *args)
 
-    monkeypatch.setattr(trainer.compact, "sample", watched)
+def not_the_policy_s(trainer):
+    """Train with greedy rollouts, and count for each generation the tokens that a plain forward would not choose."""
+    counts, sampling, policy = [], trainer._generate_single_turn, trainer.accelerator.unwrap_model(trainer.model)
+
+    def counted(prompts, *args, **kwargs):
+        completions, logps = sampling(prompts, *args, **kwargs)
+        wrong = 0
+        with torch.no_grad(), evaluating(policy):
+            for prompt, completion in zip(prompts, completions, strict=True):
+                logits = policy(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+                wrong += int((logits.argmax(-1) != torch.tensor(completion)).sum())
+        counts.append(wrong)
+        return completions, logps
+
+    trainer._generate_single_turn = counted
+    trainer.generation_config.do_sample = False
     trainer.train()
-    assert found == [False]
+    return counts
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_checkpointing_rests_while_rollouts_are_sampled_and_returns_as_it_was(make_trainer, tiny_model, lora):
+    """Of a model that is given with it, too: layers with checkpointing drop the cache in training mode."""
+    model, how = AutoModelForCausalLM.from_pretrained(tiny_model), {"use_reentrant": True}
+    model.gradient_checkpointing_enable()
+    keys = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": how, "max_completion_length": 12}
+    trainer = make_trainer(model=model, lora=lora, compact_generation="on", **keys)
+    sample, found = trainer.compact.sample, []
+    trainer.compact.sample = lambda model, *a: found.append(model.is_gradient_checkpointing) or sample(model, *a)
+    assert not_the_policy_s(trainer) == [0, 0] and found == [False, False]
     layers = [m for m in trainer.model.modules() if hasattr(m, "_gradient_checkpointing_func")]
     assert layers and all(layer._gradient_checkpointing_func.keywords == how for layer in layers)
+    assert trainer.accelerator.unwrap_model(trainer.model).is_gradient_checkpointing
+
+
+@pytest.mark.parametrize("merged, adapters", [("on", ["mine"]), ("off: not one adapter is active, but 2", ["a", "b"])])
+def test_an_adapter_of_another_name_and_two_at_once(make_trainer, tiny_model, merged, adapters):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    policy = get_peft_model(model, LoraConfig(**LORA), adapter_name=adapters[0])
+    for name in adapters[1:]:
+        policy.add_adapter(name, LoraConfig(**LORA))
+    policy.base_model.set_adapter(adapters)
+    trainer = make_trainer(model=disturb(policy), compact_generation="on", trainer_kwargs={"peft_config": None})
+    assert trainer.parts["generation"].merged == merged
+    assert not_the_policy_s(trainer) == [0, 0]
+
+
+def test_embeddings_with_an_adapter_and_a_head_in_fp32(make_trainer, tiny_model):
+    """The hook that casts the embeddings' output hangs on the adapter's layer, which the copy has not got."""
+    lora = LoraConfig(**{**LORA, "target_modules": ["q_proj", "embed_tokens"]})
+    keys = {"compact_generation": "on", "cast_lm_head_to_fp32": True, "trainer_kwargs": {"peft_config": lora}}
+    trainer = make_trainer(model=AutoModelForCausalLM.from_pretrained(tiny_model).bfloat16(), **keys)
+    trainer.train()
+    assert trainer.parts["generation"].merged == "on"
+    rows = read_rows(trainer)
+    assert 0.0 < rows[0]["mean_abs_dlogp_sampler"] < 0.05
+
+
+def test_a_copy_with_other_numbers_is_not_sampled(tiny_model):
+    """A new adapter changes nothing, so that a copy without it would look right at first."""
+    policy = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(**LORA))
+    assert why_not_merged(policy) is None
+    before, state = {name: param.clone() for name, param in policy.named_parameters()}, torch.get_rng_state()
+    layer = policy.get_base_model().model.layers[1].self_attn.v_proj
+    layer.merge = lambda *args, **kwargs: None
+    assert why_not_merged(policy).startswith("merged, its log-probabilities differ by ")
+    assert all(torch.equal(param, before[name]) for name, param in policy.named_parameters())
+    assert torch.equal(state, torch.get_rng_state())
+    del layer.merge
+    # A closure computes with the policy's layers, wherever it is copied to.
+    around = policy.get_base_model().model.layers[1]
+    for replaced, name in ((layer.base_layer, "model.layers.1.self_attn.v_proj"), (around, "model.layers.1")):
+        replaced.forward = replaced.forward
+        assert why_not_merged(policy).endswith(f"merged (ValueError: the forward of {name} is replaced)")
+        del replaced.forward
+    around.forward = around.forward
+    with pytest.raises(ValueError, match="is replaced"):
+        MergedCopy(policy)
+
+
+def test_a_new_training_forgets_that_the_last_went_on_unmerged(make_trainer):
+    trainer = make_trainer(compact_generation="on", max_steps=2)
+    trainer.train()
+    generation = trainer.parts["generation"]
+    assert generation.row(1, {"mean_abs_dlogp_sampler": 1.0}) is None  # the policy itself comes first
+    assert generation.row(2, {"mean_abs_dlogp_sampler": 0.5})["reason"] == "copy_off_policy"
+    assert generation.copy is None and generation.merged.startswith("off: the copy was 1 nats")
+    generation.load_state_dict(generation.state_dict(), {})
+    assert generation.copy is None
+    trainer.train()
+    assert generation.copy is not None and generation.merged == "on"
+
+
+def test_a_run_with_auto_goes_on_where_it_is_possible(make_trainer, tmp_path, monkeypatch):
+    """The run fell back where it began, and the machine that resumes it need not."""
+    keys = {"compact_generation": "auto", "save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path / "o")}
+    with monkeypatch.context() as patch:
+        patch.setattr(acceleration, "probe_generation", lambda *args: "it has no luck.")
+        first = make_trainer(max_steps=2, **keys)
+        first.train()
+    assert first.acceleration.generation == "off: it has no luck."
+    second = make_trainer(max_steps=4, **keys)
+    second.train(resume_from_checkpoint=str(tmp_path / "o" / "checkpoint-2"))
+    assert second.acceleration.generation == "on" and second.state.global_step == 4
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_longest_row_are_refused(kind):
+    """When that row ends and is dropped, the others' frequencies would change under them."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4} if kind == "longrope" else {}
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 16, **factors}
+    keys = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
+    keys |= {"intermediate_size": 48, "max_position_embeddings": 16, "pad_token_id": 0, "rope_parameters": rope}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **keys))
+    assert probe(model, 200) == f"rope_type='{kind}': its frequencies depend on the longest row, which may be dropped."

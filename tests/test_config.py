@@ -15,26 +15,18 @@ def config(**keys):
     return ProRLConfig(**{**BASE, **keys})
 
 
-@pytest.mark.parametrize(
-    "accumulation, per_generation, iterations, reuse, source",
-    [
-        (1, 1, 1, True, "policy"),
-        (4, 2, 2, True, "policy"),
-        (1, 1, 2, True, "first_pass"),
-        (1, 1, 2, False, "forward"),
-        (2, 2, 3, True, "first_pass"),
-        (1, 4, 1, True, "forward"),
-        (2, 4, 2, True, "forward"),
-    ],
-)
-def test_where_old_log_probabilities_come_from(accumulation, per_generation, iterations, reuse, source):
-    args = config(
-        gradient_accumulation_steps=accumulation,
-        steps_per_generation=per_generation,
-        num_iterations=iterations,
-        reuse_old_logps=reuse,
-    )
-    assert args.old_logps_source == source
+OF_A_GENERATION = ("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "reuse_old_logps")
+SOURCES = {
+    "policy": [(1, 1, 1, True), (4, 2, 2, True)],
+    "first_pass": [(1, 1, 2, True), (2, 2, 3, True)],
+    "forward": [(1, 1, 2, False), (1, 4, 1, True), (2, 4, 2, True)],
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_where_old_log_probabilities_come_from(source):
+    for values in SOURCES[source]:
+        assert config(**dict(zip(OF_A_GENERATION, values, strict=True))).old_logps_source == source, values
 
 
 @pytest.mark.parametrize(
@@ -131,7 +123,6 @@ def test_processes_that_the_launcher_did_not_start_are_told_of(monkeypatch, capl
 
 def test_deepspeed_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr("trl_prorl.refusals.is_deepspeed_available", lambda: False)
-    with pytest.raises(
-        ValueError, match=r"^deepspeed='zero.json' needs DeepSpeed: pip install 'trl-prorl\[deepspeed\]'"
-    ):
+    told = r"^deepspeed='zero.json' needs DeepSpeed: pip install 'trl-prorl\[deepspeed\]'"
+    with pytest.raises(ValueError, match=told):
         config(deepspeed="zero.json")

@@ -1,14 +1,18 @@
-"""A changed key acts when a run is resumed with `allow_config_change`, or is refused in one line: key by key."""
+"""What a resume may change, key by key: it acts with `allow_config_change`, or is refused in one line."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from run_record import read_events, read_rows
+from tiny_run import constant
+from transformers import AutoModelForCausalLM
 
 from trl_prorl import ProRLConfig, train
-from trl_prorl.checkpoint.identity import check_change
+from trl_prorl.checkpoint import identity
+from trl_prorl.checkpoint.identity import changing_keys, check_change, check_same_run, differences
 from trl_prorl.resets.triggers import KLSpike, Stall, TriggerSet
 
 
@@ -20,7 +24,7 @@ KEYS |= {"lr_scheduler_type": "linear", "warmup_steps": 2, "weight_decay": 0.1, 
 
 @pytest.fixture(scope="module")
 def kept():
-    return {}
+    return []
 
 
 @pytest.fixture
@@ -28,8 +32,8 @@ def begun(kept, run, weights):
     """Output folder of a run of four steps, and its last weights."""
     if not kept:
         trainer = run(**KEYS)
-        kept["run"] = Path(trainer.args.output_dir), weights(trainer)
-    return kept["run"]
+        kept.extend([Path(trainer.args.output_dir), weights(trainer)])
+    return kept
 
 
 @pytest.fixture
@@ -64,12 +68,6 @@ SCHEDULE = {
 def test_the_rate_is_that_of_the_new_schedule_at_the_old_step(resumed, case):
     changed, expected = SCHEDULE[case]
     assert column(resumed(**changed), "lr") == pytest.approx(expected, rel=1e-9)
-
-
-def test_another_rate_moves_the_weights_elsewhere(begun, resumed, weights):
-    slow, fast = weights(resumed(learning_rate=1e-5)), weights(resumed(learning_rate=5e-3))
-    assert any(not torch.equal(slow[name], fast[name]) for name in slow)
-    assert all(torch.equal(fast[name], begun[1][name]) for name in fast)  # nothing was changed
 
 
 def test_a_restarted_schedule_starts_from_the_new_rate(resumed):
@@ -176,12 +174,9 @@ def test_a_checkpoint_holds_nothing_else(begun):
     ours = json.loads((checkpoint / "prorl_state.json").read_text())
     assert set(ours) == {"generations", "micro_batches", "parts", "log"}
     assert set(ours["log"]) == {"metrics", "completions"}
-    assert {name: set(state) for name, state in ours["parts"].items()} == {
-        "anchors": {"coefficients", "kl_since_generation"},
-        "recorder": {"kl_ref", "generation_row"},
-        "guard": {"skips"},
-        "resets": {"requests", "callbacks", "updates_since_reset"},
-    }
+    parts = {"anchors": {"coefficients", "kl_since_generation"}, "recorder": {"kl_ref", "generation_row"}}
+    parts |= {"guard": {"skips"}, "resets": {"requests", "callbacks", "updates_since_reset"}}
+    assert {name: set(state) for name, state in ours["parts"].items()} == parts
 
 
 # key: then, now, what the line says, in the middle of a generation batch alone
@@ -194,6 +189,7 @@ REFUSED = {
     "lora_target_modules": (["q_proj"], "all-linear", "other shapes"),
     "use_peft": (True, False, "other shapes"),
     "lr_scheduler_type": ("linear", "reduce_lr_on_plateau", "rates before it"),
+    "learning_rate": (1e-2, 1e-3, "rates before it"),
     "elastic_reset_every": (0, 3, "average"),
     "lora_growth_every": (2, 0, "would not be made again"),
     "ref_reset_every": (2, 0, "this run's has moved"),
@@ -206,7 +202,7 @@ INSIDE |= {"generation_batch_size": (8, 16)}
 @pytest.mark.parametrize("key", [*REFUSED, *INSIDE])
 def test_what_cannot_act_is_refused_in_one_line(tmp_path, key):
     old, new, reason = REFUSED.get(key) or (*INSIDE[key], "inside a generation batch")
-    now = {"beta": 0.3, key: new}
+    now = {"beta": 0.3, key: new} | ({"lr_scheduler_type": "reduce_lr_on_plateau"} if key == "learning_rate" else {})
     if key in INSIDE:
         check_change({key: [old, new]}, now, tmp_path / "checkpoint-2")  # at its end it acts
         (tmp_path / "buffer-0.safetensors").touch()
@@ -216,12 +212,6 @@ def test_what_cannot_act_is_refused_in_one_line(tmp_path, key):
     assert line.startswith(f"{key}: {old!r} -> {new!r} cannot be changed") and reason in line and "\n" not in line
 
 
-def test_a_changed_rate_of_a_schedule_that_remembers(tmp_path):
-    now = {"lr_scheduler_type": "reduce_lr_on_plateau", "learning_rate": 1e-3}
-    with pytest.raises(ValueError, match="learning_rate: 0.01 -> 0.001 cannot be changed"):
-        check_change({"learning_rate": [1e-2, 1e-3]}, now, tmp_path)
-
-
 def test_a_refusal_comes_before_a_model_is_loaded_and_in_own_scripts_too(begun, make_trainer):
     keys = {**KEYS, "allow_config_change": True, "seed": 8, "output_dir": str(begun[0])}
     config = ProRLConfig(use_cpu=True, bf16=False, resume_from_checkpoint="True", **keys)
@@ -229,3 +219,80 @@ def test_a_refusal_comes_before_a_model_is_loaded_and_in_own_scripts_too(begun, 
         train.check_folder(config, ())
     with pytest.raises(ValueError, match="seed: 7 -> 8 cannot be changed"):
         make_trainer(**keys).train(resume_from_checkpoint=True)
+
+
+SAME_RUN = {"beta": 0.3, "ref_reset_every": 3, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+
+
+def config_of(**keys):
+    return ProRLConfig(use_cpu=True, bf16=False, output_dir="a", **keys)
+
+
+NUMBERS_DEPEND = {"beta": 0.1, "num_generations": 4, "seed": 1, "learning_rate": 1e-3, "temperature": 0.7}
+NUMBERS_DEPEND |= {"max_steps": 9, "kl_estimator": "k2", "optim": "sgd", "adam_beta2": 0.9, "nonfinite": "skip"}
+NONE_DEPENDS = {"save_steps": 3, "logging_steps": 3, "report_to": "none", "run_dir": "b", "disable_tqdm": True}
+NONE_DEPENDS |= {"resume_from_checkpoint": "c", "save_total_limit": 1, "reward_timeout": 1.0}
+NONE_DEPENDS |= {"allow_config_change": True}
+
+
+def test_arguments_on_which_numbers_depend_and_others():
+    begun = changing_keys(config_of())
+    for key, value in NUMBERS_DEPEND.items():
+        assert key in differences(begun, changing_keys(config_of(**{key: value})))
+    for key, value in NONE_DEPENDS.items():
+        assert not differences(begun, changing_keys(config_of(**{key: value}))), key
+
+
+def test_a_run_may_be_made_longer_where_its_past_does_not_depend_on_its_length():
+    for schedule, free in (("constant", True), ("constant_with_warmup", True), ("linear", False), ("cosine", False)):
+        pair = [changing_keys(config_of(lr_scheduler_type=schedule, max_steps=steps)) for steps in (5, 9)]
+        assert (differences(*pair) == {}) is free
+
+
+def test_datasets_are_told_apart_by_content():
+    rows = {"prompt": ["a", "b", "c"], "answer": ["1", "2", "3"]}
+    same, first = Dataset.from_dict(rows), identity.dataset_hash(Dataset.from_dict(rows))
+    assert identity.dataset_hash(same) == identity.dataset_hash(same.map(lambda row: row)) == first
+    assert identity.dataset_hash(Dataset.from_dict({**rows, "answer": ["1", "2", "4"]})) != first
+    assert (
+        identity.dataset_hash(same.select([1, 0, 2])) != first and identity.dataset_hash(same.select([0, 1])) != first
+    )
+
+
+def test_models_are_told_apart_by_their_weights():
+    tensors = {"a": torch.arange(1000.0).view(10, 100), "b": torch.zeros(3, dtype=torch.bfloat16)}
+    first = identity.weights_hash(tensors.items())
+    assert identity.weights_hash({name: tensor.clone() for name, tensor in tensors.items()}.items()) == first
+    tensors["a"][9, 99] += 1
+    assert identity.weights_hash(tensors.items()) != first
+    assert identity.weights_hash({"a": torch.arange(1000.0), "b": tensors["b"]}.items()) != first
+
+
+def test_what_differs_is_listed():
+    then, now = {"beta": 0.1, "seed": 1, "gone": 2}, {"beta": 0.2, "seed": 1, "new": 3}
+    with pytest.raises(ValueError, match="beta: 0.1 -> 0.2. .*allow_config_change: true"):
+        check_same_run(then, now, allowed=False)
+    assert check_same_run(then, now, allowed=True) == {"beta": [0.1, 0.2]}
+
+
+def test_another_run_is_refused_and_an_allowed_change_is_an_event(run, make_trainer, tiny_model, tmp_path):
+    out = run(**SAME_RUN).args.output_dir
+    log = Path(out, "metrics.jsonl").read_text()
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] += 0.5
+    model.save_pretrained(tmp_path / "other")
+    for change, message in (
+        ({"beta": 0.2, "num_generations": 8}, "beta: 0.3 -> 0.2; num_generations: 4 -> 8"),
+        ({"prompts": 15}, "rows of the training set"),
+        ({"reward": constant(0.0)}, "reward functions"),
+        ({"model": str(tmp_path / "other")}, "weights of the model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(output_dir=out, **{**SAME_RUN, **change}).train(resume_from_checkpoint=True)
+    assert Path(out, "metrics.jsonl").read_text() == log
+
+    trainer = make_trainer(output_dir=out, allow_config_change=True, **SAME_RUN | {"beta": 0.2, "max_steps": 6})
+    trainer.train(resume_from_checkpoint=True)
+    assert read_events(out, "resume")[-1]["changed"] == {"beta": [0.3, 0.2]}
+    assert [row["beta"] for row in read_rows(out)] == [0.3] * 4 + [0.2] * 2

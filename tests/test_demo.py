@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from run_record import read_rows
 
 from eval.analysis.statistics import prediction_interval
 from trl_prorl import demo as demo_module
@@ -58,14 +57,12 @@ def script(monkeypatch):
 
 def test_it_says_which_base_it_starts_from(script, tmp_path, capsys):
     script("--out", str(tmp_path / "out"))
-    assert capsys.readouterr().out == (
-        f"base model: {DEFAULT}, SHA-256 of its weights {weights_sha256(DEFAULT)[:12]}…\n"
-    )
+    told = "base model: {}, SHA-256 of its weights {:.12}…\n"
+    assert capsys.readouterr().out == told.format(DEFAULT, weights_sha256(DEFAULT))
     for name, content in (("made_with.json", b"{}"), ("config.json", b"{}"), ("model.safetensors", b"weights")):
         (tmp_path / name).write_bytes(content)
     script("--out", str(tmp_path / "out"), "--model_name_or_path", str(tmp_path))
-    sha256 = hashlib.sha256(b"weights").hexdigest()
-    assert capsys.readouterr().out == f"base model: {tmp_path}, SHA-256 of its weights {sha256[:12]}…\n"
+    assert capsys.readouterr().out == told.format(tmp_path, hashlib.sha256(b"weights").hexdigest())
     with pytest.raises(SystemExit, match="error: .*embedded:reverse_digits:7' is not here"):
         script("--out", str(tmp_path / "out"), "--model_name_or_path", "embedded:reverse_digits:7")
 
@@ -90,9 +87,8 @@ def test_with_a_pretrained_model_it_is_two_arms_and_their_texts(monkeypatch, tmp
     assert asked[0][:6] == ("passk", "--prompts", "24", "--n", "4", "--no-greedy") and "--checkpoints" not in asked[0]
     assert asked[1][:3] == ("drift", "--prompts", "8")
     said = capsys.readouterr().out
-    assert all(
-        text in said for text in ("control base text ✓", "control trained text ", "plain trained text ", "[tea]")
-    )
+    shown = ("control base text ✓", "control trained text ", "plain trained text ", "[tea]")
+    assert all(text in said for text in shown)
     assert "trained text ✓" not in said and " no " not in said
 
 
@@ -124,14 +120,6 @@ def test_every_arm_scores_what_is_expected(demo):
         assert low <= passk["trained"]["pass@1"] <= high, arm
         low, high = passk["base"]["interval@1"]  # the same model, by its hash; but samples of its own
         assert all(low <= float(row["base_pass@1"]) <= high for row in rows)
-
-
-@pytest.mark.slow
-def test_b_never_scores_a_reference(demo):
-    out, _ = demo
-    rows = read_rows(out / "variantB")
-    assert sum(row["ref_forward_calls"] + row["old_forward_calls"] for row in rows) == 0
-    assert not (out / "variantB" / "ref").exists() and (out / "variantA" / "ref").exists()
 
 
 @pytest.mark.slow

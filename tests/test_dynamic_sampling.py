@@ -1,6 +1,7 @@
-"""Groups that teach nothing are replaced; the numbers are those of a run that had drawn the others at once."""
+"""Groups that teach nothing are replaced, as if the others had been drawn at once; rewards of a length alone."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas
 import pytest
@@ -9,12 +10,12 @@ from run_record import read_rows as rows
 from tiny_run import constant
 from trl.rewards import get_soft_overlong_punishment
 
-from trl_prorl import ProRLTrainer
 from trl_prorl.objective.advantages import estimate
 from trl_prorl.rollout.dynamic_sampling import deciding, extra_rows, put_groups, undecided
-from trl_prorl.rollout.length_rewards import cosine_length_reward, target_length_reward
+from trl_prorl.rollout.length_rewards import cosine, cosine_length_reward, is_on, target_length_reward
 from trl_prorl.rollout.outcome import set_advantages, weighted_sum
 from trl_prorl.rollout.thinking import interrupted_rollout
+from trl_prorl.train import TaskArguments
 
 
 NAN = float("nan")
@@ -23,6 +24,9 @@ NAN = float("nan")
 def test_undecided_by_hand():
     rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, NAN, NAN, 0.5, NAN, 0.0, 0.0, -1.0, float("inf")])
     assert undecided(rewards, 2).tolist() == [True, False, True, True, True, False]
+    # Every group has a function of its own.
+    rewards = torch.tensor([[1.0, NAN, 5.0], [1.0, NAN, 6.0], [NAN, 0.0, 7.0], [NAN, 1.0, 8.0]])
+    assert deciding(rewards, torch.ones(3), 2).tolist() == [1.0, 1.0, 0.0, 1.0]
 
 
 DECIDED = {
@@ -45,27 +49,17 @@ def test_which_reward_decides_by_hand(rewards, weights, functions, expected):
     assert found.tolist() == pytest.approx(expected, nan_ok=True)
 
 
-def test_every_group_has_a_function_of_its_own():
-    rewards = torch.tensor([[1.0, NAN, 5.0], [1.0, NAN, 6.0], [NAN, 0.0, 7.0], [NAN, 1.0, 8.0]])
-    decided_by = deciding(rewards, torch.ones(3), 2)
-    assert decided_by.tolist() == [1.0, 1.0, 0.0, 1.0] and undecided(decided_by, 2).tolist() == [True, False]
+def batch_of(prompt_ids, prompt_mask, completion_ids, advantages, tokens):
+    tensors = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "completion_ids": completion_ids}
+    tensors |= {"advantages": advantages, "num_items_in_batch": tokens}
+    return {name: torch.tensor(value) for name, value in tensors.items()}
 
 
 def test_groups_are_put_with_padding_on_the_right_sides():
-    batch = {
-        "prompt_ids": torch.tensor([[1, 2], [1, 2], [9, 3], [9, 3]]),
-        "prompt_mask": torch.tensor([[1, 1], [1, 1], [0, 1], [0, 1]]),
-        "completion_ids": torch.tensor([[4], [5], [6], [7]]),
-        "advantages": torch.tensor([0.0, 0.0, 1.0, -1.0]),
-        "num_items_in_batch": torch.tensor(4),
-    }
-    others = {
-        "prompt_ids": torch.tensor([[8, 8, 8]] * 4),
-        "prompt_mask": torch.tensor([[1, 1, 1]] * 4),
-        "completion_ids": torch.tensor([[1, 0], [2, 0], [3, 1], [4, 1]]),
-        "advantages": torch.tensor([0.0, 0.0, 2.0, -2.0]),
-        "num_items_in_batch": torch.tensor(9),
-    }
+    mine, masks = [[1, 2], [1, 2], [9, 3], [9, 3]], [[1, 1], [1, 1], [0, 1], [0, 1]]
+    batch = batch_of(mine, masks, [[4], [5], [6], [7]], [0.0, 0.0, 1.0, -1.0], 4)
+    theirs = [[1, 0], [2, 0], [3, 1], [4, 1]]
+    others = batch_of([[8, 8, 8]] * 4, [[1, 1, 1]] * 4, theirs, [0.0, 0.0, 2.0, -2.0], 9)
     merged = put_groups(batch, others, places=[0], sources=[1], group_size=2, pad_token_id=9)
     assert merged["prompt_ids"].tolist() == [[8, 8, 8], [8, 8, 8], [9, 9, 3], [9, 9, 3]]
     assert merged["prompt_mask"].tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 1], [0, 0, 1]]
@@ -107,14 +101,6 @@ def test_undecided_groups_are_replaced_and_what_it_cost_is_counted(run, arm, lor
     assert "groups_replaced" not in plain[0]
 
 
-def test_rounds_are_bounded_and_what_is_left_can_be_dropped(run):
-    keys = {"dynamic_sampling_rounds": 2, "max_steps": 2, "beta_old": 0.2, "drop_zero_rows": True}
-    trainer = run(reward=constant(1.0), **keys)
-    first = rows(trainer)[0]
-    assert (first["groups_undecided"], first["groups_replaced"], first["groups_generated_again"]) == (2, 0, 4)
-    assert all(row["grad_norm"] == 0.0 for row in rows(trainer))
-
-
 hopeless = constant(0.0)
 hopeless.__name__ = "hopeless"
 
@@ -138,7 +124,7 @@ LENGTH_TERMS |= {"overlong": get_soft_overlong_punishment(6, 5)}
 
 
 @pytest.mark.parametrize("term", LENGTH_TERMS)
-def test_a_length_reward_does_not_make_a_hopeless_group_a_decided_one(run, term):
+def test_rounds_are_bounded_and_a_length_reward_makes_no_hopeless_group_a_decided_one(run, term):
     keys = {"dynamic_sampling_rounds": 2, "max_steps": 1, "num_iterations": 1, "columns": {"task": ["mine"] * 16}}
     keys |= UNEVEN
     (row,) = rows(run(reward=[hopeless, LENGTH_TERMS[term]], **keys))
@@ -148,41 +134,27 @@ def test_a_length_reward_does_not_make_a_hopeless_group_a_decided_one(run, term)
     assert row["frac_reward_zero_std"] < 1.0 and row["advantage_std"] > 0.0 and row["grad_norm"] > 0.0
 
 
-def test_with_a_length_reward_the_groups_that_are_replaced_are_those_without_it(run):
-    keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "per_device_train_batch_size": 32, "num_iterations": 1}
-    keys |= UNEVEN
-    (with_length,), (without,) = (
-        rows(run(reward=functions, **keys)) for functions in ([solved, LENGTH_TERMS["cosine"]], [solved])
-    )
-    names = ["groups_undecided", "groups_replaced", "groups_generated_again", "tokens_generated"]
-    assert [with_length[name] for name in names] == [without[name] for name in names]
-    assert 0 < without["groups_replaced"] and 0 < without["groups_undecided"]
-
-
 def test_the_functions_that_decide_can_be_named(run, make_trainer):
     keys = {"reward": [hopeless, solved, LENGTH_TERMS["cosine"]], "max_steps": 1, "num_iterations": 1}
     keys |= {"dynamic_sampling_rounds": 1, "per_device_train_batch_size": 32, **UNEVEN}
-    by = {
-        names: rows(run(dynamic_sampling_rewards=list(names) or None, **keys))[0]["groups_generated_again"]
-        for names in [(), ("hopeless",), ("hopeless", "solved"), ("cosine_length",)]
-    }
+    by = {}
+    for names in [(), ("hopeless",), ("hopeless", "solved"), ("cosine_length",)]:
+        trainer = run(dynamic_sampling_rewards=list(names) or None, **keys)
+        by[names] = rows(trainer)[0]["groups_generated_again"]
     (alone,) = rows(run(**{**keys, "reward": [solved]}))
     assert by[()] == by[("hopeless",)] == 8 and by[("cosine_length",)] == 0
     assert by[("hopeless", "solved")] == alone["groups_generated_again"] and 0 < alone["groups_generated_again"] < 8
-    with pytest.raises(
-        ValueError, match=r"dynamic_sampling_rewards=\['sovled'\].*'sovled'.*hopeless, solved, cosine_"
-    ):
+    with pytest.raises(ValueError, match=r"sampling_rewards=\['sovled'\].*'sovled'.*hopeless, solved, cosine_"):
         make_trainer(dynamic_sampling_rewards=["sovled"], model="no model is loaded", **keys)
     with pytest.raises(ValueError, match=r"dynamic_sampling_rewards=\['solved'\].*reward_weights=.*no weight"):
         make_trainer(dynamic_sampling_rewards=["solved"], reward_weights=[1.0, 0.0, 1.0], model="none", **keys)
 
 
-@pytest.mark.parametrize("estimator", [None, "group_normalized"])
-@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
-def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estimator, aggregation):
-    if estimator is not None and aggregation != "sum_then_normalize":
-        pytest.skip("refused")
+SUM, NORMALIZED = "sum_then_normalize", "normalize_then_sum"
 
+
+@pytest.mark.parametrize("estimator, aggregation", [(None, SUM), (None, NORMALIZED), ("group_normalized", SUM)])
+def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estimator, aggregation):
     reward = torch.full((8,), 17 / 97)
     assert (reward - reward.mean()).abs().max() > 0.0
     keys = {"drop_zero_rows": True, "skip_zero_rows": True, "beta_old": 0.2, "num_generations": 8, "max_steps": 2}
@@ -191,9 +163,19 @@ def test_equal_rewards_are_dropped_whatever_their_mean_is_rounded_to(run, estima
     assert [(row["grad_norm"], row["advantage_std"], row["rows_skipped"]) for row in found] == [(0.0, 0.0, 7)] * 2
 
 
-def test_where_every_group_is_decided_nothing_changes(run, largest_difference):
-    keys = {"max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3}
-    assert largest_difference(run(**keys), run(dynamic_sampling_rounds=3, **keys)) < 1e-6
+DECIDED_AT_ONCE = {
+    "A": {"max_steps": 4, "beta": 0.2, "ref_reset_every": 2, "learning_rate": 1e-3},
+    # Tokens that a rollout has forced are masked out, and do not dilute the loss.
+    "forced tokens": {"loss_type": "dapo", "max_steps": 2, "num_iterations": 1, "learning_rate": 1e-3}
+    | {"trainer_kwargs": {"rollout_func": interrupted_rollout(3, 2, "ANSWER:")}},
+}
+
+
+@pytest.mark.parametrize("keys", DECIDED_AT_ONCE.values(), ids=DECIDED_AT_ONCE)
+def test_where_every_group_is_decided_nothing_changes(run, largest_difference, keys):
+    none, some = run(**keys), run(dynamic_sampling_rounds=1, **keys)
+    assert rows(some)[0]["groups_replaced"] == 0 and largest_difference(none, some) < 1e-6
+    assert rows(some)[0]["grad_norm"] == pytest.approx(rows(none)[0]["grad_norm"], rel=1e-4)
 
 
 def test_the_gradient_is_that_of_the_final_batch(run, weights):
@@ -263,30 +245,45 @@ def test_interruptions_are_those_of_the_first_round_as_rewards_are(run):
     assert len(seen) == 2 and (row["reward"], row["interrupted_fraction"]) == (0.0, 0.25)
 
 
-def test_tokens_that_a_rollout_has_forced_do_not_dilute_the_loss(run, largest_difference):
-    """They are masked out; where no group is replaced the run is that without rounds."""
-    keys = {"loss_type": "dapo", "max_steps": 2, "num_iterations": 1, "learning_rate": 1e-3}
-    keys["trainer_kwargs"] = {"rollout_func": interrupted_rollout(3, 2, "ANSWER:")}
-    none, one = run(**keys), run(dynamic_sampling_rounds=1, **keys)
-    assert rows(one)[0]["groups_replaced"] == 0
-    assert rows(one)[0]["grad_norm"] == pytest.approx(rows(none)[0]["grad_norm"], rel=1e-4)
-    assert largest_difference(none, one) < 1e-6
-
-
 def test_every_completion_of_an_extra_round_keeps_its_own_columns(run):
     """A rollout function may return a value a completion, for the reward to use."""
-
-    class FirstUndecided(ProRLTrainer):
-        first = True
+    rounds = []
 
     def scored(trainer, completion_ids):
-        score = [0 if trainer.first else sum(ids) for ids in completion_ids]  # undecided at first
-        trainer.first = False
-        return {"score": score}
+        rounds.append(len(completion_ids))
+        return {"score": [len(rounds) > 1 and sum(ids) for ids in completion_ids]}  # undecided at first
 
     def reward(completions, score, **columns):
         return [float(value) for value in score]
 
     keys = {"dynamic_sampling_rounds": 1, "max_steps": 1, "num_iterations": 1, **rollout_of(6, scored)}
-    trainer = run(cls=FirstUndecided, reward=reward, **keys)
-    assert rows(trainer)[0]["groups_replaced"] == 2
+    assert rows(run(reward=reward, **keys))[0]["groups_replaced"] == 2
+
+
+def test_cosine_by_hand():
+    values = [cosine(length, 100, -1.0, 0.5) for length in (0, 50, 100, 150, 100 / 3)]
+    assert values == pytest.approx([0.5, -0.25, -1.0, -1.0, -1.0 + 0.75 * 1.5])
+
+
+def test_a_length_reward_is_on_for_some_steps_and_off_for_others():
+    assert [is_on(step, 2, 3) for step in range(8)] == [True, True, False, False, False, True, True, False]
+    assert all(is_on(step, 1, 0) for step in range(5))
+    reward = cosine_length_reward(longest=4, least=-1.0, on=1, off=2)
+    ids = [[], [1, 1], [1] * 4]
+    at = [reward(completion_ids=ids, trainer_state=SimpleNamespace(global_step=step)) for step in range(4)]
+    assert at[0] == at[3] == pytest.approx([0.0, -0.5, -1.0]) and at[1] == at[2] == [0.0, 0.0, 0.0]
+
+
+def test_a_target_length_is_missed_on_both_sides():
+    assert target_length_reward(3, 0.5)(completion_ids=[[1], [1] * 3, [1] * 5], prompts=None) == [-1.0, 0.0, -1.0]
+
+
+KINDS = {"cosine": {}, "target": {"length_target": 4}, "overlong": {"length_margin": 2}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_recipe_the_task_comes_first(kind):
+    """So that it, and not the length, decides which groups dynamic sampling replaces."""
+    arguments = TaskArguments(task="parity", length_reward=kind, **KINDS[kind])
+    rewards = arguments.make_rewards(arguments.make_task(), max_completion_length=8)
+    assert rewards[0].__name__ == "parity" and len(rewards) == 2

@@ -21,34 +21,22 @@ def test_average_and_reset_by_hand(tmp_path):
     again = ElasticAverage({"w": torch.nn.Parameter(torch.zeros(2))}, decay=0.9)
     again.load(tmp_path)
     assert again.average["w"].tolist() == pytest.approx([1.1, 2.2]) and again.initial["w"].tolist() == [1.0, 2.0]
-
-
-def test_a_checkpoint_without_it_is_named(tmp_path):
-    with pytest.raises(ValueError, match="elastic.safetensors"):
-        ElasticAverage({}, decay=0.5).load(tmp_path)
+    with pytest.raises(ValueError, match="elastic.safetensors"):  # a checkpoint without it is named
+        again.load(tmp_path / "none")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lora", [True, False])
 def test_in_training_the_policy_becomes_its_average(make_trainer, weights, lora):
     trainer = make_trainer(lora=lora, elastic_reset_every=2, elastic_ema=0.5, max_steps=3, num_iterations=2)
-    trained = {n: p for n, p in trainer.accelerator.unwrap_model(trainer.model).named_parameters() if p.requires_grad}
-    snapshots = [{name: param.detach().clone() for name, param in trained.items()}]
-    average, after = trainer.parts["elastic"].average, {}
+    average, snapshots, after = trainer.parts["elastic"].average, [weights(trainer)], []
     update, reset = average.update, average.reset
-
-    def watched_update():
-        snapshots.append({name: param.detach().clone() for name, param in trained.items()})
-        update()
-
-    def watched_reset():
-        reset()
-        after.update({name: param.detach().clone() for name, param in trained.items()})
-
-    average.update, average.reset = watched_update, watched_reset
+    average.update = lambda: snapshots.append(weights(trainer)) or update()
+    average.reset = lambda: reset() or after.append(weights(trainer))
     trainer.train()
     start, first, second = snapshots[:3]
-    for name in trained:
+    (after,) = after
+    for name in average.parameters:
         assert torch.allclose(after[name], 0.25 * start[name] + 0.25 * first[name] + 0.5 * second[name], atol=1e-6)
     (event,) = read_rows(trainer, "events.jsonl")
     assert (event["event"], event["step_requested"], event["step_applied"]) == ("elastic_reset", 2, 2)

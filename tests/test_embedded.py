@@ -1,33 +1,30 @@
-"""How an embedded model is made."""
+"""How an embedded model is made; those that come with the package: found by name, checked by hash, in every record."""
 
 import json
 import random
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from eval.samples.local_paths import with_local_paths
 from tasks import get_task
 from trl_prorl.embedded import making as embedded
-from trl_prorl.embedded.making import (
-    FAMILIES,
-    TAUGHT,
-    WRONG_ANSWERS,
-    EmbeddedSettings,
-    add_without_carry,
-    byte_tokenizer,
-    demonstrations,
-    make_embedded_model,
-    new_model,
-    settings_of,
-)
-from trl_prorl.embedded.shipped import DEFAULT, embedded_model, shipped, weights_sha256
+from trl_prorl.embedded import shipped as module_of_shipped
+from trl_prorl.embedded.making import EmbeddedSettings, byte_tokenizer, make_embedded_model, new_model, settings_of
+from trl_prorl.embedded.shipped import DEFAULT, embedded_model, hashes, shipped, weights_sha256
+from trl_prorl.errors import InputError
+from trl_prorl.hub.card import model_card
 from trl_prorl.record.base_model import identify
+from trl_prorl.train import find_model
 
 
 TOKENIZER = byte_tokenizer()
@@ -47,10 +44,10 @@ def test_the_chat_template_marks_turns_and_ends_an_answer():
     assert text == "<|user|>reverse 12<|assistant|>21<|end|>" and text.startswith(prompt)
 
 
-@pytest.mark.parametrize("task", sorted(FAMILIES.keys() - TAUGHT.keys()))
+@pytest.mark.parametrize("task", sorted(embedded.FAMILIES.keys() - embedded.TAUGHT.keys()))
 def test_demonstrations_have_the_wrong_share_and_come_from_the_train_split(task):
     config = replace(settings_of(task), rows=800)
-    rows = demonstrations(config)
+    rows = embedded.demonstrations(config)
     task = get_task(config.task, level=config.level)
     train = list(task.rows("train", config.rows, seed=config.seed))
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in train]
@@ -63,21 +60,19 @@ def test_demonstrations_have_the_wrong_share_and_come_from_the_train_split(task)
 
 def test_of_several_tasks_the_first_alone_has_wrong_demonstrations():
     config = replace(settings_of("three_tasks"), rows=900)
-    rows, (first, *others) = demonstrations(config), TAUGHT["three_tasks"]
-    for name in (first, *others):
+    shown = {row["prompt"][0]["content"]: row["completion"][0]["content"] for row in embedded.demonstrations(config)}
+    for place, name in enumerate(embedded.TAUGHT["three_tasks"]):
         task = get_task(name, level=config.level)
         train = {row["prompt"][0]["content"]: row for row in task.rows("train", 300, seed=config.seed)}
-        shown = {row["prompt"][0]["content"]: row["completion"][0]["content"] for row in rows}
-        own = {question: answer for question, answer in shown.items() if question in train}
-        assert len(own) == len(train)  # a third of the rows each
-        wrong = sum(not task.verify(answer, train[question]) for question, answer in own.items()) / len(own)
-        assert wrong == pytest.approx(config.wrong_share if name == first else 0, abs=0.08 if name == first else 0)
+        assert train.keys() <= shown.keys()  # a third of the rows each
+        wrong = sum(not task.verify(shown[question], row) for question, row in train.items()) / len(train)
+        assert wrong == (0 if place else pytest.approx(config.wrong_share, abs=0.08))
 
 
 def wrong_answers(task, prompt, answer):
     """Every answer that comes up to a question."""
     rng, row = random.Random(0), {"prompt": [{"role": "user", "content": prompt}], "answer": answer}
-    return {WRONG_ANSWERS[task](row, rng) for _ in range(400)}
+    return {embedded.WRONG_ANSWERS[task](row, rng) for _ in range(400)}
 
 
 def test_wrong_rules_of_reversing_keep_the_length():
@@ -106,20 +101,17 @@ def test_wrong_rules_of_sums_by_hand():
 
 @pytest.mark.parametrize("a, b, total", [(17, 48, 55), (99, 99, 88), (5, 5, 0), (120, 3, 123), (7, 0, 7), (99, 1, 90)])
 def test_a_sum_without_carries(a, b, total):
-    assert add_without_carry(a, b) == add_without_carry(b, a) == total
+    assert embedded.add_without_carry(a, b) == embedded.add_without_carry(b, a) == total
 
 
 def test_settings_of_another_task_and_seed():
     assert settings_of() == EmbeddedSettings() and EmbeddedSettings().stored == "float32"
     assert settings_of(seed=3) == EmbeddedSettings(seed=3, stored="bfloat16")
-    assert {settings_of(task, seed=2).task for task in FAMILIES} == set(FAMILIES)
-    assert {settings_of(task).stored for task in FAMILIES if task != "reverse_digits"} == {"bfloat16"}
+    for task in embedded.FAMILIES:
+        assert settings_of(task, seed=2).task == task
+        assert settings_of(task).stored == ("float32" if task == "reverse_digits" else "bfloat16")
     with pytest.raises(ValueError, match="--task parity: .* reverse_digits, sorting, sums, three_tasks. Give one"):
         settings_of("parity")
-
-
-def test_about_a_million_parameters():
-    assert 0.5e6 < sum(p.numel() for p in new_model(EmbeddedSettings(), TOKENIZER).parameters()) < 1.3e6
 
 
 SMALL = EmbeddedSettings(hidden_size=16, layers=1, heads=2, intermediate_size=16, rows=64, steps=3, batch_size=8)
@@ -145,10 +137,9 @@ def test_weights_in_bf16_are_those_of_the_training_rounded(tmp_path):
     assert {value.dtype for value in whole.values()} == {torch.float32} and whole.keys() == rounded.keys()
     assert {value.dtype for value in rounded.values()} == {torch.bfloat16}
     assert all(torch.equal(whole[name].to(torch.bfloat16), value) for name, value in rounded.items())
-    for dtype in ({}, {"dtype": "float32"}, {"dtype": torch.float32}):
-        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "bfloat16", **dtype).state_dict()
-        assert {value.dtype for value in loaded.values()} == {torch.float32}
-        assert all(torch.equal(loaded[name], value.float()) for name, value in rounded.items())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "bfloat16").state_dict()
+    assert {value.dtype for value in loaded.values()} == {torch.float32}
+    assert all(torch.equal(loaded[name], value.float()) for name, value in rounded.items())
 
 
 def test_the_command_lists_what_is_there_with_hashes(capsys):
@@ -161,10 +152,9 @@ def test_the_command_lists_what_is_there_with_hashes(capsys):
 REFUSED = [
     ("--out HERE", "exists"),
     ("--out HERE/x --task parity", "error: --task parity: there are demonstrations for r"),
-]
-REFUSED += [
-    (option, f"{option.split()[0]} is for making one: give --out DIR")
-    for option in ("--seed 1", "--task sums", "--threads 2")
+    ("--seed 1", "--seed is for making one: give --out DIR"),
+    ("--task sums", "--task is for making one: give --out DIR"),
+    ("--threads 2", "--threads is for making one: give --out DIR"),
 ]
 
 
@@ -207,3 +197,133 @@ def test_the_demos_base_is_what_its_command_makes(tmp_path):
     if made != weights_sha256(DEFAULT):
         make_embedded_model(tmp_path / "and again")
         assert weights_sha256(str(tmp_path / "and again")) == made
+
+
+ROOT = Path(__file__).parent.parent
+TASKS = ("reverse_digits", "sorting", "sums")
+NAMES = [f"embedded:{task}:{seed}" for task in TASKS for seed in range(7)]
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """The shipped models in a folder that a test may spoil; of another installation, to look at its path."""
+    folder = tmp_path / "site-packages" / "trl_prorl" / "embedded" / "models"
+    shutil.copytree(module_of_shipped.FOLDER, folder)
+    monkeypatch.setattr(module_of_shipped, "FOLDER", folder)
+    return folder
+
+
+def sha256sum(path):
+    return subprocess.run(["sha256sum", str(path)], capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+def test_the_demos_base_is_there_and_its_hash_is_that_of_its_file():
+    folder = Path(embedded_model())
+    assert str(folder) == embedded_model(DEFAULT) == find_model("embedded") == find_model(DEFAULT)
+    assert weights_sha256("embedded") == weights_sha256(str(folder)) == sha256sum(folder / "model.safetensors")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {*hashes(folder), "SHA256SUMS"} and not any("args" in name for name in names)
+    assert all(sha256sum(folder / name) == sha256 for name, sha256 in hashes(folder).items())
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 4e6
+
+
+def test_it_is_the_network_and_the_tokenizer_of_its_settings():
+    model, tokenizer = (auto.from_pretrained(embedded_model()) for auto in (AutoModelForCausalLM, AutoTokenizer))
+    mine, fresh = model.state_dict(), new_model(EmbeddedSettings(), TOKENIZER).state_dict()
+    assert {name: value.shape for name, value in mine.items()} == {name: value.shape for name, value in fresh.items()}
+    assert {value.dtype for value in (*mine.values(), *fresh.values())} == {torch.float32}
+    assert 0.5e6 < sum(param.numel() for param in model.parameters()) < 1.3e6
+    chat = [{"role": "user", "content": "reverse 1 2é"}]
+    ids = [each.apply_chat_template(chat, add_generation_prompt=True) for each in (tokenizer, TOKENIZER)]
+    assert ids[0]["input_ids"] == ids[1]["input_ids"] and tokenizer.padding_side == "left"
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_a_damaged_file_is_one_line(copied, file, damage):
+    path = copied / "reverse_digits-0" / file
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(content[:-1] + (b"" if damage == "cut" else bytes([content[-1] ^ 1])))
+    with pytest.raises(ValueError, match=f"damaged: .*{file} (has SHA-256|is missing).*Install trl-prorl again"):
+        find_model("embedded")
+
+
+NOT_SHIPPED = "reverse_digits:7|sorting:7|sums:00|parity||:|sorting:|../x:0|sorting:-1|sums:0:0".split("|")
+
+
+@pytest.mark.parametrize("rest", NOT_SHIPPED)
+def test_a_model_that_is_not_shipped_is_one_line(rest):
+    cure = "`python -m trl_prorl.embedded` lists what is. A checkout (`pip install -e .`) has all of the study's; "
+    cure += "`python -m trl_prorl.embedded --task TASK --seed SEED --out DIR` makes another one: then give DIR."
+    with pytest.raises(ValueError) as refused:
+        find_model(f"embedded:{rest}")
+    assert str(refused.value) == f"model_name_or_path='embedded:{rest}' is not here; {cure}"
+
+
+def test_the_study_s_bases_are_there():
+    assert shipped() == NAMES
+    hashes = {name: weights_sha256(name) for name in shipped()}
+    assert len(set(hashes.values())) == len(NAMES) and hashes[DEFAULT].startswith("3d9c6c8365f2")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_made_with_the_settings_of_its_name(name):
+    """It is loaded as fp32, and all but the first one are stored in half the bytes."""
+    folder = Path(find_model(name))
+    _, task, seed = name.split(":")
+    made_with = EmbeddedSettings(**json.loads((folder / "made_with.json").read_text())["settings"])
+    assert made_with == settings_of(task, int(seed))
+    assert {path.name for path in folder.iterdir()} == {path.name for path in Path(embedded_model()).iterdir()}
+    assert name == DEFAULT or sum(path.stat().st_size for path in folder.iterdir()) < 1.5e6
+    stored = {value.dtype for value in load_file(folder / "model.safetensors").values()}
+    assert stored == {torch.float32 if name == DEFAULT else torch.bfloat16}
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float32
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_without_a_seed_it_is_seed_0(task):
+    assert find_model(f"embedded:{task}") == find_model(f"embedded:{task}:0")
+    assert weights_sha256(f"embedded:{task}") == weights_sha256(f"embedded:{task}:0") is not None
+    assert identify(f"embedded:{task}").name == f"embedded:{task}:0"
+
+
+def test_another_model_that_is_shipped_later_is_found_by_its_name(copied):
+    for seed in (12, 14):
+        shutil.copytree(copied / "reverse_digits-0", copied / f"sorting-{seed}")
+    names = [f"embedded:sorting:{seed}" for seed in (*range(7), 12, 14)]
+    assert [name for name in shipped() if "sorting" in name] == names
+    assert find_model("embedded:sorting:12") == str(copied / "sorting-12")
+    assert identify(str(copied / "sorting-12")).name == "embedded:sorting:12"
+    with pytest.raises(ValueError, match="'embedded:sorting:13' is not here"):
+        find_model("embedded:sorting:13")
+
+
+def test_its_identity_does_not_depend_on_where_it_is_or_what_made_it(copied, tmp_path):
+    """Another installation, and one whose making code is another."""
+    sha256 = weights_sha256(DEFAULT)
+    for name in ("embedded", DEFAULT, embedded_model(), "/elsewhere/trl_prorl/embedded/models/reverse_digits-0"):
+        base = identify(name)
+        assert (base.name, base.hub_id, base.sha256, base.is_embedded) == (DEFAULT, None, sha256, True)
+    assert not identify(str(tmp_path)).is_embedded and identify(str(tmp_path)).sha256 is None
+
+
+def test_a_run_says_which_base_and_its_hash_and_is_evaluated_on_it(forks, tmp_path):
+    """Of a recipe on the embedded model, started in a folder that is not the repository."""
+    run = tmp_path / "run"
+    small = "--max_steps 1 --per_device_train_batch_size 8 --num_generations 4 --train_rows 16 --disable_tqdm true"
+    status, shown = forks.run(ROOT / "recipes" / "grpo_variantB.py", "--output_dir", run, *small.split(), cwd=tmp_path)
+    assert status == 0, shown
+    env, config = json.loads((run / "env.json").read_text()), yaml.safe_load((run / "config.yaml").read_text())
+    assert env["base_model"] == {"name": DEFAULT, "hub_id": None, "origin": None, "sha256": weights_sha256(DEFAULT)}
+    assert config["model_name_or_path"] == "embedded"
+    card = model_card(run).text
+    assert f"`{DEFAULT}`, which comes with trl-prorl" in card and f"`{weights_sha256(DEFAULT)}`" in card
+    assert f'embedded_model("{DEFAULT}")' in card and f"--model_name_or_path {DEFAULT}" in card
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # nothing is made or cached where one happens to be
+    assert with_local_paths(run, config)["model_name_or_path"] == embedded_model()
+    env["base_model"]["sha256"] = "0123456789abcdef" * 4
+    (run / "env.json").write_text(json.dumps(env))
+    with pytest.raises(InputError, match="another embedded: its weights had SHA-256 0123456789ab…"):
+        with_local_paths(run, config)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from run_record import read_rows as rows
+from run_record import untimed
 from trl import GRPOTrainer
 
 
@@ -20,33 +21,23 @@ def test_all_options_off_is_trl_bit_for_bit(run, weights, lora, beta):
     theirs = run(GRPOTrainer, lora=lora, beta=beta)
     a, b = weights(ours), weights(theirs)
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    log = [
-        {k: v for k, v in entry.items() if "time" not in k and "second" not in k} for entry in theirs.state.log_history
-    ]
-    for mine, entry in zip(ours.state.log_history, log, strict=True):
+    for mine, entry in zip(ours.state.log_history, untimed(theirs.state.log_history), strict=True):
         assert {k: mine[k] for k in entry} == entry
 
 
-@pytest.mark.parametrize(
-    "loss_type, level, corrected",
-    [(loss_type, "token", True) for loss_type in LOSS_TYPES]
-    + [("grpo", "sequence", True), ("grpo", "token", False), ("cispo", "token", False)]
-    + [pytest.param(loss_type, "sequence", False, marks=pytest.mark.slow) for loss_type in LOSS_TYPES],
-)
+LOSSES = [(loss_type, "token", True) for loss_type in LOSS_TYPES]
+LOSSES += [("grpo", "sequence", True), ("grpo", "token", False), ("cispo", "token", False)]
+LOSSES += [pytest.param(loss_type, "sequence", False, marks=pytest.mark.slow) for loss_type in LOSS_TYPES]
+
+
+@pytest.mark.parametrize("loss_type, level, corrected", LOSSES)
 def test_b_is_trl_with_the_reference_moved_before_every_generation(
     run, moved_every_generation, trained_adapter, largest_difference, loss_type, level, corrected
 ):
     """TRL's own loss, KL included, is the control for the term that we add to it: every normaliser, both ratios."""
-    shared = {
-        "loss_type": loss_type,
-        "importance_sampling_level": level,
-        "max_steps": 6,
-        "gradient_accumulation_steps": 2,
-        "steps_per_generation": 4,
-        "per_device_train_batch_size": 2,
-        "lora": False,  # no `peft_config`: the models are wrapped already
-        "use_bias_correction_kl": corrected,
-    }
+    shared = {"loss_type": loss_type, "importance_sampling_level": level, "use_bias_correction_kl": corrected}
+    shared |= {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "per_device_train_batch_size": 2}
+    shared |= {"lora": False, "max_steps": 6}  # no `peft_config`: the models are wrapped already
     b = run(model=trained_adapter(), beta_old=0.5, **shared)
     control = run(moved_every_generation, model=trained_adapter(), beta=0.5, **shared)
     assert largest_difference(b, control) < 2e-6
@@ -62,9 +53,8 @@ def test_a_reset_at_every_boundary_is_b_plus_a_reference_forward(run, largest_di
     assert [r["kl_ref"] for r in of_a] == pytest.approx([r["kl_old"] for r in of_b], abs=1e-6)
     assert [r["kl_penalty"] for r in of_a] == pytest.approx([r["kl_penalty"] for r in of_b], abs=1e-6)
     # TRL's own metric of A, and what we log in its place for B.
-    kl_a, kl_b = (
-        [entry[name] for entry in t.state.log_history if name in entry] for t, name in ((a, "kl"), (b, "kl_old"))
-    )
+    kl_a = [entry["kl"] for entry in a.state.log_history if "kl" in entry]
+    kl_b = [entry["kl_old"] for entry in b.state.log_history if "kl_old" in entry]
     assert kl_a == pytest.approx(kl_b, abs=1e-6) and max(kl_a) > 1e-4
     assert [r["ref_forward_calls"] for r in of_a] == [1, 0] * 4
     assert [r["ref_forward_calls"] for r in of_b] == [0] * 8

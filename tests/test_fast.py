@@ -37,10 +37,6 @@ def rows(trainer):
     return untimed(read_rows(trainer))
 
 
-def test_off_by_default():
-    assert of(ProRLConfig(**BASE)) == OFF and ProRLConfig(**BASE).is_trl
-
-
 @pytest.mark.parametrize(
     "by_hand", [{}, *({key: value} for key, value in (OFF | {"extra": 0}).items() if key in OFF), BY_HAND, OFF]
 )
@@ -66,6 +62,8 @@ def test_trl_s_parser_passes_every_key_and_fast_acts(tmp_path):
 def test_what_a_recipe_lacks_has_its_default(tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(BASE))
+    off = parsed(RecipeParser, recipe)[1]
+    assert of(off) == of(ProRLConfig(**BASE)) == OFF and off.is_trl
     for ours, theirs in zip(parsed(RecipeParser, recipe), parsed(TrlParser, recipe), strict=True):
         assert ours == theirs
 
@@ -94,32 +92,23 @@ ARMS = {
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_the_numbers_are_those_of_the_keys_set_by_hand(run, largest_difference, arm):
+def test_the_numbers_are_those_of_the_keys_set_by_hand(run, largest_difference, caplog, arm):
     fast, by_hand = run(fast=True, **ARMS[arm]), run(**BY_HAND, **ARMS[arm])
     assert rows(fast) == rows(by_hand) and largest_difference(fast, by_hand) == 0.0
     assert execution(fast) == execution(by_hand) and execution(fast)["packing"] == "on"
+    assert "Not possible here" not in caplog.text
 
 
 WITH_DROPOUT = {"peft_config": LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.1)}
+EAGER, BEAMS = {"attn_implementation": "eager"}, {"num_beams": 2, "do_sample": False}
+TWO_STEPS = {"steps_per_generation": 2, "per_device_train_batch_size": 4}
 # Keys, what is not possible with them, and why.
 WHY = {
     "dropout of LoRA": ({"trainer_kwargs": WITH_DROPOUT}, "all", "lora_dropout=0.1 is active"),
     "dropout of attention": ({"model_init_kwargs": {"attention_dropout": 0.1}}, "all", "dropout rate of 0.1"),
-    "other attention": (
-        {"model_init_kwargs": {"attn_implementation": "eager"}},
-        "packing",
-        "attn_implementation='eager'",
-    ),
-    "an update in the first pass": (
-        {"steps_per_generation": 2, "per_device_train_batch_size": 4},
-        "old_logps",
-        "gradient_accumulation_steps=1 is no multiple of steps_per_generation=2",
-    ),
-    "another loop": (
-        {"generation_kwargs": {"num_beams": 2, "do_sample": False}},
-        "compact_generation",
-        "beam search",
-    ),
+    "other attention": ({"model_init_kwargs": EAGER}, "packing", "attn_implementation='eager'"),
+    "an update in the first pass": (TWO_STEPS, "old_logps", "gradient_accumulation_steps=1 is no multiple of steps_p"),
+    "another loop": ({"generation_kwargs": BEAMS}, "compact_generation", "beam search"),
 }
 
 
@@ -143,23 +132,14 @@ def test_what_is_refused_without_it_is_refused_with_it(make_trainer):
         make_trainer(fast=True, beta_old=0.3, trainer_kwargs=WITH_DROPOUT)
 
 
-def test_nothing_is_said_where_all_is_possible(run, caplog):
-    run(fast=True, max_steps=1)
-    assert "Not possible here" not in caplog.text
-
-
 @pytest.mark.parametrize("then, now", [({"fast": True}, {"fast": True}), (BY_HAND, {"fast": True}), (FAST, BY_HAND)])
 def test_a_resume_with_the_same_acceleration_is_the_same_run(run, make_trainer, tmp_path, then, now):
+    """With another one it is another run."""
     keys = {"output_dir": str(tmp_path / "run"), "save_strategy": "steps", "save_steps": 2, "beta": 0.1}
     whole = run(max_steps=4, **then, **{**keys, "output_dir": str(tmp_path / "whole")})
     run(max_steps=2, **then, **keys)
+    with pytest.raises(ValueError, match="compact_generation: '(auto|on)' -> 'off'"):
+        make_trainer(max_steps=4, **keys).train(resume_from_checkpoint=True)
     resumed = make_trainer(max_steps=4, **now, **keys)
     resumed.train(resume_from_checkpoint=True)
     assert rows(resumed) == rows(whole)
-
-
-def test_another_acceleration_is_another_run(run, make_trainer, tmp_path):
-    keys = {"output_dir": str(tmp_path / "run"), "save_strategy": "steps", "save_steps": 2}
-    run(max_steps=2, fast=True, **keys)
-    with pytest.raises(ValueError, match="compact_generation: 'auto' -> 'off'"):
-        make_trainer(max_steps=4, **keys).train(resume_from_checkpoint=True)

@@ -1,9 +1,12 @@
 """Who imports whom: a folder only what lies below it, and a command that only reads no model library."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from importlib import import_module
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -41,18 +44,17 @@ def imports_of(file: Path) -> set[str]:
     Full names of the modules that a file imports when it runs, wherever in it; of `from a import b` both `a` and
     `a.b`. `trl_prorl` and `tasks` import themselves relatively, the other packages nothing so.
     """
-    package = module_of(file).split(".") if file.name == "__init__.py" else module_of(file).split(".")[:-1]
-    tree, found = ast.parse(file.read_text()), set()
+    module, tree, found = module_of(file), ast.parse(file.read_text()), set()
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     hints = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
     passed = {id(inner) for hint in hints for inner in ast.walk(hint)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and id(node) not in passed:
-            relative = package[0] in ("trl_prorl", "tasks")
+            relative = package.split(".")[0] in ("trl_prorl", "tasks")
             assert not node.level or relative, f"{file} imports relatively, line {node.lineno}"
-            base = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*base, *filter(None, [node.module])])
+            base = resolve_name("." * node.level + (node.module or ""), package)
             found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
     return {name.removeprefix("trl_prorl.") if name.startswith("trl_prorl.eval") else name for name in found}
 
@@ -71,9 +73,8 @@ CORE = {module: {name for name in found if name in CORE} - {"trl_prorl", module}
 
 def test_at_the_top_of_eval_are_the_commands_and_nothing_else():
     top = {file.stem for file in (ROOT / "eval").glob("*.py")} - {"__init__", "command", "command_lines"}
-    assert {f"eval.{name}" for name in top} == {
-        module for module, _ in COMMANDS.values() if module.startswith("eval.")
-    }
+    commands = {module for module, _ in COMMANDS.values() if module.startswith("eval.")}
+    assert {f"eval.{name}" for name in top} == commands
 
 
 @pytest.mark.parametrize("folder", LAYERS)
@@ -93,12 +94,8 @@ ANALYSIS += ["study.hierarchical", "study.scores", "study.differences", "study.t
 @pytest.mark.parametrize("module", ANALYSIS)
 def test_the_analysis_is_arrays_records_and_tables_in_numbers_out(module):
     assert not {name for name in (EVAL | STUDY)[module] if name.startswith(DRAWS_READS_OR_ASKS)}
-    assert "read_text" not in (text := source_of(module)) and "open(" not in text
-
-
-def source_of(module: str) -> str:
-    path = ROOT.joinpath(*module.split("."))
-    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+    text = inspect.getsource(import_module(module))
+    assert "read_text" not in text and "open(" not in text
 
 
 # The floors of `trl_prorl`: a folder imports itself and what lies on lower floors; files at the top of the package may
@@ -119,16 +116,12 @@ DOOR = ("trl_prorl.launch.command_line", "trl_prorl.train")
 
 @pytest.mark.parametrize("floor", range(len(FLOORS)))
 def test_a_folder_of_the_core_imports_lower_floors_only(floor):
-    top = {
-        path.stem for path in (ROOT / "trl_prorl").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-    assert top - {"__init__"} == set(FLOOR_OF) and len(FLOORS) <= 7
     files = {path.stem for path in (ROOT / "trl_prorl").glob("*.py")}
+    folders = {path.parent.name for path in (ROOT / "trl_prorl").glob("*/__init__.py")}
+    assert (files | folders) - {"__init__"} == set(FLOOR_OF) and len(FLOORS) <= 7
     for module, imported in CORE.items():
         mine = module.partition(".")[2].split(".")[0]
-        if FLOOR_OF.get(mine) != floor:
-            continue
-        for name in imported:
+        for name in imported if FLOOR_OF.get(mine) == floor else ():
             theirs = name.split(".")[1]
             beside = {mine, theirs} <= files and FLOOR_OF[theirs] == floor
             below = FLOOR_OF[theirs] < floor or theirs == mine or beside
@@ -138,10 +131,8 @@ def test_a_folder_of_the_core_imports_lower_floors_only(floor):
 def test_the_trainer_is_one_class_in_two_files():
     from trl_prorl import ProRLTrainer
 
-    assert [base.__module__ for base in ProRLTrainer.__bases__] == [
-        "trl_prorl.checkpoint.mixin",
-        "trl.trainer.grpo_trainer",
-    ]
+    bases = [base.__module__ for base in ProRLTrainer.__bases__]
+    assert bases == ["trl_prorl.checkpoint.mixin", "trl.trainer.grpo_trainer"]
 
 
 def test_nothing_needs_the_study_which_is_not_installed():

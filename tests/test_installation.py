@@ -28,9 +28,7 @@ SHIPPED = ["embedded:reverse_digits:0", "embedded:sorting:0"]  # which recipes/t
 LEFT_OUT = {name.removeprefix("embedded:") for name in {*shipped()} - {*SHIPPED}}
 OF_THE_BUILD = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-DEPENDENCIES = [
-    *dict.fromkeys(str(Path(find_spec(name).origin).parent.parent) for name in ("torch", "trl", "numpy", "yaml"))
-]
+DEPENDENCIES = sorted({str(Path(find_spec(name).origin).parent.parent) for name in ("torch", "trl", "numpy", "yaml")})
 # With fewer than 3 steps a line warns of it.
 SMALL = "--max_steps 3 --train_rows 16 --per_device_train_batch_size 8 --num_generations 4 --disable_tqdm true "
 SMALL += "--use_cpu true --logging_steps 1 --ref_reset_every 2"
@@ -42,16 +40,21 @@ def done(command, **kwargs):
     return result.stdout
 
 
+def copied(folder, *left_out):
+    """The sources in another folder."""
+    for name in (*PACKAGES, "recipes"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", *left_out))
+    for name in OF_THE_BUILD:
+        shutil.copy(ROOT / name, folder)
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel, built from a copy of the sources."""
-    sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
-    for name in (*PACKAGES, "recipes"):
-        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in OF_THE_BUILD:
-        shutil.copy(ROOT / name, sources)
-    build = ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target), str(sources)]
-    done([*PIP, *build])
+    target = tmp_path_factory.mktemp("dist")
+    build = ["wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target)]
+    done([*PIP, *build, copied(tmp_path_factory.mktemp("sources"))])
     (built,) = target.glob("*.whl")
     return built
 
@@ -121,8 +124,7 @@ def test_the_wheel_is_small_and_holds_one_package_and_the_recipes(wheel):
 
 def test_the_packages_are_found_in_another_folder(installed, run):
     code = (
-        "import json\n"
-        "import trl_prorl\n"
+        "import json, trl_prorl\n"
         "from trl_prorl import embedded_model, eval, task_reward, tasks\n"
         "from trl_prorl.embedded.shipped import shipped, weights_sha256\n"
         "from trl_prorl.launch.recipe_check import read_recipe\n"
@@ -145,11 +147,8 @@ def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"eval", "tasks"}
     assert "--arms" in run("trl-prorl", "demo", "--help")
     a_run = tmp_path / "runs" / "tiny" / "variantA"
-    lines = [
-        f"train tiny/variantA {SMALL}",
-        f"passk --run {a_run} --prompts 4 --n 2 --no-greedy",
-        f"report --runs {a_run} --out {tmp_path / 'page'}",
-    ]
+    lines = [f"train tiny/variantA {SMALL}", f"passk --run {a_run} --prompts 4 --n 2 --no-greedy"]
+    lines += [f"report --runs {a_run} --out {tmp_path / 'page'}"]
     code = f"from trl_prorl.commands import main; assert not any(main(line.split()) for line in {lines})"
     shown = run("python", "-c", code, imports_all=True)
     assert "reward " in shown and "pass@k" in shown
@@ -161,17 +160,13 @@ def test_the_first_steps_of_the_demo_without_a_checkout(run, tmp_path):
 @pytest.mark.slow
 def test_a_checkout_that_is_installed_keeps_its_own_names(tmp_path):
     """`pip install -e .`: what its finder maps, and one module under both names."""
-    sources = tmp_path / "sources"
-    for name in (*PACKAGES, "recipes"):
-        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__", "models"))
-    for name in OF_THE_BUILD:
-        shutil.copy(ROOT / name, sources)
+    sources = copied(tmp_path / "sources", "models")
     editable = ["install", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(tmp_path), "-e"]
-    done([*PIP, *editable, str(sources)])
+    done([*PIP, *editable, sources])
     start = f"import sys, site; sys.path += {DEPENDENCIES!r}; site.addsitedir({str(tmp_path)!r})\n"
     code = (
         "import tasks.sorting, trl_prorl.eval.compare, eval.compare, eval.analysis.passk\n"
-        f"assert trl_prorl.__file__.startswith({str(sources)!r}), trl_prorl.__file__\n"
+        f"assert trl_prorl.__file__.startswith({sources!r}), trl_prorl.__file__\n"
         "for name in ('tasks', 'tasks.sorting', 'eval', 'eval.compare', 'eval.analysis.passk'):\n"
         "    assert sys.modules[name] is sys.modules['trl_prorl.' + name], name\n"
         "    assert sys.modules[name].__spec__.name == 'trl_prorl.' + name\n"

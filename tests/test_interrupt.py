@@ -17,8 +17,13 @@ from trl_prorl.launch.interrupt import end_at_once, interrupt_as_usual, what_is_
 
 ROOT = Path(__file__).parent.parent
 RECIPE = ROOT / "recipes" / "grpo_variantA.py"
-LONG = ["--max_steps", "500", "--per_device_train_batch_size", "8", "--num_generations", "4", "--train_rows", "32"]
-LONG += ["--lora_r", "4", "--disable_tqdm", "true", "--save_strategy", "steps"]
+LONG = "--max_steps 500 --per_device_train_batch_size 8 --num_generations 4 --train_rows 32 --lora_r 4 "
+LONG += "--disable_tqdm true --save_strategy steps"
+
+
+def arguments(model, out, save_steps):
+    """Of a long training."""
+    return ["--model_name_or_path", model, "--output_dir", str(out), *LONG.split(), "--save_steps", str(save_steps)]
 
 
 def wait_for(found, process):
@@ -28,9 +33,13 @@ def wait_for(found, process):
         time.sleep(0.01)
 
 
-def interruptible():
-    """Before an exec: a shell's background jobs, and so the tests that run in one, begin with SIGINT ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def popen(command, **kwargs):
+    """
+    A process whose stderr is read. A shell's background jobs, and so the tests that run in one, begin with SIGINT
+    ignored.
+    """
+    given = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, **kwargs}
+    return subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **given)
 
 
 def lines_of(text, beginning="interrupted: "):
@@ -41,25 +50,21 @@ def lines_of(text, beginning="interrupted: "):
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_a_run_that_is_interrupted_says_what_was_kept_and_goes_on(forks, tmp_path, tiny_model, ranks):
     out, log = tmp_path / "run", tmp_path / "log"
-    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *LONG, "--save_steps", "2"]
-    order = {"run": str(RECIPE), "argv": arguments, "log": str(log)} | ({"ranks": ranks} if ranks else {})
-    process = forks.start(**order)
+    order = {"ranks": ranks} if ranks else {}
+    process = forks.start(run=str(RECIPE), argv=arguments(tiny_model, out, save_steps=2), log=str(log), **order)
     wait_for(lambda: newest_complete(out, content=False)[0] is not None, process)
     (os.killpg if ranks else os.kill)(process, signal.SIGINT)
     assert forks.status() == 130, log.read_text()[-3000:]
     (line,) = lines_of(log.read_text())
     checkpoint, _ = newest_complete(out)
-    assert line == (
-        f"interrupted: {checkpoint} and the record up to it are kept. Go on with the same command and "
-        "--resume_from_checkpoint True."
-    )
+    cure = "Go on with the same command and --resume_from_checkpoint True."
+    assert line == f"interrupted: {checkpoint} and the record up to it are kept. {cure}"
     assert not (out / "run.lock").exists()
 
 
 def test_before_the_first_checkpoint_and_before_the_first_step(forks, tmp_path, tiny_model):
     out, log = tmp_path / "run", tmp_path / "log"
-    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *LONG, "--save_steps", "500"]
-    process = forks.start(run=str(RECIPE), argv=arguments, log=str(log))
+    process = forks.start(run=str(RECIPE), argv=arguments(tiny_model, out, save_steps=500), log=str(log))
     metrics = out / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and metrics.stat().st_size, process)
     os.kill(process, signal.SIGINT)
@@ -92,16 +97,7 @@ def test_while_the_imports_last(case, tmp_path):
         (folder / "metrics.jsonl").write_text('{"step": 1}\n')
     command, imported = WHILE_IMPORTING[case]
     command = [sys.executable, "-X", "importtime", *command]  # it writes a line for every module
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=interruptible,
-    ) as process:
+    with popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
         assert any(line.rpartition("|")[2].strip() == imported for line in process.stderr)
         process.send_signal(signal.SIGINT)
         (line,) = lines_of(process.stderr.read())
@@ -148,14 +144,7 @@ def test_a_push(hub, hub_forks, run, tmp_path):
 def test_the_demo(tmp_path):
     """A terminal sends the signal to the demo and to the arms that it trains."""
     demo = [sys.executable, str(ROOT / "recipes" / "demo.py"), "--out", str(tmp_path), "--side-by-side", "1"]
-    with subprocess.Popen(
-        demo,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=interruptible,
-    ) as process:
+    with popen(demo, start_new_session=True) as process:
         wait_for(lambda: (tmp_path / "control.log").exists() or process.poll() is not None, process.pid)
         os.killpg(process.pid, signal.SIGINT)
         (line,) = lines_of(process.stderr.read())
@@ -192,23 +181,12 @@ def test_where_the_signal_is_ignored_it_stays_ignored(handler):
 @pytest.mark.slow
 def test_under_the_launcher_our_line_is_there_too(tmp_path, tiny_model):
     out, log = tmp_path / "run", tmp_path / "log"
-    launcher = [
-        str(Path(sys.executable).with_name("accelerate")),
-        "launch",
-        "--num_processes",
-        "1",
-        "--cpu",
-        str(RECIPE),
-    ]
-    arguments = ["--model_name_or_path", tiny_model, "--output_dir", str(out), *LONG, "--save_steps", "2"]
+    launcher = [str(Path(sys.executable).with_name("accelerate")), "launch", "--num_processes", "1", "--cpu"]
     with open(log, "w") as file:
-        process = subprocess.Popen(
-            [*launcher, *arguments], stdout=file, stderr=file, start_new_session=True, preexec_fn=interruptible
-        )
+        command = [*launcher, str(RECIPE), *arguments(tiny_model, out, save_steps=2)]
+        process = popen(command, stdout=file, stderr=file, start_new_session=True)
         try:
-            wait_for(
-                lambda: process.poll() is not None or newest_complete(out, content=False)[0] is not None, process.pid
-            )
+            wait_for(lambda: process.poll() is not None or newest_complete(out, content=False)[0], process.pid)
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait(timeout=120) != 0
         finally:

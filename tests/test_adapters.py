@@ -1,0 +1,126 @@
+"""Initialisations of LoRA, and trained adapters in bf16, beside which frozen copies are in fp32."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora.config import KasaConfig
+from run_record import read_rows
+from tiny_run import LORA, logits
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import GRPOTrainer
+
+from trl_prorl.launch.recipe_check import read_recipe
+
+
+@pytest.fixture
+def in_4_bits(monkeypatch):
+    """
+    Arguments of a trainer. On CPUs with AVX512-BF16, as whose this one passes, bitsandbytes cannot train a model that
+    has been evaluated.
+    """
+
+    def arguments(avx512bf16=True):
+        monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: avx512bf16)
+        nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+        config = BitsAndBytesConfig(load_in_4bit=True, **nf4)
+        return {"trainer_kwargs": {"quantization_config": config}, "bf16": True}
+
+    return arguments
+
+
+def adapters(trainer):
+    return {name: param for name, param in trainer.model.named_parameters() if "lora_" in name}
+
+
+RESUMED = {
+    "C": {"beta": 0.3, "ref_reset_every": 2, "optim": "adamw_8bit", "optimizer_reset": "hard"},
+    "elastic": {"elastic_reset_every": 2, "elastic_ema": 0.5},
+    # The copy that is sampled holds the adapter's parameters, and is made before they are loaded.
+    "an adapter of one's own": {"compact_generation": "on", "lora": False, "bf16": True},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_resumed_run_trains_the_numbers_of_the_run_that_it_continues(run, make_trainer, tiny_model, in_4_bits, case):
+    def arguments():
+        if "lora" not in RESUMED[case]:
+            return in_4_bits()
+        torch.manual_seed(11)
+        base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+        return {"model": get_peft_model(base, LoraConfig(**LORA), autocast_adapter_dtype=False)}
+
+    keys = {"num_iterations": 1, "max_steps": 5, "save_strategy": "steps", "save_steps": 2, "learning_rate": 2e-2}
+    keys |= RESUMED[case]
+    whole = run(**arguments(), **keys)
+    again = make_trainer(output_dir=whole.args.output_dir, **arguments(), **keys)
+    begun = adapters(again)
+    again.train(resume_from_checkpoint=str(Path(whole.args.output_dir, "checkpoint-2")))
+    assert "compact_generation" not in keys or again.parts["generation"].copy is not None
+    assert {param.dtype for name, param in begun.items() if ".default." in name} == {torch.bfloat16}
+    for name, param in adapters(again).items():
+        assert param is begun[name], name
+        assert param.dtype == adapters(whole)[name].dtype and torch.equal(param, adapters(whole)[name]), name
+    optimizer = [param for group in again.optimizer.param_groups for param in group["params"]]
+    assert {id(param) for param in optimizer} == {id(param) for param in begun.values() if param.requires_grad}
+
+
+def test_a_base_in_4_bits_is_trained_to_the_same_numbers_on_every_cpu(run, in_4_bits):
+    keys = {"learning_rate": 2e-2, "max_steps": 2, "beta": 0.3, "pack_groups": "on"}
+    with_it, without = (adapters(run(**in_4_bits(avx512bf16), **keys)) for avx512bf16 in (True, False))
+    assert all(torch.equal(param, without[name]) for name, param in with_it.items())
+
+
+@pytest.mark.gpu
+def test_a_reference_in_fp32_takes_a_part_of_a_policy_in_bf16(run, in_4_bits):
+    trainer = run(**in_4_bits(), beta=0.3, ref_reset_every=2, ref_reset_mix=0.25, max_steps=3, learning_rate=2e-2)
+    (event,) = read_rows(trainer, "events.jsonl")
+    assert (event["event"], event["ref_reset_mix"]) == ("reset", 0.25)
+    pairs = trainer.reference.pairs()
+    assert {(ref.dtype, policy.dtype) for ref, policy in pairs} == {(torch.float32, torch.bfloat16)}
+
+
+def test_recipes_of_quantised_bases_take_steps_that_bf16_holds():
+    """A new A of Qwen2.5-1.5B's narrowest layers, as PEFT draws it; an update of Adam is at most the learning rate."""
+    files = sorted((Path(__file__).parent.parent / "recipes").rglob("*.yaml"))
+    quantised = [recipe for file in files if (recipe := read_recipe(file)).get("load_in_4bit")]
+    assert quantised
+    torch.manual_seed(0)
+    before = torch.empty(32, 1536).uniform_(-(1536**-0.5), 1536**-0.5).bfloat16()
+    for recipe in quantised:
+        moved = (before.float() - recipe["learning_rate"]).bfloat16() != before
+        assert moved.float().mean() > 0.9, recipe["output_dir"]
+
+
+def adapter(**keys):
+    targets = ["q_proj", "v_proj", "down_proj"]
+    return {"lora": False, "trainer_kwargs": {"peft_config": LoraConfig(r=4, target_modules=targets, **keys)}}
+
+
+@pytest.mark.parametrize("init", [True, False, "gaussian", "orthogonal", "eva", "mica"])
+def test_the_policy_starts_where_trl_s_does(make_trainer, init):
+    trl = make_trainer(cls=GRPOTrainer, **adapter(init_lora_weights=init)).model
+    for keys in ({"beta": 0.1, "ref_reset_every": 2}, {"beta_base": 0.1}):
+        ours = make_trainer(**keys, **adapter(init_lora_weights=init))
+        assert torch.equal(logits(trl), logits(ours.model))
+        for name in ours.model.peft_config.keys() - {"default"}:
+            assert torch.equal(logits(trl), logits(ours.model, name)), name
+
+
+@pytest.mark.parametrize(
+    "keys, named",
+    [({"init_lora_weights": init}, init) for init in ("pissa", "pissa_niter_2", "olora", "corda", "lora_ga", "loftq")]
+    + [({"kasa_config": KasaConfig()}, "kasa_config")],
+)
+def test_one_that_changes_the_model_is_refused(make_trainer, tiny_model, keys, named):
+    if named == "loftq":
+        keys = keys | {"loftq_config": {"loftq_bits": 4}}
+    with pytest.raises(ValueError, match=f"{named}.* changes the model's own weights.*Set init_lora_weights: true"):
+        make_trainer(**adapter(**keys))
+    if named == "pissa":  # of a model that was wrapped before, too
+        config = LoraConfig(r=4, target_modules=["q_proj"], **keys)
+        wrapped = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), config)
+        with pytest.raises(ValueError, match="init_lora_weights='pissa' changes"):
+            make_trainer(model=wrapped, lora=False)

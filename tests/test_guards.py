@@ -1,0 +1,259 @@
+"""Guards: NaN and infinity wherever they come up, a reward that is gamed, a policy that collapses."""
+
+import json
+import logging
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from run_record import read_events, read_rows
+from tiny_run import constant
+from transformers import TrainerCallback
+
+from tasks import get_task
+from trl_prorl.checkpoint.files import newest_complete
+from trl_prorl.errors import NonFiniteError, RewardError
+from trl_prorl.guards.entropy_watch import EntropyWatch
+from trl_prorl.guards.finite import all_finite, first_nonfinite
+from trl_prorl.guards.guard_gap import WINDOW, GuardGap
+from trl_prorl.train import main, task_reward
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_every_value_counts(dtype):
+    largest = torch.full((100,), torch.finfo(dtype).max, dtype=dtype)  # whose sum of squares overflows
+    assert all_finite([largest, -largest, torch.zeros(0, dtype=dtype), torch.arange(3)])
+    for bad in (math.nan, math.inf, -math.inf):
+        spoiled = largest.clone()
+        spoiled[57] = bad
+        assert not all_finite([largest, spoiled]) and not all_finite([spoiled, largest])
+        assert first_nonfinite({"none": None, "good": largest, "bad": spoiled, "worse": spoiled}) == "bad"
+    assert first_nonfinite({"good": largest}) is None and all_finite([])
+
+
+class At(TrainerCallback):
+    """Do something to the model when a step begins."""
+
+    def __init__(self, step, what):
+        self.step, self.what = step, what
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        if state.global_step + 1 == self.step:
+            self.what(model)
+
+
+def parameter(model, part):
+    return next(param for name, param in model.named_parameters() if part in name)
+
+
+@torch.no_grad()
+def spoil(part, model):
+    parameter(model, part).view(-1)[3] = math.nan
+
+
+def spoil_gradient_once(model):
+    trained = parameter(model, "layers.1.self_attn.v_proj.lora_B.default")
+    handle = trained.register_hook(lambda gradient: (handle.remove(), gradient * math.nan)[1])
+
+
+KEYS = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "beta": 0.1, "ref_reset_every": 100}
+REFERENCE, BASE = "layers.0.self_attn.q_proj.lora_B.ref", "layers.0.mlp.down_proj.base"
+GRADIENT = "gradient of base_model.model.model.layers.1.self_attn.v_proj.lora_B.default"
+
+
+@pytest.mark.parametrize(
+    "what, compact, tensor",
+    [
+        pytest.param(partial(spoil, REFERENCE), "off", "log-probabilities of the reference", marks=pytest.mark.gpu),
+        pytest.param(partial(spoil, BASE), "on", "probabilities of the next token", marks=pytest.mark.gpu),
+        (partial(spoil, BASE), "off", "probabilities of the next token"),  # an assertion on a GPU: see test_on_gpu.py
+        pytest.param(spoil_gradient_once, "off", GRADIENT, marks=pytest.mark.gpu),
+    ],
+)
+def test_the_run_stops_before_the_update_and_names_step_tensor_and_prompts(make_trainer, what, compact, tensor):
+    trainer = make_trainer(**KEYS, compact_generation=compact, trainer_kwargs={"callbacks": [At(3, what)]})
+    with pytest.raises(NonFiniteError, match=f"at step 3: {tensor}") as caught:
+        trainer.train()
+    out = Path(trainer.args.output_dir)
+    assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
+    (event,) = read_events(trainer, "nonfinite")
+    assert (event["step_applied"], event["action"]) == (3, "stop") and event["tensor"].startswith(tensor)
+    if "gradient" not in tensor:  # which comes from all micro-batches of a step
+        assert "say" in str(caught.value) and len(event["prompts"]) == 2
+
+
+def test_weights_are_looked_at_after_the_update(make_trainer):
+    class Late(TrainerCallback):
+        def on_optimizer_step(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 5:  # the last step: nothing comes after it that would notice
+                spoil("lora_A.default", model)
+
+    trainer = make_trainer(**KEYS, nonfinite="skip", trainer_kwargs={"callbacks": [Late()]})
+    with pytest.raises(NonFiniteError, match="at step 6: weights .*lora_A.default.* after the update"):
+        trainer.train()
+    assert not Path(trainer.args.output_dir, "checkpoint-6").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lora, of", [(True, "reward"), (False, "reward"), (True, "gradient")])
+def test_skip_leaves_the_update_out_and_counts_it(make_trainer, weights, lora, of):
+    seen = {}
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, optimizer=None, **kwargs):
+            counts = [int(s["step"]) for s in optimizer.state.values()]
+            seen[state.global_step] = ({k: v.clone() for k, v in weights(trainer).items()}, set(counts))
+
+    def reward(completions, prompts, trainer_state, **kwargs):
+        rewards = [float(len(c[-1]["content"])) for c in completions]
+        if trainer_state.global_step == 2 and of == "reward":
+            rewards[1] = math.inf
+        return rewards
+
+    callbacks = [Watch(), *([At(3, spoil_gradient_once)] if of == "gradient" else [])]
+    keys = KEYS | {"num_iterations": 1, "nonfinite": "skip", "weight_decay": 0.1}
+    trainer = make_trainer(**keys, lora=lora, reward=reward, trainer_kwargs={"callbacks": callbacks})
+    trainer.train()
+    same = lambda a, b: all(torch.equal(seen[a][0][k], seen[b][0][k]) for k in seen[a][0])  # noqa: E731
+    assert same(2, 3) and not same(1, 2) and not same(3, 4)
+    assert [seen[step][1] for step in (2, 3, 4)] == [{2}, {2}, {3}]
+    rows = read_rows(trainer)
+    assert [row["nonfinite_skips"] for row in rows] == [0, 0, 1, 1, 1, 1]
+    (event,) = read_events(trainer, "nonfinite")
+    assert event["tensor"].startswith(GRADIENT if of == "gradient" else "advantages (a reward is not finite)")
+    assert (event["step_applied"], event["action"]) == (3, "skip")
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+
+
+def test_an_assertion_on_a_gpu_while_sampling(make_trainer):
+    """On a GPU `torch.multinomial` of NaN says no more than this."""
+    trainer = make_trainer(**KEYS)
+
+    def fail(*args):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    trainer._generate_single_turn = fail
+    with pytest.raises(NonFiniteError, match="at step 1: probabilities of the next token.*or an index.*sampling") as e:
+        trainer.train()
+    assert "device-side assert" in str(e.value.__cause__)
+
+
+def test_an_infinite_reward_stops_and_names_function_and_prompt(make_trainer):
+    def endless(completions, **kwargs):
+        return [math.inf] + [0.0] * (len(completions) - 1)
+
+    with pytest.raises(RewardError, match="'endless' returned inf for the prompt 'say"):
+        make_trainer(reward=endless).train()
+
+
+RECIPES = Path(__file__).parent.parent / "recipes" / "tiny" / "gamed"
+FILES = ("events.jsonl", "metrics.jsonl")
+
+
+def fired(series, gap=0.2):
+    """The places of a series of (gold, reward) at which a guard fires."""
+    guard = GuardGap(gap, "event", request=None)
+    return [place for place, values in enumerate(series) if guard.observe(*values) is not None]
+
+
+RISE = [(0.5, 0.5)] * WINDOW
+
+
+@pytest.mark.parametrize(
+    "after, places",
+    [
+        # One value of 0 among 20 lowers the average by 0.025, so the ninth passes 0.2: 9 · 0.025 = 0.225.
+        # After it has fired, the best is 0.275: a further fall of 0.2 takes as long.
+        ([(0.0, 0.9)] * 20, [WINDOW + 8, WINDOW + 17]),
+        ([(0.0, 0.5)] * 12, [WINDOW + 8]),  # a reward that stays counts as one that does not fall
+        ([(0.0, 0.4)] * 20, []),  # both fall: the policy got worse, and nothing was gamed
+        ([(0.4, 0.9)] * 40, []),  # a fall of 0.1
+        ([(0.9, 0.9)] * 40, []),
+        ([(None, 0.9)] * 40, []),
+    ],
+)
+def test_it_fires_when_gold_falls_and_the_reward_does_not(after, places):
+    assert fired(RISE + after) == places
+
+
+def test_its_memory_goes_on_in_another_process():
+    series = RISE + [(0.0, 0.9)] * 12
+    for cut in range(len(series)):
+        first, second = (GuardGap(0.2, "event", request=None) for _ in range(2))
+        before = [first.observe(*values) is not None for values in series[:cut]]
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())), {})
+        after = [second.observe(*values) is not None for values in series[cut:]]
+        assert [place for place, at in enumerate(before + after) if at] == fired(series)
+
+
+def test_gold_is_the_share_that_the_verifier_accepts(run):
+    quarter = constant(0.25, lambda completions, **columns: [i % 4 == 0 for i in range(len(completions))])
+    rows = read_rows(run(reward=quarter, max_steps=2), "metrics.jsonl")
+    assert [(row["gold"], row["reward"]) for row in rows] == [(0.25, 0.25)] * 2
+    assert all("gold" not in row for row in read_rows(run(reward=constant(0.25), max_steps=1), "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("action", ["event", "reset", "stop"])
+def test_a_run_whose_reward_is_gamed(run, monkeypatch, caplog, action):
+    monkeypatch.setattr("trl_prorl.guards.guard_gap.WINDOW", 2)
+    verdicts = iter([1.0, 1.0] + [0.0] * 20)
+    reward = constant(1.0, lambda completions, **columns: [next(verdicts)] * len(completions))
+    keys = {"beta": 0.1, "guard_gap": 0.6, "guard_gap_action": action, "num_iterations": 1, "save_strategy": "steps"}
+    with caplog.at_level(logging.WARNING):
+        trainer = run(reward=reward, max_steps=6, **keys)
+    events = read_rows(trainer, "events.jsonl")
+    # Averages of two steps: 1, 0.5 after step 3, 0 after step 4.
+    kinds = ["guard_gap", "reset"] if action == "reset" else ["guard_gap"]
+    assert [(event["event"], event["step_applied"]) for event in events] == [(kind, 4) for kind in kinds]
+    assert {"value": 1.0, "threshold": 0.6, "action": action}.items() <= events[0].items()
+    assert trainer.state.global_step == (4 if action == "stop" else 6)
+    assert "gamed" in caplog.text and (action != "reset" or events[1]["reason"] == "guard_gap")
+
+
+def test_it_needs_a_verifier(run):
+    with pytest.raises(ValueError, match="guard_gap=0.1 needs to know which completions are correct"):
+        run(guard_gap=0.1, max_steps=1)
+
+
+def test_sorting_by_inclusion_can_be_gamed_for_sure():
+    """The wrong answer `1 2 2` to `1 1 2` is paid in full; gold tells it."""
+    reward = task_reward(get_task("sorting", level=1, reward="inclusion_ordering"))
+    completions = [[{"role": "assistant", "content": text}] for text in ("1 2 2 3", "1 1 2 3")]
+    columns = {"answer": ["1 1 2 3"] * 2, "prompt": ["sort"] * 2}
+    assert reward(completions, **columns) == [1.0, 1.0]
+    assert reward.verifier(completions, **columns) == [False, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm, fires", [("plain", True), ("control", False)])
+def test_of_the_gamed_recipes_plain_is_caught_and_the_control_is_not(tmp_path, arm, fires):
+    main(argv=["--config", str(RECIPES / f"{arm}.yaml"), "--output_dir", str(tmp_path), "--report_to", "none"])
+    events, rows = (read_rows(tmp_path, file) for file in FILES)
+    assert [event["event"] for event in events if event["event"] == "guard_gap"][:1] == ["guard_gap"] * fires
+    gold, reward = [sum(row[key] for row in rows[-20:]) / 20 for key in ("gold", "reward")]
+    assert reward > 0.95 and (gold < 0.45 if fires else gold > 0.5)
+
+
+def test_a_collapse_is_told_once_and_again_only_after_a_recovery():
+    watch = EntropyWatch(floor=0.5, patience=2)
+    series = [0.4, 0.6, 0.4, None, 0.3, 0.2, 0.1, 0.5, 0.4, 0.4]
+    assert [watch.observe(value) for value in series] == [False] * 4 + [True] + [False] * 4 + [True]
+    again = EntropyWatch(floor=0.5, patience=2)
+    again.observe(0.1)
+    later = EntropyWatch(floor=0.5, patience=2)
+    later.load_state_dict(again.state_dict(), {})
+    assert later.observe(0.1)
+
+
+def test_it_is_an_event_and_may_stop_the_run(run):
+    for stop, steps in ((False, 6), (True, 3)):
+        trainer = run(max_steps=6, entropy_floor=100.0, entropy_patience=3, entropy_stop=stop, save_strategy="steps")
+        assert trainer.state.global_step == steps
+        (event,) = read_rows(trainer, "events.jsonl")
+        assert (event["event"], event["step_applied"], event["threshold"]) == ("entropy_collapse", 3, 100.0)
+        assert event["value"] < 100.0 and event["action"] == ("stop" if stop else "log")
+        if stop:
+            assert newest_complete(trainer.args.output_dir)[0].name == "checkpoint-3"
