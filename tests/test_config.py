@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from trl.trainer.base_config import _BaseConfig
 
 from trl_prorl import ProRLConfig
 from trl_prorl.launch.command_line import launcher_keys
@@ -59,12 +60,18 @@ def test_biased_gradients_warn_for_each_anchor_and_say_what_is_exact(keys, warne
     ],
 )
 def test_bf16_without_a_gpu_is_refused_with_its_key(monkeypatch, keys, begins):
-    monkeypatch.setattr("trl_prorl.refusals.is_torch_bf16_gpu_available", lambda: False)
+    for module in ("trl_prorl.refusals", "transformers.training_args"):
+        monkeypatch.setattr(f"{module}.is_torch_bf16_gpu_available", lambda: False)
     with pytest.raises(ValueError) as error:
         ProRLConfig(**keys)
     assert str(error.value).startswith(begins) and "false, and use_cpu: true" in str(error.value)
-    monkeypatch.setattr("trl_prorl.refusals.is_torch_bf16_gpu_available", lambda: True)
-    ProRLConfig(**{"bf16": False, "use_cpu": True})
+
+    def on_a_cpu(config, checked=_BaseConfig.__post_init__):  # as the fixture of TRL's own suite
+        config.use_cpu = True
+        checked(config)
+
+    monkeypatch.setattr(_BaseConfig, "__post_init__", on_a_cpu)
+    ProRLConfig(**keys)  # transformers accepts it
 
 
 @pytest.mark.parametrize("key", ["bf16", "fp16"])
