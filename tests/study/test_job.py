@@ -8,7 +8,7 @@ import pytest
 from study import runner as runner_module
 from study.frozen import commit_tables, frozen_commit, worktree
 from study.matrix import read_matrix
-from study.runner import Files, Options, Runner, make
+from study.runner import Files, Runner, make
 from trl_prorl.errors import InputError, RunError
 
 
@@ -89,7 +89,7 @@ blocks:
 
 
 def test_a_failure_is_told_and_the_others_go_on_until_all_fail(failing, capsys):
-    runner = Runner(failing, read_matrix(failing), read_matrix(failing), Options(jobs=1, commits=False))
+    runner = Runner(failing, read_matrix(failing), read_matrix(failing), jobs=1, commits=False)
     told = "3 runs failed. reverse_digits, plain, base seed 0, seed 1, 3 steps: error: beta=1"
     with pytest.raises(RunError, match=told):
         runner.run()  # of four: after three in a row the others would fail too
