@@ -25,6 +25,7 @@ from study.matrix import RunKey
 from study.runner import stopped
 from study.tables import CURVE_VALUES
 from trl_prorl.errors import RunError
+from trl_prorl.record.run_files import ELASTIC, RESET
 
 
 CHECKPOINTS = "checkpoint-*"
@@ -63,12 +64,8 @@ def curve_rows(run: Run) -> list[dict]:
 
 def prompt_rows(n: int, correct: list[int], greedy: list[int]) -> list[dict]:
     """A row for each held-out prompt, by place in the split."""
-    return (
-        pd.DataFrame({"n": n, "correct": correct, "greedy": greedy})
-        .rename_axis("prompt")
-        .reset_index()
-        .to_dict("records")
-    )
+    rows = pd.DataFrame({"n": n, "correct": correct, "greedy": greedy}).rename_axis("prompt")
+    return rows.reset_index().to_dict("records")
 
 
 def outcomes(passk: dict, of: str) -> tuple[dict[str, float], list[dict]]:

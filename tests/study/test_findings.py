@@ -247,11 +247,11 @@ def test_curves_and_forest(block, tables):
     figure = learning_curves(block, tables)
     assert len(figure.axes) == 2 and len(figure.axes[0].lines) == 5 and len(figure.axes[1].lines) == 4 + 1
     found = differences(block, tables)
-    picture = forest(block, found, look)
+    picture = forest(block, tables, found)
     assert len(picture.axes) == 2 and len({panel.get_xlim() for panel in picture.axes}) == 1
     assert all("B optimises a different objective" in one.get_supxlabel() for one in (figure, picture))
     assert "95 % t-intervals" in figure.get_supxlabel() and len(figure.axes[0].collections) == 5  # bands of five arms
-    assert learning_curves(block, Tables()) is None and forest(block, [], {}) is None
+    assert learning_curves(block, Tables()) is None and forest(block, tables, []) is None
 
 
 def test_a_run_that_stopped_has_no_reward_afterwards(tables, add):

@@ -1,7 +1,9 @@
 import json
 
+import pandas as pd
 import pytest
 
+from eval.run_folder import reading
 from eval.run_folder.reading import load_config, load_run
 from eval.run_folder.run import sort_runs
 from trl_prorl.errors import InputError
@@ -68,3 +70,34 @@ def test_an_evaluation_of_the_run_that_had_the_folder_before_is_not_this_runs(ma
     (folder / file).write_text(json.dumps({**content, "run_id": "1"}))
     with pytest.raises(InputError, match=f"{file}' is of another run, .* remove it"):
         load_run(folder)
+
+
+@pytest.mark.parametrize(
+    "rows, at_once",
+    [
+        ([{"step": 2, "a": 0.1 + 0.2, "b": True}, {"step": 1, "a": 1e-300, "b": False}], True),
+        ([{"step": 1, "a": 1}, {"step": 2, "c": 2.5}], True),  # what is missing is not measured
+        ([{"step": 1, "a": float("nan")}, {"step": 2, "a": 2**53 - 1}], True),
+        ([{"step": 1, "a": None}, {"step": 2, "a": True}], False),
+        ([{"step": 1, "a": float("inf")}], False),
+    ],
+)
+def test_a_record_read_at_once_is_what_its_lines_say(make_run, monkeypatch, rows, at_once):
+    folder = make_run("A", "A", rows)
+    assert (reading._plain_rows(folder / "metrics.jsonl") is not None) == at_once
+    found = load_run(folder).metrics
+    monkeypatch.setattr(reading, "_plain_rows", lambda path: None)
+    pd.testing.assert_frame_equal(found, load_run(folder).metrics, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"step": 1, "a": 9007199254740993}\n', '{"step": 1}\n\n{"step": 2}\n', '{"step": 1}\n{"st', ""),
+        *('{"step": 1}{"step": 2}\n{"step": 3}\n', '{"step": 1}\n{"step": 1}\n', '{"step": 1.0}\n'),
+        *('{"step": -1}\n', '{"a": 1}\n', '{"step": 1, "a": "2020-01-01"}\n', '{"step": 1, "a": [1]}\n'),
+    ],
+)
+def test_a_record_with_a_fault_is_read_line_by_line(tmp_path, text):
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert reading._plain_rows(tmp_path / "metrics.jsonl") is None
