@@ -277,8 +277,6 @@ def test_the_estimate_goes_by_family_and_steps():
     assert seconds_left([RunKey("sums", "A", 2, 2, 100)] * 4, finished, jobs=2) == 300
     assert seconds_left([RunKey("digits", "A", 2, 2, 1000)], finished, jobs=1) == 300  # by the step
     assert seconds_left([RunKey("other", "A", 2, 2, 10)], finished, jobs=1) == pytest.approx(11)
-    assert (
-        seconds_left([RunKey("sums", "A", 2, 2, 100)], frame(), jobs=1) is None and seconds_left([], frame(), 2) == 0
-    )
+    assert seconds_left([RunKey("sums", "A", 2, 2, 100)], frame(), 1) is None and seconds_left([], frame(), 2) == 0
     said = [clock(seconds) for seconds in (10, 90, 3600, 7530)]
     assert said == ["under a minute", "2 min", "1 h 00 min", "2 h 06 min"]

@@ -66,17 +66,9 @@ def test_what_is_trained_is_evaluated(job, how):
 @pytest.fixture
 def failing(study, git, monkeypatch):
     """A checkout of three arms, whose training is a process that fails with a line."""
-    root = study(
-        """
-evaluation: {prompts: 24, samples: 8, drift_samples: 2}
-blocks:
-  core:
-    families: [reverse_digits]
-    pairs: [[0, 1], [0, 2]]
-    steps: 3
-    arms: {plain: {}, A: {beta: 1.0, ref_reset_every: 2}}
-"""
-    )
+    root = study()
+    path = root / "recipes" / "study" / "matrix.yaml"
+    path.write_text(path.read_text().replace("[[0, 1]]", "[[0, 1], [0, 2]]"))
     script = root / "recipes" / "grpo_variantA.py"
     script.write_text("import sys\nprint('warning')\nprint('error: beta=1.0 is one too many')\nsys.exit(2)\n")
     (root / ".gitignore").write_text("runs/\n")
